@@ -21,11 +21,10 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
-from pipeplan.exports import target as written
-from pipeplan.exports.target import export_target as target_of
+from pipeplan.exports.target import export_files, export_target, write_export
 from pipeplan.from_options import OptionKeywords, build_problem
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.fewest_workers import fewest_workers
+from pipeplan.planning.fewest_workers import search_fewest_workers
 from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.solve import solve as solve_problem
 from pipeplan.problem.problem import Options, Problem
@@ -162,7 +161,7 @@ def solve(
     if not isinstance(cluster, Cluster):
         raise InputError(f"solve takes a cluster, as pipeplan.cluster({str(cluster)!r}) is one")
     settings = settings or Settings()
-    posed = build_problem(
+    built = build_problem(
         profile,
         cluster,
         minibatch=minibatch,
@@ -173,8 +172,8 @@ def solve(
         **options,
     )
     if fewest_workers_within is not None:
-        return fewest_workers(posed.problem, fewest_workers_within, settings).outcome
-    return solve_problem(posed.problem, settings)
+        return search_fewest_workers(built.problem, fewest_workers_within, settings).outcome
+    return solve_problem(built.problem, settings)
 
 
 def simulate(plan: Outcome | str | os.PathLike[str], minibatches: int | None = None) -> Simulated:
@@ -210,12 +209,12 @@ def render_launcher(
     The script lies in the plan folder unless `output` names another file. `settings` are the options that
     `pipeplan render KIND --help` lists, such as `partition="gpu"`. Raises `InputError`.
     """
-    plan, found = Path(folder), launcher_by_name(kind)
-    path = plan_folder.launch_file_path(plan, found, None, None if output is None else Path(output))
+    plan, launcher = Path(folder), launcher_by_name(kind)
+    path = plan_folder.launch_file_path(plan, launcher, None, None if output is None else Path(output))
     text = plan_folder.launch_file_text(
-        plan, found, settings, output=path, command=f"pipeplan.render_launcher({kind!r})"
+        plan, launcher, settings, output=path, command=f"pipeplan.render_launcher({kind!r})"
     )
-    plan_folder.write_launch_file(path, text, found, force=force)
+    plan_folder.write_launch_file(path, text, launcher, force=force)
     return path
 
 
@@ -225,15 +224,16 @@ def export(target: str, outcome: Outcome, folder: str | os.PathLike[str] | None 
     `target` is `torch-pipelining`, `torchtitan`, `megatron` or `deepspeed`. Either all files are written or none.
     Raises `InputError` for a plan that the trainer cannot express; `solve(..., target=...)` finds the best that it can.
     """
-    place = Path("plan") / target if folder is None else Path(folder)
-    written.write_export(place, written.export_files(target_of(target), outcome.problem, outcome.plan), force=force)
-    return place
+    output = Path("plan") / target if folder is None else Path(folder)
+    files = export_files(export_target(target), outcome.problem, outcome.plan)
+    write_export(output, files, force=force)
+    return output
 
 
 def _reference(build: Callable[[], object]) -> str:
     """A reference to a function by its file and name, with which other processes can load it."""
-    name, place = getattr(build, "__qualname__", ""), inspect.getmodule(build)
-    source = getattr(place, "__file__", None)
+    name, module = getattr(build, "__qualname__", ""), inspect.getmodule(build)
+    source = getattr(module, "__file__", None)
     if source is None or not name.isidentifier():
         raise InputError(
             f"{name or build!r} is not a function of a file, so that no worker could load it: give file.py:function"

@@ -61,22 +61,22 @@ class BuiltProblem:
     """All schedules tried, best first; empty unless the schedule was `auto`."""
     sizes: tuple[MinibatchChoice, ...] = ()
     """All minibatch sizes tried, best first; empty unless the minibatch was `auto`."""
-    aim: TargetedProblem | None = None
+    targeted: TargetedProblem | None = None
     """The trainer that the plan is for, if one was named."""
 
 
 def option_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `Options` that arguments of the command line set, by name of the field.
 
-    Arguments that were not given (None, False, or empty) and those that are not about `Options` are left out.
+    Arguments without a value (None, False, or empty) and those that are not about `Options` are left out.
     """
     names = {field.name for field in fields(Options)}
-    given = {name: value for name, value in arguments.items() if value is not None and value is not False}
-    found = {name: value for name, value in given.items() if name in names and value not in ("", ())}
+    set_arguments = {name: value for name, value in arguments.items() if value is not None and value is not False}
+    chosen = {name: value for name, value in set_arguments.items() if name in names and value not in ("", ())}
     for flag in FLAGS:
-        if flag in given:
-            found |= FLAGS[flag]
-    return found
+        if flag in set_arguments:
+            chosen |= FLAGS[flag]
+    return chosen
 
 
 def default_overlap(kind: str) -> float:
@@ -85,11 +85,11 @@ def default_overlap(kind: str) -> float:
     return 1.0 if kind == "cuda" else 0.0
 
 
-def options_for(kind: str, **fields_given: Any) -> Options:
-    """Options for devices of a kind, `cuda` or `cpu`, which decides the overlap unless that is given."""
-    if fields_given.get("overlap") is None:
-        fields_given["overlap"] = default_overlap(kind)
-    return Options(**fields_given)
+def options_for(kind: str, **chosen: Any) -> Options:
+    """Options for devices of a kind, `cuda` or `cpu`, which sets the default of the overlap."""
+    if chosen.get("overlap") is None:
+        chosen["overlap"] = default_overlap(kind)
+    return Options(**chosen)
 
 
 def build_problem(
@@ -123,15 +123,15 @@ def build_problem(
         sizes = [size.minibatch for size in profile.all_sizes] if minibatch == AUTO else [scaled.minibatch]
         options = options | {"accumulate": _minibatches_per_update(options.get("accumulate"), batch, sizes)}
     unrestricted = Problem(scaled, cluster, options_for(cluster.device.kind, **options))
-    aim = None if target is None else TargetedProblem(export_target(target), unrestricted)
-    problem = unrestricted if aim is None else aim.problem
+    targeted = None if target is None else TargetedProblem(export_target(target), unrestricted)
+    problem = unrestricted if targeted is None else targeted.problem
     if minibatch != AUTO:
-        return BuiltProblem(problem, aim=aim)
+        return BuiltProblem(problem, targeted=targeted)
     problem, tried = choose_minibatch(problem, maximum_cuts, batch)
-    if aim is not None:
+    if targeted is not None:
         chosen = replace(unrestricted.options, accumulate=problem.options.accumulate)
-        aim = replace(aim, free=replace(unrestricted, profile=problem.profile, options=chosen))
-    return BuiltProblem(problem, sizes=tuple(tried), aim=aim)
+        targeted = replace(targeted, unrestricted=replace(unrestricted, profile=problem.profile, options=chosen))
+    return BuiltProblem(problem, sizes=tuple(tried), targeted=targeted)
 
 
 def _minibatches_per_update(accumulate: int | None, batch: int, sizes: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""From what runs measured to a profile and a cluster that predict them: `pipeplan calibrate`, docs/calibrate.md.
+"""`pipeplan calibrate`: a profile and a cluster that predict the measured paces of runs. docs/calibrate.md.
 
 Reading a run folder is the task of `pipeplan.run_data`.
 """

@@ -45,7 +45,7 @@ def layer_times(
     order = {layer.name: index for index, layer in enumerate(profile.layers)}
     times_by_layer: dict[str, LayerTimes] = {}
     for stage, busy, speed, exposed in zip(run.plan.stages, run.stages, speeds, exposed_s, strict=True):
-        own = sorted((layers[name] for name in stage.layers), key=lambda layer: order[layer.name])
+        stage_layers = sorted((layers[name] for name in stage.layers), key=lambda layer: order[layer.name])
         passes = busy.forward_s + busy.backward_s
         rest = max(busy.own_s + busy.sync_s - exposed, (LEAST - 1.0) * passes)
         grown = 1.0 + rest / passes
@@ -54,15 +54,18 @@ def layer_times(
             backward = max(backward - forward, LEAST * backward)
         share = run.options.update_share
         update = busy.update_s * speed / share if share else 0.0
-        forwards = _parts(own, forward, lambda layer: layer.forward_s)
-        backwards = _parts(own, backward, lambda layer: layer.backward_s)
-        updates = _parts(own, update, lambda layer: layer.update_s, lambda layer: layer.parameter_bytes)
+        forwards = _parts(stage_layers, forward, lambda layer: layer.forward_s)
+        backwards = _parts(stage_layers, backward, lambda layer: layer.backward_s)
+        updates = _parts(stage_layers, update, lambda layer: layer.update_s, lambda layer: layer.parameter_bytes)
         # The last stage reads for the targets, which the loss needs, its last layer.
         forwards[-1 if stage is run.plan.stages[-1] and len(run.plan.stages) > 1 else 0] += busy.load_s * speed
-        for layer, *times in zip(own, forwards, backwards, updates, strict=True):
+        for layer, *times in zip(stage_layers, forwards, backwards, updates, strict=True):
             times_by_layer[layer.name] = LayerTimes(*times)
     if run.plan.inference:  # an inference measures forward passes only
-        return {name: replace(_times(layers[name]), forward_s=one.forward_s) for name, one in times_by_layer.items()}
+        return {
+            name: replace(_times(layers[name]), forward_s=measured.forward_s)
+            for name, measured in times_by_layer.items()
+        }
     return times_by_layer
 
 
@@ -72,10 +75,10 @@ def _times(layer: Layer) -> LayerTimes:
 
 def stretched_times(times: Mapping[str, LayerTimes], slack: float, *, inference: bool) -> dict[str, LayerTimes]:
     """All times multiplied by `slack`; with inference only the forward times, which it measures."""
-    rest = 1.0 if inference else slack
+    other_slack = 1.0 if inference else slack
     return {
-        name: LayerTimes(one.forward_s * slack, one.backward_s * rest, one.update_s * rest)
-        for name, one in times.items()
+        name: LayerTimes(measured.forward_s * slack, measured.backward_s * other_slack, measured.update_s * other_slack)
+        for name, measured in times.items()
     }
 
 
@@ -121,11 +124,11 @@ def _layer(layer: Layer, times: LayerTimes) -> Layer:
 
 def _size(size: Size, profile: Profile, times: Mapping[str, LayerTimes]) -> Size:
     layers = []
-    for layer, own in zip(size.layers, profile.layers, strict=True):
+    for layer, profiled in zip(size.layers, profile.layers, strict=True):
         new = times[layer.name]
         scaled = LayerTimes(
-            layer.forward_s * _ratio(new.forward_s, own.forward_s),
-            layer.backward_s * _ratio(new.backward_s, own.backward_s),
+            layer.forward_s * _ratio(new.forward_s, profiled.forward_s),
+            layer.backward_s * _ratio(new.backward_s, profiled.backward_s),
             # The step does not depend on the size of a minibatch.
             new.update_s,
         )

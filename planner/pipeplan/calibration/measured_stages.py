@@ -1,9 +1,8 @@
-"""The measured times of a run's stages, read from its summary and checked against its plan.
+"""The measured times of a run's stages, read from its summary and its workers' metrics, and checked against its plan.
 
-The time for which the transfer of an all-reduce holds a stage up, from the metrics of its workers.
-
-The last replica to join an all-reduce waits only for the transfer. So the least waiting time of the replicas at an
-update is the time of the transfer. The other replicas also wait for slower replicas, which is not due to a link.
+An all-reduce holds a stage up for the time of its transfer. The last replica to join waits only for the transfer, so
+that time is the least waiting time of the replicas at an update. The other replicas also wait for slower replicas,
+which is not due to a link.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ from pipeplan.util.files import Node
 
 FILLING = 2
 """Updates at the beginning of an epoch that are left out."""
+FEWEST = 10
+"""Fewest steady-state minibatches of the last stage for which a pace counts as measured."""
 
 
 def hides_allreduce(plan: Plan, index: int) -> bool:
@@ -71,10 +72,6 @@ def _lines(path: Path) -> Iterator[tuple[int, int, float]]:
             continue
         if 0 <= sync_s < math.inf:
             yield epoch, minibatch, sync_s
-
-
-FEWEST = 10
-"""Fewest steady-state minibatches of the last stage for which a pace counts as measured."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +176,7 @@ def median_run(runs: Sequence[ObservedRun]) -> ObservedRun:
     count = range(len(first.stages))
     stages = [
         BusyTimes(
-            *(statistics.median(getattr(run.stages[index], one.name) for run in runs) for one in fields(BusyTimes))
+            *(statistics.median(getattr(run.stages[index], field.name) for run in runs) for field in fields(BusyTimes))
         )
         for index in count
     ]
@@ -206,9 +203,9 @@ def _busy(node: Node, inference: bool, shared: bool) -> tuple[BusyTimes, float]:
         node.fail("`cpu_s` and `other_s` are missing: the run is of an older version, so run it again")
     forward = node["forward_s"]["measured"]
     needed = [forward] if inference else [forward, node["backward_s"]["measured"]]
-    for one in needed:
-        if one.number() <= 0:
-            one.fail("measured no time at all: there is nothing to calibrate by, so run it again")
+    for field in needed:
+        if field.number() <= 0:
+            field.fail("measured no time at all: there is nothing to calibrate by, so run it again")
     busy = BusyTimes(
         forward_s=forward.number(),
         backward_s=0.0 if inference else node["backward_s"]["measured"].number(),

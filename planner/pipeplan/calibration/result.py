@@ -63,7 +63,7 @@ def _ratio(measured: float, before: float) -> float | None:
     return measured / before if before > 0 else None
 
 
-def profile_of(found: Calibrated, runs: Sequence[ObservedRun], before: Profile) -> Profile:
+def profile_of(calibrated: Calibrated, runs: Sequence[ObservedRun], before: Profile) -> Profile:
     """The new profile, with the calibration in its provenance."""
     old = before.provenance
     notes = [note for note in old.notes if not note.startswith(MARK)]
@@ -75,7 +75,7 @@ def profile_of(found: Calibrated, runs: Sequence[ObservedRun], before: Profile) 
             f"{MARK}run {row.run}, stage {row.stage} ({row.layers[0]} … {row.layers[-1]}): {factors or 'new'}, "
             f"and {row.own_s * 1e3:.3g} ms besides{also}"
         )
-    notes.append(f"{MARK}all layers × {found.slack:.4g}, for the time in which stages wait for each other")
+    notes.append(f"{MARK}all layers × {calibrated.slack:.4g}, for the time in which stages wait for each other")
     how = f"spread over the layers of each stage in proportion to a profile that was {old.kind}"
     how += f" ({old.how})" if old.how else ""
     provenance = replace(
@@ -87,22 +87,22 @@ def profile_of(found: Calibrated, runs: Sequence[ObservedRun], before: Profile) 
         repeats=min(run.minibatches for run in runs),
         notes=tuple(notes),
     )
-    return replace(found.profile, provenance=provenance)
+    return replace(calibrated.profile, provenance=provenance)
 
 
-def cluster_of(found: Calibrated, runs: Sequence[ObservedRun]) -> Cluster:
+def cluster_of(calibrated: Calibrated, runs: Sequence[ObservedRun]) -> Cluster:
     """The new cluster. The sources of its levels name the fitted efficiencies."""
     levels = []
-    for level in found.cluster.levels:
+    for level in calibrated.cluster.levels:
         sources = [level.source.partition(MARK)[0].removesuffix("; ")]
-        for fitted in found.fitted:
+        for fitted in calibrated.fitted:
             if fitted.level == level.name and abs(fitted.after - fitted.before) > _NEW:
                 sources.append(f"{MARK}{fitted.operation} of run {runs[-1].name}, {fitted.why}")
         levels.append(replace(level, source="; ".join(part for part in sources if part)))
-    return replace(found.cluster, levels=tuple(levels))
+    return replace(calibrated.cluster, levels=tuple(levels))
 
 
-def calibration_document(found: Calibrated, runs: Sequence[ObservedRun], before: Profile) -> dict[str, Any]:
+def calibration_document(calibrated: Calibrated, runs: Sequence[ObservedRun], before: Profile) -> dict[str, Any]:
     """The document that `pipeplan calibrate --json` prints."""
     return {
         "format": "pipeplan-calibration",
@@ -116,10 +116,10 @@ def calibration_document(found: Calibrated, runs: Sequence[ObservedRun], before:
                 "measured_s": run.pace_s,
                 "calibrated_s": pace,
             }
-            for run, pace in zip(runs, found.paces_s, strict=True)
+            for run, pace in zip(runs, calibrated.paces_s, strict=True)
         ],
         "stages": [vars(row) | {"layers": list(row.layers)} for row in calibrated_stages(runs, before)],
-        "links": [vars(fitted) for fitted in found.fitted],
-        "slack": found.slack,
-        "unexplained": found.unexplained,
+        "links": [vars(fitted) for fitted in calibrated.fitted],
+        "slack": calibrated.slack,
+        "unexplained": calibrated.unexplained,
     }

@@ -2,13 +2,9 @@
 
 A certificate lists all spaces of plans; a space consists of the pipelines inside one component of a level of the
 cluster, repeated in all its components. For each space it claims that no pipeline has every resource within some
-threshold. `closure` checks this claim. This module checks that no space is missing and that the thresholds together
-imply that no plan is faster than the stated bound.
-
-Checks that the states of a certificate are closed under adding a stage in front.
-
-Wherever a stage that keeps within the threshold may stand in front of a state, the resulting state must be covered by a
-state of the certificate. docs/check.md has the rules, and the proof that they exclude every faster pipeline.
+threshold. The claim is checked by closure: wherever a stage that keeps within the threshold may stand in front of a
+state, the resulting state must be covered by a state of the certificate. The module also checks that no space is
+missing and that the thresholds together imply that no plan is faster than the stated bound.
 """
 
 from __future__ import annotations
@@ -20,22 +16,117 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker import figures
-from pipeplan.checker import states as dominance
 from pipeplan.checker.ddp_overlap import least_single_stage_pace, waits_for_update
 from pipeplan.checker.document import DOUBLE_BUFFERED, FORWARD_ONLY, STASHING, VERTICAL, PlanDocument
 from pipeplan.checker.model import CheckedModel, Flags, Floats
 from pipeplan.checker.network import UniformRates
 from pipeplan.checker.shared_cards import shared_cores_bound_s
-from pipeplan.checker.states import CertificateStates
+from pipeplan.checker.states import CertificateStates, dominated_states
 from pipeplan.checker.transitions import StageCandidates, Transitions
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 from pipeplan.util.units import show_time
 
 Ints = NDArray[np.intp]
-
 LARGEST_TABLE = 1 << 27
 """Largest number of entries of the table of demands, about 1 GiB."""
+LARGEST_TOLERANCE = 1e-6
+"""Largest relative tolerance that a certificate may state."""
+AGREEMENT = 1e-6
+"""Relative difference within which the bounds of two solvers are equal."""
+SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, FORWARD_ONLY)
+"""Schedules for which a certificate can be checked."""
+
+
+@dataclass(frozen=True)
+class CertifiedSpace:
+    """A space of plans: one pipeline in each of the `copies` components of a level."""
+
+    level: int
+    copies: int
+
+
+def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None:
+    """A sentence on the bound that the certificate proves; None where there is no certificate.
+
+    Raises an `InputError` where the certificate cannot be checked or is wrong.
+    """
+    node = document.root.get("certificate")
+    if node is None:
+        return None
+    if document.schedule not in SCHEDULES:
+        node.fail(f"no certificate can be checked for the schedule {document.schedule}")
+    if not document.cluster.uniform:
+        node.fail("no certificate can be checked where servers differ")
+    tolerance = node["tolerance"].number()
+    if tolerance > LARGEST_TOLERANCE:
+        node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
+    spaces, claims = _spaces(document), set()
+    # The certificate may leave out plans of one stage; then these are evaluated one by one here.
+    several = (mark.boolean() if (mark := node.get("several")) else False) and waits_for_update(document)
+    copied = [(space.copies, document.cluster.workers // space.copies) for space in spaces if space.copies > 1]
+    bound, states = least_single_stage_pace(document, model, copied) if several else math.inf, 0
+    for entry in node["spaces"].items():
+        space = CertifiedSpace(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
+        stages = only.integer(minimum=1) if (only := entry.get("stages")) else None
+        if space not in spaces or (space, stages) in claims:
+            entry.fail(f"there is no such space of plans, or it is listed twice: {_describe(space)}")
+        claims.add((space, stages))
+        restricted = replace(_with_stages(document, stages), several=several)
+        proven, checked = _check_space(restricted, model, entry, space, tolerance)
+        bound, states = min(bound, proven), states + checked
+    for space in spaces:
+        if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
+            node["spaces"].fail(f"nothing is claimed of {_describe(space)}, or not of all numbers of stages")
+    bound = max(bound, shared_cores_bound_s(document, model))
+    claimed = node.get("bound_s")
+    least = claimed.number() if claimed else document.pace_s
+    if bound < least * (1 - 2 * tolerance):
+        node.fail(f"it shows only that no plan takes less than {bound!r} s, not {least!r} s")
+    stated = document.root.get("bound_s")
+    if stated and stated.number() > bound * (1 + AGREEMENT):
+        stated.fail(f"stated {stated.number()!r}, the certificate shows {bound!r}")
+    gap = 1 - bound / document.pace_s
+    if gap > 2 * tolerance:
+        return f"no plan takes less than {show_time(bound)}, {gap:.2%} below this one; states checked: {states}"
+    return f"no plan is faster by more than {2 * tolerance:.0e} of the pace; states checked: {states}"
+
+
+def _check_space(
+    document: PlanDocument, model: CheckedModel, entry: Node, space: CertifiedSpace, tolerance: float
+) -> tuple[float, int]:
+    """The pace that no plan of a space beats, in seconds per minibatch, and the number of states that were checked."""
+    among = _among(document, model, space)
+    synchronisation = among / (document.accumulate or 1 if document.accumulates else space.copies)
+    if (floor := entry.get("floor_s")) is not None:
+        if floor.number() > synchronisation * (1 + tolerance):
+            floor.fail(
+                f"the copies of the pipeline synchronise in {synchronisation!r} s, {floor.number()!r} is claimed"
+            )
+        return floor.number(), 0
+    threshold = entry["threshold_s"].number() * (1 - tolerance)
+    checked = check_closure(document, model, entry, space.level, space.copies, threshold, among)
+    return float(figures.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap)), checked
+
+
+def check_closure(
+    document: PlanDocument, model: CheckedModel, entry: Node, level: int, copies: int, threshold: float, among_s: float
+) -> int:
+    """Check the states of one space of plans, and return their number.
+
+    `threshold`, in seconds per minibatch of one copy, is the pace that no pipeline may reach; `among_s` is the time of
+    one all-reduce among the copies. Raises an `InputError` that names a stage which completes a faster plan, or leads
+    to a state that the certificate does not cover.
+    """
+    steps = Transitions.of(document, model, level, copies, threshold, among_s)
+    states = CertificateStates.of(entry, steps, document.options)
+    closure = _Closure(entry, steps, states, document.several, _least_demand(steps, states))
+    for cut in np.unique(states.cut):
+        at_cut = np.flatnonzero(states.cut == cut)
+        stretch = steps.behind(int(cut), states.first[at_cut])
+        for state in at_cut:
+            _check_state(closure, stretch, int(state))
+    return len(states.cut)
 
 
 @dataclass(frozen=True)
@@ -50,26 +141,6 @@ class _Closure:
     least: Floats
     """The least demand among the states that dominate a state, an array indexed by the state's cut, first worker,
     level, stages, busy workers and replicas; infinite where there is none."""
-
-
-def check_closure(
-    document: PlanDocument, model: CheckedModel, entry: Node, level: int, copies: int, threshold: float, among_s: float
-) -> int:
-    """Check the states of one space of plans, and return their number.
-
-    `threshold`, in seconds per minibatch of one copy, is the pace that no pipeline may reach; `among_s` is the time of
-    one all-reduce among the copies. Raises an `InputError` that names a stage which completes a faster plan, or leads
-    to a state that the certificate does not cover.
-    """
-    steps = Transitions.of(document, model, level, copies, threshold, among_s)
-    states = CertificateStates.of(entry, steps, document.asked)
-    closure = _Closure(entry, steps, states, document.several, _least_demand(steps, states))
-    for cut in np.unique(states.cut):
-        at_cut = np.flatnonzero(states.cut == cut)
-        stretch = steps.behind(int(cut), states.first[at_cut])
-        for state in at_cut:
-            _check_state(closure, stretch, int(state))
-    return len(states.cut)
 
 
 @dataclass(frozen=True)
@@ -151,7 +222,7 @@ def _least_demand(steps: Transitions, states: CertificateStates) -> Floats:
     for state in np.flatnonzero(states.cut < len(steps.cuts) - 1):
         key = int(states.first[state]), int(states.span[state])
         if key not in known:
-            known[key] = dominance.dominated_states(steps.rates, key)
+            known[key] = dominated_states(steps.rates, key)
         stages, busy = int(states.stages[state]), int(states.busy[state])
         behind = slice(stages, stages + 1 if states.same_stages else None)
         replicas = slice(int(states.replicas[state]) + 1 if states.counts_replicas else None)
@@ -160,111 +231,32 @@ def _least_demand(steps: Transitions, states: CertificateStates) -> Floats:
     return least
 
 
-LARGEST_TOLERANCE = 1e-6
-"""Largest relative tolerance that a certificate may state."""
-AGREEMENT = 1e-6
-"""Relative difference within which the bounds of two solvers are equal."""
-SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, FORWARD_ONLY)
-"""Schedules for which a certificate can be checked."""
-
-
-@dataclass(frozen=True)
-class CertifiedSpace:
-    """A space of plans: one pipeline in each of the `copies` components of a level."""
-
-    level: int
-    copies: int
-
-
-def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None:
-    """A sentence on the bound that the certificate proves; None where there is no certificate.
-
-    Raises an `InputError` where the certificate cannot be checked or is wrong.
-    """
-    node = document.root.get("certificate")
-    if node is None:
-        return None
-    if document.schedule not in SCHEDULES:
-        node.fail(f"no certificate can be checked for the schedule {document.schedule}")
-    if not document.cluster.uniform:
-        node.fail("no certificate can be checked where servers differ")
-    tolerance = node["tolerance"].number()
-    if tolerance > LARGEST_TOLERANCE:
-        node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
-    spaces, claims = _spaces(document), set()
-    # The certificate may leave out plans of one stage; then these are evaluated one by one here.
-    several = (mark.boolean() if (mark := node.get("several")) else False) and waits_for_update(document)
-    copied = [(space.copies, document.cluster.workers // space.copies) for space in spaces if space.copies > 1]
-    bound, states = least_single_stage_pace(document, model, copied) if several else math.inf, 0
-    for entry in node["spaces"].items():
-        space = CertifiedSpace(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
-        stages = only.integer(minimum=1) if (only := entry.get("stages")) else None
-        if space not in spaces or (space, stages) in claims:
-            entry.fail(f"there is no such space of plans, or it is listed twice: {_describe(space)}")
-        claims.add((space, stages))
-        asked = replace(_with_stages(document, stages), several=several)
-        proven, checked = _check_space(asked, model, entry, space, tolerance)
-        bound, states = min(bound, proven), states + checked
-    for space in spaces:
-        if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
-            node["spaces"].fail(f"nothing is claimed of {_describe(space)}, or not of all numbers of stages")
-    bound = max(bound, shared_cores_bound_s(document, model))
-    claimed = node.get("bound_s")
-    least = claimed.number() if claimed else document.pace_s
-    if bound < least * (1 - 2 * tolerance):
-        node.fail(f"it shows only that no plan takes less than {bound!r} s, not {least!r} s")
-    stated = document.root.get("bound_s")
-    if stated and stated.number() > bound * (1 + AGREEMENT):
-        stated.fail(f"stated {stated.number()!r}, the certificate shows {bound!r}")
-    gap = 1 - bound / document.pace_s
-    if gap > 2 * tolerance:
-        return f"no plan takes less than {show_time(bound)}, {gap:.2%} below this one; states checked: {states}"
-    return f"no plan is faster by more than {2 * tolerance:.0e} of the pace; states checked: {states}"
-
-
-def _check_space(
-    document: PlanDocument, model: CheckedModel, entry: Node, space: CertifiedSpace, tolerance: float
-) -> tuple[float, int]:
-    """The pace that no plan of a space beats, in seconds per minibatch, and the number of states that were checked."""
-    among = _among(document, model, space)
-    synchronisation = among / (document.accumulate or 1 if document.accumulates else space.copies)
-    if (floor := entry.get("floor_s")) is not None:
-        if floor.number() > synchronisation * (1 + tolerance):
-            floor.fail(
-                f"the copies of the pipeline synchronise in {synchronisation!r} s, {floor.number()!r} is claimed"
-            )
-        return floor.number(), 0
-    threshold = entry["threshold_s"].number() * (1 - tolerance)
-    checked = check_closure(document, model, entry, space.level, space.copies, threshold, among)
-    return float(figures.overlapped_s(threshold / space.copies, synchronisation, document.asked.overlap)), checked
-
-
 def _spaces(document: PlanDocument) -> list[CertifiedSpace]:
     """All spaces of plans: the whole cluster, and every level whose components have enough workers for a pipeline."""
     cluster = document.cluster
     spaces = [CertifiedSpace(len(cluster.levels), 1)]
     spans = UniformRates.of(cluster).spans
     for level in range(len(cluster.levels) - 1, 0, -1):
-        enough = spans[level] >= max(2, document.asked.stages or 1)
+        enough = spans[level] >= max(2, document.options.stages or 1)
         # A level that joins one component has the same components as the one inside it.
-        if document.asked.allow_copies and enough and spans[level] < spans[spaces[-1].level]:
+        if document.options.allow_copies and enough and spans[level] < spans[spaces[-1].level]:
             spaces.append(CertifiedSpace(level, cluster.workers // spans[level]))
     return spaces
 
 
 def _with_stages(document: PlanDocument, stages: int | None) -> PlanDocument:
     """The document with the options changed to ask for exactly so many stages."""
-    return document if stages is None else replace(document, asked=replace(document.asked, stages=stages))
+    return document if stages is None else replace(document, options=replace(document.options, stages=stages))
 
 
 def _numbers(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> range:
     """All numbers of stages that plans of a space may have."""
-    asked = document.asked
-    if asked.stages is not None:
-        return range(asked.stages, asked.stages + 1)
+    options = document.options
+    if options.stages is not None:
+        return range(options.stages, options.stages + 1)
     workers = document.cluster.workers // space.copies
-    most = min(len(model.blocks), workers, asked.max_stages or workers)
-    return range(max((stage for _, stage in asked.pins), default=1), most + 1)
+    most = min(len(model.blocks), workers, options.max_stages or workers)
+    return range(max((stage for _, stage in options.pins), default=1), most + 1)
 
 
 def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> float:

@@ -20,7 +20,7 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 
 def waits_for_update(document: PlanDocument) -> bool:
     """Whether plans of one stage are charged with the wait for their update, by the schedule and the options."""
-    return not document.inference and not document.accumulates and document.asked.contention
+    return not document.inference and not document.accumulates and document.options.contention
 
 
 def least_single_stage_pace(document: PlanDocument, model: CheckedModel, copied: Sequence[tuple[int, int]]) -> float:
@@ -29,18 +29,18 @@ def least_single_stage_pace(document: PlanDocument, model: CheckedModel, copied:
     `copied` lists (components, workers in each) for every level whose components may each hold a copy of the stage.
     The result is infinite where there is no such plan.
     """
-    asked, total = document.asked, document.cluster.workers
-    if asked.stages not in (None, 1) or any(stage != 1 for _, stage in asked.pins):
+    options, total = document.options, document.cluster.workers
+    if options.stages not in (None, 1) or any(stage != 1 for _, stage in options.pins):
         return math.inf
     least = math.inf
-    for workers, copies in _placements(asked.max_replicas or total, total, copied):
-        if len(workers) > (asked.max_workers or total):
+    for workers, copies in _placements(options.max_replicas or total, total, copied):
+        if len(workers) > (options.max_workers or total):
             continue
-        for recompute in (False, True) if asked.recompute and asked.memory else (False,):
+        for recompute in (False, True) if options.recompute and options.memory else (False,):
             stage = CheckedStage(model.names, workers, 1, 1, recompute)
             alone = replace(document, stages=(stage,), copies=copies)
             (figure,) = stage_figures(alone, model)
-            if not asked.memory or figure.memory_bytes <= document.cluster.device.memory_bytes:
+            if not options.memory or figure.memory_bytes <= document.cluster.device.memory_bytes:
                 least = min(least, ddp_pace(alone, model, (figure,)))
     return least
 
@@ -63,7 +63,7 @@ def ddp_pace(document: PlanDocument, model: CheckedModel, stages: Sequence[Stage
     stage, workers = stages[0], document.stages[0].workers
     exposed = exposed_allreduce_s(document, model)
     hidden = max(0.0, stage.group_s - exposed)
-    return (stage.pass_s + exposed + (1.0 - document.asked.overlap) * hidden) / len(workers)
+    return (stage.pass_s + exposed + (1.0 - document.options.overlap) * hidden) / len(workers)
 
 
 def exposed_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:

@@ -61,7 +61,7 @@ class PlanDocument:
     """Digest of the profile that the plan was made from."""
     minibatch: int
     cluster: Cluster
-    asked: CheckedOptions
+    options: CheckedOptions
     stages: tuple[CheckedStage, ...]
     copies: int
     inference: bool
@@ -106,7 +106,7 @@ class PlanDocument:
             digest=root["profile"]["digest"].text(),
             minibatch=root["profile"]["minibatch"].integer(minimum=1),
             cluster=_cluster(root["cluster"]),
-            asked=_asked(root["options"]),
+            options=_options(root["options"]),
             stages=tuple(_stage(node) for node in plan["stages"].items()),
             copies=plan["copies"].integer(minimum=1),
             inference=inference,
@@ -127,7 +127,7 @@ def _stage(node: Node) -> CheckedStage:
     )
 
 
-def _asked(node: Node) -> CheckedOptions:
+def _options(node: Node) -> CheckedOptions:
     overlap = node["overlap"]
     if overlap.number() > 1:
         overlap.fail(f"expected at most 1, found {overlap.number():g}")

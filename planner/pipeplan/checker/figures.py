@@ -1,10 +1,7 @@
-"""The formulas of docs/cost-model.md, implemented independently of `pipeplan.cost.formulas`.
+"""Times, traffic and memory of the stages of a plan, from its lists of layers and workers.
 
-All functions accept scalars or NumPy arrays. Times are seconds, sizes bytes, bandwidths bytes/s.
-
-Times, traffic and memory of the stages of a plan, from its lists of layers and workers.
-
-An independent implementation of docs/cost-model.md; it shares no code with `pipeplan.cost.formulas`.
+An independent implementation of docs/cost-model.md, which shares no code with `pipeplan.cost`. All formulas accept
+scalars or NumPy arrays. Times are seconds, sizes bytes, bandwidths bytes/s.
 """
 
 from __future__ import annotations
@@ -146,7 +143,7 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
     hops, lanes = [FREE], 1
     if not last:
         hops = [network.among([*document.of_copy(c, index), *document.of_copy(c, index + 1)]) for c in range(copies)]
-        if document.asked.boundary == "parallel":
+        if document.options.boundary == "parallel":
             lanes = min(replicas, len(document.stages[index + 1].workers) // copies)
     saved = float(model.saved[inside].sum())
     minibatch = received + (0.0 if stage.recompute else saved + sent)

@@ -1,8 +1,7 @@
 """The layers of a profile with their costs, as bit sets: the blocks that no cut separates, all cuts, and the traffic.
 
-Bit i of a set, counted from the least significant, stands for layer i in the profile's order.
-
-Sums of costs over the layers inside every cut, and the traffic across it; a stage's sums are differences of two.
+Bit i of a set, counted from the least significant, stands for layer i in the profile's order. `Totals` sums costs over
+the layers inside every cut, so that a stage's sums are differences of two.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class CheckedModel:
         return forward, backward
 
 
-def checked_model(profile: Profile, asked: CheckedOptions, *, inference: bool, update_every: int = 1) -> CheckedModel:
+def checked_model(profile: Profile, options: CheckedOptions, *, inference: bool, update_every: int = 1) -> CheckedModel:
     """The model of a profile, for training or for inference (no backward pass, no gradients, no saved activations).
 
     `update_every` is the number of minibatches per update where all stages have it in common, otherwise 1. Raises an
@@ -112,9 +111,13 @@ def checked_model(profile: Profile, asked: CheckedOptions, *, inference: bool, u
         )
         for tensor in profile.tensors
     )
-    groups = [*profile.together, *asked.together]
-    groups += [(edge.producer, *edge.consumers) for edge in profile.tensors if edge.producer in asked.no_cut_after]
-    for name in (*(name for group in groups for name in group), *asked.no_cut_after, *(pin for pin, _ in asked.pins)):
+    groups = [*profile.together, *options.together]
+    groups += [(edge.producer, *edge.consumers) for edge in profile.tensors if edge.producer in options.no_cut_after]
+    for name in (
+        *(name for group in groups for name in group),
+        *options.no_cut_after,
+        *(pin for pin, _ in options.pins),
+    ):
         if name not in position:
             raise InputError(f"the options name a layer that the profile does not have: {name!r}")
     blocks, needs = _blocks(len(layers), edges, [[position[name] for name in group] for group in groups])
@@ -186,8 +189,8 @@ class Totals:
     @property
     def busier(self) -> Floats:
         """Bytes that cross the cut in the busier direction."""
-        found: Floats = np.maximum(self.sent, self.returned)
-        return found
+        busier: Floats = np.maximum(self.sent, self.returned)
+        return busier
 
     @staticmethod
     def of(model: CheckedModel, limit: int) -> Totals:
@@ -215,6 +218,6 @@ class Totals:
         return np.flatnonzero(subsets)
 
     def holds(self, cuts: NDArray[np.intp], layer: int) -> NDArray[np.bool_]:
-        """Which of some cuts contain a layer."""
-        found: NDArray[np.bool_] = self.packed[cuts, layer // 8] >> (7 - layer % 8) & 1 == 1
-        return found
+        """Flags of the cuts, among some, that contain a layer."""
+        contains: NDArray[np.bool_] = self.packed[cuts, layer // 8] >> (7 - layer % 8) & 1 == 1
+        return contains

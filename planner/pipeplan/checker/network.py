@@ -1,7 +1,4 @@
-"""The links of a uniform or heterogeneous cluster: the rates inside every component, and of every network card.
-
-The rates of every level of a uniform cluster, and the level that joins two workers.
-"""
+"""The links of a cluster: the rates inside every component and of every network card, and of the levels if uniform."""
 
 from __future__ import annotations
 
@@ -16,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.cluster_data.cluster import Cluster, Level
+
+Floats = NDArray[np.float64]
 
 
 class LinkRates(NamedTuple):
@@ -102,9 +101,6 @@ def _card(cluster: Cluster, number: int, level: Level, component: int, which: in
 def _slowest(links: Sequence[LinkRates]) -> LinkRates:
     message, allreduce, latency = zip(*links, strict=True)
     return LinkRates(min(message), min(allreduce), max(latency))
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

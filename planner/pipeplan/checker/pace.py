@@ -9,9 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pipeplan.checker import figures as formulas
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, GPIPE, PlanDocument
-from pipeplan.checker.figures import StageFigures
+from pipeplan.checker.figures import StageFigures, group_wait, in_flight_depth, overlapped_s
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,12 @@ def steady_pace(document: PlanDocument, figures: Sequence[StageFigures], among_s
         exchange = stage.allreduce_s / interval
         slowest = max(
             slowest,
-            float(formulas.overlapped_s(stage.pass_s / stage.replicas, exchange, document.asked.overlap)),
+            float(overlapped_s(stage.pass_s / stage.replicas, exchange, document.options.overlap)),
             stage.busier_s / stage.lanes,
             0.0 if document.inference else _depth_pace(document, figures, index, among_s),
         )
     among = among_s / update_interval(document)
-    return float(formulas.overlapped_s(slowest / document.copies, among, document.asked.overlap))
+    return float(overlapped_s(slowest / document.copies, among, document.options.overlap))
 
 
 def batch_parts(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> BatchParts:
@@ -133,11 +132,11 @@ def _sustained(document: PlanDocument, figures: Sequence[StageFigures], index: i
     def wait(stage: StageFigures, pace: float) -> float:
         if document.accumulates:
             return 0.0
-        return float(formulas.group_wait(stage.group_s, pace, stage.replicas, document.copies))
+        return float(group_wait(stage.group_s, pace, stage.replicas, document.copies))
 
     def suffices(pace: float) -> bool:
         demand = following.depth * following.replicas + wait(following, pace)
-        depth = formulas.in_flight_depth(demand, wait(current, pace), current.transfer_s, pace, current.replicas)
+        depth = in_flight_depth(demand, wait(current, pace), current.transfer_s, pace, current.replicas)
         return bool(depth <= current.depth)
 
     return _smallest(suffices)

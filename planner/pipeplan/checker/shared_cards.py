@@ -55,7 +55,7 @@ def busiest_cores_s(document: PlanDocument, figures: Sequence[StageFigures]) -> 
     busy = dict.fromkeys(range(document.cluster.workers), 0.0)
     for stage, figure in zip(document.stages, figures, strict=True):
         count = len(stage.workers)
-        exposed = figure.group_s * (1.0 - document.asked.overlap)
+        exposed = figure.group_s * (1.0 - document.options.overlap)
         interval = document.accumulate if document.accumulates and document.accumulate else count
         for worker in stage.workers:
             busy[worker] = figure.pass_s / count + exposed / interval
@@ -72,7 +72,7 @@ def shared_cores_bound_s(document: PlanDocument, model: CheckedModel) -> float:
 
     0 where no cores are shared or contention is not charged.
     """
-    if not document.asked.contention:
+    if not document.options.contention:
         return 0.0
     speeds: dict[int, list[float]] = {}
     for worker in range(document.cluster.workers):

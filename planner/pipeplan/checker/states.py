@@ -1,6 +1,6 @@
-"""Reads the states of a certificate into arrays.
+"""Reads the states of a certificate into arrays, and decides which states dominate which others.
 
-Decides whether one state of a certificate dominates another. docs/check.md states the lemma and proves it.
+docs/check.md states the lemma on dominance and proves it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pipeplan.checker.transitions import Transitions
 from pipeplan.util.files import LARGEST, Node
 
 Ints = NDArray[np.intp]
-
 DEMAND_SLACK = 1e-14
 """Relative amount by which demands are lowered, so that a sum in another order does not exceed them."""
 
@@ -59,18 +58,18 @@ class CertificateStates:
     """(layer, stage counted from 1) for layers that must be in a given stage, where the number of stages is known."""
 
     @staticmethod
-    def of(entry: Node, steps: Transitions, asked: CheckedOptions) -> CertificateStates:
+    def of(entry: Node, steps: Transitions, options: CheckedOptions) -> CertificateStates:
         """Read the states of one space of plans. Raises an `InputError` where one is malformed or impossible."""
         cuts = _cuts(entry["cuts"], steps)
         rows, width = _rows(entry["states"])
         as_stated = entry["states"].value
-        most_stages = (asked.stages or asked.max_stages) if width > 4 else None
-        most_busy = asked.max_workers if width > 5 else None
+        most_stages = (options.stages or options.max_stages) if width > 4 else None
+        most_busy = options.max_workers if width > 5 else None
         if len(rows) and not (rows[:, 0] < len(cuts)).all():
             entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
         cut = cuts[rows[:, 0].astype(np.intp)]
         lanes = steps.parallel and width > 6
-        same = most_stages is not None and asked.stages is not None
+        same = most_stages is not None and options.stages is not None
         states = CertificateStates(
             cut=cut,
             first=rows[:, 1].astype(np.intp),
@@ -86,7 +85,7 @@ class CertificateStates:
             most_stages=most_stages or 0,
             most_busy=min((most_busy or 0) // steps.copies, steps.workers),
             same_stages=same,
-            pins=tuple((steps.model.names.index(name), stage) for name, stage in asked.pins) if same else (),
+            pins=tuple((steps.model.names.index(name), stage) for name, stage in options.pins) if same else (),
         )
         _check(states, steps, entry["states"])
         return states
@@ -163,6 +162,6 @@ def dominates(rates: UniformRates, other: tuple[int, int], state: tuple[int, int
 
 
 def dominated_states(rates: UniformRates, other: tuple[int, int]) -> Flags:
-    """Which states `other` dominates: an array of `dominates` over first worker and level of the dominated state."""
+    """Flags of the states that `other` dominates, by the first worker and the level of the dominated state."""
     workers, levels = range(rates.spans[-1]), range(len(rates.spans))
     return np.array([[dominates(rates, other, (first, span)) for span in levels] for first in workers])

@@ -28,29 +28,29 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
 
     Raises an `InputError` that states the first violation.
     """
-    asked, stages = document.asked, len(document.stages)
+    options, stages = document.options, len(document.stages)
     replicas = max(len(stage.workers) // document.copies for stage in document.stages)
     busy = sum(len(stage.workers) for stage in document.stages)
-    if asked.stages is not None and stages != asked.stages:
-        raise InputError(f"{asked.stages} stages were asked for, the plan has {stages}")
+    if options.stages is not None and stages != options.stages:
+        raise InputError(f"{options.stages} stages were asked for, the plan has {stages}")
     for what, most, found in (
-        ("stages", asked.max_stages, stages),
-        ("replicas of a stage", asked.max_replicas, replicas),
-        ("workers", asked.max_workers, busy),
+        ("stages", options.max_stages, stages),
+        ("replicas of a stage", options.max_replicas, replicas),
+        ("workers", options.max_workers, busy),
     ):
         if most is not None and found > most:
             raise InputError(f"at most {most} {what} were asked for, the plan has {found}")
-    if document.copies > 1 and not asked.allow_copies:
+    if document.copies > 1 and not options.allow_copies:
         raise InputError(f"no copies of the pipeline were asked for, the plan has {document.copies}")
-    if asked.grid:
+    if options.grid:
         _grid(document)
     stage_of = {name: number for number, stage in enumerate(document.stages, start=1) for name in stage.layers}
-    for name, number in asked.pins:
+    for name, number in options.pins:
         if stage_of[name] != number:
             raise InputError(
                 f"layer {name!r} was asked for in stage {number}, the plan has it in stage {stage_of[name]}"
             )
-    if any(stage.recompute for stage in document.stages) and not (asked.recompute and model.training):
+    if any(stage.recompute for stage in document.stages) and not (options.recompute and model.training):
         raise InputError("a stage of the plan computes its forward pass again, which was not allowed")
     return "the plan keeps to what was asked for"
 

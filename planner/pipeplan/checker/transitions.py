@@ -59,7 +59,7 @@ class Transitions:
     runs: NDArray[np.intp]
     """(first worker, number of workers, level) of every placement of a stage on consecutive workers, one a row."""
     aligned: Flags
-    """Which placements cannot be moved towards the end of their component."""
+    """Flags of the placements that cannot be moved towards the end of their component."""
     copies: int
     threshold: float
     """Largest pace of one copy, in seconds per minibatch."""
@@ -105,11 +105,11 @@ class Transitions:
         document: PlanDocument, model: CheckedModel, level: int, copies: int, threshold: float, among_s: float
     ) -> Transitions:
         """Prepare the stages of one space of plans. Raises an `InputError` where the model has too many cuts."""
-        asked = document.asked
+        options = document.options
         if threshold <= 0:
             raise InputError("the certificate claims nothing: a threshold is 0")
         rates = UniformRates.of(document.cluster.inner(level))
-        runs, aligned = _runs(rates, asked.max_replicas)
+        runs, aligned = _runs(rates, options.max_replicas)
         return Transitions(
             model=model,
             rates=rates,
@@ -118,11 +118,11 @@ class Transitions:
             aligned=aligned,
             copies=copies,
             threshold=threshold,
-            capacity=document.cluster.device.memory_bytes if asked.memory else np.inf,
-            overlap=asked.overlap,
+            capacity=document.cluster.device.memory_bytes if options.memory else np.inf,
+            overlap=options.overlap,
             speed=document.cluster.device.speed,
-            recompute=asked.recompute and model.training,
-            parallel=asked.boundary == "parallel",
+            recompute=options.recompute and model.training,
+            parallel=options.boundary == "parallel",
             # Vertical sync keeps at least as many versions as minibatches in flight; only these are counted here.
             late=document.schedule == STASHING,
             share=(document.accumulate or 1) // copies if document.schedule == DOUBLE_BUFFERED else None,
@@ -173,8 +173,7 @@ class Transitions:
         )
 
     def _quick(self, compute_s: Floats, ring_s: Floats, replicas: Ints) -> Flags:
-        """Which stages keep within the threshold. Under 2BW none does where a copy has less than one minibatch an
-        update."""
+        """Flags of the stages within the threshold. Under 2BW there are none if a copy has no minibatch an update."""
         if self.share == 0:
             return np.zeros(compute_s.shape, dtype=bool)
         time: Floats = figures.overlapped_s(compute_s, ring_s / (self.share or replicas), self.overlap)
@@ -254,7 +253,7 @@ class Transitions:
 
 
 def _runs(rates: UniformRates, most: int | None) -> tuple[NDArray[np.intp], Flags]:
-    """`Steps.runs` for stages of at most `most` workers, and `Steps.aligned`.
+    """`Transitions.runs` for stages of at most `most` workers, and `Transitions.aligned`.
 
     Workers may be moved inside the component of their own level. A single worker may also be moved inside the smallest
     component that holds the worker before it as well.

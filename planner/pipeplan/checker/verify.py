@@ -1,7 +1,4 @@
-"""Runs all checks of a plan in order.
-
-Checks the cost that plan.json states against an independent computation.
-"""
+"""Runs all checks of a plan in order, and compares its stated cost with an independent computation."""
 
 from __future__ import annotations
 
@@ -9,12 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeplan.checker import model as models
 from pipeplan.checker.certificate import check_certificate
 from pipeplan.checker.ddp_overlap import ddp_pace, exposed_allreduce_s
 from pipeplan.checker.document import FLUSHING, PlanDocument
 from pipeplan.checker.figures import ROUNDING, StageFigures, copies_allreduce_s, stage_figures, weight_versions
-from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.model import CheckedModel, checked_model
 from pipeplan.checker.pace import batch_parts, steady_pace, update_interval
 from pipeplan.checker.shared_cards import busiest_card_s, busiest_cores_s
 from pipeplan.checker.structure import check_options, check_structure
@@ -25,6 +21,62 @@ from pipeplan.util.units import show_size, show_time
 
 CLOSE = 1e-9
 """Relative tolerance: adding in another order changes a sum by far less, any wrong figure by far more."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of one check."""
+
+    what: str
+    """The property that was checked."""
+    holds: bool | None
+    """Whether it holds; None where it could not be checked."""
+    text: str
+    """A summary, or the reason why the property does not hold or was not checked."""
+
+    @property
+    def line(self) -> str:
+        """The result as a line of text, such as `memory: ok, …`."""
+        verdict = {True: "ok", False: "wrong", None: "not checked"}[self.holds]
+        return f"{self.what}: {verdict}, {self.text}"
+
+
+def verify_plan(root: Node, profile: Profile) -> list[CheckResult]:
+    """Check a plan.json against the profile that it was made from.
+
+    Stops after the structure where that is wrong, because the other checks would be meaningless. Raises an `InputError`
+    where plan.json is malformed or was made from another profile.
+    """
+    document = PlanDocument.of(root)
+    if profile.digest() != document.digest:
+        raise InputError("the profile is not the one that the plan was made from: their digests differ")
+    every = document.accumulate or 1 if document.accumulates else 1
+    model = checked_model(profile, document.options, inference=document.inference, update_every=every)
+    results = [_try("structure", lambda: check_structure(document, model))]
+    if results[0].holds is False:
+        return results
+    results.append(_try("constraints", lambda: check_options(document, model)))
+    costs = stage_figures(document, model)
+    results.append(_try("pace", lambda: check_pace(document, model, costs)))
+    results.append(_try("stages", lambda: check_stages(document, model, costs)))
+    results.append(_try("memory", lambda: check_memory(document, costs)))
+    results.append(_try("optimality", lambda: check_certificate(document, model), _reason(document)))
+    return results
+
+
+def _try(what: str, check: Callable[[], str | None], unchecked: str = "") -> CheckResult:
+    """The result of a check that returns its summary, or None where it could not check, or raises an `InputError`."""
+    try:
+        text = check()
+    except InputError as error:
+        return CheckResult(what, False, str(error))
+    return CheckResult(what, None, unchecked) if text is None else CheckResult(what, True, text)
+
+
+def _reason(document: PlanDocument) -> str:
+    """The reason why a plan has no certificate."""
+    note = document.root.get("certificate_note")
+    return note.text() if note else "plan.json has no certificate"
 
 
 def check_pace(document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...]) -> str:
@@ -41,7 +93,7 @@ def check_pace(document: PlanDocument, model: CheckedModel, figures: tuple[Stage
         awaited = ddp_pace(document, model, figures)
         pace = awaited if awaited > pace * (1 + ROUNDING) else pace
     _finite(pace)
-    if document.asked.contention:
+    if document.options.contention:
         shared = busiest_card_s(document, figures)
         if shared is None:
             raise InputError("the replicas of the stages are too many to add up what each network card carries")
@@ -90,7 +142,7 @@ def check_memory(document: PlanDocument, figures: tuple[StageFigures, ...]) -> s
         if abs(stated.number() - figure.memory_bytes) > 1 + CLOSE * figure.memory_bytes:
             stated.fail(f"stated {show_size(stated.number())}, found {show_size(figure.memory_bytes)}")
     most = max(figure.memory_bytes for figure in figures)
-    if not document.asked.memory:
+    if not document.options.memory:
         return f"at most {show_size(most)}; the plan was to ignore the limit"
     for number, (stage, figure) in enumerate(zip(document.stages, figures, strict=True), start=1):
         capacity = min(document.cluster.device_of(worker).memory_bytes for worker in stage.workers)
@@ -119,59 +171,3 @@ def _same(stated: Node, computed: float) -> None:
     value = stated.number()
     if not abs(value - computed) <= CLOSE * max(abs(computed), abs(value)):
         stated.fail(f"stated {value!r}, found {computed!r}")
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """The result of one check."""
-
-    what: str
-    """The property that was checked."""
-    holds: bool | None
-    """Whether it holds; None where it could not be checked."""
-    text: str
-    """A summary, or the reason why the property does not hold or was not checked."""
-
-    @property
-    def line(self) -> str:
-        """The result as a line of text, such as `memory: ok, …`."""
-        verdict = {True: "ok", False: "wrong", None: "not checked"}[self.holds]
-        return f"{self.what}: {verdict}, {self.text}"
-
-
-def verify_plan(root: Node, profile: Profile) -> list[CheckResult]:
-    """Check a plan.json against the profile that it was made from.
-
-    Stops after the structure where that is wrong, because the other checks would be meaningless. Raises an `InputError`
-    where plan.json is malformed or was made from another profile.
-    """
-    document = PlanDocument.of(root)
-    if profile.digest() != document.digest:
-        raise InputError("the profile is not the one that the plan was made from: their digests differ")
-    every = document.accumulate or 1 if document.accumulates else 1
-    model = models.checked_model(profile, document.asked, inference=document.inference, update_every=every)
-    results = [_try("structure", lambda: check_structure(document, model))]
-    if results[0].holds is False:
-        return results
-    results.append(_try("constraints", lambda: check_options(document, model)))
-    costs = stage_figures(document, model)
-    results.append(_try("pace", lambda: check_pace(document, model, costs)))
-    results.append(_try("stages", lambda: check_stages(document, model, costs)))
-    results.append(_try("memory", lambda: check_memory(document, costs)))
-    results.append(_try("optimality", lambda: check_certificate(document, model), _reason(document)))
-    return results
-
-
-def _try(what: str, check: Callable[[], str | None], unchecked: str = "") -> CheckResult:
-    """The result of a check that returns its summary, or None where it could not check, or raises an `InputError`."""
-    try:
-        text = check()
-    except InputError as error:
-        return CheckResult(what, False, str(error))
-    return CheckResult(what, None, unchecked) if text is None else CheckResult(what, True, text)
-
-
-def _reason(document: PlanDocument) -> str:
-    """The reason why a plan has no certificate."""
-    note = document.root.get("certificate_note")
-    return note.text() if note else "plan.json has no certificate"

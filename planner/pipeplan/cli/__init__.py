@@ -97,8 +97,8 @@ class _Commands(click.Group):
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the names of commands without importing them."""
-        found = [(name, text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)]
-        return [CompletionItem(name, help=text) for name, text in found] + click.Command.shell_complete(
+        matching = [(name, text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)]
+        return [CompletionItem(name, help=text) for name, text in matching] + click.Command.shell_complete(
             self, context, incomplete
         )
 

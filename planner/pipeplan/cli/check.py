@@ -35,7 +35,7 @@ def command(plan: Path, profile_file: Path | None, as_json: bool) -> None:
     root = read_document(path, FORMAT, VERSION)
     findings = verify_plan(root, profile_of_plan(root, path, profile_file))
     if as_json:
-        print_json([{"what": one.what, "holds": one.holds, "text": one.text} for one in findings])
+        print_json([{"what": finding.what, "holds": finding.holds, "text": finding.text} for finding in findings])
     else:
         for finding in findings:
             print_line(one_line(finding.line))

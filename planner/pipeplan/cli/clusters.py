@@ -52,16 +52,16 @@ def _row(cluster: Cluster) -> tuple[str, ...]:
 def _links(cluster: Cluster) -> list[str]:
     inner, *outer = cluster.levels
     insides = [machine.inside for machine in cluster.machines] or [inner]
-    found = []
+    texts = []
     if inner.count > 1:
         counts = " / ".join(dict.fromkeys(str(level.count) for level in insides))
         rates = _rates([level.bandwidth for level in insides if level.count > 1])
-        found.append(f"{counts} a {inner.name} at {rates}")
+        texts.append(f"{counts} a {inner.name} at {rates}")
     for number, level in enumerate(outer):
         own = [machine.card for machine in cluster.machines] if number == 0 else []
         cards = [min(rate for rate in (card, level.bandwidth) if rate) for card in own] or [level.bandwidth]
-        found += [f"{level.count} a {level.name} at {_rates(cards)}"] if level.count > 1 else []
-    return found
+        texts += [f"{level.count} a {level.name} at {_rates(cards)}"] if level.count > 1 else []
+    return texts
 
 
 def _rates(rates: list[float]) -> str:

@@ -18,8 +18,14 @@ from pipeplan.cli.options import (
 from pipeplan.cli.output import note, print_json, print_line
 from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.errors import InputError
-from pipeplan.exports import target as written
-from pipeplan.exports.target import TARGET_NAMES, ExportFile, ExportTarget, export_target
+from pipeplan.exports.target import (
+    TARGET_NAMES,
+    ExportFile,
+    ExportTarget,
+    export_files,
+    export_target,
+    write_export,
+)
 from pipeplan.plan.plan import Plan
 from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Problem
@@ -60,47 +66,47 @@ def command(
         return
     if name is None:
         raise InputError(f"say which trainer to export the plan for: {', '.join(TARGET_NAMES)}")
-    to = export_target(name)
+    target = export_target(name)
     path = plan_file.plan_file(plan_folder)
     root = plan_file.read_plan_document(plan_folder)
     problem, plan = plan_file.plan_from_document(root, profile_of_plan(root, path, profile_file))
-    folder = output or path.parent / to.name
-    files = written.export_files(to, problem, plan)
+    folder = output or path.parent / target.name
+    files = export_files(target, problem, plan)
     if as_json:
-        print_json(_document(to, folder, files, (problem, plan)), indent=None)
+        print_json(_document(target, folder, files, (problem, plan)), indent=None)
         return
-    written.write_export(folder, files, force=force)
-    for line in export_lines(to, folder, files, (problem, plan)):
+    write_export(folder, files, force=force)
+    for line in export_lines(target, folder, files, (problem, plan)):
         note(line)
 
 
 def export_lines(
-    to: ExportTarget, folder: Path, files: Mapping[str, ExportFile], solved: tuple[Problem, Plan]
+    target: ExportTarget, folder: Path, files: Mapping[str, ExportFile], solved: tuple[Problem, Plan]
 ) -> list[str]:
     """A line for each file that was written, and one on the next step."""
     lines = [f"written: {folder / name}  {file.about}" for name, file in files.items()]
-    return [*lines, f"next: {to.next_step(*solved, str(folder))}"]
+    return [*lines, f"next: {target.next_step(*solved, str(folder))}"]
 
 
 def _document(
-    to: ExportTarget, folder: Path, files: Mapping[str, ExportFile], solved: tuple[Problem, Plan]
+    target: ExportTarget, folder: Path, files: Mapping[str, ExportFile], solved: tuple[Problem, Plan]
 ) -> dict[str, object]:
     return {
         "format": FORMAT,
         "version": VERSION,
-        "target": to.name,
-        "title": to.title,
+        "target": target.name,
+        "title": target.title,
         "folder": str(folder),
         "files": [{"name": name, "about": file.about, "text": file.text} for name, file in files.items()],
-        "next": to.next_step(*solved, str(folder)),
+        "next": target.next_step(*solved, str(folder)),
     }
 
 
 def _list(as_json: bool) -> None:
     targets = [export_target(name) for name in TARGET_NAMES]
     if as_json:
-        print_json([{"name": to.name, "title": to.title} for to in targets], indent=None)
+        print_json([{"name": target.name, "title": target.title} for target in targets], indent=None)
         return
-    width = max((len(to.name) for to in targets), default=0)
-    for to in targets:
-        print_line(f"{to.name:{width}}  {to.title}")
+    width = max((len(target.name) for target in targets), default=0)
+    for target in targets:
+        print_line(f"{target.name:{width}}  {target.title}")

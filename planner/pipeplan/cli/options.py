@@ -1,9 +1,7 @@
-"""Checks before a file is replaced: a command replaces its own older output, but any other file only with --force.
-
-Options that commands share under the same name, and functions that complete values in a shell.
+"""Options that commands share under the same name, their completion in a shell, and checks before a file is replaced.
 
 -o         the file or folder to write
---force    replace what is there
+--force    replace an existing file; without it a command replaces only its own older output
 --json     print the answer as one JSON document on standard output
 -q         print nothing but errors on standard error
 --seed     seed of the random numbers
@@ -25,34 +23,8 @@ from pipeplan.errors import InputError
 
 HEAD = 2**12
 """Bytes at the beginning of a file that are searched for the mark of its kind."""
-
-
-def refuse_foreign_file(path: Path, mark: bytes, what: str, force: bool) -> None:
-    """Raise an `InputError` if `path` is a file that is not `what`, which has a mark in its first bytes."""
-    if force or not path.is_file() or not path.stat().st_size or mark in _begin(path):
-        return
-    raise InputError(f"{path} exists and is not {what}: give another file with -o, or --force to replace it")
-
-
-def refuse_existing(path: Path, force: bool) -> None:
-    """Raise an `InputError` if `path` is a folder, or an existing file and `force` is not set."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name the file to write with -o")
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; give another file with -o, or --force to replace it")
-
-
-def _begin(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(HEAD)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-
 FILE, FOLDER, FORCE = "The file to write.", "The folder to write to.", "Replace existing files."
 JSON = "Print the answer as one JSON document."
 QUIET = "Print nothing but errors on standard error."
@@ -165,3 +137,26 @@ def complete_words(*names: str) -> Complete:
 def model_words() -> list[str]:
     """Words that may follow `pipeplan profile`: a bundled model, or a subcommand."""
     return [*bundled_models(), "show", "diff"]
+
+
+def refuse_foreign_file(path: Path, mark: bytes, what: str, force: bool) -> None:
+    """Raise an `InputError` if `path` is a file that is not `what`, which has a mark in its first bytes."""
+    if force or not path.is_file() or not path.stat().st_size or mark in _begin(path):
+        return
+    raise InputError(f"{path} exists and is not {what}: give another file with -o, or --force to replace it")
+
+
+def refuse_existing(path: Path, force: bool) -> None:
+    """Raise an `InputError` if `path` is a folder, or an existing file and `force` is not set."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name the file to write with -o")
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; give another file with -o, or --force to replace it")
+
+
+def _begin(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error

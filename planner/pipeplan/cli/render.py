@@ -102,7 +102,7 @@ def _own_command() -> click.Command:
     )
     @quiet_option
     def run(plan: Path, output: Path | None, force: bool, template: Path | None, assigned: tuple[str, ...]) -> None:
-        pairs = [one.partition("=") for one in assigned]
+        pairs = [assignment.partition("=") for assignment in assigned]
         for name, equals, _ in pairs:
             if not equals or not name.isidentifier():
                 raise InputError(f"--set takes NAME=VALUE, not {name + equals!r}")
@@ -140,14 +140,14 @@ def _option(setting: LauncherSetting) -> click.Option:
     )
 
 
-def _render(kind: Launcher | None, plan: Path, settings: dict[str, Any], to: _Output) -> None:
-    own, to_screen = to.template, to.output == Path("-")
-    path = plan_folder.launch_file_path(plan, kind, own, None if to_screen else to.output)
-    text = plan_folder.launch_file_text(plan, kind, settings, own=own, output=path, command=_command_line())
+def _render(kind: Launcher | None, plan: Path, settings: dict[str, Any], options: _Output) -> None:
+    template, to_screen = options.template, options.output == Path("-")
+    path = plan_folder.launch_file_path(plan, kind, template, None if to_screen else options.output)
+    text = plan_folder.launch_file_text(plan, kind, settings, template=template, output=path, command=_command_line())
     if to_screen:
         print_line(text, newline=False)
         return
-    plan_folder.write_launch_file(path, text, kind, own, force=to.force)
+    plan_folder.write_launch_file(path, text, kind, template, force=options.force)
     note(f"written: {path}")
 
 
@@ -158,9 +158,14 @@ def _command_line() -> str:
 
 def _list(as_json: bool) -> None:
     if as_json:
-        kinds = [{"name": one.name, "title": one.title, "file": one.file_name} for one in LAUNCHERS.values()]
+        kinds = [
+            {"name": launcher.name, "title": launcher.title, "file": launcher.file_name}
+            for launcher in LAUNCHERS.values()
+        ]
         print_json(kinds, indent=None, ascii_only=True)
         return
-    names, files = (max(map(len, column)) for column in (LAUNCHERS, [one.file_name for one in LAUNCHERS.values()]))
+    names, files = (
+        max(map(len, column)) for column in (LAUNCHERS, [launcher.file_name for launcher in LAUNCHERS.values()])
+    )
     for one in LAUNCHERS.values():
         print_line(f"{one.name:{names}}  {one.file_name:{files}}  {one.title}")

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from pipeplan.api import cluster as named_cluster
-from pipeplan.checker import model as models
 from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.model import checked_model
 from pipeplan.checker.structure import check_structure
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json
@@ -91,19 +91,19 @@ def command(
     if not no_write:
         refuse_to_overwrite_plan(output, force)
     settings = settings_of(arguments)
-    old_problem, old, origin = _old(plan_folder, folder, profile_file)
-    left = _left(old_problem.cluster, names, cluster, servers, workers)
-    problem = _problem(old_problem, left, relax, arguments)
+    old_problem, old, origin = _read_old_plan(plan_folder, folder, profile_file)
+    remaining = _remaining_cluster(old_problem.cluster, names, cluster, servers, workers)
+    problem = _problem(old_problem, remaining, relax, arguments)
     checkpoint = None
     if not old.plan.inference:
         checkpoint = latest_run.latest_checkpoint(folder, run_folder, problem.profile.graph_hash)
     note(origin, dim=True)
     with interrupts.remember_interrupt() as interrupted, keep_disagreement(None if no_write else output):
-        outcome = _solved(problem, settings)
+        outcome = _solve(problem, settings)
     if not no_write:
         # Written before the table is printed, as in `solve`.
         write_plan(outcome, output, force=force)
-    report = ReplanReport(old, left, names, outcome, None if no_write else output, checkpoint)
+    report = ReplanReport(old, remaining, names, outcome, None if no_write else output, checkpoint)
     if as_json:
         print_json(report.to_json(), ascii_only=True)
     else:
@@ -124,7 +124,7 @@ def _default_output(folder: Path) -> Path:
     return named.with_name(f"{replanned[1]}-{int(replanned[2] or 1) + 1}")
 
 
-def _old(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, OldPlan, str]:
+def _read_old_plan(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, OldPlan, str]:
     """The problem that the old plan was made for, the plan itself, and a line on where both come from.
 
     Raises `InputError` if the structure of the plan is wrong.
@@ -135,7 +135,7 @@ def _old(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, 
     if not document.pace_s > 0:
         raise InputError(f"{file} cannot be replanned: it states no pace")
     try:
-        check_structure(document, models.checked_model(profile, document.asked, inference=document.inference))
+        check_structure(document, checked_model(profile, document.options, inference=document.inference))
     except InputError as error:
         raise InputError(f"{file} cannot be replanned: {error}") from None
     problem, plan = plan_file.plan_from_document(root, profile)
@@ -143,7 +143,7 @@ def _old(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, 
     return problem, old, f"plan: {file}; profile: {profile.model_name}"
 
 
-def _left(
+def _remaining_cluster(
     cluster: Cluster, names: tuple[str, ...], instead: str | None, servers: int | None, workers: int | None
 ) -> RemainingCluster:
     if instead is not None:
@@ -157,24 +157,24 @@ def _left(
     return remove_workers(cluster, workers_named(names, cluster))
 
 
-def _problem(old: Problem, left: RemainingCluster, relax: tuple[str, ...], arguments: dict[str, Any]) -> Problem:
+def _problem(old: Problem, remaining: RemainingCluster, relax: tuple[str, ...], arguments: dict[str, Any]) -> Problem:
     profile, minibatch = old.profile, arguments["minibatch"]
     if minibatch is not None and minibatch != profile.minibatch:
         profile = profile.rescaled(minibatch)
     options = _options(relax_options(old.options, relax), arguments)
-    kind = left.cluster.device.kind
+    kind = remaining.cluster.device.kind
     if arguments["overlap"] is None and kind != old.cluster.device.kind:
         options = replace(options, overlap=default_overlap(kind))
-    if options.stages is not None and options.stages > left.cluster.workers:
+    if options.stages is not None and options.stages > remaining.cluster.workers:
         raise InputError(
-            f"{options.stages} stages were asked for, and {left.cluster.workers} workers are left: ask for fewer with "
-            "--stages, or leave it to the solvers with --relax stages"
+            f"{options.stages} stages were asked for, and {remaining.cluster.workers} workers are left: ask for fewer "
+            "with --stages, or leave it to the solvers with --relax stages"
         )
-    return Problem(profile, left.cluster, options)
+    return Problem(profile, remaining.cluster, options)
 
 
 def _options(old: Options, arguments: dict[str, Any]) -> Options:
-    """The old options, overridden by those that are given."""
+    """The old options, overridden by the arguments of the command line."""
     schedule = arguments["schedule"] or (None if old.inference else old.schedule)
     accumulate = arguments["accumulate"]
     if accumulate is None and schedule in ACCUMULATING:
@@ -183,7 +183,7 @@ def _options(old: Options, arguments: dict[str, Any]) -> Options:
     return replace(old, **({"accumulate": accumulate} | option_fields(arguments)))
 
 
-def _solved(problem: Problem, settings: Settings) -> Outcome:
+def _solve(problem: Problem, settings: Settings) -> Outcome:
     try:
         return solve(problem, settings)
     except InfeasibleError as error:

@@ -21,7 +21,7 @@ from pipeplan.problem import plan_file
 from pipeplan.profile_data.profile import Profile
 from pipeplan.report.build import build_report, report_page
 from pipeplan.report.source import read_report_source
-from pipeplan.run_data import run_folder as runs
+from pipeplan.run_data.run_folder import read_run_of_plan
 from pipeplan.util.files import Node, refuse_unwritable, write_text
 
 REPORT = "report.html"
@@ -67,7 +67,7 @@ def command(
         refuse_unwritable(target)
         refuse_foreign_file(target, MARK, "a report", force)
     source = read_report_source(root, _profile(root, path, profile_file))
-    measured = None if run is None else runs.read_run_of_plan(path.parent, run)
+    measured = None if run is None else read_run_of_plan(path.parent, run)
     document = build_report(source, measured, thorough=thorough).to_json()
     if as_json:
         print_json(document, indent=None)

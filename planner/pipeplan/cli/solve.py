@@ -1,6 +1,6 @@
 """`pipeplan solve`: find the best plan for a profile on a cluster, and write its plan folder.
 
-`pipeplan solve --for TARGET`: the option, and the trainer's files that it writes beside the plan.
+With `--for TARGET` it also writes the files of another trainer beside the plan.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from pipeplan.cli.solver_options import keep_disagreement, search_arguments, set
 from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InputError
-from pipeplan.exports import target
-from pipeplan.exports import target as exports
 from pipeplan.exports.solve_for import TargetedProblem
-from pipeplan.exports.target import TARGET_NAMES
+from pipeplan.exports.target import TARGET_NAMES, refuse_to_overwrite_export, write_export
 from pipeplan.from_options import AUTO, BuiltProblem, build_problem
 from pipeplan.planning.choose_minibatch import MinibatchChoice
 from pipeplan.planning.choose_schedule import ScheduleChoice
-from pipeplan.planning.fewest_workers import FewestWorkers
-from pipeplan.planning.fewest_workers import fewest_workers as search_fewest
+from pipeplan.planning.fewest_workers import FewestWorkers, search_fewest_workers
 from pipeplan.planning.solve import Outcome, solve
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
@@ -43,11 +40,11 @@ for_option = click.option(
 )
 
 
-def write_exported(aim: TargetedProblem, outcome: Outcome, folder: Path, *, force: bool) -> list[str]:
+def write_exported(targeted: TargetedProblem, outcome: Outcome, folder: Path, *, force: bool) -> list[str]:
     """Write the trainer's files into the plan folder. Returns the lines that say so."""
-    target_folder, files = folder / aim.to.name, aim.files(outcome)
-    target.write_export(target_folder, files, force=force)
-    return export_lines(aim.to, target_folder, files, (outcome.problem, outcome.plan))
+    target_folder, files = folder / targeted.target.name, targeted.files(outcome)
+    write_export(target_folder, files, force=force)
+    return export_lines(targeted.target, target_folder, files, (outcome.problem, outcome.plan))
 
 
 @click.command("solve")
@@ -102,18 +99,18 @@ def command(
     pipeplan solve profile.json --cluster A --for megatron --accumulate 32
     """
     settings = settings_of(arguments)
-    within = None if fewest_workers is None else _share(fewest_workers)
+    tolerance = None if fewest_workers is None else _parse_share(fewest_workers)
     if not no_write:
         plan_folder.refuse_to_overwrite_plan(output, force)
     elif with_report:
         raise InputError("--report writes a page beside the plan: leave out --no-write")
-    samples = _samples(minibatch)
-    source = read_profile(arguments["profile"], None if samples == AUTO else samples)
+    minibatch_size = _parse_minibatch(minibatch)
+    source = read_profile(arguments["profile"], None if minibatch_size == AUTO else minibatch_size)
     with interrupts.remember_interrupt() as interrupted, status(source.text):
-        posed = build_problem(
+        built = build_problem(
             source.profile,
             cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"]),
-            minibatch=AUTO if samples == AUTO else None,
+            minibatch=AUTO if minibatch_size == AUTO else None,
             batch=batch,
             staleness=staleness,
             target=target_name,
@@ -122,62 +119,66 @@ def command(
         )
         interrupted()  # an interrupted search may have chosen a schedule that is not the best
         with keep_disagreement(None if no_write else output):
-            fewest = None if within is None else search_fewest(posed.problem, within, settings)
-            outcome = solve(posed.problem, settings) if fewest is None else fewest.outcome
-    if posed.aim is not None:
+            fewest = None if tolerance is None else search_fewest_workers(built.problem, tolerance, settings)
+            outcome = solve(built.problem, settings) if fewest is None else fewest.outcome
+    if built.targeted is not None:
         # Raises for what the trainer cannot express or cannot be written, before anything is written.
-        files = posed.aim.files(outcome)
+        files = built.targeted.files(outcome)
         if not no_write:
-            exports.refuse_to_overwrite_export(output / posed.aim.to.name, files, force)
+            refuse_to_overwrite_export(output / built.targeted.target.name, files, force)
     # Written before the table is printed, so that `| head`, which closes our output early, does not lose the plan.
-    written_files = [] if no_write else _write(outcome, posed.aim, output, force)
+    written_files = [] if no_write else _write(outcome, built.targeted, output, force)
     # Notes come after everything that may fail, because an error is to be the only line on standard error.
-    _print_choices(source, posed, fewest)
+    _print_choices(source, built, fewest)
     if as_json:
         print_json(plan_json.plan_document(outcome), ascii_only=True)
     else:
         print_answer(plan_table(outcome))
-        if posed.aim is not None:
-            print_line(posed.aim.cost(outcome, settings.maximum_cuts))
+        if built.targeted is not None:
+            print_line(built.targeted.cost(outcome, settings.maximum_cuts))
     for line in written_files:
         note(line)
     if with_report:
-        note(_report(outcome, output))
-    elif not no_write and posed.aim is None:
-        note(_next(output))
+        note(_write_report(outcome, output))
+    elif not no_write and built.targeted is None:
+        note(_next_line(output))
     interrupted()  # the best plan so far is written, but the exit code stops scripts from going on with it
 
 
-def _write(outcome: Outcome, aim: TargetedProblem | None, folder: Path, force: bool) -> list[str]:
+def _write(outcome: Outcome, targeted: TargetedProblem | None, folder: Path, force: bool) -> list[str]:
     """Write the plan, and the files of the trainer that it is for. Returns the lines that say so."""
     plan_folder.write_plan(outcome, folder, force=force)
-    exported = [] if aim is None else write_exported(aim, outcome, folder, force=force)
-    return [written_lines(outcome, folder, fresh=() if aim is None else (aim.to.name,)), *exported]
+    exported = [] if targeted is None else write_exported(targeted, outcome, folder, force=force)
+    return [written_lines(outcome, folder, fresh=() if targeted is None else (targeted.target.name,)), *exported]
 
 
-def _print_choices(source: ProfileSource, posed: BuiltProblem, fewest: FewestWorkers | None) -> None:
+def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWorkers | None) -> None:
     """Print the origin of the profile, and the schedules, minibatch sizes and numbers of workers that were tried."""
     note(source.text, dim=True)
-    if warning := device_mismatch(posed.problem.profile, posed.problem.cluster):
+    if warning := device_mismatch(built.problem.profile, built.problem.cluster):
         note(warning)
-    for line in [*map(_choice, posed.schedules), *map(_size, posed.sizes), *([_fewest(fewest)] if fewest else [])]:
+    for line in [
+        *map(_choice_line, built.schedules),
+        *map(_size_line, built.sizes),
+        *([_fewest_line(fewest)] if fewest else []),
+    ]:
         note(line, dim=True)
 
 
-def _next(folder: Path) -> str:
+def _next_line(folder: Path) -> str:
     """The line that names the next command. A report on the previous plan may still be in the folder."""
     older = " (the report.html there is of an older plan)" if (folder / "report.html").exists() else ""
     return f"next: pipeplan report {shlex.quote(str(folder))}{older}"
 
 
-def _report(outcome: Outcome, folder: Path) -> str:
+def _write_report(outcome: Outcome, folder: Path) -> str:
     """Write the report on a plan. Returns the line that says so."""
     from pipeplan.cli.report import write_report  # imported late: commands without a report start faster
 
     return f"written: {write_report(folder, outcome.problem.profile)}"
 
 
-def _samples(text: str | None) -> int | Literal["auto"] | None:
+def _parse_minibatch(text: str | None) -> int | Literal["auto"] | None:
     if text is None:
         return None
     if text == AUTO:
@@ -188,21 +189,21 @@ def _samples(text: str | None) -> int | Literal["auto"] | None:
         raise InputError(f"--minibatch: expected a number of samples or auto, found {text!r}") from None
 
 
-def _size(sized: MinibatchChoice) -> str:
-    return f"  minibatch {sized.minibatch}: {_rate(sized.samples_per_s, sized.config)}"
+def _size_line(sized: MinibatchChoice) -> str:
+    return f"  minibatch {sized.minibatch}: {_rate_text(sized.samples_per_s, sized.config)}"
 
 
-def _choice(choice: ScheduleChoice) -> str:
+def _choice_line(choice: ScheduleChoice) -> str:
     per_update = f", {choice.problem.options.accumulate} minibatches" if choice.problem.options.accumulate else ""
-    rate = _rate(None if choice.sample_s is None else 1 / choice.sample_s, choice.config)
+    rate = _rate_text(None if choice.sample_s is None else 1 / choice.sample_s, choice.config)
     return f"  {choice.schedule}{per_update} of {choice.minibatch}: {rate}"
 
 
-def _rate(samples_per_s: float | None, config: str) -> str:
+def _rate_text(samples_per_s: float | None, config: str) -> str:
     return "nothing fits" if samples_per_s is None else f"{show_pace(samples_per_s)} samples/s, {config}"
 
 
-def _share(text: str) -> float:
+def _parse_share(text: str) -> float:
     """The share that `5%` or `0.05` stands for."""
     number = text.strip().removesuffix("%")
     try:
@@ -214,7 +215,7 @@ def _share(text: str) -> float:
     return share
 
 
-def _fewest(fewest: FewestWorkers) -> str:
+def _fewest_line(fewest: FewestWorkers) -> str:
     less = "" if fewest.fewer_s is None else f"; one fewer takes {show_time(fewest.fewer_s)}"
     return (
         f"{fewest.workers} workers come within {fewest.slower:.2%} of the best, {fewest.best.plan.config} on "

@@ -1,4 +1,4 @@
-"""Shared by commands that solve: the arguments of the solvers, and the lines on the files that they write."""
+"""The arguments of the solvers, and the lines on written files: shared by the commands that solve."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def written_lines(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()
 
 def _written_into_plan_folder() -> list[str]:
     """Names of the files and folders that `render` and `export` write into a plan folder by default."""
-    launchers = [one.file_name for one in LAUNCHERS.values() if one is not LOCAL]
+    launchers = [launcher.file_name for launcher in LAUNCHERS.values() if launcher is not LOCAL]
     return [*launchers, *TARGET_NAMES]

@@ -126,7 +126,9 @@ def _points(
 ) -> list[SweepPoint]:
     name = arguments["cluster_name"]
     clusters = [
-        cluster(name, servers=count, workers=each) for count in servers or (None,) for each in workers or (None,)
+        cluster(name, servers=count, workers=worker_count)
+        for count in servers or (None,)
+        for worker_count in workers or (None,)
     ]
     return sweep_points(profile, clusters, _options(arguments, clusters[0].device.kind, axes), axes)
 
@@ -180,17 +182,17 @@ def _draw(solved: list[SweepRow], file: Path) -> None:
 
 def _bandwidths(texts: tuple[str, ...]) -> dict[str, list[float]]:
     """Bandwidths in bytes/s by the name of the level, from texts such as `cluster=10Gbit/s,25Gbit/s`."""
-    found: dict[str, list[float]] = {}
+    rates_of: dict[str, list[float]] = {}
     for text in texts:
         level, equals, rates = text.partition("=")
         if not equals:
             raise InputError(
                 f"--bandwidth: expected a level and its rates, as in cluster=10Gbit/s,25Gbit/s, not {text!r}"
             )
-        if level in found:
+        if level in rates_of:
             raise InputError(f"--bandwidth: level {level!r} is named twice; list its rates with commas")
-        found[level] = _listed(rates, f"--bandwidth {level}", parse_rate)
-    return found
+        rates_of[level] = _listed(rates, f"--bandwidth {level}", parse_rate)
+    return rates_of
 
 
 def _listed(text: str | None, where: str, parse: Callable[[object, str], Value]) -> list[Value]:

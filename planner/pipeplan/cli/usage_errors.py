@@ -57,8 +57,8 @@ def _owner(typed: str, context: click.Context) -> str | None:
 def _choice(error: click.BadParameter, parameter: click.Parameter, kind: click.Choice[str]) -> str:
     # The message of click is the only place that holds the value that was given.
     _, quote, rest = error.message.partition("'")
-    typed, found, _ = rest.partition("' is not ")
-    if not quote or not found:
+    typed, separator, _ = rest.partition("' is not ")
+    if not quote or not separator:
         return ""
     name = parameter.opts[-1] if isinstance(parameter, click.Option) else str(parameter.human_readable_name)
     return f"{name}: there is no {typed!r}; {did_you_mean(typed, [str(choice) for choice in kind.choices])}"

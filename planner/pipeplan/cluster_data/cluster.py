@@ -1,9 +1,9 @@
 """A cluster: devices joined by levels of links, innermost first.
 
-`cluster_file` reads a cluster, `links` derives the rates of its links. Workers are numbered 0 … D-1 so that every
-component of every level holds consecutive numbers: with servers of 4 devices, workers 4 … 7 are on server 1. In a
-uniform cluster all servers are the same. In a heterogeneous cluster they may differ in the kind and number of their
-devices, in links and in price, and each of them is listed.
+`cluster_toml` reads and writes cluster files, `links` derives the rates of the links. Workers are numbered 0 … D-1 so
+that every component of every level holds consecutive numbers: with servers of 4 devices, workers 4 … 7 are on server 1.
+In a uniform cluster all servers are the same. In a heterogeneous cluster they may differ in the kind and number of
+their devices, in links and in price, and each of them is listed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ class Cluster:
 
     def memory_of(self, workers: Iterable[int]) -> int:
         """The smallest memory among some workers, in bytes."""
-        return self.device.memory_bytes if self.uniform else min(self.devices[one].memory_bytes for one in workers)
+        return (
+            self.device.memory_bytes if self.uniform else min(self.devices[worker].memory_bytes for worker in workers)
+        )
 
     @property
     def total_speed(self) -> float:
@@ -195,10 +197,10 @@ class Cluster:
     @property
     def kinds(self) -> list[tuple[int, int, str]]:
         """(servers, devices in each, name of the device) for every run of consecutive servers with the same devices."""
-        each = [(machine.inside.count, machine.device.name) for machine in self.machines]
+        kind_of_servers = [(machine.inside.count, machine.device.name) for machine in self.machines]
         if self.uniform:
             return [(self.servers, self.workers_per_server, self.device.name)]
-        return [(len(list(run)), *kind) for kind, run in itertools.groupby(each)]
+        return [(len(list(run)), *kind) for kind, run in itertools.groupby(kind_of_servers)]
 
     @property
     def price_per_hour(self) -> float | None:
@@ -299,7 +301,7 @@ class Cluster:
             "levels": [asdict(level) for level in self.levels],
         }
         if self.machines:
-            content["servers"] = [asdict(one) | {"device": one.device.to_json()} for one in self.machines]
+            content["servers"] = [asdict(machine) | {"device": machine.device.to_json()} for machine in self.machines]
         if self.server_price is not None:
             content["server_price"] = self.server_price
         return content

@@ -1,7 +1,4 @@
-"""Reads cluster files (docs/file-formats.md) and finds the bundled ones.
-
-Writes cluster files; `cluster_file.parse` reads the same cluster back.
-"""
+"""Reads and writes cluster files (docs/file-formats.md), and finds the bundled ones."""
 
 from __future__ import annotations
 
@@ -24,6 +21,9 @@ CLUSTER_VERSION = 1
 MOST_SERVERS = 1 << 16
 """Largest number of servers in a cluster file that lists them, because they are kept in memory one by one."""
 _LINK_FIELDS = {"bandwidth", "latency", "allreduce_efficiency", "sendrecv_efficiency", "source"}
+_RATES = (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5), ("Kbit/s", 125.0))
+_TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+_SIZES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 
 
 def bundled_cluster_names() -> list[str]:
@@ -174,11 +174,6 @@ def _links(node: Node, name: str, count: int) -> Level:
         sendrecv_efficiency=sendrecv.number() if sendrecv else 1.0,
         source=source.text() if source else "",
     )
-
-
-_RATES = (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5), ("Kbit/s", 125.0))
-_TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
-_SIZES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 
 
 def write_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> None:

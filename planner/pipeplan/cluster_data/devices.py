@@ -1,8 +1,7 @@
 """Reads device files: the peak rates of a device, and the share of them that each kind of operator reaches.
 
-docs/file-formats.md describes the format; the bundled files are in profiles/devices/.
-
-Compares, by their names, the device that a profile was measured on with the devices of a cluster.
+docs/file-formats.md describes the format; the bundled files are in profiles/devices/. `device_mismatch` warns if a
+profile was measured on another device than those of the cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ DEVICE_FORMAT = "pipeplan-device"
 DEVICE_VERSION = 1
 LOCAL_DEVICES = ("cpu", "cuda")
 """Values of `--device` that stand for a device of this machine, which is measured and not estimated for."""
-
 OPERATOR_KINDS = (
     "matmul",
     "convolution",
@@ -38,8 +36,13 @@ OPERATOR_KINDS = (
 )
 """Kinds of operator. `weight_gradient` is the weight gradient of a convolution; `recurrent` is the part of a recurrent
 step that cannot start before the previous step is done."""
-
 ARITHMETICS = ("float64", "float32", "tf32", "float16", "bfloat16")
+_COMMON_WORDS = {
+    *("nvidia", "tesla", "geforce", "amd", "intel", "r", "tm", "cpu", "gpu", "gb", "gib", "core", "processor"),
+    *("pcie", "sxm", "sxm2", "sxm3", "sxm4", "sxm5"),
+}
+"""Words in the names of devices that do not distinguish one device from another."""
+_KINDS = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def _device(root: Node) -> DeviceModel:
         tile=_tile(root),
         transforms=_transforms(root, peaks),
         channels_last=_channels_last(root, peaks),
-        checked=tuple(one.text() for one in checked.items()) if checked else (),
+        checked=tuple(operator.text() for operator in checked.items()) if checked else (),
     )
 
 
@@ -192,7 +195,7 @@ def _float32_as(root: Node, peaks: dict[str, float]) -> dict[str, str]:
         return {}
     table = _table(node, OPERATOR_KINDS, {"source"})
     node["source"].text()
-    return {kind: _arithmetic(one, peaks) for kind, one in table.items()}
+    return {kind: _arithmetic(name, peaks) for kind, name in table.items()}
 
 
 def _tile(root: Node) -> tuple[int, int]:
@@ -201,7 +204,7 @@ def _tile(root: Node) -> tuple[int, int]:
         return 1, 1
     node.refuse_others({"sides", "source"})
     node["source"].text()
-    sides = [one.integer(minimum=1) for one in node["sides"].items()]
+    sides = [side.integer(minimum=1) for side in node["sides"].items()]
     if len(sides) != 2:
         node["sides"].fail(f"expected two numbers as in [128, 64], found {len(sides)}")
     return max(sides), min(sides)
@@ -224,7 +227,7 @@ def _channels_last(root: Node, peaks: dict[str, float]) -> tuple[str, ...]:
         return ()
     node.refuse_others({"arithmetic", "source"})
     node["source"].text()
-    return tuple(_arithmetic(one, peaks) for one in node["arithmetic"].items())
+    return tuple(_arithmetic(name, peaks) for name in node["arithmetic"].items())
 
 
 def _arithmetic(node: Node, peaks: dict[str, float]) -> str:
@@ -238,14 +241,6 @@ def _table(node: Node, names: tuple[str, ...], also: set[str] | None = None) -> 
     """The fields of a table whose keys are in `names`. Other keys than these and those in `also` are refused."""
     node.refuse_others({*names, *(also or ())})
     return {key: node[key] for key in node.mapping() if key in names}
-
-
-_COMMON_WORDS = {
-    *("nvidia", "tesla", "geforce", "amd", "intel", "r", "tm", "cpu", "gpu", "gb", "gib", "core", "processor"),
-    *("pcie", "sxm", "sxm2", "sxm3", "sxm4", "sxm5"),
-}
-"""Words in the names of devices that do not distinguish one device from another."""
-_KINDS = ("cpu", "cuda")
 
 
 def device_mismatch(profile: Profile, cluster: Cluster) -> str:

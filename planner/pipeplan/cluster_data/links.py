@@ -125,9 +125,11 @@ def _within(cluster: Cluster, number: int, level: Level, inside: LevelRates) -> 
     if number == 0:
         servers = [machine.inside for machine in cluster.machines]
         return LevelRates(
-            np.array([one.bandwidth * one.sendrecv_efficiency if one.count > 1 else np.inf for one in servers]),
-            np.array([one.bandwidth * one.allreduce_efficiency if one.count > 1 else np.inf for one in servers]),
-            np.array([one.latency_s if one.count > 1 else 0.0 for one in servers]),
+            np.array([level.bandwidth * level.sendrecv_efficiency if level.count > 1 else np.inf for level in servers]),
+            np.array(
+                [level.bandwidth * level.allreduce_efficiency if level.count > 1 else np.inf for level in servers]
+            ),
+            np.array([level.latency_s if level.count > 1 else 0.0 for level in servers]),
         )
     if level.count == 1:
         return inside

@@ -39,17 +39,19 @@ def with_faster_links(cluster: Cluster, index: int, factor: float, operation: st
     """
 
     def faster(level: Level) -> Level:
-        made = replace(level, bandwidth=level.bandwidth * factor)
+        changed_level = replace(level, bandwidth=level.bandwidth * factor)
         if operation == "all-reduce":
-            return replace(made, sendrecv_efficiency=level.sendrecv_efficiency / factor)
+            return replace(changed_level, sendrecv_efficiency=level.sendrecv_efficiency / factor)
         if operation == "send/recv":
-            return replace(made, allreduce_efficiency=level.allreduce_efficiency / factor)
-        return made
+            return replace(changed_level, allreduce_efficiency=level.allreduce_efficiency / factor)
+        return changed_level
 
     changed = _with_level(cluster, index, faster)
     if index != 1:
         return changed
-    return replace(changed, machines=tuple(replace(one, card=one.card * factor) for one in changed.machines))
+    return replace(
+        changed, machines=tuple(replace(machine, card=machine.card * factor) for machine in changed.machines)
+    )
 
 
 def with_memory(cluster: Cluster, size: int) -> Cluster:

@@ -120,7 +120,7 @@ def least_pace_of_shared_cores_s(problem: Problem) -> float:
 
 def _core_loads(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float, str], ...]:
     """For each server with more workers than cores: seconds per minibatch that its cores are busy, and their name."""
-    cluster, found = problem.cluster, []
+    cluster, loads = problem.cluster, []
     shared = cluster.shared_cores
     if not shared:
         return ()
@@ -128,15 +128,17 @@ def _core_loads(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float
     for first, stop, cores in shared:
         inside = [sum(first <= worker < stop for worker in stage.workers) for stage in plan.stages]
         total = math.fsum(count * time for count, time in zip(inside, times, strict=True))
-        found.append((total / cores, f"the {cores} cores of server {cluster.server_of(first)}"))
-    return tuple(found)
+        loads.append((total / cores, f"the {cores} cores of server {cluster.server_of(first)}"))
+    return tuple(loads)
 
 
 def _core_time_of_replica(plan: Plan, problem: Problem, links: Links, index: int) -> float:
     """Seconds that each replica of a stage computes per minibatch of the whole pipeline."""
     stage = plan.stages[index]
     units = [problem.units[unit] for unit in units_of(problem, stage)]
-    forward, backward = (sum(times) for times in zip(*((one.forward_s, one.backward_s) for one in units), strict=True))
+    forward, backward = (
+        sum(times) for times in zip(*((unit.forward_s, unit.backward_s) for unit in units), strict=True)
+    )
     work = (forward + formulas.backward_time(forward, backward, stage.recompute)) / problem.cluster.speed_of(
         stage.workers
     )

@@ -43,9 +43,11 @@ def ddp_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links) -> float
     (stage,) = plan.stages
     rate = links.allreduce_among(stage.workers)
     speed, layers = problem.cluster.speed_of(stage.workers), problem.profile.layers
-    again = sum(layer.forward_s for layer in layers) / speed if stage.recompute else 0.0
+    recompute_s = sum(layer.forward_s for layer in layers) / speed if stage.recompute else 0.0
     passes = [(layer.backward_s / speed, layer.parameter_bytes) for layer in reversed(layers)]
-    return _unhidden_s(passes, again, lambda size: float(formulas.ring_allreduce_time(stage.replicas, size, *rate)))
+    return _unhidden_s(
+        passes, recompute_s, lambda size: float(formulas.ring_allreduce_time(stage.replicas, size, *rate))
+    )
 
 
 def ddp_pace_s(plan: Plan, problem: Problem, links: Links, pass_s: float) -> float:
@@ -57,23 +59,23 @@ def ddp_pace_s(plan: Plan, problem: Problem, links: Links, pass_s: float) -> flo
         return 0.0
     exposed = ddp_exposed_allreduce_s(plan, problem, links)
     hidden = max(0.0, group_allreduce_time(plan, problem, links, 0) - exposed)
-    beside = (1.0 - problem.options.overlap) * hidden
-    return (pass_s + exposed + beside) / plan.stages[0].replicas
+    slowed_s = (1.0 - problem.options.overlap) * hidden
+    return (pass_s + exposed + slowed_s) / plan.stages[0].replicas
 
 
-def _unhidden_s(passes: Sequence[tuple[float, int]], again: float, ring: Callable[[int], float]) -> float:
+def _unhidden_s(passes: Sequence[tuple[float, int]], recompute_s: float, ring: Callable[[int], float]) -> float:
     """Seconds from the end of the backward pass until the last bucket is reduced.
 
-    `passes` gives (seconds, bytes of gradients) of the layers in the order of backward; the pass begins with `again`
-    seconds of recomputation. `ring` maps a bucket's bytes to the seconds of its all-reduce.
+    `passes` gives (seconds, bytes of gradients) of the layers in the order of backward; the pass begins with
+    `recompute_s` seconds of recomputation. `ring` maps a bucket's bytes to the seconds of its all-reduce.
     """
     remaining = sum(seconds for seconds, _ in passes)
     # Times are relative to the end of the pass, because the result is small compared with the pass.
-    through, filled, limit = -remaining - again, 0, FIRST_BUCKET_BYTES
+    reduced_s, filled, limit = -remaining - recompute_s, 0, FIRST_BUCKET_BYTES
     for number, (seconds, size) in enumerate(passes, 1):
         remaining = remaining - seconds if number < len(passes) else 0.0
         filled += size
         if filled >= limit:
-            through = max(through, -remaining) + ring(filled)
+            reduced_s = max(reduced_s, -remaining) + ring(filled)
             filled, limit = 0, BUCKET_BYTES
-    return max(0.0, max(through, 0.0) + ring(filled) if filled else through)
+    return max(0.0, max(reduced_s, 0.0) + ring(filled) if filled else reduced_s)

@@ -40,7 +40,7 @@ def assign_depths(plan: Plan, problem: Problem, pace_s: float) -> Plan:
 
 
 def _depths(times: Sequence[StageTimes], caps: Sequence[float], pace_s: float, waits: Sequence[float]) -> list[float]:
-    """The depths for a pace, computed from the last stage to the first; `most` caps each of them."""
+    """The depths for a pace, computed from the last stage to the first and limited by `caps`."""
     depths = [1.0]
     for index in range(len(times) - 2, -1, -1):
         stage, following = times[index], times[index + 1]

@@ -148,8 +148,8 @@ def check_structure(plan: Plan, problem: Problem) -> None:
                 raise InputError(f"the plan holds layer {name!r} in two stages")
     names = {layer.name for layer in problem.profile.layers}
     if names != stage_of.keys():
-        odd = sorted(names ^ stage_of.keys())[0]
-        raise InputError(f"the plan and the profile differ: layer {odd!r} is in only one of them")
+        differing = sorted(names ^ stage_of.keys())[0]
+        raise InputError(f"the plan and the profile differ: layer {differing!r} is in only one of them")
     for unit in problem.units:
         if len({stage_of[name] for name in unit.layers}) > 1:
             raise InputError(f"the plan separates layers that must share a stage: {', '.join(unit.layers[:4])}")
@@ -175,7 +175,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
     units = units_of(problem, stage)
     compute = float(formulas.compute_time(timing.pass_s, timing.replicas, 1.0))
     synchronisation = timing.allreduce_s / (minibatches_per_copy(plan) if _accumulates(plan) else timing.replicas)
-    together = formulas.overlapped(compute, synchronisation, problem.options.overlap)
+    overlapped_s = formulas.overlapped(compute, synchronisation, problem.options.overlap)
     memory, minibatch = _memory(plan, problem, index, units)
     level = 0
     for copy in range(plan.copies) if index + 1 < len(plan.stages) else ():
@@ -187,7 +187,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
         update_s=timing.update_s,
         compute_s=compute,
         synchronisation_s=synchronisation,
-        stage_s=compute if _flushes(plan) else float(together),
+        stage_s=compute if _flushes(plan) else float(overlapped_s),
         boundary_level=level,
         boundary_bytes=timing.sent_bytes,
         boundary_gradient_bytes=timing.returned_bytes,
@@ -249,8 +249,8 @@ def _memory(plan: Plan, problem: Problem, index: int, unit_indices: list[int]) -
         parameters, stage.replicas
     )
     once = formulas.recompute_memory(saved, sent[0], stage.recompute)
-    each = formulas.memory_per_depth(0, saved, received[0], sent[0], recompute=stage.recompute)
-    return float(fixed + weights + once + stage.depth * each), float(each)
+    per_minibatch = formulas.memory_per_depth(0, saved, received[0], sent[0], recompute=stage.recompute)
+    return float(fixed + weights + once + stage.depth * per_minibatch), float(per_minibatch)
 
 
 def memory_excess_message(evaluation: Evaluation) -> str:

@@ -115,9 +115,9 @@ def _depth_bound(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[f
 def _longest_exposed(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> float:
     """The longest exposed all-reduce of any stage. The work that hides it is charged at the fastest device's speed."""
     fastest = max(device.speed for device in problem.cluster.devices)
-    before, exposed = 0.0, 0.0
-    for stage, found in zip(plan.stages, times, strict=True):
-        exposed = max(exposed, float(formulas.flush_exposed(found.allreduce_s, before / fastest)))
+    work_before, exposed = 0.0, 0.0
+    for stage, stage_times in zip(plan.stages, times, strict=True):
+        exposed = max(exposed, float(formulas.flush_exposed(stage_times.allreduce_s, work_before / fastest)))
         units = [problem.units[unit] for unit in units_of(problem, stage)]
-        before += sum(unit.forward_s + unit.backward_s for unit in units)
+        work_before += sum(unit.forward_s + unit.backward_s for unit in units)
     return exposed

@@ -45,7 +45,7 @@ def layout_dag(profile: Profile) -> DagLayout:
     below: dict[PointKey, list[PointKey]] = defaultdict(list)
     routes = {}
     for source, target in arrows:
-        points: list[PointKey] = [(source, target, at) for at in range(rank[source] + 1, rank[target])]
+        points: list[PointKey] = [(source, target, position) for position in range(rank[source] + 1, rank[target])]
         for point in points:
             rows[point[2]].append(point)
         route = [(source, source, -1), *points, (target, target, -1)]
@@ -55,14 +55,14 @@ def layout_dag(profile: Profile) -> DagLayout:
             above[lower].append(upper)
     _untangle(rows, above, below)
     width = max(map(len, rows))
-    at = {
+    position = {
         key: (place + (width - len(row)) / 2, number)
         for number, row in enumerate(rows)
         for place, key in enumerate(row)
     }
     return DagLayout(
-        place={layer.name: at[layer.name, layer.name, -1] for layer in profile.layers},
-        paths={arrow: [at[key] for key in route] for arrow, route in routes.items()},
+        place={layer.name: position[layer.name, layer.name, -1] for layer in profile.layers},
+        paths={arrow: [position[key] for key in route] for arrow, route in routes.items()},
         width=width,
         ranks=len(rows),
     )

@@ -1,6 +1,6 @@
 """Folds the chains of a profile's DAG into single nodes, which leaves its branches and the expensive layers.
 
-Finds equal consecutive blocks of a model, such as 32 transformer blocks, so that one can stand for all.
+Of equal consecutive blocks, such as 32 transformer blocks, one can stand for all; `repeated_blocks` finds them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ EXPENSIVE_SHARE = 0.5
 """Share of the total time that the expensive layers take together."""
 EQUAL_TIME_RATIO = 0.99
 """Ratio of two times from which on they count as equal."""
+MIN_REPEATS, MAX_BLOCK = 3, 60
+"""Smallest number of equal blocks in a row, and largest number of chains in a block."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +100,6 @@ def _in_order(profile: Profile, before: dict[str, list[str]], after: dict[str, l
     return ordered
 
 
-MIN_REPEATS, MAX_BLOCK = 3, 60
-"""Smallest number of equal blocks in a row, and largest number of chains in a block."""
-
-
 @dataclass(frozen=True)
 class RepeatedBlock:
     """A block of chains, `start` … `start + period - 1`, that occurs `times` times in a row."""
@@ -118,16 +116,16 @@ class RepeatedBlock:
 
 def repeated_blocks(chains: Sequence[Chain]) -> list[RepeatedBlock]:
     """Repeated blocks from the first chain on. Each covers as many chains as possible."""
-    found: list[RepeatedBlock] = []
-    at = 0
-    while at < len(chains):
-        best = max((_longest_repeat(chains, at, period) for period in range(1, MAX_BLOCK + 1)), key=_covered)
+    blocks: list[RepeatedBlock] = []
+    position = 0
+    while position < len(chains):
+        best = max((_longest_repeat(chains, position, period) for period in range(1, MAX_BLOCK + 1)), key=_covered)
         if best.times >= MIN_REPEATS:
-            found.append(best)
-            at = best.end
+            blocks.append(best)
+            position = best.end
         else:
-            at += 1
-    return found
+            position += 1
+    return blocks
 
 
 def _covered(repeat: RepeatedBlock) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Draws the DAG of a profile in the terminal: one line for every chain and for every expensive layer.
 
-Draws a DAG as `git log --graph` draws commits: one line per node, and a lane per output with consumers below.
+It is drawn as `git log --graph` draws commits: one line per node, and a lane per output with consumers below.
 
 ● a        a has an output that b and c read
 ├─● b      b reads a's output, and c will read it too
@@ -21,6 +21,73 @@ from pipeplan.util.text import one_line
 NODE_MARK, EXPENSIVE_NODE_MARK = "○", "●"
 MAX_DRAWN_LANES = 16
 """Number of lanes that are drawn. Further ones exist, but are not shown."""
+BAR_WIDTH = 10
+"""Characters of the longest bar."""
+MIN_NAME_WIDTH = 12
+"""Smallest number of characters for a name."""
+MAX_LINES = 100
+"""Number of lines above which equal blocks are drawn once."""
+
+
+def dag_lines(profile: Profile, width: int) -> list[Text]:
+    """Lines of at most `width` characters. The layers that take half of the time are marked and coloured.
+
+    If there would be very many lines, the expensive layers have no lines of their own, and only the first of several
+    equal blocks is drawn.
+    """
+    hot = set(most_expensive_layers(profile))
+    nodes = fold_chains(profile, hot)
+    elided: list[RepeatedBlock] = []
+    if len(nodes) > MAX_LINES:
+        nodes = fold_chains(profile)
+        elided = repeated_blocks(nodes)
+    marked = [any(layer.name in hot for layer in chain.layers) for chain in nodes]
+    drawn = graph_lanes([chain.reads for chain in nodes], marked)
+    whole = profile.total_s or 1.0
+    rows = [
+        _Row(line, chain, chain.total_s / whole, mark) for line, chain, mark in zip(drawn, nodes, marked, strict=True)
+    ]
+    for repeat in reversed(elided):
+        first = repeat.start + repeat.period
+        share = sum(row.share for row in rows[first : repeat.end])
+        last = one_line(nodes[repeat.end - 1].layers[-1].name)
+        rows[first : repeat.end] = [_Row("⋮", f"{repeat.times - 1} times more, as far as {last}", share, False)]
+    largest = max(row.share for row in rows) or 1.0
+    return [_text(row, width, largest) for row in rows]
+
+
+@dataclass(frozen=True)
+class _Row:
+    lanes: str
+    label: Chain | str
+    share: float
+    marked: bool
+
+
+def _text(row: _Row, width: int, largest: float) -> Text:
+    room = max(MIN_NAME_WIDTH, width - BAR_WIDTH - 10 - len(row.lanes))
+    name = row.label if isinstance(row.label, str) else _name(row.label, room)
+    text = Text.assemble((f"{row.lanes} ", "" if row.marked else "dim"))
+    text.append(_cut(name, room).ljust(room), "bold red" if row.marked else "")
+    text.append(f" {row.share:6.1%} ")
+    text.append("█" * round(BAR_WIDTH * row.share / largest), "red" if row.marked else "blue")
+    text.rstrip()
+    return text
+
+
+def _name(chain: Chain, room: int) -> str:
+    first, last = one_line(chain.layers[0].name), one_line(chain.layers[-1].name)
+    if len(chain.layers) == 1:
+        return _cut(first, room)
+    count = f" ({len(chain.layers)} layers)"
+    half = max(3, (room - len(count) - 3) // 2)
+    over = max(0, half - len(last)), max(0, half - len(first))
+    return f"{_cut(first, half + over[0])} … {_cut(last, half + over[1])}{count}"
+
+
+def _cut(name: str, room: int) -> str:
+    """A name in `room` characters. Its beginning is cut off, because its end tells more."""
+    return name if len(name) <= room else "…" + name[len(name) - room + 1 :]
 
 
 @dataclass
@@ -112,72 +179,3 @@ def _cell(columns: list[_Lane | None], column: int, place: int, inputs: list[int
 def _outermost(column: int, place: int, inputs: list[int]) -> bool:
     """Whether no input lies beyond the column, seen from the node."""
     return column == (min(inputs) if column < place else max(inputs))
-
-
-BAR_WIDTH = 10
-"""Characters of the longest bar."""
-MIN_NAME_WIDTH = 12
-"""Smallest number of characters for a name."""
-MAX_LINES = 100
-"""Number of lines above which equal blocks are drawn once."""
-
-
-def dag_lines(profile: Profile, width: int) -> list[Text]:
-    """Lines of at most `width` characters. The layers that take half of the time are marked and coloured.
-
-    If there would be very many lines, the expensive layers have no lines of their own, and only the first of several
-    equal blocks is drawn.
-    """
-    hot = set(most_expensive_layers(profile))
-    nodes = fold_chains(profile, hot)
-    elided: list[RepeatedBlock] = []
-    if len(nodes) > MAX_LINES:
-        nodes = fold_chains(profile)
-        elided = repeated_blocks(nodes)
-    marked = [any(layer.name in hot for layer in chain.layers) for chain in nodes]
-    drawn = graph_lanes([chain.reads for chain in nodes], marked)
-    whole = profile.total_s or 1.0
-    rows = [
-        _Row(line, chain, chain.total_s / whole, mark) for line, chain, mark in zip(drawn, nodes, marked, strict=True)
-    ]
-    for repeat in reversed(elided):
-        first = repeat.start + repeat.period
-        share = sum(row.share for row in rows[first : repeat.end])
-        last = one_line(nodes[repeat.end - 1].layers[-1].name)
-        rows[first : repeat.end] = [_Row("⋮", f"{repeat.times - 1} times more, as far as {last}", share, False)]
-    largest = max(row.share for row in rows) or 1.0
-    return [_text(row, width, largest) for row in rows]
-
-
-@dataclass(frozen=True)
-class _Row:
-    lanes: str
-    label: Chain | str
-    share: float
-    marked: bool
-
-
-def _text(row: _Row, width: int, largest: float) -> Text:
-    room = max(MIN_NAME_WIDTH, width - BAR_WIDTH - 10 - len(row.lanes))
-    name = row.label if isinstance(row.label, str) else _name(row.label, room)
-    text = Text.assemble((f"{row.lanes} ", "" if row.marked else "dim"))
-    text.append(_cut(name, room).ljust(room), "bold red" if row.marked else "")
-    text.append(f" {row.share:6.1%} ")
-    text.append("█" * round(BAR_WIDTH * row.share / largest), "red" if row.marked else "blue")
-    text.rstrip()
-    return text
-
-
-def _name(chain: Chain, room: int) -> str:
-    first, last = one_line(chain.layers[0].name), one_line(chain.layers[-1].name)
-    if len(chain.layers) == 1:
-        return _cut(first, room)
-    count = f" ({len(chain.layers)} layers)"
-    half = max(3, (room - len(count) - 3) // 2)
-    over = max(0, half - len(last)), max(0, half - len(first))
-    return f"{_cut(first, half + over[0])} … {_cut(last, half + over[1])}{count}"
-
-
-def _cut(name: str, room: int) -> str:
-    """A name in `room` characters. Its beginning is cut off, because its end tells more."""
-    return name if len(name) <= room else "…" + name[len(name) - room + 1 :]

@@ -97,11 +97,11 @@ def _robustness(
         problem = replace(problem, profile=sensitivity.with_spread(problem.profile, wishes.spread))
     if wishes.samples == 0 or not sensitivity.has_spread(problem.profile):
         return None
-    found = []
+    samples = []
     for sample in sensitivity.draw_samples(problem, plan, wishes.samples, wishes.seed, maximum_cuts):
-        found.append(sample)
-        progress(f"drawing the times again: {len(found)} of {wishes.samples}")
-    return Robustness(tuple(found), plan.config, wishes.seed, wishes.spread)
+        samples.append(sample)
+        progress(f"drawing the times again: {len(samples)} of {wishes.samples}")
+    return Robustness(tuple(samples), plan.config, wishes.seed, wishes.spread)
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
@@ -129,8 +129,13 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         else {"config": second.plan.config, "minibatch_s": second.pace_s, "behind": second.behind, "part": second.part},
         "second_choice_exact": explanation.alternatives.exact,
         "alternatives": [
-            {"config": one.plan.config, "minibatch_s": one.pace_s, "behind": one.behind, "part": one.part}
-            for one in explanation.alternatives.found
+            {
+                "config": alternative.plan.config,
+                "minibatch_s": alternative.pace_s,
+                "behind": alternative.behind,
+                "part": alternative.part,
+            }
+            for alternative in explanation.alternatives.found
         ],
         "searched": list(explanation.alternatives.searched),
         "what_if": [

@@ -54,9 +54,11 @@ def _layers(diagnosis: Diagnosis) -> Table:
     table.add_column("too large for a device, alone", overflow="fold")
     for heading in ("needs", f"of {show_size(diagnosis.capacity_bytes)}, missing"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in diagnosis.oversized[:MOST_LAYERS]:
-        name = one.name if len(one.layers) == 1 else f"{one.name} and {len(one.layers) - 1} that must be with it"
-        table.add_row(Text(one_line(name)), show_size(one.needs_bytes), show_size(one.missing_bytes))
+    for group in diagnosis.oversized[:MOST_LAYERS]:
+        name = (
+            group.name if len(group.layers) == 1 else f"{group.name} and {len(group.layers) - 1} that must be with it"
+        )
+        table.add_row(Text(one_line(name)), show_size(group.needs_bytes), show_size(group.missing_bytes))
     return table
 
 
@@ -76,8 +78,8 @@ def diagnosis_json(problem: Problem, diagnosis: Diagnosis) -> dict[str, Any]:
         "why": diagnosis.text,
         "capacity_bytes": diagnosis.capacity_bytes if problem.options.memory else None,
         "oversized": [
-            {"layers": list(one.layers), "needs_bytes": one.needs_bytes, "missing_bytes": one.missing_bytes}
-            for one in diagnosis.oversized
+            {"layers": list(group.layers), "needs_bytes": group.needs_bytes, "missing_bytes": group.missing_bytes}
+            for group in diagnosis.oversized
         ],
         "enough_memory": None
         if enough is None

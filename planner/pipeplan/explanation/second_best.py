@@ -66,28 +66,35 @@ def find_alternatives(
     best plan, or if no such plan exists (`_parts_are_exhaustive`). Without `each`, and for large problems, only few
     parts are searched.
     """
-    found: list[Alternative] = []
+    alternatives: list[Alternative] = []
     searched = []
     each = each and _small(problem, cuts)
     enough = ENOUGH if each else 1
     for part, options in search_parts(problem, best, each=each):
-        if len(found) >= enough and _paces(found)[enough - 1] <= pace_s * (1 + TOLERANCE):
+        if len(alternatives) >= enough and _paces(alternatives)[enough - 1] <= pace_s * (1 + TOLERANCE):
             break
         progress(f"looking for a second choice: {part}")
         try:
             restricted = replace(problem, options=options)
-            hopeless = len(found) >= ENOUGH and _bound(restricted, cuts) > _paces(found)[ENOUGH - 1]
+            hopeless = len(alternatives) >= ENOUGH and _bound(restricted, cuts) > _paces(alternatives)[ENOUGH - 1]
             rival = None if hopeless else best_plan(restricted, cuts)
         except InputError:
             continue
         searched.append(part)
         if rival is not None and rival.plan.config != best.config:
-            found.append(Alternative(part, rival.plan, rival.pace_s, rival.pace_s / pace_s - 1))
-    found = _distinct(sorted(found, key=lambda one: (one.pace_s, len(one.plan.stages), one.plan.config)))
-    tied = bool(found) and found[0].pace_s <= pace_s * (1 + TOLERANCE)
+            alternatives.append(Alternative(part, rival.plan, rival.pace_s, rival.pace_s / pace_s - 1))
+    alternatives = _distinct(
+        sorted(
+            alternatives,
+            key=lambda alternative: (alternative.pace_s, len(alternative.plan.stages), alternative.plan.config),
+        )
+    )
+    tied = bool(alternatives) and alternatives[0].pace_s <= pace_s * (1 + TOLERANCE)
     known = tied or (each and _parts_are_exhaustive(problem, best))
-    certain = cuts.complete and not any(_contended(plan, problem) for plan in [best, *(one.plan for one in found[:1])])
-    return Alternatives(tuple(found[:ENOUGH]), tuple(searched), certain and known)
+    certain = cuts.complete and not any(
+        _contended(plan, problem) for plan in [best, *(alternative.plan for alternative in alternatives[:1])]
+    )
+    return Alternatives(tuple(alternatives[:ENOUGH]), tuple(searched), certain and known)
 
 
 def _contended(plan: Plan, problem: Problem) -> bool:
@@ -101,8 +108,8 @@ def _bound(problem: Problem, cuts: Cuts) -> float:
     return dynamic_program.solve(replace(problem, options=replace(problem.options, memory=False)), cuts).bound_s
 
 
-def _paces(found: list[Alternative]) -> list[float]:
-    return sorted(one.pace_s for one in found)
+def _paces(alternatives: list[Alternative]) -> list[float]:
+    return sorted(alternative.pace_s for alternative in alternatives)
 
 
 def _small(problem: Problem, cuts: Cuts) -> bool:
@@ -149,9 +156,9 @@ def _parts_are_exhaustive(problem: Problem, best: Plan) -> bool:
     return (len(best.stages) == 1 and best.busy == most) or (options.max_replicas == 1 and not options.allow_copies)
 
 
-def _distinct(found: list[Alternative]) -> list[Alternative]:
+def _distinct(alternatives: list[Alternative]) -> list[Alternative]:
     """The first, and so the best, alternative of every configuration."""
     kept: dict[str, Alternative] = {}
-    for one in found:
-        kept.setdefault(one.plan.config, one)
+    for alternative in alternatives:
+        kept.setdefault(alternative.plan.config, alternative)
     return list(kept.values())

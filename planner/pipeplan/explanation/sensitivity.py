@@ -1,6 +1,7 @@
-"""Robustness of a plan against the spread of the measured times, which are drawn anew from their distributions.
+"""How a plan and its pace depend on the measured times and on the cluster.
 
-Gains of other machines: the problem is solved again with one property of the cluster changed.
+For its robustness against the spread of the measured times, the times are drawn anew from their distributions. For the
+gains of other machines, the problem is solved again with one property of the cluster changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The explanation that `pipeplan explain` prints, within 80 columns.
-
-Bars for the stages of a plan: the shares of the pace spent computing and communicating, and of the memory.
-"""
+"""The explanation that `pipeplan explain` prints, within 80 columns."""
 
 from __future__ import annotations
 
@@ -25,6 +22,39 @@ MOST_STAGES = 16
 BAR = 10
 """Columns of a bar for 100%."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+MOST_LOADS = 6
+LONGEST_CONFIG = 19
+MATTERS = 1e-3
+"""Relative gains below this count as none."""
+
+
+def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
+    """An explanation as lines and tables, each to be printed from a line of its own."""
+    problem, score = explanation.problem, explanation.evaluation
+    purpose = "inference" if explanation.plan.inference else "training"
+    yield Text.assemble(
+        (f"Plan {short_config(explanation.plan.config, 40)}", "bold"),
+        f" for {purpose} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
+        f"{one_line(problem.cluster.name)} ({describe_cluster(problem.cluster)}): "
+        f"{show_time(score.pace_s)} a minibatch",
+    )
+    if explanation.behind_best:
+        slower = f"It is {explanation.behind_best:.1%} slower than the best plan, {explanation.best.plan.config}."
+        yield Text(slower, "yellow")
+    yield from _heading(f"What bounds the pace: {score.bound}")
+    yield _loads(explanation)
+    yield from _heading("What each stage takes of the pace" + (", and of the memory" if problem.options.memory else ""))
+    yield from stage_bars(score, explanation.plan.copies, problem.options.memory)
+    yield from _heading("Where the time goes")
+    # A fourth column would be too wide for most terminals.
+    yield _anatomies(tuple(anatomy for anatomy in explanation.anatomies if anatomy.name != UNIFORM_GRID))
+    yield from baseline_reasons(explanation.anatomies, problem.capacity)
+    yield from _heading("Second choice")
+    yield from _alternatives(explanation)
+    yield from _heading("What would help")
+    yield _effects(explanation.effects)
+    yield from _heading("How firmly it stands")
+    yield _robustness(explanation.robustness)
 
 
 def stage_bars(score: Evaluation, copies: int, limited: bool) -> Iterator[Table | str]:
@@ -60,41 +90,6 @@ def share_bar(share: float, colour: str) -> Text:
     eighths = max(1, round(min(share, 1.0) * BAR * 8))
     drawn = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
     return Text.assemble((drawn.ljust(BAR), colour), f" {share:>4.0%}")
-
-
-MOST_LOADS = 6
-LONGEST_CONFIG = 19
-MATTERS = 1e-3
-"""Relative gains below this count as none."""
-
-
-def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
-    """An explanation as lines and tables, each to be printed from a line of its own."""
-    problem, score = explanation.problem, explanation.evaluation
-    purpose = "inference" if explanation.plan.inference else "training"
-    yield Text.assemble(
-        (f"Plan {short_config(explanation.plan.config, 40)}", "bold"),
-        f" for {purpose} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
-        f"{one_line(problem.cluster.name)} ({describe_cluster(problem.cluster)}): "
-        f"{show_time(score.pace_s)} a minibatch",
-    )
-    if explanation.behind_best:
-        slower = f"It is {explanation.behind_best:.1%} slower than the best plan, {explanation.best.plan.config}."
-        yield Text(slower, "yellow")
-    yield from _heading(f"What bounds the pace: {score.bound}")
-    yield _loads(explanation)
-    yield from _heading("What each stage takes of the pace" + (", and of the memory" if problem.options.memory else ""))
-    yield from stage_bars(score, explanation.plan.copies, problem.options.memory)
-    yield from _heading("Where the time goes")
-    # A fourth column would be too wide for most terminals.
-    yield _anatomies(tuple(anatomy for anatomy in explanation.anatomies if anatomy.name != UNIFORM_GRID))
-    yield from baseline_reasons(explanation.anatomies, problem.capacity)
-    yield from _heading("Second choice")
-    yield from _alternatives(explanation)
-    yield from _heading("What would help")
-    yield _effects(explanation.effects)
-    yield from _heading("How firmly it stands")
-    yield _robustness(explanation.robustness)
 
 
 def _heading(text: str) -> tuple[str, Text]:
@@ -161,21 +156,24 @@ def _named(name: str) -> str:
 
 
 def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
-    others = explanation.alternatives
-    if others.second is None:
+    alternatives = explanation.alternatives
+    if alternatives.second is None:
         yield "There is no plan of another configuration in what was searched."
     else:
         table = _table("configuration", "a minibatch", "behind", "searched among")
-        for one in others.found:
-            behind = f"{one.behind:+.1%}" if abs(one.behind) > MATTERS else "0%"
+        for alternative in alternatives.found:
+            behind = f"{alternative.behind:+.1%}" if abs(alternative.behind) > MATTERS else "0%"
             table.add_row(
-                Text(short_config(one.plan.config, LONGEST_CONFIG)), show_time(one.pace_s), behind, Text(one.part)
+                Text(short_config(alternative.plan.config, LONGEST_CONFIG)),
+                show_time(alternative.pace_s),
+                behind,
+                Text(alternative.part),
             )
         yield table
-    if others.exact:
+    if alternatives.exact:
         yield "No other configuration is better than the first of these."
     else:
-        yield f"Searched: {'; '.join(merged_parts(others.searched))}. {_left_out(explanation)}"
+        yield f"Searched: {'; '.join(merged_parts(alternatives.searched))}. {_left_out(explanation)}"
 
 
 def _left_out(explanation: Explanation) -> str:

@@ -112,17 +112,17 @@ class ResourceLoad:
 def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[ResourceLoad]:
     """The resources of a plan, busiest first; with a flush, the parts of a batch, whose sum is the pace."""
     if score.batch is not None:
-        found = _parts(plan, score.batch)
+        loads = _parts(plan, score.batch)
     else:
-        found = _resources(plan, score)
+        loads = _resources(plan, score)
         if problem.options.contention:
             seconds, name = contention.card_loads(plan, problem, Links.of(problem.cluster)).busiest()
-            found.append(ResourceLoad(name, seconds))
+            loads.append(ResourceLoad(name, seconds))
             if score.bound == WAITS_FOR_UPDATE:
-                found.append(ResourceLoad(WAITS_FOR_UPDATE, score.pace_s))
+                loads.append(ResourceLoad(WAITS_FOR_UPDATE, score.pace_s))
     # Among equally busy resources, the one that the evaluator names as the bound comes first.
     return sorted(
-        (load for load in found if load.seconds > 0), key=lambda load: (-load.seconds, load.name != score.bound)
+        (load for load in loads if load.seconds > 0), key=lambda load: (-load.seconds, load.name != score.bound)
     )
 
 
@@ -139,7 +139,7 @@ def _parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
 
 
 def _resources(plan: Plan, score: Evaluation) -> list[ResourceLoad]:
-    found = (
+    loads = (
         [ResourceLoad("synchronisation among the copies of the pipeline", score.copies_s)] if plan.copies > 1 else []
     )
     for number, stage in enumerate(score.stages, start=1):
@@ -149,8 +149,8 @@ def _resources(plan: Plan, score: Evaluation) -> list[ResourceLoad]:
             compute_s = stage.stage_s
         else:
             synchronisation_s = stage.stage_s
-        found.append(ResourceLoad(f"compute of stage {number}", compute_s / plan.copies))
-        found.append(ResourceLoad(f"gradient synchronisation of stage {number}", synchronisation_s / plan.copies))
-        found.append(ResourceLoad(f"traffic from stage {number} to stage {number + 1}", stage.boundary_s / plan.copies))
-        found.append(ResourceLoad(f"minibatches in flight at stage {number}", stage.depth_s / plan.copies))
-    return found
+        loads.append(ResourceLoad(f"compute of stage {number}", compute_s / plan.copies))
+        loads.append(ResourceLoad(f"gradient synchronisation of stage {number}", synchronisation_s / plan.copies))
+        loads.append(ResourceLoad(f"traffic from stage {number} to stage {number + 1}", stage.boundary_s / plan.copies))
+        loads.append(ResourceLoad(f"minibatches in flight at stage {number}", stage.depth_s / plan.copies))
+    return loads

@@ -40,7 +40,7 @@ class ModuleBoundaries:
     def splits(self) -> dict[int, ModuleSplit]:
         """The places where a module begins or ends, with that module. Modules that are called twice do not count."""
         splits: dict[int, ModuleSplit] = {}
-        for path, (first, last) in sorted(self._modules.items(), key=lambda one: (one[0].count("."), one[1])):
+        for path, (first, last) in sorted(self._modules.items(), key=lambda entry: (entry[0].count("."), entry[1])):
             # People find a beginning easier to read than an end, and an outer module easier than one inside it.
             if first and not (first in splits and splits[first].before):
                 splits[first] = ModuleSplit(path, before=True)

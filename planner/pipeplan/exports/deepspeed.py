@@ -97,12 +97,12 @@ class DeepSpeed:
 TARGET = DeepSpeed()
 
 
-def _chain(to: DeepSpeed, profile: Profile) -> tuple[ChainItem, ...]:
+def _chain(target: DeepSpeed, profile: Profile) -> tuple[ChainItem, ...]:
     """The model as a list of layers. Raises `InputError` in the name of the target."""
     try:
         return chain_of(profile)
     except InputError as error:
-        raise InputError(f"{to.title} cannot cut this model: {error}") from None
+        raise InputError(f"{target.title} cannot cut this model: {error}") from None
 
 
 def _starts(problem: Problem, plan: Plan) -> list[ChainItem | None]:

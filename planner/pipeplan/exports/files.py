@@ -1,11 +1,4 @@
-"""The comment at the head of every exported file: its origin, its plan, and the version of the trainer.
-
-Literals in generated Python.
-
-The torchrun commands that start an exported script.
-
-The servers that a grid of workers runs on, and its devices on each of them.
-"""
+"""Parts of exported files: the comment at their head, Python literals, and the torchrun commands to start a script."""
 
 from __future__ import annotations
 
@@ -18,20 +11,19 @@ from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
 
+WIDTH = 88
+"""Default line width of Python formatters."""
 
-def header_lines(to: ExportTarget, problem: Problem, plan: Plan) -> list[str]:
+
+def header_lines(target: ExportTarget, problem: Problem, plan: Plan) -> list[str]:
     """Lines for a comment, without control characters whatever the names contain."""
     model, cluster = problem.profile.model_name or "a model without a name", problem.cluster.name
     accumulate = f", {plan.accumulate} minibatches per update" if plan.accumulate else ""
     settings = f"minibatch {problem.profile.minibatch}, schedule {plan.schedule}{accumulate}"
     return [
-        one_line(f"Made by pipeplan {__version__} for {to.title}."),
+        one_line(f"Made by pipeplan {__version__} for {target.title}."),
         one_line(f"The plan {plan.config} of {model} on {cluster}: {settings}."),
     ]
-
-
-WIDTH = 88
-"""Default line width of Python formatters."""
 
 
 def python_literal(value: object) -> str:
@@ -75,7 +67,7 @@ def torchrun_commands(cluster: Cluster, workers: int, script: str, *, before: st
     rest = "--node-rank RANK --master-addr HOST --master-port 29500"
     lines = []
     for size in dict.fromkeys(sizes):
-        numbers = [str(index) for index, one in enumerate(sizes) if one == size]
+        numbers = [str(index) for index, other_size in enumerate(sizes) if other_size == size]
         who = "every server" if len(numbers) == len(sizes) else f"server {', '.join(numbers)}"
         run = f"{start} --nnodes {len(sizes)} --nproc-per-node {size} {rest} {script}"
         lines.append(f"on {who} (RANK is its number from 0, HOST the first): {run}")

@@ -1,10 +1,8 @@
-"""Plans whose stages follow the order of the model's forward(), each reading tensors of the stage before only.
-
-A model as DeepSpeed sees it: a list of layers, each of which reads the output of the one before.
+"""A model as DeepSpeed sees it: a list of layers, each of which reads the output of the one before.
 
 Such a list can be cut between two layers if the output of a single layer crosses the cut, and if no later layer reads
 the inputs of the model. Outputs that need no gradient may cross too, such as masks and positions: a later stage can
-compute them again.
+compute them again. The stages of a plan must follow the order of the model's forward().
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 
 
-def cut_places(to: ExportTarget, boundaries: ModuleBoundaries, problem: Problem, plan: Plan) -> list[int]:
+def cut_places(target: ExportTarget, boundaries: ModuleBoundaries, problem: Problem, plan: Plan) -> list[int]:
     """The places at which a plan cuts the order of the layers.
 
     Raises `InputError` if stages do not follow this order, if a boundary is not in `boundaries.splits`, and if a tensor
@@ -35,28 +33,30 @@ def cut_places(to: ExportTarget, boundaries: ModuleBoundaries, problem: Problem,
         before += stage.layers
         place = boundaries.place(before)
         if place is None:
-            raise refusal(to, plan, f"the layers of stages 1 to {number} are not the first that the model computes")
+            raise refusal(target, plan, f"the layers of stages 1 to {number} are not the first that the model computes")
         if place not in boundaries.splits:
-            left, right = (problem.profile.layers[one].name for one in (place - 1, place))
+            left, right = (problem.profile.layers[index].name for index in (place - 1, place))
             reason = f"it cuts between {left!r} and {right!r}, where no module that is called once begins or ends"
-            raise refusal(to, plan, reason)
+            raise refusal(target, plan, reason)
         places.append(place)
     for place, following in itertools.pairwise(places):
         skipping = boundaries.crossing[place] & boundaries.crossing[following]
         if skipping:
             passed = places.index(following) + 1
-            raise refusal(to, plan, f"the tensor {min(skipping)!r} skips stage {passed} on its way to a later one")
+            raise refusal(target, plan, f"the tensor {min(skipping)!r} skips stage {passed} on its way to a later one")
     return places
 
 
 def restrict_to_places(
-    to: ExportTarget, boundaries: ModuleBoundaries, places: Sequence[int], options: Options
+    target: ExportTarget, boundaries: ModuleBoundaries, places: Sequence[int], options: Options
 ) -> Options:
     """The options under which stages begin at these places only. Raises `InputError` if there are no places."""
     if not boundaries.splits:
-        raise InputError(f"{to.title} cuts at modules, and the profile does not name the modules of its layers")
+        raise InputError(f"{target.title} cuts at modules, and the profile does not name the modules of its layers")
     if not places:
-        raise InputError(f"{to.title} cannot cut this model: a tensor would skip a stage wherever its modules begin")
+        raise InputError(
+            f"{target.title} cannot cut this model: a tensor would skip a stage wherever its modules begin"
+        )
     names = [layer.name for layer in boundaries.profile.layers]
     groups = (tuple(names[first:stop]) for first, stop in itertools.pairwise([0, *places, len(names)]))
     return replace(options, together=(*options.together, *(group for group in groups if len(group) > 1)))

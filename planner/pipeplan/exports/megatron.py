@@ -91,12 +91,12 @@ class Megatron:
 TARGET = Megatron()
 
 
-def _stack(to: Megatron, profile: Profile) -> BlockStack:
+def _stack(target: Megatron, profile: Profile) -> BlockStack:
     """The model as a list of blocks. Raises `InputError` in the name of the target."""
     try:
         return stack_of(profile)
     except InputError as error:
-        raise InputError(f"{to.title} cannot train this model: {error}") from None
+        raise InputError(f"{target.title} cannot train this model: {error}") from None
 
 
 def _groups(stack: BlockStack) -> tuple[tuple[str, ...], ...]:

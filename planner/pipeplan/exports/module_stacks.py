@@ -37,7 +37,7 @@ class BlockStack:
 def list_member(layer: Layer) -> tuple[str, int] | None:
     """The path of the list of modules that a layer belongs to, and its index there. None if there is no list.
 
-    Of directly nested lists it is the inner one (`stages.0.1`). A list further inside a member does not count
+    If lists are nested directly, it is the inner one (`stages.0.1`). A list further inside a member does not count
     (`layers.3.experts.2`).
     """
     parts = (layer.module or layer.name.partition("#")[0]).split(".")
@@ -144,13 +144,13 @@ def _closure(
     following: dict[str, list[str]] = {}
     for source, target in map(along, arrows):
         following.setdefault(source, []).append(target)
-    found, waiting = set(names), list(names)
+    closed, waiting = set(names), list(names)
     while waiting:
         for name in following.get(waiting.pop(), ()):
-            if name not in found:
-                found.add(name)
+            if name not in closed:
+                closed.add(name)
                 waiting.append(name)
-    return found
+    return closed
 
 
 def _no_stack(profile: Profile) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pipeplan.exports import target
-from pipeplan.exports.target import ExportFile, ExportTarget
+from pipeplan.exports.target import ExportFile, ExportTarget, export_files
 from pipeplan.plan.schedules import FLUSHING, STASHING
 from pipeplan.planning.fast import best_plan
 from pipeplan.planning.solve import Outcome
@@ -19,17 +18,18 @@ from pipeplan.problem.problem import Options, Problem
 class TargetedProblem:
     """A target, and the problem without the restrictions of the target."""
 
-    to: ExportTarget
-    free: Problem
+    target: ExportTarget
+    unrestricted: Problem
 
     @property
     def problem(self) -> Problem:
         """The problem restricted to plans that the target can express. Raises `InputError` if there are none."""
-        return replace(self.free, options=self.to.restrict(self.free.profile, self.free.options))
+        problem = self.unrestricted
+        return replace(problem, options=self.target.restrict(problem.profile, problem.options))
 
     def files(self, outcome: Outcome) -> Mapping[str, ExportFile]:
         """The files that the target reads. Raises `InputError` if it cannot express the plan after all."""
-        return target.export_files(self.to, outcome.problem, outcome.plan)
+        return export_files(self.target, outcome.problem, outcome.plan)
 
     def cost(self, outcome: Outcome, maximum_cuts: int) -> str:
         """The cost of the restriction as a sentence: the best plans without it, and how much faster they are.
@@ -37,17 +37,20 @@ class TargetedProblem:
         One has the schedule of the target, the other pipeplan's default one. Only the dynamic program looks for them.
         """
         # The user's limit on workers holds for these plans too: it is no cost of the target.
-        free = replace(self.free.options, max_workers=outcome.problem.options.max_workers)
-        same = replace(free, schedule=outcome.problem.options.schedule, accumulate=outcome.problem.options.accumulate)
+        restricted = outcome.problem.options
+        unrestricted = replace(self.unrestricted.options, max_workers=restricted.max_workers)
+        target_schedule = replace(unrestricted, schedule=restricted.schedule, accumulate=restricted.accumulate)
         alternatives = []
-        for options in dict.fromkeys((same, _with_default_schedule(free))):
+        for options in dict.fromkeys((target_schedule, _with_default_schedule(unrestricted))):
             problem = replace(outcome.problem, options=options)
             best = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
             if best is None:
                 continue
             gain = speedup_text(outcome.objective_s / best.pace_s)
             alternatives.append(f"{best.plan.config} by {options.schedule}, {gain}")
-        return f"Restricted to what {self.to.title} can express. Without the restriction: {'; '.join(alternatives)}."
+        return (
+            f"Restricted to what {self.target.title} can express. Without the restriction: {'; '.join(alternatives)}."
+        )
 
 
 def speedup_text(gain: float) -> str:

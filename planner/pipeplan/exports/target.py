@@ -1,7 +1,4 @@
-"""Writes the files of a target for a plan: all of them or none.
-
-The interface of a trainer that plans are exported to, and the list of these trainers.
-"""
+"""The interface of a trainer that plans are exported to, and the writer of its files: all of them or none."""
 
 from __future__ import annotations
 
@@ -75,32 +72,32 @@ def export_target(name: str) -> ExportTarget:
     """The target of that name. Raises `InputError`."""
     if name not in _MODULES:
         raise InputError(f"there is no export for {name!r}; {did_you_mean(name, TARGET_NAMES)}")
-    found: ExportTarget = importlib.import_module(f"pipeplan.exports.{_MODULES[name]}").TARGET
-    return found
+    target_module: ExportTarget = importlib.import_module(f"pipeplan.exports.{_MODULES[name]}").TARGET
+    return target_module
 
 
-def refusal(to: ExportTarget, plan: Plan, reason: str) -> InputError:
+def refusal(target: ExportTarget, plan: Plan, reason: str) -> InputError:
     """The error for a plan that a target cannot express: `reason` is a clause without a full stop."""
     # `solve --for` needs the number of minibatches per update.
     accumulate = "" if plan.accumulate else " --accumulate 32"
     return InputError(
-        f"{to.title} cannot express the plan {plan.config}: {reason}; "
-        f"`pipeplan solve … --for {to.name}{accumulate}` finds the best plan that it can"
+        f"{target.title} cannot express the plan {plan.config}: {reason}; "
+        f"`pipeplan solve … --for {target.name}{accumulate}` finds the best plan that it can"
     )
 
 
-def export_files(to: ExportTarget, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
+def export_files(target: ExportTarget, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
     """The files of a target by name. Raises `InputError` for a plan that the target cannot express."""
-    to.refuse(problem, plan)
-    return to.files(problem, plan)
+    target.refuse(problem, plan)
+    return target.files(problem, plan)
 
 
 def refuse_to_overwrite_export(folder: Path, names: Collection[str], force: bool) -> None:
     """Raise `InputError` if files of these names cannot, or must not, be written to `folder`."""
-    for place in (folder, *folder.parents):
-        if place.exists() or place.is_symlink():
-            if not place.is_dir():
-                raise InputError(f"{place} is not a folder; an export is written to one: give another with -o")
+    for parent in (folder, *folder.parents):
+        if parent.exists() or parent.is_symlink():
+            if not parent.is_dir():
+                raise InputError(f"{parent} is not a folder; an export is written to one: give another with -o")
             break
     for name in names:
         if (folder / name).is_dir():
@@ -123,13 +120,13 @@ def write_export(folder: Path, files: Mapping[str, ExportFile], *, force: bool =
                 (scratch / name).replace(folder / name)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-            for place in created:
-                if place.is_dir() and not any(place.iterdir()):
-                    place.rmdir()
+            for created_folder in created:
+                if created_folder.is_dir() and not any(created_folder.iterdir()):
+                    created_folder.rmdir()
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def _missing(folder: Path) -> list[Path]:
     """The folders of a path that do not exist yet, innermost first."""
-    return [place for place in (folder, *folder.parents) if not place.exists()]
+    return [parent for parent in (folder, *folder.parents) if not parent.exists()]

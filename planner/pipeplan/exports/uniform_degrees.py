@@ -1,11 +1,8 @@
 """A plan as a uniform grid of workers: the degrees of parallelism, and the microbatches of an update.
 
 Other trainers call a microbatch what pipeplan calls a minibatch, the unit that goes through the pipeline. Their batch
-holds all samples of one update.
-
-Microbatches in flight: other trainers have a fixed rule, whereas a plan chooses as many as its links need.
-
-The order of forward and backward passes in the format of torch.distributed.pipelining, compared with torch's own.
+holds all samples of one update. Their microbatches in flight follow from a fixed rule, whereas a plan chooses as many
+as its links need. The order of passes is written in the format of torch.distributed.pipelining.
 """
 
 from __future__ import annotations
@@ -22,6 +19,8 @@ from pipeplan.plan.schedules import FLUSH, FLUSHING, GPIPE, STASHING
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.simulation.scenario import pass_order
 from pipeplan.util.units import show_time
+
+FILE = "schedule.csv"
 
 
 @dataclass(frozen=True)
@@ -53,60 +52,60 @@ class GridDegrees:
         return [worker for stage in self.workers for worker in stage] == list(range(self.count))
 
 
-def grid_degrees(to: ExportTarget, problem: Problem, plan: Plan) -> GridDegrees:
+def grid_degrees(target: ExportTarget, problem: Problem, plan: Plan) -> GridDegrees:
     """The degrees of a plan. Raises `InputError` unless it trains synchronously on a grid of workers 0, 1, 2 …"""
     if plan.inference:
-        raise InputError(f"the plan {plan.config} is for inference, and the export to {to.title} is for training")
-    _refuse_asynchronous(to, plan)
+        raise InputError(f"the plan {plan.config} is for inference, and the export to {target.title} is for training")
+    _refuse_asynchronous(target, plan)
     counts = [stage.replicas for stage in plan.stages]
     for number, count in enumerate(counts, start=1):
         if count != counts[0]:
             reason = f"stage 1 has {_workers(counts[0])} and stage {number} has {count}, where all must have as many"
-            raise refusal(to, plan, reason)
-    grid = GridDegrees(len(counts), counts[0], _microbatches(to, plan), problem.profile.minibatch, _aligned(plan))
+            raise refusal(target, plan, reason)
+    grid = GridDegrees(len(counts), counts[0], _microbatches(target, plan), problem.profile.minibatch, _aligned(plan))
     busy = sorted(worker for stage in grid.workers for worker in stage)
     if busy != list(range(grid.count)):
         idle = next(worker for worker in range(grid.count) if worker not in busy)
-        raise refusal(to, plan, f"worker {idle} has nothing to do, and only the last ones can be left out")
+        raise refusal(target, plan, f"worker {idle} has nothing to do, and only the last ones can be left out")
     return grid
 
 
-def restrict_to_synchronous_grid(to: ExportTarget, options: Options) -> Options:
+def restrict_to_synchronous_grid(target: ExportTarget, options: Options) -> Options:
     """The options restricted to plans that `grid_degrees` accepts: a flush before every update, and a uniform grid.
 
     The schedule becomes 1F1B with a flush, unless the user asked for another one with a flush. Raises `InputError` if
     the minibatches per update are not given, or for another schedule.
     """
     if options.inference:
-        raise InputError(f"the export to {to.title} is for training: leave out --inference")
+        raise InputError(f"the export to {target.title} is for training: leave out --inference")
     if options.accumulate is None:
         raise InputError(
-            f"{to.title} makes one update for a number of microbatches, pipeplan's minibatches: say for how many with "
-            "--accumulate, as in --accumulate 32"
+            f"{target.title} makes one update for a number of microbatches, pipeplan's minibatches: say for how many "
+            "with --accumulate, as in --accumulate 32"
         )
     if options.schedule not in (*FLUSHING, STASHING):  # weight stashing is the default
         raise InputError(
-            f"{to.title} cannot run the schedule {options.schedule}, whose weights are old: leave out --schedule, or "
-            f"give {FLUSH}"
+            f"{target.title} cannot run the schedule {options.schedule}, whose weights are old: leave out --schedule, "
+            f"or give {FLUSH}"
         )
     schedule = options.schedule if options.schedule in FLUSHING else FLUSH
     return replace(options, schedule=schedule, grid=True, allow_copies=False)
 
 
-def _refuse_asynchronous(to: ExportTarget, plan: Plan) -> None:
+def _refuse_asynchronous(target: ExportTarget, plan: Plan) -> None:
     if plan.schedule in FLUSHING:
         return
     # A single stage always computes with the newest weights, unless it accumulates gradients.
     if len(plan.stages) > 1 or plan.accumulate is not None:
-        raise refusal(to, plan, f"its schedule {plan.schedule} is asynchronous, and keeps versions of the weights")
+        raise refusal(target, plan, f"its schedule {plan.schedule} is asynchronous, and keeps versions of the weights")
 
 
-def _microbatches(to: ExportTarget, plan: Plan) -> int:
+def _microbatches(target: ExportTarget, plan: Plan) -> int:
     replicas = plan.stages[0].replicas
     minibatches = plan.accumulate or replicas
     if minibatches % replicas:
         raise refusal(
-            to,
+            target,
             plan,
             f"the {minibatches} minibatches of an update are not the same number for each of {replicas} replicas",
         )
@@ -153,9 +152,6 @@ def _least_s(problem: Problem, plan: Plan, grid: GridDegrees, in_flight: list[in
         latency += times.pass_s + times.round_trip_s
         least = max(least, latency / in_flight[index] / grid.replicas)
     return least
-
-
-FILE = "schedule.csv"
 
 
 def torch_schedule_name(plan: Plan) -> str:

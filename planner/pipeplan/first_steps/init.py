@@ -13,8 +13,7 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import InputError
-from pipeplan.util import files as resources
-from pipeplan.util.files import read_text
+from pipeplan.util.files import bundled_folder, read_text
 from pipeplan.util.units import parse_size, show_size
 
 JOB, CLUSTER = "job.py", "cluster.toml"
@@ -44,7 +43,7 @@ def starter_files(workers: int | None = None) -> dict[str, str]:
     By default there is one worker for each GPU, or for each processor core. Raises `InputError` for an invalid number.
     """
     return {
-        JOB: read_text(resources.bundled_folder("templates") / "init" / JOB),
+        JOB: read_text(bundled_folder("templates") / "init" / JOB),
         CLUSTER: cluster_text(local_cluster(workers)),
     }
 

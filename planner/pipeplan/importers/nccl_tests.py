@@ -1,12 +1,12 @@
-"""The JSON that nccl-tests writes with `-J` (github.com/NVIDIA/nccl-tests, src/util.cu, version 2 of its file).
+"""The JSON that nccl-tests writes with `-J`, and the cluster level that follows from its measurements.
 
 `results` has one entry for each size: `size` in bytes, and `out_of_place` and `in_place` (or null) with `time` in µs
 (`cpu_time` under `-C`, which is not that of the operation), `alg_bw` = size / time and `bus_bw`, both in GB/s, and
-`nwrong`. `config` has `nthreads`, `ngpus` and `devices`, the ranks and their hosts (all of them under MPI). Which
-operation it was stands in `args` alone. For an all-reduce among n ranks bus_bw / alg_bw = 2 (n - 1) / n
-(doc/PERFORMANCE.md), which gives n.
+`nwrong`. `config` has `nthreads`, `ngpus` and `devices`, the ranks and their hosts (all of them under MPI). Only `args`
+names the operation. For an all-reduce among n ranks bus_bw / alg_bw = 2 (n - 1) / n (doc/PERFORMANCE.md), which gives
+n.
 
-A cluster level from link measurements: bandwidth, latency, and the efficiency of each operation.
+Source: github.com/NVIDIA/nccl-tests, src/util.cu, version 2 of its file.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeplan.errors import InputError
-from pipeplan.link_fit import alpha_beta as linkfit
-from pipeplan.link_fit.alpha_beta import AlphaBetaFit, TransferTime
+from pipeplan.link_fit.alpha_beta import AlphaBetaFit, TransferTime, fit_alpha_beta
 from pipeplan.util.files import Node, read_json
 from pipeplan.util.units import show_size
 
@@ -62,8 +61,12 @@ def read_nccl_tests(path: Path, operation: str | None = None) -> NcclTestsRun:
 
 
 def _operation(root: Node) -> str:
-    found = root.get("args")
-    names = [match[1] for one in (found.items() if found else []) if (match := _PROGRAM.fullmatch(one.text()))]
+    arguments = root.get("args")
+    names = [
+        match[1]
+        for argument in (arguments.items() if arguments else [])
+        if (match := _PROGRAM.fullmatch(argument.text()))
+    ]
     if not names:
         root.fail("its `args` do not name the program: give --operation all_reduce or sendrecv")
     if names[0] not in (ALL_REDUCE, SENDRECV):
@@ -100,8 +103,8 @@ def _devices(root: Node) -> tuple[int, int, str]:
         return 1, 0, ""
     listed = config.get("devices")
     devices = listed.items() if listed else []
-    hosts = {one["hostname"].text() for one in devices}
-    names = {name.text() for one in devices if (name := one.get("device_info"))}
+    hosts = {device["hostname"].text() for device in devices}
+    names = {name.text() for device in devices if (name := device.get("device_info"))}
     threads, gpus = config.get("nthreads"), config.get("ngpus")
     local = (threads.integer() if threads else 1) * (gpus.integer() if gpus else 1)
     return max(1, len(hosts)), max(len(devices), local), names.pop().strip() if len(names) == 1 else ""
@@ -127,14 +130,14 @@ def fit_nccl_tests(run: NcclTestsRun) -> AlphaBetaFit:
     ]
     if len({size for size, _ in run.points}) < 2:
         return AlphaBetaFit(0.0, points[-1].bytes / points[-1].seconds, 0.0, 0.0)
-    found = linkfit.fit_alpha_beta(points)
+    fitted = fit_alpha_beta(points)
     largest = points[-1]
-    if largest.bytes / found.bandwidth < LEAST_SHARE * largest.seconds:
+    if largest.bytes / fitted.bandwidth < LEAST_SHARE * largest.seconds:
         raise InputError(
             f"{run.file}: its sizes are too small to tell a bandwidth, the time hardly grows with them: measure up to "
             "larger ones, as with -e 1G"
         )
-    return found
+    return fitted
 
 
 @dataclass(frozen=True)
@@ -167,12 +170,12 @@ def level_from_runs(runs: Sequence[NcclTestsRun], nominal: float | None) -> Meas
     if ALL_REDUCE not in by_operation or len(by_operation) < len(runs) or len(runs) > 2:
         raise InputError("a level is made of one run of all_reduce_perf, and one of sendrecv_perf if there is one")
     fits = {name: fit_nccl_tests(run) for name, run in by_operation.items()}
-    bandwidth = max([nominal or 0.0, *(one.bandwidth for one in fits.values())])
+    bandwidth = max([nominal or 0.0, *(fit.bandwidth for fit in fits.values())])
     messages = fits.get(SENDRECV)
     collective = by_operation[ALL_REDUCE]
     return MeasuredLevel(
         bandwidth=bandwidth,
-        latency_s=max(one.latency_s for one in fits.values()),
+        latency_s=max(fit.latency_s for fit in fits.values()),
         allreduce_efficiency=fits[ALL_REDUCE].bandwidth / bandwidth,
         sendrecv_efficiency=messages.bandwidth / bandwidth if messages else None,
         source=f"nccl-tests, {' and '.join(run.file for run in runs)}, {_where(collective)}",
@@ -182,12 +185,12 @@ def level_from_runs(runs: Sequence[NcclTestsRun], nominal: float | None) -> Meas
     )
 
 
-def _error(run: NcclTestsRun, found: AlphaBetaFit) -> str:
+def _error(run: NcclTestsRun, fitted: AlphaBetaFit) -> str:
     smallest, largest = run.points[0][0], run.points[-1][0]
     return (
         f"{run.operation}, {show_size(smallest)} to {show_size(largest)} in {len(run.points)} sizes: "
-        f"{found.bandwidth / 1e9:.4g} GB/s, {found.latency_s * 1e6:.3g} us a step, off by {found.error:.0%} "
-        f"(median), at most {found.worst:.0%}"
+        f"{fitted.bandwidth / 1e9:.4g} GB/s, {fitted.latency_s * 1e6:.3g} us a step, off by {fitted.error:.0%} "
+        f"(median), at most {fitted.worst:.0%}"
     )
 
 

@@ -1,7 +1,4 @@
-"""Recognition of a file's format by its content.
-
-The minibatch size and the provenance of an imported profile.
-"""
+"""Recognises a file's format by its content, and completes an imported profile: minibatch size and provenance."""
 
 from __future__ import annotations
 

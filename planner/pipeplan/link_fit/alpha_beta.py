@@ -1,4 +1,4 @@
-"""Fit of a latency and a bandwidth to times of transfers of several sizes.
+"""Fit of a latency and a bandwidth to the measured times of transfers of several sizes, for a pair or group of workers.
 
 Every operation of the cost model takes starts · latency + bytes / bandwidth. Times span four decades and their errors
 are relative, so that the fit is in the logarithm; otherwise the largest size alone would decide. Huber's loss (Huber,
@@ -6,8 +6,6 @@ Robust estimation of a location parameter, 1964) limits the influence of outlier
 changes or at which other programs used the machine. Real links are often faster at medium sizes than the formula,
 because latency and transfer overlap. Pipelines send large tensors, so that larger sizes have up to ten times the
 weight.
-
-Measured times of one pair or group of workers.
 """
 
 from __future__ import annotations
@@ -22,13 +20,15 @@ from pipeplan.cost import formulas
 from pipeplan.link_fit.find_levels import Nesting
 
 Floats = NDArray[np.float64]
-
 TOLERATED = 0.1
 """Relative error beyond which the loss grows linearly instead of quadratically."""
 LEAST_WEIGHT = 0.1
 """Smallest weight of a size. The largest size has weight 1, and a quarter of its bytes have weight 1/2."""
 _ROUNDS = 30
 _SHARES = 97
+MESSAGE, TOGETHER, RING = "message", "together", "ring"
+"""Kinds of measurements: one pair exchanges messages in both directions, several pairs do so at once, or a group runs
+an all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,6 @@ def _losses(rows: Floats, middle: Floats, importance: Floats) -> Floats:
     return total
 
 
-MESSAGE, TOGETHER, RING = "message", "together", "ring"
-"""Kinds of measurements: one pair exchanges messages in both directions, several pairs do so at once, or a group runs
-an all-reduce."""
-
-
 @dataclass(frozen=True)
 class LinkSeries:
     """Times of one operation for several sizes."""
@@ -158,7 +153,7 @@ class LinkSeries:
 
 def fit_series(series: Sequence[LinkSeries], latency_s: float | None = None) -> AlphaBetaFit:
     """Fit one latency and bandwidth to several series, or only a bandwidth if a latency is given."""
-    return fit_alpha_beta([point for one in series for point in one.points], latency_s)
+    return fit_alpha_beta([point for measured in series for point in measured.points], latency_s)
 
 
 def fit_cards(series: Sequence[LinkSeries], nesting: Nesting, level: int) -> dict[tuple[int, int], AlphaBetaFit]:
@@ -168,16 +163,16 @@ def fit_cards(series: Sequence[LinkSeries], nesting: Nesting, level: int) -> dic
     """
     home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
     teams: dict[tuple[int, int], list[LinkSeries]] = {}
-    for one in series:
-        if (one.kind, one.level) == (TOGETHER, level):
-            first, last = sorted(home[rank] for rank in one.ranks)
-            teams.setdefault((first, last), []).append(one)
-    found = {}
+    for measured in series:
+        if (measured.kind, measured.level) == (TOGETHER, level):
+            first, last = sorted(home[rank] for rank in measured.ranks)
+            teams.setdefault((first, last), []).append(measured)
+    fits = {}
     for pair, members in teams.items():
         times: dict[int, list[float]] = {}
         for member in members:
             for size, seconds in member.samples:
                 times.setdefault(size, []).append(seconds)
         points = [TransferTime.message(size * len(each), max(each)) for size, each in times.items()]
-        found[pair] = fit_alpha_beta(points)
-    return found
+        fits[pair] = fit_alpha_beta(points)
+    return fits

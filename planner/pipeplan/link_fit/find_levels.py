@@ -56,7 +56,7 @@ def find_levels(rates: Mapping[tuple[int, int], float], places: Sequence[Hashabl
     _check_order(servers, "of one server", places)
     everyone = (tuple(range(len(places))),)
     notes: list[str] = []
-    found = [servers, everyone]
+    partitions = [servers, everyone]
     partition: Partition = everyone
     while True:
         finer = _split_all(partition, rates)
@@ -64,10 +64,10 @@ def find_levels(rates: Mapping[tuple[int, int], float], places: Sequence[Hashabl
             break
         partition = finer
         if _refines(servers, partition) or (islands and _refines(partition, servers)):
-            found.append(partition)
+            partitions.append(partition)
         elif not _refines(partition, servers):
             notes.append(f"{_shown(partition)} are near each other, across the edges of servers")
-    chain = sorted(set(found), key=len, reverse=True)
+    chain = sorted(set(partitions), key=len, reverse=True)
     at = chain.index(servers)
     inside, outside = _regular_inside(chain[:at], servers, notes), _regular_outside(chain[at:], notes)
     for partition in (*inside, *outside):
@@ -79,10 +79,10 @@ def find_levels(rates: Mapping[tuple[int, int], float], places: Sequence[Hashabl
 
 
 def _by_place(places: Sequence[Hashable]) -> Partition:
-    found: dict[Hashable, list[int]] = {}
+    ranks_at: dict[Hashable, list[int]] = {}
     for rank, place in enumerate(places):
-        found.setdefault(place, []).append(rank)
-    return tuple(sorted(tuple(ranks) for ranks in found.values()))
+        ranks_at.setdefault(place, []).append(rank)
+    return tuple(sorted(tuple(ranks) for ranks in ranks_at.values()))
 
 
 Join = tuple[float, int, int]
@@ -95,16 +95,18 @@ def _split_all(partition: Partition, rates: Mapping[tuple[int, int], float]) -> 
     A component without a clear gap is split at the median rate of the others' gaps, if it has a smaller gap there.
     """
     joins = [_joins(component, rates) for component in partition]
-    ends = [_last_gap(one, GAP) for one in joins]
-    at = [math.sqrt(one[end - 1][0] * one[end][0]) for one, end in zip(joins, ends, strict=True) if end]
-    if not at:
+    ends = [_last_gap(edges, GAP) for edges in joins]
+    gap_rates = [math.sqrt(edges[end - 1][0] * edges[end][0]) for edges, end in zip(joins, ends, strict=True) if end]
+    if not gap_rates:
         return partition
     parts: list[Component] = []
-    for component, one, end in zip(partition, joins, ends, strict=True):
+    for component, edges, end in zip(partition, joins, ends, strict=True):
         if not end:
-            fast = sum(join[0] > statistics.median(at) for join in one)
-            end = fast if 0 < fast < len(one) and one[fast - 1][0] >= math.sqrt(GAP) * one[fast][0] else len(one)
-        parts += _joined(component, one[:end])
+            fast = sum(join[0] > statistics.median(gap_rates) for join in edges)
+            end = (
+                fast if 0 < fast < len(edges) and edges[fast - 1][0] >= math.sqrt(GAP) * edges[fast][0] else len(edges)
+            )
+        parts += _joined(component, edges[:end])
     return tuple(sorted(parts))
 
 
@@ -112,14 +114,14 @@ def _joins(component: Component, rates: Mapping[tuple[int, int], float]) -> list
     """The edges of a component's maximum spanning tree, fastest first."""
     members, home = set(component), {rank: rank for rank in component}
     edges = [(rate, *pair) for pair, rate in rates.items() if members.issuperset(pair)]
-    found = []
-    for rate, one, other in sorted(edges, reverse=True):
-        if home[one] != home[other]:
-            found.append((rate, one, other))
-            old, new = home[other], home[one]
+    joins = []
+    for rate, first, second in sorted(edges, reverse=True):
+        if home[first] != home[second]:
+            joins.append((rate, first, second))
+            old, new = home[second], home[first]
             home = {rank: new if at == old else at for rank, at in home.items()}
-    assert len(found) == len(component) - 1, "some workers are in no measured pair"
-    return found
+    assert len(joins) == len(component) - 1, "some workers are in no measured pair"
+    return joins
 
 
 def _last_gap(joins: Sequence[Join], factor: float) -> int:
@@ -130,8 +132,8 @@ def _last_gap(joins: Sequence[Join], factor: float) -> int:
 
 def _joined(component: Component, joins: Sequence[Join]) -> list[Component]:
     home = {rank: [rank] for rank in component}
-    for _, one, other in joins:
-        together = home[one] + home[other]
+    for _, first, second in joins:
+        together = home[first] + home[second]
         for rank in together:
             home[rank] = together
     return sorted({tuple(sorted(part)) for part in home.values()})

@@ -65,10 +65,12 @@ def build_cluster(
     links = [_link(series, nesting, number) for number in range(len(nesting.partitions))]
     levels: list[Level] = []
     for number, link in enumerate(links):
-        made = _level(nesting, number, link, when) if link else Level(nesting.names[number], 1, 0.0)
+        fitted = _level(nesting, number, link, when) if link else Level(nesting.names[number], 1, 0.0)
         # A message between components also passes the links inside, so that its latency is at least theirs.
         levels.append(
-            replace(made, latency_s=max([made.latency_s, *(one.latency_s for one in levels)])) if link else made
+            replace(fitted, latency_s=max([fitted.latency_s, *(level.latency_s for level in levels)]))
+            if link
+            else fitted
         )
     notes = list(nesting.notes)
     machines = _servers(nesting, series, devices, levels, notes) if len(nesting.partitions[nesting.server]) > 1 else []
@@ -84,18 +86,22 @@ def _link(
     series: Sequence[LinkSeries], nesting: Nesting, level: int, within: Sequence[int] | None = None
 ) -> MeasuredLink | None:
     """The measurements of one level, or only those among some workers."""
-    some = None if within is None else set(within)
-    own = [one for one in series if one.level == level and (some is None or some.issuperset(one.ranks))]
-    messages, rings = ([one for one in own if one.kind == kind] for kind in (MESSAGE, RING))
+    workers = None if within is None else set(within)
+    selected = [
+        measured
+        for measured in series
+        if measured.level == level and (workers is None or workers.issuperset(measured.ranks))
+    ]
+    messages, rings = ([measured for measured in selected if measured.kind == kind] for kind in (MESSAGE, RING))
     if not messages or not rings:
         return None
     message = fit_series(messages)
     # All-reduces are predicted with the latency of messages, so that the bandwidth is fitted with it too.
     ring = fit_series(rings, message.latency_s)
     # Workers inside a server share no card: the rate of all pairs at once does not show that of one worker's link.
-    together = fit_cards(own, nesting, level).values() if len(nesting.below(level)[0]) > 1 else ()
-    carried = max((one.bandwidth for one in together), default=0.0)
-    return MeasuredLink(_rounded(max(message.bandwidth, ring.bandwidth, carried)), message, ring, tuple(own))
+    together = fit_cards(selected, nesting, level).values() if len(nesting.below(level)[0]) > 1 else ()
+    carried = max((fit.bandwidth for fit in together), default=0.0)
+    return MeasuredLink(_rounded(max(message.bandwidth, ring.bandwidth, carried)), message, ring, tuple(selected))
 
 
 def _level(nesting: Nesting, number: int, link: MeasuredLink, when: str) -> Level:
@@ -111,23 +117,23 @@ def _servers(
     nesting: Nesting, series: Sequence[LinkSeries], devices: Sequence[Device], levels: list[Level], notes: list[str]
 ) -> list[Server]:
     """The servers one by one if they differ, else an empty list."""
-    servers, at = nesting.partitions[nesting.server], nesting.server
-    of_each = [_least([devices[rank] for rank in ranks]) for ranks in servers]
+    servers, server_level = nesting.partitions[nesting.server], nesting.server
+    device_of = [_least([devices[rank] for rank in ranks]) for ranks in servers]
     sizes = [len(ranks) for ranks in servers]
     # A server with islands has several levels inside, which cannot differ between servers.
-    own = [_link(series, nesting, at, ranks) if at == 0 else None for ranks in servers]
-    outward = _cards_of(nesting, series, at + 1)
-    inside = [link.message.bandwidth for link in own if link] or [1.0]
-    if len(set(sizes)) == 1 and len(set(of_each)) == 1 and max(_spread(inside), _spread(outward)) < DIFFERENT:
+    inside_links = [_link(series, nesting, server_level, ranks) if server_level == 0 else None for ranks in servers]
+    card_rates = _cards_of(nesting, series, server_level + 1)
+    inside = [link.message.bandwidth for link in inside_links if link] or [1.0]
+    if len(set(sizes)) == 1 and len(set(device_of)) == 1 and max(_spread(inside), _spread(card_rates)) < DIFFERENT:
         return []
-    if at > 0:
+    if server_level > 0:
         notes.append(
             "servers differ, and a cluster file cannot describe islands inside them: the slowest server stands for all"
         )
         return []
-    slowest = min(outward)
+    slowest = min(card_rates)
     machines = []
-    for device, size, link, card in zip(_named(of_each), sizes, own, outward, strict=True):
+    for device, size, link, card in zip(_named(device_of), sizes, inside_links, card_rates, strict=True):
         level = Level("server", size, 0.0)
         if link:
             figures = _figures(link)
@@ -137,7 +143,7 @@ def _servers(
                 latency_s=figures[1],
                 allreduce_efficiency=figures[2],
                 sendrecv_efficiency=figures[3],
-                source=levels[at].source,
+                source=levels[server_level].source,
             )
         machines.append(Server(device, level, _rounded(card) if card > DIFFERENT * slowest else _rounded(slowest)))
     return machines
@@ -147,10 +153,10 @@ def _cards_of(nesting: Nesting, series: Sequence[LinkSeries], level: int) -> lis
     """The best rate of every component's link at a level. With a faster link at the other end it is the link's own."""
     home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
     reached = {pair: fit.bandwidth for pair, fit in fit_cards(series, nesting, level).items()}
-    for one in series:
-        if (one.kind, one.level) == (MESSAGE, level):
-            first, last = sorted(home[rank] for rank in one.ranks)
-            reached[first, last] = max(reached.get((first, last), 0.0), fit_series([one]).bandwidth)
+    for measured in series:
+        if (measured.kind, measured.level) == (MESSAGE, level):
+            first, last = sorted(home[rank] for rank in measured.ranks)
+            reached[first, last] = max(reached.get((first, last), 0.0), fit_series([measured]).bandwidth)
     best = [0.0] * len(nesting.below(level))
     for pair, bandwidth in reached.items():
         for number in pair:
@@ -172,34 +178,37 @@ def _carded(level: Level, machines: Sequence[Server]) -> Level:
 
 def _least(devices: Sequence[Device]) -> Device:
     """The device with the smallest memory and speed of several similar devices."""
-    memory, speed = min(one.memory_bytes for one in devices), min(one.speed for one in devices)
+    memory, speed = min(device.memory_bytes for device in devices), min(device.speed for device in devices)
     return replace(devices[0], memory_bytes=memory, speed=speed)
 
 
 def _named(devices: Sequence[Device]) -> list[Device]:
     """Rename devices so that different devices have different names, by which a cluster file refers to them."""
     kinds = list(dict.fromkeys(devices))
-    alike = {name: [one for one in kinds if one.name == name] for name in {one.name for one in kinds}}
+    by_name = {name: [device for device in kinds if device.name == name] for name in {device.name for device in kinds}}
     renamed = {}
     for kind in kinds:
-        same = alike[kind.name]
-        renamed[kind] = replace(kind, name=f"{kind.name} #{same.index(kind) + 1}") if len(same) > 1 else kind
+        namesakes = by_name[kind.name]
+        renamed[kind] = replace(kind, name=f"{kind.name} #{namesakes.index(kind) + 1}") if len(namesakes) > 1 else kind
     return [renamed[device] for device in devices]
 
 
 def _source(link: MeasuredLink, when: str) -> str:
-    """What was measured, in one line."""
-    sizes = [size for one in link.series for size, _ in one.samples]
-    ways = {kind: " and ".join(dict.fromkeys(one.way for one in link.series if one.kind == kind)) for kind in _KINDS}
-    groups = sorted({len(one.ranks) for one in link.series if one.kind == RING})
+    """The measurements in one line."""
+    sizes = [size for series in link.series for size, _ in series.samples]
+    ways_of = {
+        kind: " and ".join(dict.fromkeys(series.way for series in link.series if series.kind == kind))
+        for kind in _KINDS
+    }
+    groups = sorted({len(series.ranks) for series in link.series if series.kind == RING})
     among = " and ".join(map(str, groups))
     text = (
         f"measured {when}, {show_size(min(sizes))} to {show_size(max(sizes))}: "
-        f"messages both ways through {ways[MESSAGE]} {show_rate(link.message.bandwidth)} "
-        f"({_off(link.message)}); all-reduce among {among} by {ways[RING]} {show_rate(link.ring.bandwidth)} "
+        f"messages both ways through {ways_of[MESSAGE]} {show_rate(link.message.bandwidth)} "
+        f"({_off(link.message)}); all-reduce among {among} by {ways_of[RING]} {show_rate(link.ring.bandwidth)} "
         f"({_off(link.ring)})"
     )
-    loaded = [one for one in link.series if one.kind == TOGETHER]
+    loaded = [series for series in link.series if series.kind == TOGETHER]
     if loaded:
         text += f"; a pair while others send too {show_rate(fit_series(loaded).bandwidth)}"
     return text

@@ -40,18 +40,18 @@ def choose_minibatch(
             f"--minibatch auto chooses among measured sizes, and the profile has one, {sizes[0]}: measure several, as "
             "in pipeplan profile MODEL --batch 8,16,32"
         )
-    found = []
-    for size in (one for one in sizes if batch is None or batch % one == 0):
+    choices = []
+    for size in (choice for choice in sizes if batch is None or batch % choice == 0):
         accumulate = problem.options.accumulate if batch is None else batch // size
         options = replace(problem.options, accumulate=accumulate)
         sized = replace(problem, profile=problem.profile.rescaled(size), options=options)
         best = best_plan(sized, enumerate_cuts(sized, maximum_cuts))
-        found.append(
+        choices.append(
             MinibatchChoice(
                 sized, None if best is None else size / best.pace_s, "" if best is None else best.plan.config
             )
         )
-    found.sort(key=lambda one: -(one.samples_per_s or 0.0))
-    if found[0].samples_per_s is None:
+    choices.sort(key=lambda choice: -(choice.samples_per_s or 0.0))
+    if choices[0].samples_per_s is None:
         raise InfeasibleError(f"no minibatch size has a plan that fits: tried {', '.join(map(str, sizes))}")
-    return found[0].problem, found
+    return choices[0].problem, choices

@@ -68,9 +68,9 @@ def choose_schedule(
             accumulate = batch // size if schedule in ACCUMULATING else None
             sized = profile if size == profile.minibatch else profile.rescaled(size)
             problem = Problem(sized, cluster, replace(options, schedule=schedule, accumulate=accumulate))
-            found = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
-            pace = None if found is None else found.pace_s / size
-            choices.append(ScheduleChoice(problem, pace, "" if found is None else found.plan.config))
+            best_found = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
+            pace = None if best_found is None else best_found.pace_s / size
+            choices.append(ScheduleChoice(problem, pace, "" if best_found is None else best_found.plan.config))
     feasible = [choice for choice in choices if choice.sample_s is not None]
     if not feasible:
         raise InfeasibleError(f"no schedule has a plan that fits: tried {', '.join(STALENESS[staleness])}")
@@ -83,10 +83,10 @@ def choose_schedule(
 def minibatch_sizes(own: int, batch: int) -> list[int]:
     """The profile's minibatch size and its halvings, as far as they divide the batch, largest first."""
     sizes = [own >> halving for halving in range(HALVINGS + 1) if own % (1 << halving) == 0]
-    found = [size for size in sizes if size > 0 and batch % size == 0]
-    if batch < 1 or not found:
+    dividing = [size for size in sizes if size > 0 and batch % size == 0]
+    if batch < 1 or not dividing:
         raise InputError(
             f"a batch of {batch} samples cannot be cut into minibatches of the profile's {own} or halves of it: "
             "give --batch a multiple, or --minibatch another size"
         )
-    return found
+    return dividing

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan
-from pipeplan.planning import single_stage as single
+from pipeplan.planning import single_stage
 from pipeplan.planning.local_search import improve_plan
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 
 EFFORT = 200
-"""Effort of the local search under contention: less than `solving.solve` spends on its single answer."""
+"""Effort of the local search under contention: less than `planning.solve` spends on its single answer."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ def best_plan(problem: Problem, cuts: Cuts, known: Plan | None = None) -> Scored
     """
     candidates = []
     solved = dynamic_program.solve(problem, cuts).plan
-    if solved is not None and single.is_bound_by_allreduce(solved, evaluate(solved, problem)):
-        single_stage = single.best_single_stage(problem)
-        candidates = [ScoredPlan(single_stage[0], single_stage[1].pace_s)] if single_stage else []
+    if solved is not None and single_stage.is_bound_by_allreduce(solved, evaluate(solved, problem)):
+        best_single = single_stage.best_single_stage(problem)
+        candidates = [ScoredPlan(best_single[0], best_single[1].pace_s)] if best_single else []
         solved = (
-            dynamic_program.solve(single.without_single_stage(problem), cuts).plan
-            if single.allows_several(problem)
+            dynamic_program.solve(single_stage.without_single_stage(problem), cuts).plan
+            if single_stage.allows_several(problem)
             else None
         )
     for plan in (solved, known):

@@ -33,7 +33,7 @@ class FewestWorkers:
         return max(0.0, self.outcome.evaluation.pace_s / self.best.evaluation.pace_s - 1)
 
 
-def fewest_workers(problem: Problem, within: float, settings: Settings | None = None) -> FewestWorkers:
+def search_fewest_workers(problem: Problem, within: float, settings: Settings | None = None) -> FewestWorkers:
     """The best plan on the fewest workers with which some plan is at most `within` (0.05: 5%) slower than the best.
 
     More workers never slow the best plan down, because they may stay idle; so a binary search finds the number. Under

@@ -113,8 +113,8 @@ class Diagnosis:
             return self._oversized()
         if self.enough is None:
             # If no single option is to blame, name the two that are used most.
-            which = " or ".join(self.relaxed or ("--stages", "--max-replicas"))
-            return f"no plan satisfies the constraints on {self.workers} workers: {self.pinned}relax {which}"
+            options = " or ".join(self.relaxed or ("--stages", "--max-replicas"))
+            return f"no plan satisfies the constraints on {self.workers} workers: {self.pinned}relax {options}"
         more = self.enough.memory_bytes - self.capacity_bytes
         line = (
             f"nothing fits in memory: every layer fits alone, but no plan for {self.workers} workers fits in "
@@ -131,8 +131,8 @@ class Diagnosis:
     def _oversized(self) -> str:
         """The line about the largest of the layers that fit on no device."""
         first = self.oversized[0]
-        more = len(self.oversized) - 1
-        others = f" (and {more} other layer{'s' * (more > 1)} more than it has)" if more else ""
+        other_groups = len(self.oversized) - 1
+        others = f" (and {other_groups} other layer{'s' * (other_groups > 1)} more than it has)" if other_groups else ""
         advice = "fewer workers, which share this machine's memory" if self.shared else "larger devices"
         return (
             f"nothing fits in memory: layer {first.name!r} alone needs {show_size(first.needs_bytes)}, "
@@ -173,8 +173,8 @@ def _diagnose(problem: Problem, cuts: Cuts) -> Diagnosis:
 
 def _oversized(problem: Problem, capacity: float) -> tuple[OversizedLayers, ...]:
     needed = [(alone_bytes(problem, unit), unit.layers) for unit in problem.units]
-    found = [OversizedLayers(layers, size, capacity) for size, layers in needed if size > capacity]
-    return tuple(sorted(found, key=lambda one: -one.needs_bytes))
+    oversized = [OversizedLayers(layers, size, capacity) for size, layers in needed if size > capacity]
+    return tuple(sorted(oversized, key=lambda group: -group.needs_bytes))
 
 
 def alone_bytes(problem: Problem, unit: Unit) -> float:

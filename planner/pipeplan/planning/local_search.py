@@ -57,8 +57,8 @@ def improve_plan(plan: Plan, problem: Problem, effort: int = EFFORT) -> Plan:
     search = _LocalSearch(plan, problem, score, _allowed(plan, problem, effort))
     layout = StageLayout.of(plan, problem)
     single_stage = StageLayout((0,) * len(layout.home), (0, sum(layout.room), 0))
-    others = () if problem.options.grid else (align_to_servers(layout, problem), single_stage)
-    for start in (layout, *others):
+    other_starts = () if problem.options.grid else (align_to_servers(layout, problem), single_stage)
+    for start in (layout, *other_starts):
         search.descend(start)
     search.descend(StageLayout.of(search.best, problem), wander=True)
     return search.best
@@ -119,8 +119,8 @@ class _LocalSearch:
 
     def _spent(self) -> bool:
         """Whether to stop: the effort is spent, or the best plan meets the bound, so that nothing can be faster."""
-        met = self.pace_s <= self._bound_s * (1 + TOLERANCE)
-        return met or self._scores_left <= 0 or self._glances_left <= 0
+        meets_bound = self.pace_s <= self._bound_s * (1 + TOLERANCE)
+        return meets_bound or self._scores_left <= 0 or self._glances_left <= 0
 
     def _rank(self, layout: StageLayout, limit_s: float) -> _Rank | None:
         """The rank of a layout, or None if its pace exceeds `limit_s` or it violates a constraint."""

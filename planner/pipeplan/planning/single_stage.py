@@ -1,9 +1,9 @@
 """Scores plans of one stage one by one, because no solver expresses how their gradient buckets overlap.
 
 For a plan of one stage the solvers minimise the time that plain data parallelism would take if its forward pass hid the
-all-reduce, which is a lower bound on its real pace (`awaited`). If the solvers return such a plan, the answer is the
-better of two: the best plan of several stages, which the solvers find in a second run without plans of one stage, and
-the best plan of one stage, of which there are few.
+all-reduce, which is a lower bound on its real pace (`pipeplan.cost.ddp_overlap`). If the solvers return such a plan,
+the answer is the better of two: the best plan of several stages, which the solvers find in a second run without plans
+of one stage, and the best plan of one stage, of which there are few.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_bound_by_allreduce(plan: Plan, score: Evaluation) -> bool:
 
 
 def without_single_stage(problem: Problem) -> Problem:
-    """The same problem restricted to plans of two or more stages."""
+    """The problem restricted to plans of two or more stages."""
     return replace(problem, options=replace(problem.options, several=True))
 
 
@@ -59,10 +59,10 @@ def _single_stage_plans(problem: Problem) -> Iterator[Plan]:
     if options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return
     plain = data_parallel(problem.layer_names, 1, inference=options.inference, schedule=options.schedule)
-    again = (False, True) if options.recompute and options.memory else (False,)
+    recompute_choices = (False, True) if options.recompute and options.memory else (False,)
     for workers, copies in itertools.chain(_consecutive_placements(problem), _copied_placements(problem)):
         if len(workers) <= (options.max_workers or total):
-            for recompute in again:
+            for recompute in recompute_choices:
                 stage: Stage = replace(plain.stages[0], workers=workers, recompute=recompute)
                 yield replace(plain, stages=(stage,), copies=copies)
 

@@ -116,7 +116,7 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
         effort = max(result.effort for result in (*results, *answer.results))
         compared = tuple(baselines.compute_baselines(problem, cuts, effort))
     bound = max(answer.bound_s, contention.least_pace_of_shared_cores_s(problem))
-    plan, score = _ahead_of(compared, problem, answer.plan, answer.score)
+    plan, score = _best_with_baselines(compared, problem, answer.plan, answer.score)
     return Outcome(problem, plan, score, answer.results, answer.verdict, compared, phases, bound, certificate)
 
 
@@ -141,7 +141,7 @@ class _Answer:
     """The best plan so far and what is proven about all others."""
 
     problem: Problem
-    """The problem that the solvers were asked, without plans of one stage where those are scored one by one."""
+    """The problem that the solvers solved, without plans of one stage where those are scored one by one."""
     plan: Plan
     score: Evaluation
     results: tuple[Result, ...]
@@ -164,7 +164,7 @@ def _improve_answer(
     problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], verdict: Verdict
 ) -> _Answer:
     """Improve the solvers' best plan where its transfers share network cards or its workers share cores."""
-    plan, score = _best(problem, cuts, settings, results)
+    plan, score = _best_plan(problem, cuts, settings, results)
     bound = max(result.bound_s for result in results)
     proven = bound >= min(result.objective_s for result in results) * (1 - TOLERANCE)
     least = min(bound, score.alone_s, *_objectives(results)) if proven else None
@@ -181,27 +181,31 @@ def _improve_answer(
 
 def _with_single_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _Answer) -> _Answer:
     """Combine the plans of one stage, whose update is exposed, with the solvers' answer for several stages."""
-    one = single_stage.best_single_stage(problem)
-    if one is None:
+    single_best = single_stage.best_single_stage(problem)
+    if single_best is None:
         return first
     # The local search near the solvers' plan may have found a faster plan than the best of one stage.
-    plan, score = one if one[1].pace_s <= first.score.pace_s else (first.plan, first.score)
-    several, left = single_stage.without_single_stage(problem), _remaining(settings, first.results)
-    results = _run_solvers(several, cuts, left) if left is not None and single_stage.allows_several(problem) else ()
+    plan, score = single_best if single_best[1].pace_s <= first.score.pace_s else (first.plan, first.score)
+    several_problem, remaining = single_stage.without_single_stage(problem), _remaining(settings, first.results)
+    results: tuple[Result, ...] = ()
+    if remaining is not None and single_stage.allows_several(problem):
+        results = _run_solvers(several_problem, cuts, remaining)
     if any(result.plan is not None for result in results):
-        verdict = _agreed_verdict(several, results)
-        other = _improve_answer(several, cuts, left or settings, results, verdict)
-        bound = min(other.bound_s, score.pace_s)
-        proven = None if other.proven_s is None else min(other.proven_s, score.pace_s)
-        if other.score.pace_s < score.pace_s * (1 - TOLERANCE):
-            return replace(other, bound_s=bound, proven_s=proven)
-        text = f"{other.verdict.text}; plans of one stage were scored one by one"
+        verdict = _agreed_verdict(several_problem, results)
+        several_answer = _improve_answer(several_problem, cuts, remaining or settings, results, verdict)
+        bound = min(several_answer.bound_s, score.pace_s)
+        proven = None if several_answer.proven_s is None else min(several_answer.proven_s, score.pace_s)
+        if several_answer.score.pace_s < score.pace_s * (1 - TOLERANCE):
+            return replace(several_answer, bound_s=bound, proven_s=proven)
+        text = f"{several_answer.verdict.text}; plans of one stage were scored one by one"
         # A plan of several stages has further constraints, which only make it slower, so the bound still holds.
         closed = bound >= score.pace_s * (1 - TOLERANCE)
         if closed and verdict.proven:
             text = f"{verdict.text} on plans of several stages; plans of one stage were scored one by one"
-        return _Answer(several, plan, score, results, Verdict(True, closed and verdict.proven, text), bound, proven)
-    certain = left is not None and all(result.status == Status.INFEASIBLE for result in results)
+        return _Answer(
+            several_problem, plan, score, results, Verdict(True, closed and verdict.proven, text), bound, proven
+        )
+    certain = remaining is not None and all(result.status == Status.INFEASIBLE for result in results)
     if certain:
         text = "proven optimal: only plans of one stage are possible, and all of them were scored"
     elif any(result.interrupted for result in (*first.results, *results)):
@@ -210,7 +214,7 @@ def _with_single_stage(problem: Problem, cuts: Cuts, settings: Settings, first: 
         text = "the solvers found no plan of several stages within the time limit"
     verdict = Verdict(True, certain, text)
     bound = score.pace_s if certain else first.bound_s
-    return _Answer(several, plan, score, results or first.results, verdict, bound, bound if certain else None)
+    return _Answer(several_problem, plan, score, results or first.results, verdict, bound, bound if certain else None)
 
 
 def _remaining(settings: Settings, results: tuple[Result, ...]) -> Settings | None:
@@ -240,7 +244,9 @@ def _objectives(results: tuple[Result, ...]) -> list[float]:
     return [result.objective_s for result in results if result.plan is not None]
 
 
-def _best(problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...]) -> tuple[Plan, Evaluation]:
+def _best_plan(
+    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...]
+) -> tuple[Plan, Evaluation]:
     """The best of the solvers' plans under contention, improved by the local search.
 
     Raises `InfeasibleError` if there is no plan, and `KeyboardInterrupt` if Ctrl-C came before any was found.
@@ -252,8 +258,8 @@ def _best(problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Resul
         if all(result.status != Status.INFEASIBLE for result in results):
             raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
         raise InfeasibleError(why_infeasible(problem, cuts))
-    if problem.options.grid and (other := _best_shape(problem, cuts, settings, results)):
-        plans.append(other)
+    if problem.options.grid and (grid_plan := _best_shape(problem, cuts, settings, results)):
+        plans.append(grid_plan)
     # Plans within the tolerance are equal: keep the first solver's, which has the fewest stages among its equals.
     scores = [evaluate(plan, problem) for plan in plans]
     least = min(score.pace_s for score in scores)
@@ -267,26 +273,30 @@ def _best_shape(problem: Problem, cuts: Cuts, settings: Settings, results: tuple
 
     The local search does not go from one shape to another. This search takes what is left of the time limit.
     """
-    left = _remaining(settings, results)
-    if left is None or not cuts.complete:
+    remaining = _remaining(settings, results)
+    if remaining is None or not cuts.complete:
         return None
     scores = [evaluate(result.plan, problem) for result in results if result.plan is not None]
     if any(score.pace_s <= score.alone_s * (1 + TOLERANCE) for score in scores):
         return None
-    ends = threshold.deadline(left.time_limit_s)
+    ends = threshold.deadline(remaining.time_limit_s)
     return dynamic_program.best_uniform_grid(problem, cuts, lambda plan: evaluate(plan, problem).pace_s, ends)
 
 
-def _ahead_of(compared: Iterable[Baseline], problem: Problem, plan: Plan, score: Evaluation) -> tuple[Plan, Evaluation]:
-    """The plan, or a baseline that is faster: under contention the local search may miss a plan that simple."""
+def _best_with_baselines(
+    compared: Iterable[Baseline], problem: Problem, plan: Plan, score: Evaluation
+) -> tuple[Plan, Evaluation]:
+    """The plan and its score, or a faster baseline: under contention the local search may miss so simple a plan."""
     if score.pace_s <= score.alone_s * (1 + TOLERANCE):
         return plan, score
-    for other in (baseline.plan for baseline in compared):
-        if other is None or not satisfies_options(other, problem):
+    for candidate in (baseline.plan for baseline in compared):
+        if candidate is None or not satisfies_options(candidate, problem):
             continue
-        better = evaluate(other, problem)
-        if better.pace_s < score.pace_s * (1 - TOLERANCE) and (better.fits or not problem.options.memory):
-            plan, score = other, better
+        candidate_score = evaluate(candidate, problem)
+        if candidate_score.pace_s < score.pace_s * (1 - TOLERANCE) and (
+            candidate_score.fits or not problem.options.memory
+        ):
+            plan, score = candidate, candidate_score
     return plan, score
 
 

@@ -1,4 +1,4 @@
-"""Cross-checks the results of two solvers, which stands behind every plan that pipeplan recommends."""
+"""Cross-checks the results of the two solvers. Every plan that pipeplan recommends has passed this check."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def judge_results(problem: Problem, results: list[Result]) -> Verdict:
     if len(results) == 1:
         return _single_verdict(results[0])
     first, second = results
-    for one, other in ((first, second), (second, first)):
-        if complaint := _contradiction(one, other):
+    for result, rival in ((first, second), (second, first)):
+        if complaint := _contradiction(result, rival):
             return Verdict(False, False, complaint)
     if first.status == Status.INFEASIBLE and second.status == Status.INFEASIBLE:
         return Verdict(True, True, "DP and ILP agree: no plan satisfies the constraints")
@@ -45,10 +45,10 @@ def judge_results(problem: Problem, results: list[Result]) -> Verdict:
     bound = max(first.bound_s, second.bound_s)
     gap = max(0.0, 1 - bound / best) if best < float("inf") else 1.0
     limited = first if first.status != Status.OPTIMAL else second
-    other = second if limited is first else first
-    if other.status == Status.OPTIMAL:
+    rival = second if limited is first else first
+    if rival.status == Status.OPTIMAL:
         reason = _why_unproven(limited)
-        text = f"{other.solver} proved its plan optimal, but {limited.solver} did not confirm it: {reason}"
+        text = f"{rival.solver} proved its plan optimal, but {limited.solver} did not confirm it: {reason}"
         return Verdict(True, False, text)
     return Verdict(True, gap <= TOLERANCE, f"no plan in the searched space is more than {gap:.2%} faster ({names})")
 
@@ -85,15 +85,17 @@ def _wrong_objective(problem: Problem, result: Result) -> str:
     return ""
 
 
-def _contradiction(one: Result, other: Result) -> str:
-    """An error message if `one` found a plan that `other` proved impossible, else an empty text."""
-    if one.plan is None:
+def _contradiction(result: Result, rival: Result) -> str:
+    """An error message if `result` found a plan that `rival` proved impossible, else an empty text."""
+    if result.plan is None:
         return ""
-    if other.status == Status.INFEASIBLE:
-        return f"{other.solver} claims that there is no plan, but {one.solver} found one of {one.objective_s:.9g} s"
-    if one.objective_s < other.bound_s * (1 - TOLERANCE):
+    if rival.status == Status.INFEASIBLE:
         return (
-            f"{one.solver} found a plan of {one.objective_s:.9g} s per minibatch, faster than the bound that "
-            f"{other.solver} claims, {other.bound_s:.9g} s"
+            f"{rival.solver} claims that there is no plan, but {result.solver} found one of {result.objective_s:.9g} s"
+        )
+    if result.objective_s < rival.bound_s * (1 - TOLERANCE):
+        return (
+            f"{result.solver} found a plan of {result.objective_s:.9g} s per minibatch, faster than the bound that "
+            f"{rival.solver} claims, {rival.bound_s:.9g} s"
         )
     return ""

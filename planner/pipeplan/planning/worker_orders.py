@@ -62,16 +62,16 @@ class StageLayout:
         yield from self._merged()
         yield from self._split()
         for step in STEPS:
-            for other in self._units_moved(step):
-                yield from other._workers_moved(1)
+            for neighbour in self._units_moved(step):
+                yield from neighbour._workers_moved(1)
 
     def _recut(self) -> Iterator[StageLayout]:
         """The neighbours that move one or two sets of units, for uniform grids."""
         for step in STEPS:
             yield from self._units_moved(step)
         for step in STEPS:
-            for other in self._units_moved(step):
-                yield from other._units_moved(1)
+            for neighbour in self._units_moved(step):
+                yield from neighbour._units_moved(1)
 
     def _units_moved(self, step: int) -> Iterator[StageLayout]:
         """The layouts in which `step` units move across the boundary between two stages."""
@@ -83,8 +83,8 @@ class StageLayout:
             if len(members[stage]) <= step:
                 continue
             # In topological order the last units of a stage are read only by one another and by later stages.
-            gone = set(members[stage][-step:] if target > stage else members[stage][:step])
-            yield replace(self, home=tuple(target if unit in gone else at for unit, at in enumerate(self.home)))
+            moving = set(members[stage][-step:] if target > stage else members[stage][:step])
+            yield replace(self, home=tuple(target if unit in moving else home for unit, home in enumerate(self.home)))
 
     def _workers_moved(self, step: int) -> Iterator[StageLayout]:
         """The layouts in which `step` workers move between stages or idle places; every stage keeps a worker."""
@@ -101,7 +101,7 @@ class StageLayout:
         for stage in range(len(self.room) // 2 - 1):
             at = 2 * stage + 1
             room = (*self.room[:at], sum(self.room[at : at + 3]), *self.room[at + 3 :])
-            yield StageLayout(tuple(one - (one > stage) for one in self.home), room)
+            yield StageLayout(tuple(home - (home > stage) for home in self.home), room)
 
     def _split(self) -> Iterator[StageLayout]:
         """The layouts in which one stage becomes two, its units and workers divided between them."""
@@ -109,7 +109,7 @@ class StageLayout:
             at, members = 2 * stage + 1, [unit for unit, home in enumerate(self.home) if home == stage]
             for count, left in itertools.product(range(1, len(members)), range(1, self.room[at])):
                 first = set(members[:count])
-                home = tuple(one + (one >= stage and unit not in first) for unit, one in enumerate(self.home))
+                home = tuple(old + (old >= stage and unit not in first) for unit, old in enumerate(self.home))
                 yield StageLayout(home, (*self.room[:at], left, 0, self.room[at] - left, *self.room[at + 1 :]))
 
 

@@ -64,14 +64,14 @@ class Cuts:
         Returns the indices of the larger cuts, in order, and of the smaller ones. The empty and the full cut are in no
         pair.
         """
-        place = {ideal: index for index, ideal in enumerate(self.ideals)}
+        index_of = {ideal: index for index, ideal in enumerate(self.ideals)}
         inner = self._removable[1:-1]
         large, small = [], []
         for index, unit in zip(*(axis.tolist() for axis in np.nonzero(inner)), strict=True):
-            other = place.get(self.ideals[index + 1] ^ (1 << unit), 0)
-            if other:
+            smaller_index = index_of.get(self.ideals[index + 1] ^ (1 << unit), 0)
+            if smaller_index:
                 large.append(index + 1)
-                small.append(other)
+                small.append(smaller_index)
         pairs = np.array(large, dtype=np.intp), np.array(small, dtype=np.intp)
         down = (self.sent[pairs[1]] <= self.sent[pairs[0]]) & (self.returned[pairs[1]] <= self.returned[pairs[0]])
         return pairs[0][down], pairs[1][down]
@@ -174,7 +174,7 @@ def _cheapest_cuts(problem: Problem, limit: int) -> list[int]:
     growth = graph.IdealGrowth(count, problem.edges)
     width = max(1, limit // count)
     crossing = _CrossingBytes(problem)
-    found, level = [0], {0: growth.sources}
+    cuts, level = [0], {0: growth.sources}
     bytes_of = {0: 0}
     for size in range(1, count + 1):
         larger: dict[int, int] = {}
@@ -188,23 +188,23 @@ def _cheapest_cuts(problem: Problem, limit: int) -> list[int]:
         kept = sorted(larger, key=lambda ideal: (ideal != ordered, grown_bytes[ideal], ideal))[:width]
         level = {ideal: larger[ideal] for ideal in kept}
         bytes_of = {ideal: grown_bytes[ideal] for ideal in kept}
-        found.extend(sorted(kept))
-    return found
+        cuts.extend(sorted(kept))
+    return cuts
 
 
 class _CrossingBytes:
     """The change in the bytes that cross a cut when one unit joins it."""
 
     def __init__(self, problem: Problem) -> None:
-        self._made = [0] * len(problem.units)
+        self._produced = [0] * len(problem.units)
         self._read: list[list[tuple[int, int]]] = [[] for _ in problem.units]
         for flow in problem.flows:
             size, needed = flow.bytes + flow.gradient_bytes, sum(1 << unit for unit in flow.consumers)
-            self._made[flow.producer] += size
+            self._produced[flow.producer] += size
             for unit in flow.consumers:
                 self._read[unit].append((needed, size))
 
     def added(self, unit: int, grown: int) -> int:
         """The change for `unit`, which makes the ideal `grown`: its outputs begin to cross the cut, while tensors that
         all consumers have read no longer do."""
-        return self._made[unit] - sum(size for needed, size in self._read[unit] if needed & ~grown == 0)
+        return self._produced[unit] - sum(size for needed, size in self._read[unit] if needed & ~grown == 0)

@@ -40,13 +40,13 @@ def grid_sizes(cluster: Cluster) -> list[int]:
 
 def grid_shapes(problem: Problem) -> list[GridShape]:
     """The shapes that the options allow, those with the most workers first."""
-    found = [
+    shapes = [
         GridShape(stages, workers // stages)
         for workers in reversed(grid_sizes(problem.cluster))
         for stages in range(1, min(workers, len(problem.units)) + 1)
         if workers % stages == 0
     ]
-    return [shape for shape in found if _allowed(shape, problem)]
+    return [shape for shape in shapes if _allowed(shape, problem)]
 
 
 def _allowed(shape: GridShape, problem: Problem) -> bool:
@@ -72,5 +72,5 @@ def data_parallel_grid_size(problem: Problem, most: int) -> int:
 
     Raises `ValueError` if `most` is less than 1.
     """
-    found = [size for size in grid_sizes(problem.cluster) if size <= most and _shares(problem.options) % size == 0]
-    return max(found)
+    sizes = [size for size in grid_sizes(problem.cluster) if size <= most and _shares(problem.options) % size == 0]
+    return max(sizes)

@@ -95,8 +95,8 @@ def compare_profiles(first: Profile, second: Profile) -> ProfileDiff:
     if common and first.minibatch != second.minibatch:
         first, second = first.rescaled(max(common)), second.rescaled(max(common))
     per_sample = first.minibatch != second.minibatch
-    costs = [_costs(one, 1 / one.minibatch if per_sample else 1.0) for one in (first, second)]
-    spreads = all(any(layer.forward_spread_s for layer in one.layers) for one in (first, second))
+    costs = [_costs(profile, 1 / profile.minibatch if per_sample else 1.0) for profile in (first, second)]
+    spreads = all(any(layer.forward_spread_s for layer in profile.layers) for profile in (first, second))
     matches = match_layers(first, second)
     layers = []
     for names, other_names, by in matches:

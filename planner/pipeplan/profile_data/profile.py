@@ -103,7 +103,7 @@ class Profile:
             whole_forward_s=size.whole_forward_s,
             whole_backward_s=size.whole_backward_s,
             peak_bytes=0,
-            sizes=tuple(one for one in known if one.minibatch != minibatch) if self.sizes else (),
+            sizes=tuple(size for size in known if size.minibatch != minibatch) if self.sizes else (),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -198,9 +198,9 @@ def check_profile(profile: Profile) -> None:
 
 
 def _check_size(profile: Profile, size: Size) -> None:
-    if [one.name for one in size.layers] != [one.name for one in profile.layers]:
+    if [layer.name for layer in size.layers] != [layer.name for layer in profile.layers]:
         raise InputError(f"the layers at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}")
-    if [one.name for one in size.tensors] != [one.name for one in profile.tensors]:
+    if [tensor.name for tensor in size.tensors] != [tensor.name for tensor in profile.tensors]:
         raise InputError(
             f"the tensors at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}"
         )

@@ -1,7 +1,4 @@
-"""Clocks that time calls on a device, and the median and spread of repeated times.
-
-Overhead of running a layer as a function of its own, measured with an empty layer.
-"""
+"""Clocks that time calls on a device, the median and spread of repeated times, and the overhead of timing a layer."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ class Clock(Protocol):
     """Times calls. On an accelerator a time is known only after `settle`, so `measure` returns a handle."""
 
     how: str
-    """Which time the clock takes, phrased as part of a sentence."""
+    """The kind of time that the clock takes, phrased as part of a sentence."""
 
     def measure(self, call: Callable[[], None]) -> Callable[[], float]:
         """Run `call`. The returned function gives its time in seconds once `settle` has been called."""

@@ -4,8 +4,6 @@ A layer's time depends on what else the machine does, because processes share ca
 frequency. If a plan will run on one machine, its layers run under the load of the plan's other workers. Therefore as
 many processes as the plan will have measure the same model. They begin their timed passes at the same time, and all go
 on until the last one has finished.
-
-How a measuring process coordinates with the others that measure at the same time, if there are any.
 """
 
 from __future__ import annotations
@@ -210,6 +208,6 @@ def _median_layers(layers_by_process: Sequence[tuple[Layer, ...]]) -> tuple[Laye
 
 
 def _median_whole(profiles: Sequence[Profile | Size]) -> dict[str, Any]:
-    forward = [one.whole_forward_s for one in profiles if one.whole_forward_s is not None]
-    backward = [one.whole_backward_s for one in profiles if one.whole_backward_s is not None]
+    forward = [profile.whole_forward_s for profile in profiles if profile.whole_forward_s is not None]
+    backward = [profile.whole_backward_s for profile in profiles if profile.whole_backward_s is not None]
     return {"whole_forward_s": statistics.median(forward), "whole_backward_s": statistics.median(backward)}

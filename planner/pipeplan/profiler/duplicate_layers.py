@@ -41,9 +41,11 @@ class DuplicateFinder:
     ) -> None:
         """Record the inputs and outputs of a layer."""
         inputs = [*layer.state, *received, *data]
-        outputs = [one for one in made if isinstance(one, Tensor)]
-        integers = [_integer_digest(one) for one in (*layer.state, *data)]
-        integers += [spec.name for spec, one in zip(layer.receives, received, strict=True) if _may_be_indices(one)]
+        outputs = [value for value in made if isinstance(value, Tensor)]
+        integers = [_integer_digest(tensor) for tensor in (*layer.state, *data)]
+        integers += [
+            spec.name for spec, tensor in zip(layer.receives, received, strict=True) if _may_be_indices(tensor)
+        ]
         self._observed[layer.name] = [
             tuple(map(tensor_signature, inputs)),
             tuple(integers),
@@ -54,7 +56,7 @@ class DuplicateFinder:
 
     def backward(self, layer: PreparedLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
         """Record the gradients of a layer's outputs: for each tensor, one or None from each consumer."""
-        self._observed[layer.name].append(tuple(tuple(map(tensor_signature, one)) for one in gradients))
+        self._observed[layer.name].append(tuple(tuple(map(tensor_signature, tensors)) for tensors in gradients))
 
     def classes(self) -> dict[str, str]:
         """For every duplicate layer, the first layer that is the same computation."""

@@ -91,7 +91,7 @@ class LayerRun:
         self,
         measure: Measure,
         around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
-        look: OnOutputs = lambda layer, made: None,
+        look: OnOutputs = lambda layer, output: None,
     ) -> dict[str, Callable[[], float]]:
         """Run all layers forwards, except duplicates. Returns the times by layer.
 
@@ -109,19 +109,19 @@ class LayerRun:
             if layer.name == LOSS_LAYER:
                 self._loss = results[0]
                 continue
-            for spec, made in zip(layer.makes, results, strict=True):
-                self._values[spec.name] = made
+            for spec, output in zip(layer.makes, results, strict=True):
+                self._values[spec.name] = output
                 if spec.requires_grad:
-                    self._output_edges[spec.name] = get_gradient_edge(made)
+                    self._output_edges[spec.name] = get_gradient_edge(output)
             if layer.name in self._last_duplicate:
-                self._shared_outputs[layer.name] = [made.detach() for made in results]
+                self._shared_outputs[layer.name] = [output.detach() for output in results]
         return times
 
     def _reuse_outputs(self, layer: PreparedLayer) -> None:
         """Use the outputs of the layer that this one duplicates."""
         source = self._alike[layer.name]
-        for spec, made in zip(layer.makes, self._shared_outputs[source], strict=True):
-            self._values[spec.name] = made
+        for spec, output in zip(layer.makes, self._shared_outputs[source], strict=True):
+            self._values[spec.name] = output
         self._free_consumed(layer)
         if self._last_duplicate[source] == layer.name:
             del self._shared_outputs[source]
@@ -143,17 +143,17 @@ class LayerRun:
         data = [self.batch.inputs[index] for index in layer.segment.inputs]
 
         def call() -> None:
-            made = layer.segment.run(*layer.state, *received, *data, self.minibatch)
+            outputs = layer.segment.run(*layer.state, *received, *data, self.minibatch)
             if layer.name == LOSS_LAYER:
-                results.append(self.loss(tree_unflatten(list(made), self._output_spec), self.batch.target))
+                results.append(self.loss(tree_unflatten(list(outputs), self._output_spec), self.batch.target))
             else:
-                results.extend(made)
+                results.extend(outputs)
 
         with around(layer.name), self.precision():
-            taken = measure(call)
+            seconds = measure(call)
         if self.watcher is not None:
             self.watcher.forward(layer, received, data, results)
-        return taken
+        return seconds
 
     def precision(self) -> AbstractContextManager[object]:
         """The autocast context of the model's forward pass."""
@@ -185,11 +185,11 @@ class LayerRun:
         """Run a layer that is not part of the model, in the same way as the model's layers."""
         results: list[Any] = []
         self._values |= {spec.name: tensor for spec, tensor in zip(layer.receives, tensors, strict=True)}
-        taken = self._forward_one(layer, results, measure, nullcontext)
+        seconds = self._forward_one(layer, results, measure, nullcontext)
         self._output_edges |= {
-            spec.name: get_gradient_edge(made) for spec, made in zip(layer.makes, results, strict=True)
+            spec.name: get_gradient_edge(output) for spec, output in zip(layer.makes, results, strict=True)
         }
-        return taken
+        return seconds
 
     def alone_backward(
         self, layer: PreparedLayer, gradients: Sequence[Tensor], measure: Measure
@@ -197,9 +197,9 @@ class LayerRun:
         """Run the layer backwards, after `alone_forward`."""
         for spec, gradient in zip(layer.makes, gradients, strict=True):
             self._gradients.setdefault(spec.consumers[0], {})[spec.name] = gradient
-        taken = self._backward_one(layer, measure)
+        seconds = self._backward_one(layer, measure)
         self._drop_gradients(layer)
-        return taken
+        return seconds
 
     def _complete_gradients(self, layer: PreparedLayer) -> None:
         """Make the gradients that duplicate consumers would send, and show all gradients to the observer."""
@@ -210,7 +210,7 @@ class LayerRun:
                     self._gradients.setdefault(consumer, {})[spec.name] = None if kind is None else kind.make()
         if self.watcher is not None:
             gradients_by_tensor = [
-                [self._gradients[one].get(spec.name) for one in spec.consumers] for spec in layer.makes
+                [self._gradients[reader].get(spec.name) for reader in spec.consumers] for spec in layer.makes
             ]
             self.watcher.backward(layer, gradients_by_tensor)
             for spec, gradients in zip(layer.makes, gradients_by_tensor, strict=True):

@@ -1,18 +1,13 @@
-"""Limits a process to the free memory of the CPU, so that a model that does not fit fails with a message.
+"""Memory of a measured model: a limit for the process, and what its layers use and keep.
 
-Linux overcommits: it grants more memory than there is, and kills a process that uses it. Under a limit of what is free,
-the allocation fails instead, and torch reports how many bytes it requested.
+Linux overcommits: it grants more memory than there is, and kills a process that uses it. Under a limit of what is free
+(`limited_memory`), the allocation fails instead, and torch reports how many bytes it requested.
 
-Device memory that calls use, from the records of torch's allocator.
-
-On CUDA the allocator keeps counters; on the CPU torch's profiler records every allocation and release. These numbers
-are exact and the same in every run. The resident memory that the operating system reports is neither, because freed
-blocks that fit no later allocation stay resident. Memory that a library obtains without the allocator (packed matrices
-inside a matrix product) is in neither record.
-
-Workspace of each layer: memory that it needs while it runs, beyond its inputs, outputs and saved tensors.
-
-Count the bytes that each layer keeps for the backward pass.
+The memory that calls use (`record_memory_use`) comes from the records of torch's allocator. On CUDA the allocator
+keeps counters; on the CPU torch's profiler records every allocation and release. These numbers are exact and the same
+in every run. The resident memory that the operating system reports is neither, because freed blocks that fit no later
+allocation stay resident. Memory that a library obtains without the allocator (packed matrices inside a matrix product)
+is in neither record.
 """
 
 from __future__ import annotations
@@ -45,6 +40,8 @@ USABLE_SHARE = 0.95
 """Share of the free memory that may be used. The rest is for memory that is not allocated through the C library."""
 _REQUESTED = re.compile(r"tried to allocate (\d+) bytes")
 _OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "could not create a memory")
+CALL_LABEL = "pipeplan call"
+"""Label of a measured call in the profiler's records."""
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
@@ -170,10 +167,6 @@ def check_fits_in_memory(ref: str, traced: TracedModel, minibatch: int, free: in
             f"{ref!r} at minibatch {minibatch} does not fit in memory: {step_memory_text(traced, minibatch)}, and "
             f"{show_size(free)} are free; try a smaller --batch"
         )
-
-
-CALL_LABEL = "pipeplan call"
-"""Label of a measured call in the profiler's records."""
 
 
 @dataclass(frozen=True)

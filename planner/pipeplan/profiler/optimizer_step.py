@@ -1,8 +1,6 @@
-"""Whole training steps: the time of the optimiser's step, by layer, and the peak memory of a step.
+"""Whole training steps: the time of the optimiser's step, by layer, the state that it keeps, and the peak memory.
 
 They run after all other passes, because they change the parameters.
-
-The state that a job's optimiser keeps.
 """
 
 from __future__ import annotations

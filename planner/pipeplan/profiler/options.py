@@ -26,7 +26,7 @@ class ProfilerOptions:
     """Number of passes before the measured ones. One suffices if passes are long."""
     seed: int = 0
     granularity: str = "layer"
-    """What one layer is: `module`, `layer` or `op`."""
+    """The size of a layer: `module`, `layer` or `op`."""
     processes: int = 1
     """Number of processes that measure at the same time."""
     measure_all: bool = False

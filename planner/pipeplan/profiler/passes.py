@@ -1,8 +1,6 @@
-"""Passes over a model: one to inspect it, some to warm up, and the measured ones.
+"""Passes over a model: one to inspect it, some to warm up, and measured ones until their times are precise enough.
 
 A measured pass runs the model layer by layer, and then as a whole.
-
-Measured times: the stopping criterion of a measurement, and notes on spread and drift.
 """
 
 from __future__ import annotations
@@ -43,6 +41,17 @@ DRIFT_BOUND = 0.05
 """Relative change of the total, from the first to the last third of the passes, above which it is reported."""
 DRIFT_STANDARD_ERRORS = 4.0
 """Number of standard errors that a change must exceed to count as drift."""
+MEASURING_BUDGET_S = 25.0
+"""Time limit of the measured passes if their number is not given."""
+MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 200
+"""Smallest and largest number of measured passes if the number is not given."""
+MIN_MEASURING_S = 1.0
+"""Least duration of the measurement if the number of passes is not given, to notice changes of the machine's speed."""
+LONG_PASS_S = 1.0
+"""Duration of a long pass. One long pass suffices to warm up. It also leaves nothing in the caches for the next pass,
+so that the whole model need not run after every pass over the layers."""
+WHOLE_EVERY = 3
+"""If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after one in so many."""
 
 
 @dataclass
@@ -90,11 +99,11 @@ def uncertainty(samples: Samples) -> tuple[float, float, str]:
     by_layer = samples.by_layer()
     total = standard_error(samples.totals(by_layer))
     cost = {name: median(times) * samples.weights.get(name, 1) for name, times in by_layer.items()}
-    left, worst, worst_layer = LONGEST_LAYERS_SHARE * sum(cost.values()), 0.0, ""
+    remaining, worst, worst_layer = LONGEST_LAYERS_SHARE * sum(cost.values()), 0.0, ""
     for name in sorted(cost, key=lambda layer: -cost[layer]):
-        if left <= 0.0:
+        if remaining <= 0.0:
             break
-        left -= cost[name]
+        remaining -= cost[name]
         error = standard_error(by_layer[name])
         if error >= worst:
             worst, worst_layer = error, name
@@ -132,10 +141,10 @@ def sample_notes(samples: Samples) -> tuple[str, ...]:
     totals = samples.totals(samples.by_layer())
     changed = relative_drift(totals)
     if changed is not None:
-        what = "slower" if changed > 0 else "faster"
+        direction = "slower" if changed > 0 else "faster"
         notes.append(
-            f"the machine became {abs(changed):.0%} {what} while it measured (the last third of {len(totals)} passes "
-            "against the first): heat, a changing clock or other load; measure again when it is quiet"
+            f"the machine became {abs(changed):.0%} {direction} while it measured (the last third of {len(totals)} "
+            "passes against the first): heat, a changing clock or other load; measure again when it is quiet"
         )
     total, worst, worst_layer = uncertainty(samples)
     if samples.passes >= 2 and (total > TOTAL_BOUND or worst > LAYER_BOUND):
@@ -145,19 +154,6 @@ def sample_notes(samples: Samples) -> tuple[str, ...]:
             "standard error)"
         )
     return tuple(notes)
-
-
-MEASURING_BUDGET_S = 25.0
-"""Time limit of the measured passes if their number is not given."""
-MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 200
-"""Smallest and largest number of measured passes if the number is not given."""
-MIN_MEASURING_S = 1.0
-"""Least duration of the measurement if the number of passes is not given, to notice changes of the machine's speed."""
-LONG_PASS_S = 1.0
-"""Duration of a long pass. One long pass suffices to warm up. It also leaves nothing in the caches for the next pass,
-so that the whole model need not run after every pass over the layers."""
-WHOLE_EVERY = 3
-"""If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after one in so many."""
 
 
 class Passes:
@@ -258,10 +254,10 @@ class Passes:
         self._clear()
         self.clock.settle()
         if samples is not None:
-            for name, taken in forward.items():
-                samples.forward[name].append(max(0.0, taken() - self.overhead.forward_s))
-            for name, taken in backward.items():
-                samples.backward[name].append(max(0.0, taken() - self.overhead.backward_s))
+            for name, seconds in forward.items():
+                samples.forward[name].append(max(0.0, seconds() - self.overhead.forward_s))
+            for name, seconds in backward.items():
+                samples.backward[name].append(max(0.0, seconds() - self.overhead.backward_s))
             if whole:
                 samples.whole_forward.append(whole[0]())
                 samples.whole_backward.append(whole[1]())
@@ -275,18 +271,18 @@ class Passes:
             with self.run.precision():
                 losses.append(self.run.loss(batch.call(self.job.model), batch.target))
 
-        taken = self.clock.measure(forward)
-        return taken, self.clock.measure(lambda: losses.pop().backward())  # type: ignore[no-untyped-call]
+        forward_s = self.clock.measure(forward)
+        return forward_s, self.clock.measure(lambda: losses.pop().backward())  # type: ignore[no-untyped-call]
 
     def _clear(self) -> None:
         self.job.model.zero_grad(set_to_none=True)
 
 
-def _check_outputs(ref: str, layer: str, module: str, made: Sequence[Tensor]) -> None:
+def _check_outputs(ref: str, layer: str, module: str, outputs: Sequence[Tensor]) -> None:
     """Raise `InputError` for NaN in the outputs of a layer, and for a loss that cannot be trained on."""
     if layer == LOSS_LAYER:
-        _check_loss(ref, made[0])
-    elif any(bool(tensor.isnan().any()) for tensor in made if tensor.is_floating_point()):
+        _check_loss(ref, outputs[0])
+    elif any(bool(tensor.isnan().any()) for tensor in outputs if tensor.is_floating_point()):
         where = f" (in the module {module!r})" if module and module != layer else ""
         raise InputError(
             f"layer {layer!r}{where} of {ref!r} produces NaN on a minibatch of its data: "

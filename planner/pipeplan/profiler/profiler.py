@@ -1,7 +1,4 @@
-"""Profile a model: trace it, run it layer by layer and as a whole, and keep the medians of the times.
-
-Remarks on the model in a measured profile: parameters in no layer, and layers that do not sum to the model.
-"""
+"""Profile a model: trace it, run it layer by layer and as a whole, and keep the medians of the times."""
 
 from __future__ import annotations
 
@@ -42,36 +39,6 @@ from pipeplan_launch.tracing.trace import TracedModel, trace_job
 MAX_SUM_DEVIATION = 0.1
 """Relative difference between the sum of the layers and the whole model above which a remark is made."""
 MAX_NAMED_PARAMETERS = 3
-
-
-def unread_parameter_remarks(traced: TracedModel) -> list[str]:
-    """At most one sentence, on the parameters that no output depends on: no stage holds them, and none trains them."""
-    read = {name for info in traced.layers for name in info.parameters}
-    unread = [name for name, _ in traced.model.named_parameters() if name not in read]
-    if not unread:
-        return []
-    more = f" and {len(unread) - MAX_NAMED_PARAMETERS} more" if len(unread) > MAX_NAMED_PARAMETERS else ""
-    names = ", ".join(unread[:MAX_NAMED_PARAMETERS])
-    return [f"no output depends on these parameters, which are in no layer: {names}{more}"]
-
-
-def layer_sum_remarks(size: Size) -> list[str]:
-    """At most one sentence, if the times of the layers do not add up to that of the model run as a whole."""
-    sums = {
-        "forward": (sum(layer.forward_s for layer in size.layers), size.whole_forward_s),
-        "backward": (sum(layer.backward_s for layer in size.layers), size.whole_backward_s),
-    }
-    deviations = [
-        f"{total / whole:.2f} of it {way}"
-        for way, (total, whole) in sums.items()
-        if whole is not None and whole > 0 and abs(total / whole - 1) > MAX_SUM_DEVIATION
-    ]
-    if not deviations:
-        return []
-    why = "very short layers cost more by themselves, and a busy machine slows some passes more than others"
-    return [f"the layers do not add up to the whole model, {' and '.join(deviations)}: {why}"]
-
-
 MAX_PROCESSES = 256
 """Most processes that may be asked for. A larger number is taken for a typing error."""
 
@@ -284,3 +251,31 @@ def _batch(job: Job, minibatch: int, device: torch.device) -> Batch:
         return torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
 
     return Batch(move(batch.inputs), move(batch.target), batch.names)
+
+
+def unread_parameter_remarks(traced: TracedModel) -> list[str]:
+    """At most one sentence, on the parameters that no output depends on: no stage holds them, and none trains them."""
+    read = {name for info in traced.layers for name in info.parameters}
+    unread = [name for name, _ in traced.model.named_parameters() if name not in read]
+    if not unread:
+        return []
+    more = f" and {len(unread) - MAX_NAMED_PARAMETERS} more" if len(unread) > MAX_NAMED_PARAMETERS else ""
+    names = ", ".join(unread[:MAX_NAMED_PARAMETERS])
+    return [f"no output depends on these parameters, which are in no layer: {names}{more}"]
+
+
+def layer_sum_remarks(size: Size) -> list[str]:
+    """At most one sentence, if the times of the layers do not add up to that of the model run as a whole."""
+    sums = {
+        "forward": (sum(layer.forward_s for layer in size.layers), size.whole_forward_s),
+        "backward": (sum(layer.backward_s for layer in size.layers), size.whole_backward_s),
+    }
+    deviations = [
+        f"{total / whole:.2f} of it {way}"
+        for way, (total, whole) in sums.items()
+        if whole is not None and whole > 0 and abs(total / whole - 1) > MAX_SUM_DEVIATION
+    ]
+    if not deviations:
+        return []
+    why = "very short layers cost more by themselves, and a busy machine slows some passes more than others"
+    return [f"the layers do not add up to the whole model, {' and '.join(deviations)}: {why}"]

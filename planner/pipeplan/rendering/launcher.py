@@ -108,7 +108,7 @@ class TemplateContext:
 
     def variables(self) -> dict[str, Any]:
         """The variables by name, as a template takes them."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)

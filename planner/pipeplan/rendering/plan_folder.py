@@ -1,8 +1,7 @@
-"""Writes the files that start a plan, from plan.json alone: neither the profile nor a solver is needed.
-
-Writes a plan folder: plan.json for people and tools, stages/*.json for the executor, launch.sh to run it.
+"""Writes a plan folder: plan.json for people and tools, stages/*.json for the executor, launch.sh to run it.
 
 All files are written to a scratch folder first and then moved into place, so that no half-written plan can be started.
+Launch files of other kinds are rendered from plan.json alone; they need neither the profile nor a solver.
 """
 
 from __future__ import annotations
@@ -27,64 +26,6 @@ if TYPE_CHECKING:
     from pipeplan.solvers.result import Result
 
 
-def launch_file_text(
-    plan: Path,
-    kind: Launcher | None,
-    settings: Mapping[str, Any],
-    *,
-    own: Path | None = None,
-    output: Path | None = None,
-    command: str = "pipeplan render",
-) -> str:
-    """The text of a file that starts the plan of a folder, rendered from the template of `kind`, or from `own`.
-
-    `own` is a template of the user's. `settings` are those of `kind`; without a kind they are any variables for `own`.
-    `output` is where the text will be written: outside the plan folder it has to name that folder. Raises `InputError`.
-    """
-    path = plan_file.plan_file(plan)
-    root, folder = plan_file.read_plan_document(plan), path.parent.resolve()
-    beside = output is None or output.parent.resolve() == folder
-    context = TemplateContext.of(root, command=command, plan_folder=str(folder), beside=beside)
-    variables = kind.variables(context, settings) if kind else context.variables() | dict(settings)
-    if own is not None:
-        return render_user_template(own, variables)
-    assert kind is not None, "a kind or a template must be given"
-    return load_template(kind.template).render(variables)
-
-
-def launch_file_path(plan: Path, kind: Launcher | None, own: Path | None, output: Path | None) -> Path:
-    """Path of the file: `output`, else a file in the plan folder named after the user's template or the kind."""
-    if output is not None:
-        return output
-    if own is not None:
-        name = own.name.removesuffix(".j2").removesuffix(".jinja2").removesuffix(".jinja")
-        return plan_file.plan_file(plan).parent / name
-    assert kind is not None
-    return plan_file.plan_file(plan).parent / kind.file_name
-
-
-def write_launch_file(
-    path: Path, content: str, kind: Launcher | None, own: Path | None = None, *, force: bool = False
-) -> None:
-    """Write the file, in full or not at all. Raises `InputError` if another one exists, unless `force` is given."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name the file to write with -o")
-    if path.exists() and not force and path.is_file() and path.read_bytes() != content.encode():
-        raise InputError(f"{path} exists with another content: give another file with -o, or --force")
-    if own is not None:
-        # A template that can be run becomes a file that can be run.
-        mode = stat.S_IMODE(own.stat().st_mode) if own.exists() else 0o644
-    else:
-        mode = kind.mode if kind else 0o644
-    write_text(path, content, mode=mode)
-
-
-def launch_script(document: Mapping[str, Any]) -> str:
-    """The text of launch.sh for a plan.json. Every value in it is quoted for the shell."""
-    context = TemplateContext.of(Node(document, "the plan"))
-    return load_template(LOCAL.template).render(LOCAL.variables(context, {}))
-
-
 def refuse_to_overwrite_plan(folder: Path, force: bool) -> None:
     """Raise `InputError` if a plan cannot, or must not, be written to `folder`."""
     if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
@@ -105,7 +46,7 @@ def refuse_to_overwrite_plan(folder: Path, force: bool) -> None:
 def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
     """Write the plan folder. With `force` it replaces a plan; other files in the folder stay. Raises `InputError`."""
     refuse_to_overwrite_plan(folder, force)
-    made = not folder.exists()
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".new-plan.", dir=folder))
@@ -114,7 +55,7 @@ def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
             _move_in(scratch, folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-            if made and not any(folder.iterdir()):
+            if is_new and not any(folder.iterdir()):
                 folder.rmdir()
     except (InputError, OSError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
@@ -147,10 +88,10 @@ def _move_in(scratch: Path, folder: Path) -> None:
 
 def write_disagreement(results: tuple[Result, ...], folder: Path) -> list[Path]:
     """Write the contradicting plans next to the folder that the plan would have had; returns the files."""
-    written = []
+    paths = []
     for result in results:
-        kind = "ilp" if result.solver.startswith("ILP") else "dp"
-        path = folder.with_name(f"{folder.name}-disagreement-{kind}.json")
+        solver = "ilp" if result.solver.startswith("ILP") else "dp"
+        path = folder.with_name(f"{folder.name}-disagreement-{solver}.json")
         plan = result.plan.to_json() if result.plan else None
         write_json(
             path,
@@ -161,5 +102,63 @@ def write_disagreement(results: tuple[Result, ...], folder: Path) -> list[Path]:
                 "plan": plan,
             },
         )
-        written.append(path)
-    return written
+        paths.append(path)
+    return paths
+
+
+def launch_file_text(
+    plan: Path,
+    launcher: Launcher | None,
+    settings: Mapping[str, Any],
+    *,
+    template: Path | None = None,
+    output: Path | None = None,
+    command: str = "pipeplan render",
+) -> str:
+    """The text of a file that starts the plan of a folder, rendered from the template of `launcher` or of the user.
+
+    `template` is the user's. `settings` are those of `launcher`; without one they are any variables for `template`.
+    `output` is where the text will be written: outside the plan folder it has to name that folder. Raises `InputError`.
+    """
+    path = plan_file.plan_file(plan)
+    root, folder = plan_file.read_plan_document(plan), path.parent.resolve()
+    beside = output is None or output.parent.resolve() == folder
+    context = TemplateContext.of(root, command=command, plan_folder=str(folder), beside=beside)
+    variables = launcher.variables(context, settings) if launcher else context.variables() | dict(settings)
+    if template is not None:
+        return render_user_template(template, variables)
+    assert launcher is not None, "a kind or a template must be given"
+    return load_template(launcher.template).render(variables)
+
+
+def launch_file_path(plan: Path, launcher: Launcher | None, template: Path | None, output: Path | None) -> Path:
+    """Path of the file: `output`, else a file in the plan folder named after the user's template or the kind."""
+    if output is not None:
+        return output
+    if template is not None:
+        name = template.name.removesuffix(".j2").removesuffix(".jinja2").removesuffix(".jinja")
+        return plan_file.plan_file(plan).parent / name
+    assert launcher is not None
+    return plan_file.plan_file(plan).parent / launcher.file_name
+
+
+def write_launch_file(
+    path: Path, content: str, launcher: Launcher | None, template: Path | None = None, *, force: bool = False
+) -> None:
+    """Write the file, in full or not at all. Raises `InputError` if another one exists, unless `force` is given."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name the file to write with -o")
+    if path.exists() and not force and path.is_file() and path.read_bytes() != content.encode():
+        raise InputError(f"{path} exists with another content: give another file with -o, or --force")
+    if template is not None:
+        # A template that can be run becomes a file that can be run.
+        mode = stat.S_IMODE(template.stat().st_mode) if template.exists() else 0o644
+    else:
+        mode = launcher.mode if launcher else 0o644
+    write_text(path, content, mode=mode)
+
+
+def launch_script(document: Mapping[str, Any]) -> str:
+    """The text of launch.sh for a plan.json. Every value in it is quoted for the shell."""
+    context = TemplateContext.of(Node(document, "the plan"))
+    return load_template(LOCAL.template).render(LOCAL.variables(context, {}))

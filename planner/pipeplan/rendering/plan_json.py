@@ -1,6 +1,6 @@
 """The contents of a plan folder's files: plan.json for people and tools, stages/*.json for the executor.
 
-The link rates that a plan was made for. Stage files hold them, and the executor compares them with its own.
+Stage files hold the link rates that the plan was made for, which the executor compares with those it measures.
 """
 
 from __future__ import annotations
@@ -22,44 +22,6 @@ from pipeplan.plan.schedules import INFERENCE
 if TYPE_CHECKING:
     from pipeplan.planning.solve import Outcome
     from pipeplan.solvers.result import Result
-
-
-def planned_links(outcome: Outcome) -> list[dict[str, Any]]:
-    """The levels of the cluster, innermost first: what each joins, its rates, and how long the plan keeps cards busy.
-
-    `span` is the number of components that a component of the level joins. `sendrecv` and `allreduce` are in bytes per
-    second, null if unlimited. `cards_s` is in seconds per minibatch for one network card. A value is a list over the
-    components of the level where these differ.
-    """
-    problem = outcome.problem
-    cluster, links = problem.cluster, Links.of(problem.cluster)
-    busy = contention.card_loads(outcome.plan, problem, links).busy_s
-    documents = []
-    for number, level in enumerate(cluster.levels, start=1):
-        rates = links.rates[number]
-        # Network cards belong to the components that a level joins: to servers, and to groups of servers.
-        cards = busy[number - 1].max(axis=0).tolist() if number > cluster.server_level else None
-        documents.append(
-            {
-                "name": level.name,
-                "span": _one_or_all(np.diff(np.array(cluster.starts(number))).tolist()),
-                "sendrecv": _one_or_all([_finite(rate) for rate in rates.sendrecv.tolist()]),
-                "allreduce": _one_or_all([_finite(rate) for rate in rates.allreduce.tolist()]),
-                "latency_s": _one_or_all(rates.latency.tolist()),
-                "cards_s": None if cards is None else _one_or_all(cards),
-            }
-        )
-    return documents
-
-
-def _finite(rate: float) -> float | None:
-    return rate if math.isfinite(rate) else None
-
-
-def _one_or_all(values: list[Any]) -> Any:
-    """The value that all have in common, or else all values."""
-    return values[0] if all(value == values[0] for value in values) else values
-
 
 PLAN_FORMAT, STAGE_FORMAT = "pipeplan-plan", "pipeplan-stage"
 FORMAT_VERSION = 1
@@ -135,42 +97,6 @@ def result_document(result: Result) -> dict[str, Any]:
     }
 
 
-def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
-    """Prediction for one stage, per minibatch on one replica, which the executor compares with its measurements."""
-    stages = outcome.evaluation.stages
-    stage, before = stages[index], stages[index - 1] if index else None
-    links, waiting = Links.of(outcome.problem.cluster), {}
-    if waits_for_allreduce(outcome.plan) and outcome.problem.options.contention:
-        waiting = {"exposed_sync_s": ddp_exposed_allreduce_s(outcome.plan, outcome.problem, links)}
-    return {
-        "minibatch_s": outcome.evaluation.pace_s,
-        "forward_s": stage.forward_s,
-        "backward_s": stage.backward_s - stage.update_s,
-        "update_s": stage.update_s,
-        "sync_s": group_allreduce_time(outcome.plan, outcome.problem, links, index),
-        **waiting,
-        "receive_bytes": before.boundary_bytes if before else 0,
-        "send_bytes": stage.boundary_bytes,
-        "send_gradient_bytes": before.boundary_gradient_bytes if before else 0,
-        "receive_gradient_bytes": stage.boundary_gradient_bytes,
-        "parameter_bytes": stage.parameter_bytes,
-        "minibatch_bytes": round(stage.minibatch_bytes),
-        "memory_bytes": round(stage.memory_bytes),
-    }
-
-
-def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
-    """Further predictions for a worker of the stage, per minibatch that this worker computes."""
-    plan, score, cluster = outcome.plan, outcome.evaluation, outcome.problem.cluster
-    shared = (cores for first, stop, cores in cluster.shared_cores if first <= plan.stages[index].workers[0] < stop)
-    return {
-        "exposed_s": exposed_allreduce_per_minibatch_s(plan, outcome.problem, score, index),
-        "wait_s": idle_per_minibatch_s(plan, outcome.problem, score, index),
-        "boundary_s": score.stages[index].boundary_s / plan.copies,
-        "cores": next(shared, 0),
-    }
-
-
 def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
     """The contents of the stage files. Each holds all that a worker of the stage needs to know."""
     problem, plan = outcome.problem, outcome.plan
@@ -210,3 +136,76 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
         | {"prediction": _stage_prediction(outcome, index) | _worker_prediction(outcome, index)}
         for index, stage in enumerate(plan.stages)
     ]
+
+
+def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
+    """Prediction for one stage, per minibatch on one replica, which the executor compares with its measurements."""
+    stages = outcome.evaluation.stages
+    stage, before = stages[index], stages[index - 1] if index else None
+    links, waiting = Links.of(outcome.problem.cluster), {}
+    if waits_for_allreduce(outcome.plan) and outcome.problem.options.contention:
+        waiting = {"exposed_sync_s": ddp_exposed_allreduce_s(outcome.plan, outcome.problem, links)}
+    return {
+        "minibatch_s": outcome.evaluation.pace_s,
+        "forward_s": stage.forward_s,
+        "backward_s": stage.backward_s - stage.update_s,
+        "update_s": stage.update_s,
+        "sync_s": group_allreduce_time(outcome.plan, outcome.problem, links, index),
+        **waiting,
+        "receive_bytes": before.boundary_bytes if before else 0,
+        "send_bytes": stage.boundary_bytes,
+        "send_gradient_bytes": before.boundary_gradient_bytes if before else 0,
+        "receive_gradient_bytes": stage.boundary_gradient_bytes,
+        "parameter_bytes": stage.parameter_bytes,
+        "minibatch_bytes": round(stage.minibatch_bytes),
+        "memory_bytes": round(stage.memory_bytes),
+    }
+
+
+def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
+    """Further predictions for a worker of the stage, per minibatch that this worker computes."""
+    plan, score, cluster = outcome.plan, outcome.evaluation, outcome.problem.cluster
+    shared = (cores for first, stop, cores in cluster.shared_cores if first <= plan.stages[index].workers[0] < stop)
+    return {
+        "exposed_s": exposed_allreduce_per_minibatch_s(plan, outcome.problem, score, index),
+        "wait_s": idle_per_minibatch_s(plan, outcome.problem, score, index),
+        "boundary_s": score.stages[index].boundary_s / plan.copies,
+        "cores": next(shared, 0),
+    }
+
+
+def planned_links(outcome: Outcome) -> list[dict[str, Any]]:
+    """The levels of the cluster, innermost first: what each joins, its rates, and how long the plan keeps cards busy.
+
+    `span` is the number of components that a component of the level joins. `sendrecv` and `allreduce` are in bytes per
+    second, null if unlimited. `cards_s` is in seconds per minibatch for one network card. A value is a list over the
+    components of the level where these differ.
+    """
+    problem = outcome.problem
+    cluster, links = problem.cluster, Links.of(problem.cluster)
+    busy = contention.card_loads(outcome.plan, problem, links).busy_s
+    documents = []
+    for number, level in enumerate(cluster.levels, start=1):
+        rates = links.rates[number]
+        # Network cards belong to the components that a level joins: to servers, and to groups of servers.
+        cards = busy[number - 1].max(axis=0).tolist() if number > cluster.server_level else None
+        documents.append(
+            {
+                "name": level.name,
+                "span": _one_or_all(np.diff(np.array(cluster.starts(number))).tolist()),
+                "sendrecv": _one_or_all([_finite(rate) for rate in rates.sendrecv.tolist()]),
+                "allreduce": _one_or_all([_finite(rate) for rate in rates.allreduce.tolist()]),
+                "latency_s": _one_or_all(rates.latency.tolist()),
+                "cards_s": None if cards is None else _one_or_all(cards),
+            }
+        )
+    return documents
+
+
+def _finite(rate: float) -> float | None:
+    return rate if math.isfinite(rate) else None
+
+
+def _one_or_all(values: list[Any]) -> Any:
+    """The value that all have in common, or else all values."""
+    return values[0] if all(value == values[0] for value in values) else values

@@ -1,6 +1,6 @@
-"""launch-ssh.sh: starts a plan on hosts that are reached over ssh and named when the script runs.
+"""The launchers of plain torchrun: launch-ssh.sh, for hosts that are reached over ssh, and torchrun.sh, to copy from.
 
-torchrun.sh: the commands that start a plan by plain torchrun, one for each server, to copy.
+launch-ssh.sh takes the names of the hosts when it runs. torchrun.sh has one command for each server.
 """
 
 from __future__ import annotations

@@ -84,33 +84,35 @@ class PlanChanges:
         return tuple(batch for batch in self.batches if batch.samples != batch.samples_was)
 
 
-def plan_changes(old: Plan, new: Plan, left: RemainingCluster, profile: Profile, minibatch_was: int) -> PlanChanges:
-    """The changes from `old` to `new`, whose workers are those of `left`. Its old numbers are empty if not known."""
+def plan_changes(
+    old: Plan, new: Plan, remaining: RemainingCluster, profile: Profile, minibatch_was: int
+) -> PlanChanges:
+    """The changes from `old` to `new`, on the workers of `remaining`, whose old numbers may not be known."""
     layers = {layer.name: layer for layer in profile.layers}
     return PlanChanges(
-        workers=tuple(_workers(old, new, left, layers, profile.optimizer_state_ratio)),
+        workers=tuple(_workers(old, new, remaining, layers, profile.optimizer_state_ratio)),
         shifts=tuple(_shifts(_stage_of(old), new)),
         batches=() if new.inference else tuple(_batches(old, new, profile, minibatch_was)),
     )
 
 
 def _workers(
-    old: Plan, new: Plan, left: RemainingCluster, layers: Mapping[str, Layer], ratio: float
+    old: Plan, new: Plan, remaining: RemainingCluster, layers: Mapping[str, Layer], ratio: float
 ) -> Iterator[WorkerChange]:
     old_stages = {worker: index for index, stage in enumerate(old.stages) for worker in stage.workers}
     new_stages = {worker: index for index, stage in enumerate(new.stages) for worker in stage.workers}
-    for number in range(left.cluster.workers):
-        was = left.workers[number] if left.workers else None
+    for number in range(remaining.cluster.workers):
+        was = remaining.workers[number] if remaining.workers else None
         stage, stage_was = new_stages.get(number), None if was is None else old_stages.get(was)
         names = () if stage is None else new.stages[stage].layers
-        before = set() if stage_was is None else set(old.stages[stage_was].layers)
+        held_before = set() if stage_was is None else set(old.stages[stage_was].layers)
         yield WorkerChange(
             number=number,
-            server=left.cluster.server_of(number),
+            server=remaining.cluster.server_of(number),
             was=was,
             stage=stage,
             stage_was=stage_was,
-            taken=tuple(name for name in names if name not in before),
+            taken=tuple(name for name in names if name not in held_before),
             read_bytes=sum(_state_bytes(layers[name], 0.0 if new.inference else ratio) for name in names),
         )
 

@@ -44,7 +44,7 @@ def workers_named(names: Iterable[str], cluster: Cluster) -> frozenset[int]:
 
     Raises `InputError` for a name of another form, or of a server or worker that the cluster does not have.
     """
-    found: set[int] = set()
+    workers: set[int] = set()
     for name in names:
         match = _NAME.fullmatch(name)
         if match is None:
@@ -53,15 +53,15 @@ def workers_named(names: Iterable[str], cluster: Cluster) -> frozenset[int]:
                 f"server1.worker0, found {name!r}"
             )
         if match["worker"] is not None:
-            found.add(_existing(int(match["worker"]), cluster.workers, "worker", f"cluster {cluster.name}"))
+            workers.add(_existing(int(match["worker"]), cluster.workers, "worker", f"cluster {cluster.name}"))
             continue
         server = _existing(int(match["server"]), cluster.servers, "server", f"cluster {cluster.name}")
         first, end = cluster.starts(cluster.server_level)[server : server + 2]
         if match["inside"] is None:
-            found |= set(range(first, end))
+            workers |= set(range(first, end))
         else:
-            found.add(first + _existing(int(match["inside"]), end - first, "worker", f"server {server}"))
-    return frozenset(found)
+            workers.add(first + _existing(int(match["inside"]), end - first, "worker", f"server {server}"))
+    return frozenset(workers)
 
 
 def _existing(number: int, count: int, what: str, where: str) -> int:

@@ -1,6 +1,6 @@
 """The report of `pipeplan replan` beside the new plan: old and new pace, moved layers, and commands that resume.
 
-The options of an old plan that `--relax` drops, and those of them that would make room for a new plan.
+`--relax` drops options of the old plan; `helpful_options` finds those that would make room for a new plan.
 """
 
 from __future__ import annotations
@@ -24,6 +24,21 @@ from pipeplan.run_data.latest_run import Checkpoint
 from pipeplan.solvers.dp import dynamic_program
 
 FORMAT, VERSION = "pipeplan-replan", 1
+_RELAXABLE = {
+    "stages": "stages",
+    "max-stages": "max_stages",
+    "max-replicas": "max_replicas",
+    "straight": "straight",
+    "max-workers": "max_workers",
+    "pin": "pins",
+    "together": "together",
+    "no-cut-after": "no_cut_after",
+    "grid": "grid",
+    "no-recompute": "no_recompute",
+}
+"""By option of `pipeplan solve`, its name in Python."""
+_MOST_CUTS = 2000
+"""Beyond this number only the cuts of one order of the layers are enumerated, as in `solve`."""
 
 
 @dataclass(frozen=True)
@@ -157,26 +172,11 @@ def _updates(batch: BatchChange) -> dict[str, Any]:
     return asdict(batch) | {"rate": batch.rate}
 
 
-_RELAXABLE = {
-    "stages": "stages",
-    "max-stages": "max_stages",
-    "max-replicas": "max_replicas",
-    "straight": "straight",
-    "max-workers": "max_workers",
-    "pin": "pins",
-    "together": "together",
-    "no-cut-after": "no_cut_after",
-    "grid": "grid",
-    "no-recompute": "no_recompute",
-}
-"""By option of `pipeplan solve`, its name in Python."""
 RELAXED: dict[str, dict[str, Any]] = {
     option: {field: getattr(Options(), field) for field in FLAGS.get(name, (name,))}
     for option, name in _RELAXABLE.items()
 }
 """By option of `pipeplan solve`, the fields of `Options` that it sets, with their defaults."""
-_MOST_CUTS = 2000
-"""Beyond this number only the cuts of one order of the layers are enumerated, as in `solve`."""
 
 
 def relax_options(options: Options, names: Iterable[str]) -> Options:
@@ -187,12 +187,12 @@ def relax_options(options: Options, names: Iterable[str]) -> Options:
 
 def helpful_options(problem: Problem) -> list[str]:
     """Options of `pipeplan replan`, each of which alone makes the infeasible problem feasible."""
-    found = [
+    options = [
         f"--relax {name}" for name in RELAXED if _changes(problem.options, name) and _fits(_without(problem, name))
     ]
     if problem.profile.dynamic_batch:
-        found += [f"--minibatch {size}" for size in _first_that_fits(problem)]
-    return found
+        options += [f"--minibatch {size}" for size in _first_that_fits(problem)]
+    return options
 
 
 def _changes(options: Options, name: str) -> bool:

@@ -19,7 +19,7 @@ MOST_COMMANDS = 16
 
 
 def changes_table(report: ReplanReport) -> Iterator[RenderableType]:
-    """What is left of the cluster, the loss of pace, and a table of the workers; lines to be folded."""
+    """Lines on the rest of the cluster and the loss of pace, and a table of the workers; lines to be folded."""
     yield ""
     yield _left(report)
     yield _pace(report)
@@ -97,9 +97,11 @@ def layer_span(names: Sequence[str]) -> str:
 def _state(report: ReplanReport) -> list[str]:
     moved, count = report.moves, len(report.outcome.problem.profile.layers)
     state = "Weights" if report.outcome.plan.inference else "Weights and optimiser state"
-    most, sum_of_all = max(worker.read_bytes for worker in moved.workers), moved.read_bytes
+    most_bytes, sum_of_all = max(worker.read_bytes for worker in moved.workers), moved.read_bytes
     changed = f"{moved.restaged} of {count} layers change their stage."
-    lines = [f"{changed} {state} to read: {show_size(sum_of_all)} by all workers, {show_size(most)} at most by one."]
+    lines = [
+        f"{changed} {state} to read: {show_size(sum_of_all)} by all workers, {show_size(most_bytes)} at most by one."
+    ]
     if moved.rebatched:
         lines.append(f"Batch: {'; '.join(_update(batch) for batch in moved.rebatched)} (linear rule).")
     return lines

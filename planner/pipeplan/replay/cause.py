@@ -106,14 +106,14 @@ def _order(predicted_s: float, simulated_s: float) -> _Resource:
 
 
 def _waiting(replayed: ReplayResult) -> str:
-    number, stage = max(enumerate(replayed.stages, 1), key=lambda one: one[1].busy(replayed.measured_s))
+    number, stage = max(enumerate(replayed.stages, 1), key=lambda entry: entry[1].busy(replayed.measured_s))
     busiest = (
         f"stage {number}, the busiest, computes {stage.busy(replayed.measured_s):.0%} of the time and waits "
         f"{show_time(stage.wait_s)} a minibatch for messages, {show_time(stage.sync_s)} for all-reduces"
     )
     parts = ["Nothing is busy all the time: stages wait for each other", busiest]
     if replayed.links:
-        link = max(replayed.links, key=lambda one: one.busy)
+        link = max(replayed.links, key=lambda link: link.busy)
         parts.append(f"the busiest link, of {link.name}, carries {link.busy:.0%} of its capacity ({link.direction})")
     return "; ".join(parts) + "."
 

@@ -71,7 +71,7 @@ def _part(cluster: Cluster, links: Links, level: int, component: int, lowest: in
         return NetworkPart(name, rate, tuple(workers), (), level, component)
     inside = dict.fromkeys(cluster.component(level - 1, worker) for worker in workers)
     name = f"{cluster.levels[level - 1].name} {component}"
-    below = tuple(_part(cluster, links, level - 1, one, lowest) for one in inside)
+    below = tuple(_part(cluster, links, level - 1, component, lowest) for component in inside)
     return NetworkPart(name, rate, (), below, level, component)
 
 
@@ -86,5 +86,5 @@ def _node(part: NetworkPart, scaling: Scaling) -> dict[str, Any]:
     if math.isfinite(part.rate):
         node["rate"] = f"{max(1, round(8 * scaling.rate(part.rate)))}bit"
     if part.below:
-        node["below"] = [_node(one, scaling) for one in part.below]
+        node["below"] = [_node(child, scaling) for child in part.below]
     return node

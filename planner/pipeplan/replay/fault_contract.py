@@ -109,16 +109,16 @@ class FaultReplayed:
 
 
 def judge_fault_replay(
-    expected: ExpectedReplay, found: dict[str, Any], steps: Sequence[dict[str, Any]], time_by: float, seconds: float
+    expected: ExpectedReplay, outcome: dict[str, Any], steps: Sequence[dict[str, Any]], time_by: float, seconds: float
 ) -> FaultReplayed:
     """Judge a replay by the events of the emulation (`pipeplan_launch.emulation.fault_injection`) and the run's
     metrics."""
-    struck = found["struck_s"]
-    first = _first_attempt(found, expected)
+    struck = outcome["struck_s"]
+    first = _first_attempt(outcome, expected)
     ends = sorted(life["ended_s"] for life in first if life["ended_s"] is not None)
-    restarts = max(Counter(life["rank"] for life in found["workers"]).values(), default=1) - 1
-    gave_up = any(found["statuses"]) or None in found["statuses"]
-    over = max((one for one in found["ended_s"] if one is not None), default=None) if gave_up else None
+    restarts = max(Counter(life["rank"] for life in outcome["workers"]).values(), default=1) - 1
+    gave_up = any(outcome["statuses"]) or None in outcome["statuses"]
+    over = max((ended_s for ended_s in outcome["ended_s"] if ended_s is not None), default=None) if gave_up else None
     numbers = [step["minibatch"] for step in steps if step["stage"] == expected.last_stage]
     noticed = ends[0] - struck if ends and struck and (restarts or gave_up) else None
     ended = ends[-1] - struck if noticed is not None and len(ends) == len(first) else None
@@ -129,29 +129,29 @@ def judge_fault_replay(
         minibatches=expected.minibatches,
         time_by=time_by,
         promised=expected.promised,
-        struck_after=found["struck_after"] or 0,
+        struck_after=outcome["struck_after"] or 0,
         noticed_s=noticed,
         all_ended_s=ended,
-        back_s=_back_s(expected, found, steps, struck + ended if ended is not None else found["healed_s"]),
+        back_s=_back_s(expected, outcome, steps, struck + ended if ended is not None else outcome["healed_s"]),
         over_s=over - struck if over is not None and struck is not None else None,
         restarts=restarts,
         done=len(set(numbers)),
-        statuses=tuple(found["statuses"]),
-        said=tuple(dict.fromkeys(line["text"] for line in found["lines"] if _is_of_fault(line["text"]))),
+        statuses=tuple(outcome["statuses"]),
+        said=tuple(dict.fromkeys(line["text"] for line in outcome["lines"] if _is_of_fault(line["text"]))),
         broken=(),
         seconds=seconds,
     )
     return FaultReplayed(**asdict(result) | {"broken": tuple(_broken(expected, result, struck, len(numbers)))})
 
 
-def _first_attempt(found: dict[str, Any], expected: ExpectedReplay) -> list[dict[str, Any]]:
+def _first_attempt(outcome: dict[str, Any], expected: ExpectedReplay) -> list[dict[str, Any]]:
     """The worker processes that were alive when the fault came, except the one that it killed."""
-    struck = found["struck_s"]
+    struck = outcome["struck_s"]
     if struck is None:
         return []
     alive = [
         life
-        for life in found["workers"]
+        for life in outcome["workers"]
         if life["began_s"] <= struck and (life["ended_s"] is None or life["ended_s"] >= struck)
     ]
     return [life for life in alive if expected.fault.kind != "kill" or life["rank"] != expected.fault.worker]
@@ -162,51 +162,51 @@ def _is_of_fault(text: str) -> bool:
 
 
 def _back_s(
-    expected: ExpectedReplay, found: dict[str, Any], steps: Sequence[dict[str, Any]], since: float | None
+    expected: ExpectedReplay, outcome: dict[str, Any], steps: Sequence[dict[str, Any]], since: float | None
 ) -> float | None:
-    if since is None or found["struck_s"] is None:
+    if since is None or outcome["struck_s"] is None:
         return None
     times = [step["time_s"] for step in steps if step["stage"] == expected.last_stage and step["time_s"] > since]
-    return min(times) - found["struck_s"] if times else None
+    return min(times) - outcome["struck_s"] if times else None
 
 
 def _broken(expected: ExpectedReplay, result: FaultReplayed, struck: float | None, lines: int) -> list[str]:
     if struck is None:
         return ["the fault never came: the replay ended before it"]
-    found = []
+    broken = []
     if None in result.statuses:
-        found.append("not all launchers ended by themselves")
+        broken.append("not all launchers ended by themselves")
     if expected.fault.kind == "cut":
-        return found + _broken_by_cut(expected, result)
+        return broken + _broken_by_cut(expected, result)
     if result.done != expected.minibatches or lines != result.done:
-        found.append(f"{result.done} of {expected.minibatches} minibatches were finished, in {lines} lines of metrics")
+        broken.append(f"{result.done} of {expected.minibatches} minibatches were finished, in {lines} lines of metrics")
     if any(result.statuses):
-        found.append(f"the launchers ended with {_listed(result.statuses)}")
+        broken.append(f"the launchers ended with {_listed(result.statuses)}")
     if expected.heals:
-        return found + (["there was a restart"] if result.restarts else [])
+        return broken + (["there was a restart"] if result.restarts else [])
     if result.restarts == 0:
-        return found + ([] if expected.may_heal else ["there was no restart"])
+        return broken + ([] if expected.may_heal else ["there was no restart"])
     at_once = result.noticed_s is not None and result.noticed_s < AT_ONCE_S
     if result.restarts > (1 if at_once else 2) and expected.fault.kind in OF_WORKERS:
-        found.append(f"there were {result.restarts} restarts")
+        broken.append(f"there were {result.restarts} restarts")
     latest = _latest_s(expected)
     if result.noticed_s is not None and result.noticed_s > latest:
-        found.append(f"it was noticed after {result.noticed_s:.1f} s, not {latest:.1f} s")
-    return found
+        broken.append(f"it was noticed after {result.noticed_s:.1f} s, not {latest:.1f} s")
+    return broken
 
 
 def _broken_by_cut(expected: ExpectedReplay, result: FaultReplayed) -> list[str]:
-    found = []
+    broken = []
     latest = _latest_s(expected)
     if result.noticed_s is None or result.noticed_s > latest:
-        found.append(f"no worker ended within {latest:.1f} s")
+        broken.append(f"no worker ended within {latest:.1f} s")
     if result.all_ended_s is None or result.all_ended_s > latest + ENDING_S:
-        found.append(f"not all workers ended within {latest + ENDING_S:.1f} s")
+        broken.append(f"not all workers ended within {latest + ENDING_S:.1f} s")
     if not all(result.statuses):
-        found.append(f"the launchers ended with {_listed(result.statuses)}")
+        broken.append(f"the launchers ended with {_listed(result.statuses)}")
     if not any(line.startswith("error: ") for line in result.said):
-        found.append("no error was said")
-    return found
+        broken.append("no error was said")
+    return broken
 
 
 def _latest_s(expected: ExpectedReplay) -> float:
@@ -217,4 +217,4 @@ def _latest_s(expected: ExpectedReplay) -> float:
 
 
 def _listed(statuses: Sequence[int | None]) -> str:
-    return ", ".join("no status" if one is None else str(one) for one in statuses)
+    return ", ".join("no status" if status is None else str(status) for status in statuses)

@@ -106,5 +106,5 @@ def _put_together(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _crossing(prediction: Node, sent: str, returned: str, scaling: Scaling) -> dict[str, int]:
     return {
         "sent": scaling.size(prediction[sent].number()),
-        "returned": min(scaling.size(prediction[one].number()) for one in (sent, returned)),
+        "returned": min(scaling.size(prediction[field].number()) for field in (sent, returned)),
     }

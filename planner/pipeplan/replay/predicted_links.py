@@ -1,7 +1,4 @@
-"""The predicted traffic of the cables.
-
-All-reduces on emulated links, which are shaped to the rate of messages.
-"""
+"""The predicted traffic of the emulated cables, and all-reduces on them: cables are shaped to the rate of messages."""
 
 from __future__ import annotations
 
@@ -24,6 +21,9 @@ from pipeplan.replay.scaling import Scaling
 from pipeplan.util.files import Node
 
 _WAYS = {"out": contention.OUTGOING, "in": contention.INCOMING}
+STEP_S = 0.002
+"""Least seconds of a ring, of the emulation. Shorter rings are bound by the cost of messages and not by links."""
+LEAST_BUCKET_BYTES = 2**16
 
 
 def with_predictions(uses: Sequence[LinkUse], servers: NetworkPart, root: Node) -> tuple[LinkUse, ...]:
@@ -43,7 +43,7 @@ def _busy_s(plan: Plan, cluster: Cluster, links: Links, root: Node, part: Networ
     """Predicted busy seconds per minibatch, out and in."""
     predictions = root["prediction"]["stages"].items()
     names = ("parameter_bytes", "send_bytes", "receive_gradient_bytes")
-    parameters, forward, backward = (np.array([one[name].number() for one in predictions]) for name in names)
+    parameters, forward, backward = (np.array([stage[name].number() for stage in predictions]) for name in names)
     messages, rings = contention.bytes_across_cards(
         plan, cluster, part.level, (parameters, forward, backward), not plan.inference
     )
@@ -61,11 +61,6 @@ def unshaped_levels(cluster: Cluster, servers: NetworkPart) -> tuple[str, ...]:
         for level in range(len(cluster.levels))
         if counts[level] > counts[level + 1] and level not in shaped
     )
-
-
-STEP_S = 0.002
-"""Least seconds of a ring, of the emulation. Shorter rings are bound by the cost of messages and not by links."""
-LEAST_BUCKET_BYTES = 2**16
 
 
 @dataclass(frozen=True)

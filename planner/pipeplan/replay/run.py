@@ -1,9 +1,4 @@
-"""One replay, from the plan folder to its measurements. All temporary files are removed.
-
-A plan prepared for its replay: the scaling, the number of minibatches, and the order for the emulation.
-
-The progress of a running replay.
-"""
+"""One replay, from the plan folder to its measurements. All temporary files are removed."""
 
 from __future__ import annotations
 
@@ -37,6 +32,9 @@ WORKERS_A_CORE = 32
 """Most workers per core. With more, their own work dominates the measurement although their stages sleep."""
 MOST_MINIBATCHES = 20_000
 LEAST_ROUNDS = 2
+SECONDS = 20.0
+STARTING_S = 60.0
+END_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -106,10 +104,6 @@ def _minibatches(plan: Scenario, seconds: float) -> int:
     return min(max(whole, length), MOST_MINIBATCHES)
 
 
-SECONDS = 20.0
-STARTING_S = 60.0
-
-
 @dataclass(frozen=True)
 class ReplaySettings:
     """Options of a replay."""
@@ -175,9 +169,6 @@ def _measured(ready: PreparedReplay, result: dict[str, Any], room: Path, began: 
 def _simulated_s(plan: Scenario, count: int) -> float | None:
     steady = metrics.summarise_simulation(plan, engine.simulate_schedule(plan, count), count).steady
     return None if steady is None else steady.pace_s
-
-
-END_BYTES = 4096
 
 
 def minibatches_done(run: Path) -> int | None:

@@ -1,7 +1,4 @@
-"""The printed result of a replay.
-
-The printed result of a replay with a fault.
-"""
+"""The printed result of a replay, with or without a fault."""
 
 from __future__ import annotations
 

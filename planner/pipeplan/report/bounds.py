@@ -1,7 +1,4 @@
-"""The bounds of the pace: every resource, with the time that it spends on a minibatch.
-
-The verdict and the certificate of a plan in words: the proof, its author, and its limits.
-"""
+"""The bounds of the pace: every resource with the time that it spends on a minibatch, and the proof in words."""
 
 from __future__ import annotations
 

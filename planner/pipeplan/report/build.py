@@ -1,6 +1,6 @@
-"""Builds the report on a plan from its sections.
+"""Builds the report on a plan from its sections, and the page that shows it.
 
-The page: a single HTML file that contains its styles, its scripts and the document, and needs no network.
+The page is a single HTML file that contains its styles, its scripts and the document, and needs no network.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ MAX_CUTS = 50_000
 QUICK_RUNNER_UP, QUICK_SCALING = 1_000, 5_000
 """Largest number of cuts times workers at which the runner-up, and plans for other numbers of servers, are searched for
 without `--thorough`. The search then takes some tenths of a second."""
+# Characters that could end the script element around the document, or begin another. JSON parsers read the escapes
+# as the same characters.
+_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def build_report(source: ReportSource, run: MeasuredRun | None = None, *, thorough: bool = False) -> PlanReport:
@@ -125,11 +128,6 @@ def predicted_pace(source: ReportSource) -> dict[str, Any]:
         "samples_per_s": samples / pace if pace else None,
         "bound_by": one_line(source.root["prediction"]["bound_by"].text()),
     }
-
-
-# Characters that could end the script element around the document, or begin another. JSON parsers read the escapes
-# as the same characters.
-_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def script_safe_json(document: dict[str, Any]) -> str:

@@ -1,7 +1,4 @@
-"""Comparison of the plan with other ways to use the cluster.
-
-The pace on clusters of other sizes: the best plan for other numbers of servers, or of workers in one server.
-"""
+"""Comparison of the plan with other ways to use the cluster, and with the best plans for clusters of other sizes."""
 
 from __future__ import annotations
 
@@ -21,6 +18,10 @@ from pipeplan.report.document import Comparison, table_columns
 from pipeplan.report.labels import short_config
 from pipeplan.report.source import ProfiledProblem, ReportSource
 from pipeplan.util.text import one_line
+
+MAX_WORKERS = 8192
+"""Most workers of a larger cluster that is planned for."""
+_NAMES = ("servers", "workers", "minibatch_s", "samples_per_s", "config", "data_parallelism_s", "fits")
 
 
 def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[Comparison]:
@@ -49,11 +50,6 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
 def find_runner_up(source: ReportSource, known: ProfiledProblem, cuts: Cuts, *, thorough: bool) -> Alternatives:
     """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`."""
     return find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
-
-
-MAX_WORKERS = 8192
-"""Most workers of a larger cluster that is planned for."""
-_NAMES = ("servers", "workers", "minibatch_s", "samples_per_s", "config", "data_parallelism_s", "fits")
 
 
 def scaling_points(known: ProfiledProblem, cuts: Cuts, plan: Plan, pace_s: float) -> dict[str, Any] | None:

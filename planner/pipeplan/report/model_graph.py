@@ -1,8 +1,7 @@
 """The drawing of the model as a DAG, coloured by stage. It runs from left to right, and wraps like lines of text.
 
-Groups layers into the nodes of a drawing: chains if a model has many layers, equal blocks if it has very many.
-
-The layers of a group are consecutive in a topological order and in one stage, so that no arrow can point backwards.
+Layers are drawn in groups: chains if a model has many layers, equal blocks if it has very many. The layers of a group
+are consecutive in a topological order and in one stage, so that no arrow can point backwards.
 """
 
 from __future__ import annotations
@@ -22,6 +21,15 @@ from pipeplan.util.text import one_line
 
 MAX_SINGLE_LAYERS, MAX_NODES = 120, 400
 """Most layers that are drawn one by one, and most nodes of a drawing."""
+NODE_SIZE = (150.0, 34.0)
+"""Width and height of a node."""
+NODE_DISTANCE = (182.0, 50.0)
+"""Distance between ranks, and between the nodes of a rank."""
+LINE_GAP = 44.0
+"""Distance between two lines of ranks."""
+ASPECT = 2.2
+"""Approximate ratio of width to height of the whole drawing."""
+_NAMES = ("name", "op", "layers", "stage", "x", "y", "forward_s", "backward_s", "parameter_bytes", "output_bytes")
 
 
 @dataclass(frozen=True)
@@ -85,17 +93,6 @@ def groups_as_profile(profile: Profile, nodes: Sequence[LayerGroup]) -> Profile:
         tensors=tuple(Tensor(f"{at}", source, (target,), 0, 0) for at, (source, target) in enumerate(joined)),
         minibatch=1,
     )
-
-
-NODE_SIZE = (150.0, 34.0)
-"""Width and height of a node."""
-NODE_DISTANCE = (182.0, 50.0)
-"""Distance between ranks, and between the nodes of a rank."""
-LINE_GAP = 44.0
-"""Distance between two lines of ranks."""
-ASPECT = 2.2
-"""Approximate ratio of width to height of the whole drawing."""
-_NAMES = ("name", "op", "layers", "stage", "x", "y", "forward_s", "backward_s", "parameter_bytes", "output_bytes")
 
 
 @dataclass(frozen=True)

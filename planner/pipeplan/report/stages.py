@@ -1,7 +1,4 @@
-"""The stages of a plan, the parts of their memory, and their placement on workers.
-
-Simulated memory over time of the fullest worker of each stage.
-"""
+"""The stages of a plan, the parts of their memory, their placement on workers, and simulated memory over time."""
 
 from __future__ import annotations
 
@@ -13,6 +10,11 @@ from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
 from pipeplan.util.files import Node
 from pipeplan.util.text import one_line
+
+MAX_MEMORY_STAGES = 100
+"""Most stages that are shown."""
+MAX_MEMORY_POINTS = 8_000
+"""Most points of all stages together."""
 
 
 def stage_rows(source: ReportSource) -> list[StageRow]:
@@ -102,12 +104,6 @@ def placement_rows(source: ReportSource, most_servers: int) -> list[dict[str, ob
         workers = range(starts[server], starts[server + 1])
         rows.append({"server": server, "workers": [[worker, stage_of.get(worker, -1)] for worker in workers]})
     return rows
-
-
-MAX_MEMORY_STAGES = 100
-"""Most stages that are shown."""
-MAX_MEMORY_POINTS = 8_000
-"""Most points of all stages together."""
 
 
 def memory_rows(

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from pipeplan.explanation.second_best import Alternatives
 from pipeplan.planning.verdict import TOLERANCE
-from pipeplan.report import bounds as bound_list
-from pipeplan.report import bounds as certificate
-from pipeplan.report import links as link_list
+from pipeplan.report.bounds import MAX_BOUNDS, certificate_summary
 from pipeplan.report.document import Comparison, PlanReport
 from pipeplan.report.labels import capitalised, percent_text, time_text
+from pipeplan.report.links import MAX_LINKS
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
 from pipeplan.run_data.run_folder import MeasuredRun
@@ -72,7 +71,7 @@ def _summary(report: PlanReport) -> Iterator[str]:
         if row.name == "data parallelism" and row.gain is not None:
             faster = "as fast" if abs(row.gain - 1) < EQUAL_PACE else f"{row.gain:.2f} times as fast"
             yield f"Data parallelism {row.remark}." if row.remark else f"That is {faster} as data parallelism."
-    yield certificate.certificate_summary(report.certificate)
+    yield certificate_summary(report.certificate)
     if report.measured is not None and report.measured["ratio"]:
         yield f"Measured is {1 / report.measured['ratio']:.0%} of the predicted pace."
 
@@ -96,14 +95,14 @@ def _stages(report: PlanReport) -> Iterator[str]:
     made = report.made
     update = f", {made['accumulate']} minibatches per update" if made["accumulate"] else ""
     yield f"The schedule is {made['schedule']}{update}."
-    again = [str(stage.index + 1) for stage in report.stages if stage.recompute]
-    if again:
-        which = (
-            f"stage{'s' * (len(again) > 1)} {', '.join(again)}"
-            if len(again) <= MAX_DESCRIBED
-            else f"{len(again)} stages"
+    recomputing = [str(stage.index + 1) for stage in report.stages if stage.recompute]
+    if recomputing:
+        stages_text = (
+            f"stage{'s' * (len(recomputing) > 1)} {', '.join(recomputing)}"
+            if len(recomputing) <= MAX_DESCRIBED
+            else f"{len(recomputing)} stages"
         )
-        yield f"To save memory, {which} run{'s' * (len(again) == 1)} forward again for backward."
+        yield f"To save memory, {stages_text} run{'s' * (len(recomputing) == 1)} forward again for backward."
 
 
 def _graph(report: PlanReport) -> Iterator[str]:
@@ -184,9 +183,9 @@ def memory_sentences(report: PlanReport) -> Iterator[str]:
     """The memory of the fullest workers, and its parts."""
     fullest = max(report.stages, key=lambda stage: stage.memory_bytes)
     parts = ", ".join(f"{name} {show_size(size)}" for name, size in fullest.memory_parts)
-    room = f" of {show_size(fullest.capacity_bytes)}" if fullest.capacity_bytes else ""
+    capacity = f" of {show_size(fullest.capacity_bytes)}" if fullest.capacity_bytes else ""
     share = f" ({percent_text(fullest.memory_bytes / fullest.capacity_bytes)})" if fullest.capacity_bytes else ""
-    needed = f"{show_size(fullest.memory_bytes)}{room}{share}"
+    needed = f"{show_size(fullest.memory_bytes)}{capacity}{share}"
     yield f"Stage {fullest.index + 1} needs the most, {needed} on each worker: {parts}."
     if any(row.peak_bytes < row.planned_bytes * (1 - EQUAL_TIME) for row in report.memory):
         yield "The simulation needs less where it does not use every version of the weights that the plan allows for."
@@ -210,8 +209,8 @@ def bound_sentences(report: PlanReport, source: ReportSource) -> Iterator[str]:
     yield f"The slowest is {first.what}: {time_text(first.seconds)} a minibatch, {first.share:.0%} of the pace."
     for row in rows[1:3]:
         yield f"Next comes {row.what}, {time_text(row.seconds)} ({row.share:.0%})."
-    if len(rows) == bound_list.MAX_BOUNDS:
-        yield f"The {bound_list.MAX_BOUNDS} busiest are listed."
+    if len(rows) == MAX_BOUNDS:
+        yield f"The {MAX_BOUNDS} busiest are listed."
 
 
 def link_sentences(report: PlanReport, source: ReportSource) -> Iterator[str]:
@@ -228,8 +227,8 @@ def link_sentences(report: PlanReport, source: ReportSource) -> Iterator[str]:
         yield "For network cards this is the average load of all traffic; for the other links it was simulated."
     if source.known is None:
         yield "Network cards are left out, because the profile is not available."
-    if len(report.links) == link_list.MAX_LINKS:
-        yield f"The {link_list.MAX_LINKS} busiest are listed."
+    if len(report.links) == MAX_LINKS:
+        yield f"The {MAX_LINKS} busiest are listed."
 
 
 def comparison_sentences(report: PlanReport, second: Alternatives | None) -> Iterator[str]:
@@ -269,15 +268,15 @@ def scaling_sentences(report: PlanReport) -> Iterator[str]:
     points, current = report.scaling["points"], report.scaling["here"]
     pace = points["minibatch_s"][current]
     yield "Shown are the best plan that the dynamic program finds for each size of the cluster, and data parallelism."
-    for at, (workers, other) in enumerate(zip(points["workers"], points["minibatch_s"], strict=True)):
-        if at == current:
+    for index, (workers, other_pace) in enumerate(zip(points["workers"], points["minibatch_s"], strict=True)):
+        if index == current:
             continue
         count = f"{workers} worker{'s' * (workers > 1)}"
-        if other is None:
+        if other_pace is None:
             yield f"On {count} no plan fits."
         else:
-            times = "as fast" if abs(pace / other - 1) < TOLERANCE else f"{pace / other:.2f} times as fast"
-            yield f"On {count} the best plan ({points['config'][at]}) is {times} as this one."
+            times = "as fast" if abs(pace / other_pace - 1) < TOLERANCE else f"{pace / other_pace:.2f} times as fast"
+            yield f"On {count} the best plan ({points['config'][index]}) is {times} as this one."
 
 
 def run_sentences(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:

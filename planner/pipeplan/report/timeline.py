@@ -1,6 +1,6 @@
 """The pipeline over time, from its fill to the steady state, on as many workers as a drawing can show.
 
-The simulation behind a report: that of `pipeplan simulate`, or a shorter one if that would take long.
+The simulation behind it is that of `pipeplan simulate`, or a shorter one if that would take long.
 """
 
 from __future__ import annotations
@@ -23,6 +23,25 @@ MAX_PASSES = 40_000
 """Most forward and backward passes that are simulated with shared network cards, which takes a few seconds."""
 MAX_PASSES_WITHOUT_CARDS = 120_000
 """Most passes that are simulated without shared network cards."""
+MAX_LANES = 64
+MAX_INTERVALS = 12_000
+"""Most intervals that are drawn, and as many that are measured."""
+STEADY_TOLERANCE, STEADY_TOLERANCE_FACTOR = 0.01, 2.0
+"""A round is steady if its pace differs from the steady pace by at most the share `STEADY_TOLERANCE`, or by at most
+`STEADY_TOLERANCE_FACTOR` times the largest difference among the rounds that the steady pace was measured on."""
+MIN_SHOWN_BEATS, MIN_SHOWN_MINIBATCHES = 3, 8
+"""Number of beats of the steady part that are shown, and least number of minibatches."""
+MAX_BEAT = 64
+"""Most minibatches of a beat, unless it is given by the schedule or the replicas."""
+LaneInterval = tuple[int, int, int, float, float]
+"""Lane, kind, number, start and end (in seconds)."""
+_NAMES = ("lane", "kind", "number", "start_s", "end_s")
+_KIND = {
+    "F": INTERVAL_KINDS.index("forward"),
+    "B": INTERVAL_KINDS.index("backward"),
+    "U": INTERVAL_KINDS.index("update"),
+}
+_REDUCE = INTERVAL_KINDS.index("all-reduce")
 
 
 @dataclass(frozen=True)
@@ -56,28 +75,6 @@ def simulate_for_report(scenario: Scenario) -> ReportSimulation:
     return ReportSimulation(scenario, replayed, count, metrics.summarise_simulation(scenario, replayed, count), remark)
 
 
-MAX_LANES = 64
-MAX_INTERVALS = 12_000
-"""Most intervals that are drawn, and as many that are measured."""
-STEADY_TOLERANCE, STEADY_TOLERANCE_FACTOR = 0.01, 2.0
-"""A round is steady if its pace differs from the steady pace by at most the share `STEADY_TOLERANCE`, or by at most
-`STEADY_TOLERANCE_FACTOR` times the largest difference among the rounds that the steady pace was measured on."""
-MIN_SHOWN_BEATS, MIN_SHOWN_MINIBATCHES = 3, 8
-"""Number of beats of the steady part that are shown, and least number of minibatches."""
-MAX_BEAT = 64
-"""Most minibatches of a beat, unless it is given by the schedule or the replicas."""
-
-LaneInterval = tuple[int, int, int, float, float]
-"""Lane, kind, number, start and end (in seconds)."""
-_NAMES = ("lane", "kind", "number", "start_s", "end_s")
-_KIND = {
-    "F": INTERVAL_KINDS.index("forward"),
-    "B": INTERVAL_KINDS.index("backward"),
-    "U": INTERVAL_KINDS.index("update"),
-}
-_REDUCE = INTERVAL_KINDS.index("all-reduce")
-
-
 @dataclass(frozen=True)
 class ShownLanes:
     """The workers that are shown, ordered by stage and then replica."""
@@ -88,7 +85,7 @@ class ShownLanes:
     """A sentence on the workers that are not shown; empty if all are."""
 
     @property
-    def of(self) -> dict[tuple[int, int], int]:
+    def lane_of(self) -> dict[tuple[int, int], int]:
         """The lane of each (stage, replica)."""
         return {place: lane for lane, place in enumerate(self.places)}
 
@@ -99,7 +96,7 @@ def shown_lanes(scenario: Scenario, most: int = MAX_LANES) -> ShownLanes:
     if total <= most:
         return ShownLanes(tuple((i, r) for i, load in enumerate(stages) for r in range(load.replicas)), "")
     if len(stages) > most:
-        selected = sorted({round(at * (len(stages) - 1) / (most - 1)) for at in range(most)})
+        selected = sorted({round(number * (len(stages) - 1) / (most - 1)) for number in range(most)})
         return ShownLanes(
             tuple((i, 0) for i in selected), f"Shown are the first workers of {len(selected)} of {len(stages)} stages."
         )
@@ -125,7 +122,7 @@ def steady_start(simulated: ReportSimulation) -> float | None:
         return None
     length = beat(simulated.scenario)
     times = exit_times(simulated.scenario, simulated.replayed)
-    ends = [times[at - 1] for at in range(length, steady.last + 1, length)]
+    ends = [times[count - 1] for count in range(length, steady.last + 1, length)]
     rounds = [(start, abs((end - start) / (length * steady.pace_s) - 1)) for start, end in itertools.pairwise(ends)]
     near = max([STEADY_TOLERANCE, *(STEADY_TOLERANCE_FACTOR * off for start, off in rounds if start >= steady.start_s)])
     settled = [start for start, _ in itertools.takewhile(lambda round_: round_[1] <= near, reversed(rounds))]
@@ -144,7 +141,9 @@ def pipeline_timeline(simulated: ReportSimulation, run: MeasuredRun | None = Non
     predicted, predicted_end_s = _first(_intervals(simulated, shown, end_s))
     end_s = min(end_s, predicted_end_s)
     workers = [scenario.stages[stage].workers[replica] for stage, replica in shown.places]
-    rows = [(at, stage, scenario.server_of(at)) for at, (stage, _) in zip(workers, shown.places, strict=True)]
+    rows = [
+        (worker, stage, scenario.server_of(worker)) for worker, (stage, _) in zip(workers, shown.places, strict=True)
+    ]
     measured, measured_end_s = _first(_measured(run, workers)) if run is not None else ([], 0.0)
     return PipelineTimeline(
         lanes=table_columns(("worker", "stage", "server"), rows),
@@ -198,14 +197,16 @@ def _measured(run: MeasuredRun, workers: Sequence[int]) -> list[LaneInterval]:
     """The recorded intervals of the workers that are shown, in order of their start."""
     intervals = []
     for lane, worker in enumerate(workers):
-        for one in run.timelines.get(worker, ()):
-            intervals.append((lane, INTERVAL_KINDS.index(one.kind), one.number, one.start_s, one.end_s))
+        for interval in run.timelines.get(worker, ()):
+            intervals.append(
+                (lane, INTERVAL_KINDS.index(interval.kind), interval.number, interval.start_s, interval.end_s)
+            )
     return sorted(intervals, key=_by_start)
 
 
 def _intervals(simulated: ReportSimulation, shown: ShownLanes, end_s: float) -> list[LaneInterval]:
     """The simulated intervals that begin before `end_s`, in order of their start."""
-    lane_of, intervals = shown.of, []
+    lane_of, intervals = shown.lane_of, []
     for done in simulated.replayed.passes:
         lane, kind = lane_of.get((done.stage, done.replica)), _KIND.get(done.action.kind.value)
         if lane is not None and kind is not None and done.start_s < end_s:

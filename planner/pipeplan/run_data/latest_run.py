@@ -94,8 +94,10 @@ def _candidates(plan_folder: Path, named: Path | None) -> Iterator[Path]:
 
 def _of_run(run: Path) -> list[Path]:
     """Checkpoints of a run, latest first by the numbers in their names, as in `epoch-0003-sample-00000640`."""
-    found = [path.parent for path in run.glob(f"checkpoints/*/{MANIFEST}")]
-    return sorted(found, key=lambda folder: [int(number) for number in re.findall("[0-9]+", folder.name)], reverse=True)
+    folders = [path.parent for path in run.glob(f"checkpoints/*/{MANIFEST}")]
+    return sorted(
+        folders, key=lambda folder: [int(number) for number in re.findall("[0-9]+", folder.name)], reverse=True
+    )
 
 
 def _read(folder: Path) -> tuple[Checkpoint, str]:

@@ -84,7 +84,7 @@ def read_run(folder: Path) -> MeasuredRun:
         raise InputError(f"{folder} {problem}: name the folder of a run that came to its end, as in PLAN/runs/…")
     summary = read_document(path, SUMMARY_FORMAT, SUMMARY_VERSION)
     plan = summary["plan"].text()
-    timelines = [_timeline(one, plan) for one in sorted((folder / "timeline").glob("rank-*.json"))]
+    timelines = [_timeline(path, plan) for path in sorted((folder / "timeline").glob("rank-*.json"))]
     recorded = {timeline.rank: timeline for timeline in timelines if timeline is not None}
     if len({(timeline.epoch, timeline.first) for timeline in recorded.values()}) > 1:
         raise InputError(f"{folder / 'timeline'} has files of different epochs: the run was cut off, so run it again")

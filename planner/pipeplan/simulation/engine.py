@@ -11,7 +11,8 @@ U        U keeps the worker busy for exposed_s; the rest of the all-reduce, hidd
          directly follows its R, the hidden part runs after the exposed one. Where the schedule put other actions
          between them, it runs before, and U waits for its end.
 card     With `Scenario.cards`, a message or the hidden part of an all-reduce is a flow that shares the network cards
-         that it crosses (`flows`), and takes as long as these allow. Under a flush the whole all-reduce is such a flow.
+         that it crosses (`fair_share`), and takes as long as these allow. Under a flush the whole all-reduce is such a
+         flow.
 """
 
 from __future__ import annotations

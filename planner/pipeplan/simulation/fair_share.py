@@ -1,13 +1,11 @@
 """Messages and all-reduces as flows that share network cards by max-min fairness, to which TCP connections converge.
 
+The cards are those of `pipeplan.cost.contention`: every component of every level has a card that joins it to the level
+above. Each direction of a card counts as a card of its own here. Shared processor cores are treated in the same way.
+
 A flow that is alone takes its stated duration. At full speed it uses a given share of each card that it crosses. Where
 the shares of a card add up to more than 1, its flows are slowed down until they fit. The result is max-min fair: no
 flow could be faster without slowing down another flow that gets no larger share of a card that both cross.
-
-The network cards that each message or all-reduce of a plan crosses, and the share of each card that it uses.
-
-The cards are those of `pipeplan.cost.contention`: every component of every level has a card that joins it to the level
-above. Each direction of a card counts as a card of its own here. Shared processor cores are treated in the same way.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The activity of each worker over time in one form for simulations and for runs, so that the two can be compared.
+"""The activity of each worker over time, in one form for simulations and runs, and its drawing as rows of characters.
 
 A run records its activity (`pipeplan.run_data`); a simulation plays actions with the times of the plan. In a simulation
 the optimiser's step, which the plan charges to each backward pass, is the end of that pass; the exposed part of an
 all-reduce is a wait; and a worker waits whenever it plays no action.
-
-Draws timelines of simulations and runs as rows of characters, one row for each worker.
 """
 
 from __future__ import annotations
@@ -30,6 +28,11 @@ _ACTIONS = {
     UPDATE: ActionKind.UPDATE,
     ALL_REDUCE: ActionKind.REDUCE,
 }
+MOST_ROWS = 32
+"""Largest number of workers that are drawn."""
+_STYLES = {ActionKind.FORWARD: "cyan", ActionKind.BACKWARD: "magenta", ActionKind.UPDATE: "yellow"}
+# The number of a pass is followed by dashes for forward and double dashes for backward, to be read without colours.
+_FILL = {ActionKind.FORWARD: "-", ActionKind.BACKWARD: "=", ActionKind.UPDATE: "~"}
 
 
 class Bar(NamedTuple):
@@ -166,13 +169,6 @@ def lanes_within(lanes: Sequence[Lane], scenario: Scenario, minibatches: int) ->
         )
         kept.append(Lane(lane.worker, lane.stage, lane.replica, bars))
     return kept
-
-
-MOST_ROWS = 32
-"""Largest number of workers that are drawn."""
-_STYLES = {ActionKind.FORWARD: "cyan", ActionKind.BACKWARD: "magenta", ActionKind.UPDATE: "yellow"}
-# The number of a pass is followed by dashes for forward and double dashes for backward, to be read without colours.
-_FILL = {ActionKind.FORWARD: "-", ActionKind.BACKWARD: "=", ActionKind.UPDATE: "~"}
 
 
 class Mark(NamedTuple):

@@ -16,7 +16,7 @@ MemoryOverTime = dict[tuple[int, int], list[tuple[float, int]]]
 def memory_over_time(scenario: Scenario, replayed: SimulatedEvents, minibatches: int) -> MemoryOverTime:
     """Memory of every worker over time.
 
-    It is at most `Load.memory_bytes`, which includes one more weight version where updates lag.
+    It is at most `StageLoad.memory_bytes`, which includes one more weight version where updates lag.
     """
     by_worker: dict[tuple[int, int], list[Pass]] = defaultdict(list)
     for done in replayed.actions:

@@ -1,6 +1,6 @@
 """The input of the simulator: a plan with its times, read from a plan folder and checked.
 
-The order in which a stage computes the minibatches of one update, taken from the executor's schedule.
+The order in which a stage computes the minibatches of one update is that of the executor's schedule.
 """
 
 from __future__ import annotations
@@ -243,9 +243,9 @@ def pass_order(plan: Plan, stage: int) -> list[tuple[str, int]]:
     Minibatches are counted from 0 among those of the replica. All replicas with the same number of minibatches run the
     same passes.
     """
-    shapes = [StageShape(one.replicas, one.depth, plan.accumulate) for one in plan.stages]
+    shapes = [StageShape(stage.replicas, stage.depth, plan.accumulate) for stage in plan.stages]
     # Without accumulation, a plan of one stage makes one update for a minibatch of each replica.
     minibatches = plan.accumulate or shapes[0].replicas
     stream = SCHEDULES[plan.schedule].stream(shapes, stage, 0, minibatches)
     kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
-    return [(str(one.kind), one.index // shapes[stage].replicas) for one in stream if one.kind in kinds]
+    return [(str(action.kind), action.index // shapes[stage].replicas) for action in stream if action.kind in kinds]

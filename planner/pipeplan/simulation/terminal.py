@@ -111,7 +111,9 @@ Labelled = list[tuple[str, list[lanes.Mark]]]
 
 
 def _labelled(workers: Iterable[tuple[int, int, list[lanes.Mark]]]) -> Labelled:
-    return [(f"w{worker} s{stage + 1} ", marks) for worker, stage, marks in sorted(workers, key=lambda one: one[:2])]
+    return [
+        (f"w{worker} s{stage + 1} ", marks) for worker, stage, marks in sorted(workers, key=lambda entry: entry[:2])
+    ]
 
 
 def _by_worker(replayed: SimulatedEvents) -> dict[tuple[int, int], list[Pass]]:

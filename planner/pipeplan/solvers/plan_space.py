@@ -53,7 +53,7 @@ class PlanSpace:
         return float(formulas.ring_allreduce_time(self.copies, size, bandwidth, latency))
 
     def plan(self, problem: Problem, pipeline: Sequence[Stage]) -> Plan:
-        """The plan of all copies, from the stages of one copy; `depths.assign` sets its weight versions."""
+        """The plan of all copies, from the stages of one copy; `depths.assign_depths` sets its weight versions."""
         size = problem.cluster.span(self.level)
         stages = []
         for stage in pipeline:
@@ -69,13 +69,13 @@ def plan_spaces(problem: Problem) -> list[PlanSpace]:
     Copies are all alike, so the components of their level must be alike, too.
     """
     cluster = problem.cluster
-    found = [PlanSpace(len(cluster.levels), 1)]
+    spaces = [PlanSpace(len(cluster.levels), 1)]
     if problem.options.grid or not problem.options.allow_copies:
-        return found
+        return spaces
     for level in range(len(cluster.levels) - 1, 0, -1):
         size = cluster.span(level)
         enough = size >= max(2, problem.options.stages or 1)
-        new = size < cluster.workers and size != cluster.span(found[-1].level)
+        new = size < cluster.workers and size != cluster.span(spaces[-1].level)
         if enough and new and cluster.alike(level):
-            found.append(PlanSpace(level, cluster.workers // size))
-    return found
+            spaces.append(PlanSpace(level, cluster.workers // size))
+    return spaces

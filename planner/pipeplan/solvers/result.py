@@ -40,7 +40,7 @@ class Result:
     interrupted: bool = False
     """Whether Ctrl-C ended the solver."""
     effort: float = 0.0
-    """The cost of the DP's searches, as `limits.Effort` counts it."""
+    """The cost of the DP's searches, as `SearchEffort` counts it."""
 
     @property
     def gap(self) -> float:

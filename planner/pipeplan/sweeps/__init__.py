@@ -1,1 +1,1 @@
-"""The same model on many clusters: every combination of servers, links, memory, minibatch and schedule."""
+"""Plans for one model on many clusters: every combination of servers, links, memory, minibatch and schedule."""

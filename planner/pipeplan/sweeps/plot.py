@@ -67,43 +67,43 @@ def scaling_chart(rows: Sequence[SweepRow]) -> ScalingChart | None:
 
 def scaling_lines(rows: Sequence[SweepRow]) -> list[str]:
     """The chart as lines of plain characters; empty if there is nothing to draw."""
-    found = scaling_chart(rows)
-    if found is None:
+    chart = scaling_chart(rows)
+    if chart is None:
         return []
     grid = [[" "] * WIDTH for _ in range(HEIGHT)]
     for column in range(WIDTH):
-        workers = (column + 0.5) / WIDTH * found.most_workers
-        _mark(grid, found, workers, interpolate(found.ideal, workers), IDEAL)
-    for mark, series in zip(MARKS, found.series, strict=False):
+        workers = (column + 0.5) / WIDTH * chart.most_workers
+        _mark(grid, chart, workers, interpolate(chart.ideal, workers), IDEAL)
+    for mark, series in zip(MARKS, chart.series, strict=False):
         for workers, rate in series.points:
-            _mark(grid, found, workers, rate, mark)
+            _mark(grid, chart, workers, rate, mark)
     lines = ["samples/s"]
     for number, row in enumerate(grid):
-        label = rounded_figure(found.fastest * (HEIGHT - number) / HEIGHT) if number % 4 == 0 else ""
+        label = rounded_figure(chart.fastest * (HEIGHT - number) / HEIGHT) if number % 4 == 0 else ""
         lines.append(f"{label:>9} |{''.join(row).rstrip()}")
     lines.append(" " * 10 + "+" + "-" * WIDTH)
-    lines.append(" " * 11 + _axis(found))
+    lines.append(" " * 11 + _axis(chart))
     lines.append(f"{'':11}{IDEAL} ideal: every worker computes all the time")
-    for mark, series in zip(MARKS, found.series, strict=False):
+    for mark, series in zip(MARKS, chart.series, strict=False):
         lines += textwrap.wrap(f"{mark} {series.name}", WIDTH + 19, initial_indent=" " * 11, subsequent_indent=" " * 13)
-    if found.left_out:
-        lines.append(f"{'':11}and {found.left_out} more lines, not drawn")
+    if chart.left_out:
+        lines.append(f"{'':11}and {chart.left_out} more lines, not drawn")
     return lines
 
 
-def _mark(grid: list[list[str]], found: ScalingChart, workers: float, rate: float, mark: str) -> None:
-    column = min(WIDTH - 1, int(workers / found.most_workers * WIDTH))
-    row = HEIGHT - 1 - min(HEIGHT - 1, int(rate / found.fastest * HEIGHT))
+def _mark(grid: list[list[str]], chart: ScalingChart, workers: float, rate: float, mark: str) -> None:
+    column = min(WIDTH - 1, int(workers / chart.most_workers * WIDTH))
+    row = HEIGHT - 1 - min(HEIGHT - 1, int(rate / chart.fastest * HEIGHT))
     drawn = grid[row][column]
     grid[row][column] = mark if drawn in (" ", IDEAL, mark) else SEVERAL
 
 
-def _axis(found: ScalingChart) -> str:
+def _axis(chart: ScalingChart) -> str:
     """The numbers of workers below their columns; those without room are left out."""
     text = ""
-    for workers, _ in found.ideal:
+    for workers, _ in chart.ideal:
         label = str(workers)
-        column = min(WIDTH - 1, int(workers / found.most_workers * WIDTH)) - len(label) + 1
+        column = min(WIDTH - 1, int(workers / chart.most_workers * WIDTH)) - len(label) + 1
         if column > len(text) or not text:
             text = text.ljust(max(column, 0)) + label
     return f"{text} workers"
@@ -111,12 +111,12 @@ def _axis(found: ScalingChart) -> str:
 
 def interpolate(points: Sequence[tuple[int, float]], workers: float) -> float:
     """The linearly interpolated value at `workers`; before the first point, on the line from the origin."""
-    before = (0.0, 0.0)
+    previous = (0.0, 0.0)
     for point in points:
         if workers <= point[0]:
-            share = (workers - before[0]) / (point[0] - before[0])
-            return before[1] + share * (point[1] - before[1])
-        before = point
+            share = (workers - previous[0]) / (point[0] - previous[0])
+            return previous[1] + share * (point[1] - previous[1])
+        previous = point
     return points[-1][1]
 
 
@@ -135,19 +135,19 @@ def axis_ticks(most: float, wanted: int = 5) -> list[float]:
 
 def scaling_svg(rows: Sequence[SweepRow], title: str) -> str | None:
     """The chart as a self-contained SVG file; None if there is nothing to draw."""
-    found = scaling_chart(rows)
-    if found is None:
+    chart = scaling_chart(rows)
+    if chart is None:
         return None
     width, height = 560.0, 300.0
 
     def place(workers: float, rate: float) -> str:
-        return f"{workers / found.most_workers * width:.1f},{height - rate / found.fastest * height:.1f}"
+        return f"{workers / chart.most_workers * width:.1f},{height - rate / chart.fastest * height:.1f}"
 
     return templates.load_template("scaling.svg.j2").render(
         title=one_line(title),
         width=width,
         height=height,
-        ideal=" ".join(place(workers, rate) for workers, rate in ((0, 0.0), *found.ideal)),
+        ideal=" ".join(place(workers, rate) for workers, rate in ((0, 0.0), *chart.ideal)),
         series=[
             {
                 "name": series.name,
@@ -155,12 +155,12 @@ def scaling_svg(rows: Sequence[SweepRow], title: str) -> str | None:
                 "line": " ".join(place(*point) for point in series.points),
                 "dots": [place(*point).split(",") for point in series.points],
             }
-            for index, series in enumerate(found.series)
+            for index, series in enumerate(chart.series)
         ],
-        left_out=found.left_out,
+        left_out=chart.left_out,
         rates=[
-            (rounded_figure(rate), f"{height - rate / found.fastest * height:.1f}")
-            for rate in axis_ticks(found.fastest)
+            (rounded_figure(rate), f"{height - rate / chart.fastest * height:.1f}")
+            for rate in axis_ticks(chart.fastest)
         ],
-        workers=[(str(workers), f"{workers / found.most_workers * width:.1f}") for workers, _ in found.ideal],
+        workers=[(str(workers), f"{workers / chart.most_workers * width:.1f}") for workers, _ in chart.ideal],
     )

@@ -61,8 +61,8 @@ class SweepPoint:
     @property
     def _work_s(self) -> float:
         inference, share = self.options.inference, self.options.update_share
-        behind = [0.0 if inference else one.backward_s + share * one.update_s for one in self.profile.layers]
-        return math.fsum(one.forward_s for one in self.profile.layers) + math.fsum(behind)
+        behind = [0.0 if inference else layer.backward_s + share * layer.update_s for layer in self.profile.layers]
+        return math.fsum(layer.forward_s for layer in self.profile.layers) + math.fsum(behind)
 
     def settings(self) -> dict[str, str]:
         """The settings that may differ between points, formatted for readers, by short names; workers first."""
@@ -88,22 +88,22 @@ def sweep_points(profile: Profile, clusters: Sequence[Cluster], options: Options
     )
     if number > MOST_POINTS:
         raise InputError(f"{number} combinations are too many: at most {MOST_POINTS}")
-    found = []
+    points = []
     for cluster in _clusters(clusters, axes):
         for size in axes.minibatch or [profile.minibatch]:
             scaled = profile if size == profile.minibatch else profile.rescaled(size)
             for schedule in axes.schedules or [options.schedule]:
-                found.append(SweepPoint(scaled, cluster, replace(options, schedule=schedule)))
-    return found
+                points.append(SweepPoint(scaled, cluster, replace(options, schedule=schedule)))
+    return points
 
 
 def _clusters(clusters: Sequence[Cluster], axes: SweepAxes) -> list[Cluster]:
-    found = []
+    swept = []
     for cluster in clusters:
         rates = [[(name, rate) for rate in values] for name, values in axes.bandwidths.items()]
         for combination in itertools.product(*rates):
             changed = cluster
             for name, rate in combination:
                 changed = variants.with_bandwidth(changed, variants.level_index(changed, name), rate)
-            found += [variants.with_memory(changed, size) for size in axes.memory] if axes.memory else [changed]
-    return found
+            swept += [variants.with_memory(changed, size) for size in axes.memory] if axes.memory else [changed]
+    return swept

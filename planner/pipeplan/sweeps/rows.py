@@ -62,17 +62,17 @@ def pareto_rows(rows: Sequence[SweepRow]) -> set[int]:
 def varying_settings(rows: Iterable[SweepRow]) -> list[str]:
     """The names of the settings that differ between rows, in the order in which they are shown."""
     settings = [row.point.settings() for row in rows]
-    names = list(dict.fromkeys(name for one in settings for name in one))
-    return [name for name in names if len({one.get(name) for one in settings}) > 1]
+    names = list(dict.fromkeys(name for setting in settings for name in setting))
+    return [name for name in names if len({setting.get(name) for setting in settings}) > 1]
 
 
 def row_records(rows: Sequence[SweepRow]) -> list[dict[str, Any]]:
     """Every row as plain values in seconds, bytes and bytes/s; None where a value does not apply."""
     best = pareto_rows(rows)
-    found = []
+    records = []
     for number, row in enumerate(rows):
         point, answer = row.point, row.answer
-        found.append(
+        records.append(
             {
                 "servers": point.cluster.servers,
                 "workers": point.cluster.workers,
@@ -95,17 +95,17 @@ def row_records(rows: Sequence[SweepRow]) -> list[dict[str, Any]]:
                 "why": answer.why or None,
             }
         )
-    return found
+    return records
 
 
 def sweep_csv(rows: Sequence[SweepRow]) -> str:
     """The records as CSV with a header line."""
-    found = row_records(rows)
+    records = row_records(rows)
     file = io.StringIO()
-    names = list(dict.fromkeys(name for record in found for name in record))
+    names = list(dict.fromkeys(name for record in records for name in record))
     writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found)
+    writer.writerows(records)
     return file.getvalue()
 
 

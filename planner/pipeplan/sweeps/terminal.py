@@ -65,7 +65,10 @@ def _shown(rows: Sequence[SweepRow]) -> list[str]:
     """The settings that get a column: those that vary, but not the workers if the servers determine them."""
     names = varying_settings(rows)
     clusters = [row.point.cluster for row in rows]
-    if len({(one.workers / one.servers, one.workers % one.servers) for one in clusters}) == 1 and "servers" in names:
+    if (
+        len({(cluster.workers / cluster.servers, cluster.workers % cluster.servers) for cluster in clusters}) == 1
+        and "servers" in names
+    ):
         names.remove("workers")
     return names
 
@@ -86,21 +89,21 @@ def _columns(rows: Sequence[SweepRow], names: list[str]) -> list[tuple[str, list
     """Headings with the cells below them. With `MANY` settings, columns that follow from the others are left out."""
     best = pareto_rows(rows)
     paces = [show_time(row.answer.pace_s) if row.answer.pace_s is not None else "-" for row in rows]
-    found = [("", [str(number + 1) for number in range(len(rows))])]
-    found += [_setting(name, [row.point.settings().get(name, "") for row in rows]) for name in names]
+    columns = [("", [str(number + 1) for number in range(len(rows))])]
+    columns += [_setting(name, [row.point.settings().get(name, "") for row in rows]) for name in names]
     if len(names) < MANY:
-        found.append(("a mini-\nbatch", paces))
-    found.append(("samples\n/s", [plot.rounded_figure(row.rate) if row.rate is not None else "-" for row in rows]))
+        columns.append(("a mini-\nbatch", paces))
+    columns.append(("samples\n/s", [plot.rounded_figure(row.rate) if row.rate is not None else "-" for row in rows]))
     if len(names) < MANY:
-        found.append(("over\nDP", [_gain(row) for row in rows]))
-    found.append(("plan", [_config(row) for row in rows]))
+        columns.append(("over\nDP", [_gain(row) for row in rows]))
+    columns.append(("plan", [_config(row) for row in rows]))
     if len({row.answer.proven for row in rows if not row.answer.why}) > 1:
-        found.append(("proven\nby", [row.answer.proven for row in rows]))
+        columns.append(("proven\nby", [row.answer.proven for row in rows]))
     if any(row.cost is not None for row in rows):
         costs = ["-" if row.cost is None else plot.rounded_figure(row.cost) for row in rows]
         stars = [PARETO if number in best else " " for number in range(len(rows))]
-        found.append(("cost a\nmillion  ", [f"{cost} {star}" for cost, star in zip(costs, stars, strict=True)]))
-    return [(heading, [Text(cell) for cell in cells]) for heading, cells in found]
+        columns.append(("cost a\nmillion  ", [f"{cost} {star}" for cost, star in zip(costs, stars, strict=True)]))
+    return [(heading, [Text(cell) for cell in cells]) for heading, cells in columns]
 
 
 def _setting(name: str, cells: list[str]) -> tuple[str, list[str]]:

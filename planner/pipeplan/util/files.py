@@ -1,6 +1,6 @@
 """Reading and writing of text, JSON and TOML files: versioned, checked field by field, written by atomic replace.
 
-The folders of bundled data, which lie inside the installed package or at the top of a checkout.
+Bundled data lies inside the installed package or at the top of a checkout; `bundled_folder` finds it.
 """
 
 from __future__ import annotations

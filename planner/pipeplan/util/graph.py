@@ -90,13 +90,13 @@ def ideals(count: int, edges: Iterable[tuple[int, int]], limit: int) -> list[int
     """
     grow = IdealGrowth(count, edges)
     level = {0: grow.sources}
-    found = [0]
+    ideals = [0]
     for _ in range(count):
         level = grow.larger(level)
-        found.extend(sorted(level))
-        if len(found) > limit:
+        ideals.extend(sorted(level))
+        if len(ideals) > limit:
             raise TooManyIdeals(f"the model's graph has more than {limit} cuts")
-    return found
+    return ideals
 
 
 class IdealGrowth:
@@ -116,15 +116,15 @@ class IdealGrowth:
 
     def larger(self, level: dict[int, int]) -> dict[int, int]:
         """All ideals with one node more than those in `level`. Argument and result map an ideal to its ready nodes."""
-        found: dict[int, int] = {}
+        larger_ideals: dict[int, int] = {}
         for ideal, ready in level.items():
-            rest = ready
-            while rest:
-                bit = rest & -rest
-                rest ^= bit
-                if (grown := ideal | bit) not in found:
-                    found[grown] = ready ^ bit | self._freed(grown, bit.bit_length() - 1)
-        return found
+            remaining = ready
+            while remaining:
+                bit = remaining & -remaining
+                remaining ^= bit
+                if (grown := ideal | bit) not in larger_ideals:
+                    larger_ideals[grown] = ready ^ bit | self._freed(grown, bit.bit_length() - 1)
+        return larger_ideals
 
     def steps(self, ideal: int, ready: int) -> Iterator[tuple[int, int, int]]:
         """Every way to grow one ideal, as (added node, larger ideal, its ready nodes)."""

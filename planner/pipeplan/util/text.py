@@ -1,7 +1,4 @@
-"""Text from files, cleaned for printing.
-
-Suggestions for misspelt names.
-"""
+"""Text for messages: names cleaned for printing, and suggestions for misspelt ones."""
 
 from __future__ import annotations
 
@@ -9,14 +6,13 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+MOST_NAMES = 24
+"""At most so many names are listed."""
+
 
 def one_line(value: object) -> str:
     """Replace line breaks and control characters by spaces, for a line of output or a comment in a script."""
     return "".join(character if character.isprintable() else " " for character in str(value))
-
-
-MOST_NAMES = 24
-"""At most so many names are listed."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -33,7 +29,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def near_files(path: Path) -> str:
     """A hint such as `; did you mean 'profile.json'?`; empty if the folder has no file of a similar name and suffix."""
     try:
-        names = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
+        names = [file.name for file in path.parent.iterdir() if file.suffix == path.suffix and file.is_file()]
     except OSError:
         return ""
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.6)

@@ -182,11 +182,11 @@ def test_a_baseline_that_shares_cards_better_is_taken() -> None:
         problem = _problem(seed)
         plan, compared = _two_stages(problem), baselines.compute_baselines(problem, enumerate_cuts(problem, 1000))
         score = evaluate(plan, problem)
-        found, found_score = solving._ahead_of(compared, problem, plan, score)
+        found, found_score = solving._best_with_baselines(compared, problem, plan, score)
         least = min(evaluate(one.plan, problem).pace_s for one in compared if one.plan is not None)
         assert found_score.pace_s == (min(score.pace_s, least) if score.pace_s > score.alone_s else score.pace_s)
         assert evaluate(found, problem) == found_score
         taken += found is not plan
         limited = replace(problem, options=replace(problem.options, pins=((problem.units[0].layers[0], 2),)))
-        assert solving._ahead_of(compared, limited, plan, score)[0] is plan, "no baseline keeps this constraint"
+        assert solving._best_with_baselines(compared, limited, plan, score)[0] is plan, "no baseline keeps this constraint"
     assert taken, "chosen so that contention binds"

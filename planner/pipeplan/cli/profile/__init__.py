@@ -22,7 +22,7 @@ class _Profile(click.Group):
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if "--links" in args:
-            args = ["links", *(one for one in args if one != "--links")]
+            args = ["links", *(argument for argument in args if argument != "--links")]
         elif not args or args[0] not in _NAMED:
             hint = did_you_mean(args[0], _NAMED) if len(args) > 1 and not args[1].startswith("-") else ""
             if hint.endswith("?") and not context.resilient_parsing:

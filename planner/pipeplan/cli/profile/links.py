@@ -1,7 +1,4 @@
-"""`pipeplan profile --links`: measure the links between workers, and write them as a cluster file.
-
-The table of measured links that `pipeplan profile --links` prints.
-"""
+"""`pipeplan profile --links`: measure the links between workers, print them as a table, and write a cluster file."""
 
 from __future__ import annotations
 
@@ -34,42 +31,6 @@ from pipeplan_launch.link_benchmark.config import BenchmarkSettings, MeasuredLin
 from pipeplan_launch.torch_check import unusable
 
 _HEADINGS = ("level", "joins", "link\nGbit/s", "latency", "message\nGbit/s", "±", "all-reduce\nGbit/s", "±", "sizes")
-
-
-def links_table(built: ClusterFromLinks) -> Iterator[RenderableType]:
-    """A table with a row for every level: the fitted figures, and the error of the fit."""
-    cluster = built.cluster
-    kinds = ", ".join(f"{count} × {devices} {name}" for count, devices, name in cluster.kinds)
-    yield f"{cluster.name}: {kinds}"
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for number, heading in enumerate(_HEADINGS):
-        table.add_column(heading, justify="left" if number in (0, 8) else "right", no_wrap=True)
-    for level, link in zip(cluster.levels, built.links, strict=False):
-        if link is not None:
-            table.add_row(level.name, str(level.count), *_row(link))
-    yield table
-    yield "± is the median difference between a time and what latency and bandwidth give for it."
-
-
-def _row(link: MeasuredLink) -> list[str]:
-    sizes = [size for one in link.series for size, _ in one.samples]
-    return [
-        _gbit(link.bandwidth),
-        show_time(link.latency_s),
-        *_fitted(link.message),
-        *_fitted(link.ring),
-        f"{show_size(min(sizes))} - {show_size(max(sizes))}",
-    ]
-
-
-def _fitted(fit: AlphaBetaFit) -> tuple[str, str]:
-    return _gbit(fit.bandwidth), f"{fit.error:.0%}"
-
-
-def _gbit(rate: float) -> str:
-    return f"{rate * 8 / 1e9:.3g}"
-
-
 Progress = Callable[[int, int, str], None]
 """A function that is called with the steps done, the steps in all, and the current step."""
 
@@ -156,6 +117,40 @@ def command(
     note(f"written: {output}\nnext: pipeplan solve --cluster {output}")
 
 
+def links_table(built: ClusterFromLinks) -> Iterator[RenderableType]:
+    """A table with a row for every level: the fitted figures, and the error of the fit."""
+    cluster = built.cluster
+    kinds = ", ".join(f"{count} × {devices} {name}" for count, devices, name in cluster.kinds)
+    yield f"{cluster.name}: {kinds}"
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for number, heading in enumerate(_HEADINGS):
+        table.add_column(heading, justify="left" if number in (0, 8) else "right", no_wrap=True)
+    for level, link in zip(cluster.levels, built.links, strict=False):
+        if link is not None:
+            table.add_row(level.name, str(level.count), *_row(link))
+    yield table
+    yield "± is the median difference between a time and what latency and bandwidth give for it."
+
+
+def _row(link: MeasuredLink) -> list[str]:
+    sizes = [size for series in link.series for size, _ in series.samples]
+    return [
+        _gbit(link.bandwidth),
+        show_time(link.latency_s),
+        *_fitted(link.message),
+        *_fitted(link.ring),
+        f"{show_size(min(sizes))} - {show_size(max(sizes))}",
+    ]
+
+
+def _fitted(fit: AlphaBetaFit) -> tuple[str, str]:
+    return _gbit(fit.bandwidth), f"{fit.error:.0%}"
+
+
+def _gbit(rate: float) -> str:
+    return f"{rate * 8 / 1e9:.3g}"
+
+
 def _share(servers: int) -> ServerShare | None:
     """The part of this server among several, from the environment variables that launch.sh reads too."""
     if servers == 1:
@@ -197,9 +192,9 @@ def _hardware(device: str | None, workers: int | None) -> tuple[local.Hardware, 
     return here, workers or here.cores
 
 
-def _nesting(found: PairRates, kind: str) -> Nesting:
+def _nesting(measured: PairRates, kind: str) -> Nesting:
     # Processes move between the cores of a CPU, so any islands of fast links among them would be chance.
-    return find_levels(found.pairs, found.places, islands=kind == "cuda")
+    return find_levels(measured.pairs, measured.places, islands=kind == "cuda")
 
 
 def _measure(settings: BenchmarkSettings, workers: int | None, share: ServerShare | None) -> MeasuredLinks | None:
@@ -213,8 +208,8 @@ def _measure(settings: BenchmarkSettings, workers: int | None, share: ServerShar
         raise InputError(f"measuring links needs torch: {why[0]}; {why[1]}")
     from pipeplan_launch.link_benchmark.run import measure_on_this_machine, measure_under_torchrun
 
-    def levels(found: PairRates) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        return _nesting(found, settings.device).partitions
+    def levels(measured: PairRates) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        return _nesting(measured, settings.device).partitions
 
     try:
         if workers is not None:
@@ -274,7 +269,7 @@ def _built(measured: MeasuredLinks, name: str) -> ClusterFromLinks:
         one.shared_by(measured.machines.count(machine))
         for one, machine in zip(hardware, measured.machines, strict=True)
     ]
-    series = [LinkSeries(one.kind, one.level, one.ranks, one.way, one.samples) for one in measured.timed]
+    series = [LinkSeries(timed.kind, timed.level, timed.ranks, timed.way, timed.samples) for timed in measured.timed]
     return build_cluster(name, nesting, series, devices, datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"))
 
 

@@ -62,12 +62,12 @@ def command(
     pipeplan profile show profile.json --top 10
     pipeplan profile show vgg16-v100 --svg vgg16.svg
     """
-    found = load_profile(profile)
-    _draw(found, svg_file, dot_file)
+    loaded = load_profile(profile)
+    _draw(loaded, svg_file, dot_file)
     if as_json:
-        print_json(profile_summary(found, top))
+        print_json(profile_summary(loaded, top))
     else:
-        print_answer(_profile_parts(found, top, drawn=not no_picture), wide=True)
+        print_answer(_profile_parts(loaded, top, drawn=not no_picture), wide=True)
     for path in (svg_file, dot_file):
         if path is not None:
             note(f"written: {path}")

@@ -60,26 +60,26 @@ def layer_table(profile: Profile, top: int | None = None) -> Table:
     units = [GIB if column.total_of(profile.layers) >= WIDE else MIB for column in columns]
     spread = any(layer.forward_spread_s or layer.backward_spread_s for layer in profile.layers)
     updates = any(layer.update_s for layer in profile.layers)
-    found = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for heading in ("layer", "operation"):
-        found.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold")
     headings = ["forward\nms", "backward\nms", *(["±\n%"] if spread else []), "share\n%"]
     headings += ["update\nms"] if updates else []
     headings += [
         f"{column.heading}\n{'GiB' if unit == GIB else 'MiB'}" for column, unit in zip(columns, units, strict=True)
     ]
     for heading in headings:
-        found.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True)
 
     def cells(part: Sequence[Layer], deviation: str) -> list[str]:
-        forward, backward = sum(one.forward_s for one in part), sum(one.backward_s for one in part)
+        forward, backward = sum(layer.forward_s for layer in part), sum(layer.backward_s for layer in part)
         share = (forward + backward) / profile.total_s if profile.total_s else 0.0
         return [
             _ms(forward),
             _ms(backward),
             *([deviation] if spread else []),
             f"{share * 100:.1f}",
-            *([_ms(sum(one.update_s for one in part))] if updates else []),
+            *([_ms(sum(layer.update_s for layer in part))] if updates else []),
             *(f"{column.total_of(part) / unit:.2f}" for column, unit in zip(columns, units, strict=True)),
         ]
 
@@ -87,25 +87,25 @@ def layer_table(profile: Profile, top: int | None = None) -> Table:
     for layer in layers:
         style = "bold" if layer.name in hot else ""
         row = [layer.name, _operation(layer), *cells([layer], _deviation(layer))]
-        found.add_row(*(Text(one_line(cell), style) for cell in row))
+        table.add_row(*(Text(one_line(cell), style) for cell in row))
     if len(layers) < len(profile.layers):
         shown = {layer.name for layer in layers}
         rest = [layer for layer in profile.layers if layer.name not in shown]
-        found.add_row(*(Text(cell, "dim") for cell in [f"{len(rest)} others", "", *cells(rest, "")]))
-    found.add_row(*(Text(cell) for cell in ["sum", f"{len(profile.layers)} layers", *cells(profile.layers, "")]))
-    return found
+        table.add_row(*(Text(cell, "dim") for cell in [f"{len(rest)} others", "", *cells(rest, "")]))
+    table.add_row(*(Text(cell) for cell in ["sum", f"{len(profile.layers)} layers", *cells(profile.layers, "")]))
+    return table
 
 
 def _columns(profile: Profile) -> list[_Column]:
     output_bytes = profile.made_bytes()
-    found = [
+    columns = [
         _Column("output", lambda layer: output_bytes[layer.name]),
         _Column("weights", lambda layer: layer.parameter_bytes),
         _Column("kept", lambda layer: layer.saved_bytes),
     ]
     if any(layer.workspace_bytes for layer in profile.layers):
-        found.append(_Column("work", lambda layer: layer.workspace_bytes, max))
-    return found
+        columns.append(_Column("work", lambda layer: layer.workspace_bytes, max))
+    return columns
 
 
 def _operation(layer: Layer) -> str:
@@ -144,7 +144,7 @@ def profile_totals(profile: Profile) -> list[str]:
     if buffers:
         lines.append(f"Buffers (state that is not a weight): {show_size(buffers)}.")
     if profile.sizes:
-        lines += ["Minibatch sizes of the same run:", *(_size(one) for one in _by_size(profile))]
+        lines += ["Minibatch sizes of the same run:", *(_size(size) for size in _by_size(profile))]
     if any(layer.workspace_bytes for layer in profile.layers):
         lines.append(
             "work: what a layer takes while it runs, beyond what it is given, makes and keeps; the most of all."
@@ -172,11 +172,11 @@ def _by_size(profile: Profile) -> list[Size]:
 
 
 def _size(size: Size) -> str:
-    forward, backward = sum(one.forward_s for one in size.layers), sum(one.backward_s for one in size.layers)
+    forward, backward = sum(layer.forward_s for layer in size.layers), sum(layer.backward_s for layer in size.layers)
     line = (
         f"  {size.minibatch}: forward {show_time(forward)}, backward {show_time(backward)}, "
         f"{show_time((forward + backward) / size.minibatch)} a sample, "
-        f"kept {show_size(sum(one.saved_bytes for one in size.layers))}, outputs {show_size(_made(size.tensors))}"
+        f"kept {show_size(sum(layer.saved_bytes for layer in size.layers))}, outputs {show_size(_made(size.tensors))}"
     )
     whole_s = (size.whole_forward_s or 0.0) + (size.whole_backward_s or 0.0)
     return line + (f"; sum / whole {(forward + backward) / whole_s:.2f}" if whole_s else "")

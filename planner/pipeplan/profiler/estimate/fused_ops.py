@@ -1,17 +1,13 @@
 """Replaces operators that a GPU runs as fused kernels, but that fake tensors would decompose.
 
 Each replacement makes tensors of the right sizes, saves the tensors that the GPU's kernel would save, and notes the
-work of that kernel. There is one for recurrent layers as in cuDNN, for attention that never stores its score matrix,
-and for dropout that saves a mask of bytes.
+work of that kernel. There are three: dropout that saves a mask of bytes; attention that never stores its score matrix,
+but its inputs, its output and one number per query; and recurrent layers as in cuDNN, which run one matrix product for
+the inputs of all steps and then one per step, and save the gates and cells of every step, the outputs of every layer,
+and the input.
 
-Fused attention: one kernel forwards and one backwards.
-
-It saves its inputs, its output and one number per query.
-
-Recurrent layers as cuDNN runs them: one matrix product for the inputs of all steps, then one product per step.
-
-Source: J. Appleyard, T. Kočiský and P. Blunsom, Optimizing Performance of Recurrent Neural Networks on GPUs, 2016. The
-gates and cells of every step, the outputs of every layer, and the input are saved for backward.
+Source of the recurrent layers: J. Appleyard, T. Kočiský and P. Blunsom, Optimizing Performance of Recurrent Neural
+Networks on GPUs, 2016.
 """
 
 from __future__ import annotations
@@ -94,7 +90,7 @@ def is_plain_recurrence(x: Any, hidden: Any, *others: Any) -> bool:
     """Whether the arguments are a batch of sequences of one length, without a projection of the output."""
     if not isinstance(x, Tensor) or not isinstance(hidden, Tensor | list | tuple):
         return False
-    return isinstance(hidden, Tensor) or len({one.shape[-1] for one in hidden}) == 1
+    return isinstance(hidden, Tensor) or len({tensor.shape[-1] for tensor in hidden}) == 1
 
 
 def run_recurrence(

@@ -1,7 +1,4 @@
-"""The work of one operator, in numbers that do not depend on the device.
-
-Sizes and arithmetic types of tensors without data.
-"""
+"""The work of one operator, in numbers that do not depend on the device, and the sizes and types of its tensors."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ class Work:
     converted_bytes: float = 0.0
     """Bytes read and written to convert tensors to channels last, for arithmetic that needs this layout."""
     transformed: TransformedWork | None = None
-    """The same work by another algorithm, which may be faster on a device that has it."""
+    """This work by another algorithm, which may be faster on a device that has it."""
 
 
 _NAMES = {

@@ -21,19 +21,19 @@ class CandidateStages:
 
     @staticmethod
     def of(
-        stage: StageTerms, states: SearchStates, places: EndPositions, need: Ints, at: tuple[Ints, Ints, Ints]
+        stage: StageTerms, states: SearchStates, places: EndPositions, need: Ints, pairs: tuple[Ints, Ints, Ints]
     ) -> CandidateStages:
         """Build the pairs from the level, target and end position of each; `need` is the workers needed before I."""
-        level, target, place = at
-        state = places.state[place]
-        lowest = np.maximum(need[stage.targets][target], places.lowest[place])
+        level, target, position = pairs
+        state = places.state[position]
+        lowest = np.maximum(need[stage.targets][target], places.lowest[position])
         rows = (
             target,
             level,
             state,
-            places.end[place],
+            places.end[position],
             lowest,
-            places.room[level, place],
+            places.room[level, position],
             states.first[state],
             states.level[state],
         )
@@ -79,8 +79,8 @@ class CandidateStages:
 
     def has_room(self, replicas: Floats) -> Flags:
         """Whether the level has room for so many replicas, and enough workers remain in front of them."""
-        found: Flags = (replicas <= self.numbers[5]) & (replicas <= self.numbers[3] - self.numbers[4])
-        return found
+        fits: Flags = (replicas <= self.numbers[5]) & (replicas <= self.numbers[3] - self.numbers[4])
+        return fits
 
 
 SizedStages = tuple[CandidateStages, Floats, Floats, Floats]

@@ -15,7 +15,7 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, limits_of
 from pipeplan.solvers.dp.stage_costs import CostTerms
-from pipeplan.solvers.dp.uniform_search import Search
+from pipeplan.solvers.dp.uniform_search import UniformSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 
 TOLERANCE = 1e-9
@@ -85,7 +85,7 @@ def _unfit(problem: Problem, cuts: Cuts) -> str:
 
 
 def _inner(space: PlanSpace, problem: Problem, synchronisation_s: float, pace_s: float) -> float:
-    """The pace of one copy for which all copies together reach `pace_s`: the inverse of `Space.pace`."""
+    """The pace of one copy for which all copies together reach `pace_s`: the inverse of `PlanSpace.pace`."""
     exposed = 1.0 - problem.options.overlap
     inner = pace_s - exposed * synchronisation_s
     if inner < synchronisation_s and exposed > 0:
@@ -101,12 +101,12 @@ def _entry(problem: Problem, cuts: Cuts, space: PlanSpace, threshold_s: float, d
         if not memory:
             inner = replace(inner, options=replace(inner.options, memory=False))
         limits = replace(limits_of(inner, memory=memory, deadline=deadline), every_cut=True)
-        search = Search(CostTerms(inner, cuts), threshold_s * (1 - TOLERANCE), limits)
+        search = UniformSearch(CostTerms(inner, cuts), threshold_s * (1 - TOLERANCE), limits)
         try:
-            found = search.run()
+            pipeline = search.run()
         except OutOfTime:
             return f"the certificate would take longer than {PATIENCE_S:.0f} s to make"
-        if found is None:
+        if pipeline is None:
             return {
                 "level": space.level,
                 "copies": space.copies,
@@ -117,7 +117,7 @@ def _entry(problem: Problem, cuts: Cuts, space: PlanSpace, threshold_s: float, d
     return "the search that was to prove it found a faster plan"
 
 
-def _layers(problem: Problem, cuts: Cuts, search: Search) -> list[int]:
+def _layers(problem: Problem, cuts: Cuts, search: UniformSearch) -> list[int]:
     """The cuts that have states, as bit sets of layers in the profile's order."""
     position = {layer.name: index for index, layer in enumerate(problem.profile.layers)}
     masks = [sum(1 << position[name] for name in unit.layers) for unit in problem.units]
@@ -128,7 +128,7 @@ def _layers(problem: Problem, cuts: Cuts, search: Search) -> list[int]:
     return masks_of_cuts
 
 
-def _states(search: Search) -> list[list[float | int]]:
+def _states(search: UniformSearch) -> list[list[float | int]]:
     """The rows of a search's states, in the form of the certificate."""
     rows: list[list[float | int]] = []
     counting = search.limits.counting

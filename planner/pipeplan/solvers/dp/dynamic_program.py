@@ -36,15 +36,15 @@ class _BestSoFar:
     finished: bool = True
     interrupted: bool = False
 
-    def add(self, problem: Problem, space: PlanSpace, found: BisectionResult[FoundPipeline]) -> None:
+    def add(self, problem: Problem, space: PlanSpace, result: BisectionResult[FoundPipeline]) -> None:
         """Take in the result of one more search."""
-        self.finished, self.interrupted = self.finished and found.finished, self.interrupted or found.interrupted
-        if found.best is not None or not found.finished:
-            self.bound = min(self.bound, space.pace(problem, found.low))
-        if found.best is None:
+        self.finished, self.interrupted = self.finished and result.finished, self.interrupted or result.interrupted
+        if result.best is not None or not result.finished:
+            self.bound = min(self.bound, space.pace(problem, result.low))
+        if result.best is None:
             return
-        if self.best is None or space.pace(problem, found.high) < self.best[0] * (1 - PRECISION):
-            self.best = space.pace(problem, found.high), space, found.best.stages()
+        if self.best is None or space.pace(problem, result.high) < self.best[0] * (1 - PRECISION):
+            self.best = space.pace(problem, result.high), space, result.best.stages()
 
 
 def _search_spaces(
@@ -69,8 +69,8 @@ def _search_grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: flo
     def below() -> float:
         return float("inf") if so_far.best is None else so_far.best[0] * (1 - PRECISION)
 
-    for found in _shape_results(PipelineSearches(problem, cuts, deadline, gap, effort=effort), below):
-        so_far.add(problem, space, found)
+    for result in _shape_results(PipelineSearches(problem, cuts, deadline, gap, effort=effort), below):
+        so_far.add(problem, space, result)
     return so_far
 
 
@@ -91,9 +91,9 @@ def best_uniform_grid(
     def below() -> float:
         return least * (1 - PRECISION)
 
-    for found in _shape_results(PipelineSearches(problem, cuts, deadline, effort=effort or SearchEffort()), below):
-        if found.best is not None:
-            plan = _plan(problem, space, found.best.stages(), space.pace(problem, found.high))
+    for result in _shape_results(PipelineSearches(problem, cuts, deadline, effort=effort or SearchEffort()), below):
+        if result.best is not None:
+            plan = _plan(problem, space, result.best.stages(), space.pace(problem, result.high))
             if (value := score(plan)) < least:
                 best, least = plan, value
     return best
@@ -101,7 +101,7 @@ def best_uniform_grid(
 
 def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> Iterator[BisectionResult[FoundPipeline]]:
     """Results for the shapes of a uniform grid in the order of their bounds, until a bound is no longer `below()`."""
-    grids, per_update = UniformGrids(searches.free), minibatches_of(searches.problem)
+    grids, per_update = UniformGrids(searches.unlimited), minibatches_of(searches.problem)
     shapes_of = enumerate(grid_shapes(searches.problem))
     waiting = [(grids.floor(shape), number, shape, _bounds(searches, grids, shape)) for number, shape in shapes_of]
     heapq.heapify(waiting)
@@ -118,28 +118,28 @@ def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> It
         if isinstance(bound_or_grid, float):
             heapq.heappush(waiting, (max(bound, bound_or_grid), number, shape, tighter))
         else:
-            answer = searches.of(shape, bound * per_update, limit * per_update, bound_or_grid).best()
-            interrupted = answer.interrupted
-            yield answer
+            result = searches.for_shape(shape, bound * per_update, limit * per_update, bound_or_grid).best()
+            interrupted = result.interrupted
+            yield result
 
 
 def _bounds(
     searches: PipelineSearches, grids: UniformGrids, shape: GridShape
 ) -> Iterator[float | BisectionResult[FoundPipeline] | None]:
     """Ever better bounds on the pace of a shape, and last, if known, its best plan without a memory limit."""
-    if not grids.few:
+    if not grids.has_few_cuts:
         yield None
         return
     searches.effort.spent += grids.rows(shape)
-    least, steps = grids.least(shape)
+    least, steps = grids.least_pace(shape)
     yield least
     if grids.exact:
         yield BisectionResult(least, least, FoundPipeline(grids.terms, steps))
     elif grids.exact_batches:
-        answer = fastest_grid_batch(grids, shape, searches.deadline, searches.effort)
-        yield answer.bound_s / minibatches_of(searches.problem)
-        found = None if answer.steps is None else FoundPipeline(grids.terms, answer.steps)
-        yield BisectionResult(answer.bound_s, answer.total_s, found, answer.finished, answer.interrupted)
+        batch = fastest_grid_batch(grids, shape, searches.deadline, searches.effort)
+        yield batch.bound_s / minibatches_of(searches.problem)
+        pipeline = None if batch.steps is None else FoundPipeline(grids.terms, batch.steps)
+        yield BisectionResult(batch.bound_s, batch.total_s, pipeline, batch.finished, batch.interrupted)
     else:
         yield None
 
@@ -148,7 +148,7 @@ def is_feasible(problem: Problem, cuts: Cuts) -> bool:
     """Whether any plan satisfies the constraints, however slow."""
     searches = [PipelineSearches(space.inner(problem), cuts) for space in plan_spaces(problem)]
     if problem.options.grid:
-        searches = [searches[0].of(shape) for shape in grid_shapes(problem)]
+        searches = [searches[0].for_shape(shape) for shape in grid_shapes(problem)]
     return any(search.feasible() for search in searches)
 
 
@@ -160,8 +160,8 @@ def solve(problem: Problem, cuts: Cuts, seconds: float | None = None, gap: float
     """
     began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), SearchEffort()
     search = _search_grids if problem.options.grid else _search_spaces
-    found = _result(problem, cuts, search(problem, cuts, deadline, gap, effort), began)
-    return replace(found, effort=effort.spent)
+    result = _result(problem, cuts, search(problem, cuts, deadline, gap, effort), began)
+    return replace(result, effort=effort.spent)
 
 
 def _result(problem: Problem, cuts: Cuts, so_far: _BestSoFar, began: float) -> Result:
@@ -172,16 +172,18 @@ def _result(problem: Problem, cuts: Cuts, so_far: _BestSoFar, began: float) -> R
     if not cuts.complete:
         bound, note = floor, f"the search covered {len(cuts.ideals)} of the graph's cuts, not all of them"
     proven = finished and cuts.complete
-    taken = time.perf_counter() - began
+    seconds = time.perf_counter() - began
     if best is None:
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
         least = float("inf") if proven else max(floor, bound if bound < float("inf") else 0.0)
-        return Result("DP", status, None, float("inf"), least, taken, note, interrupted=interrupted)
+        return Result("DP", status, None, float("inf"), least, seconds, note, interrupted=interrupted)
     pace, space, stages = best
     plan = _plan(problem, space, stages, pace)
     if proven and bound >= pace * (1 - 4 * PRECISION):
-        return Result("DP", Status.OPTIMAL, plan, pace, pace, taken)
-    return Result("DP", Status.FEASIBLE, plan, pace, min(max(bound, floor), pace), taken, note, interrupted=interrupted)
+        return Result("DP", Status.OPTIMAL, plan, pace, pace, seconds)
+    return Result(
+        "DP", Status.FEASIBLE, plan, pace, min(max(bound, floor), pace), seconds, note, interrupted=interrupted
+    )
 
 
 def _plan(problem: Problem, space: PlanSpace, stages: list[Stage], pace_s: float) -> Plan:

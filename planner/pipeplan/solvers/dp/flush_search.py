@@ -26,7 +26,7 @@ from pipeplan.solvers.dp.replicas import ReplicaIntervals
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 from pipeplan.solvers.dp.threshold import PRECISION
 from pipeplan.solvers.dp.uniform_plans import boundary_level, span_of, stage_terms_of
-from pipeplan.solvers.dp.uniform_search import Search
+from pipeplan.solvers.dp.uniform_search import UniformSearch
 
 BatchBounds = tuple[float, ...]
 """Seconds: (steady, exposed) for 1f1b-flush, (forward, backward, exposed) for gpipe."""
@@ -115,7 +115,7 @@ class BatchObjective:
 _FIRST = np.zeros(1, dtype=np.intp)
 
 
-class FlushSearch(Search):
+class FlushSearch(UniformSearch):
     """The search for the least sum over stages under limits on the bounds."""
 
     def __init__(self, batches: BatchObjective, bounds: BatchBounds, limits: SearchLimits) -> None:
@@ -164,9 +164,9 @@ class FlushSearch(Search):
     def allowed(self, stage: StageTerms) -> ReplicaIntervals:
         """The allowed replicas: at least those of the steady part (and GPipe's memory), at most those of the
         all-reduce."""
-        if 0.0 not in stage.found:
-            stage.found[0.0] = self._intervals(stage)
-        return self.only(stage.found[0.0])
+        if 0.0 not in stage.intervals:
+            stage.intervals[0.0] = self._intervals(stage)
+        return self.only(stage.intervals[0.0])
 
     def _intervals(self, stage: StageTerms) -> ReplicaIntervals:
         """The allowed replicas of a stage as intervals, by level and stage."""
@@ -205,16 +205,16 @@ class FlushSearch(Search):
             curved = np.where(linear > 0, 4 * transmit / (linear + root), (root - linear) / (4 * latency))
             straight = np.where(linear < 0, np.inf, 2 * transmit / linear)
             most = np.where(latency > 0, curved, np.where(transmit == 0, np.inf, straight))
-        found: Floats = np.maximum(np.floor(most * (1 + 1e-12)), 1.0)
-        return found
+        floored: Floats = np.maximum(np.floor(most * (1 + 1e-12)), 1.0)
+        return floored
 
-    def _wait(self, stage: StageTerms, tries: object, replicas: Floats) -> Floats:
+    def _wait(self, stage: StageTerms, candidates: object, replicas: Floats) -> Floats:
         return np.zeros(len(replicas))
 
     def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         return np.zeros((len(targets), len(demand)))
 
-    def _versions_suffice(self, stage: StageTerms, tries: object, replicas: Floats, demand: Floats) -> Flags:
+    def _versions_suffice(self, stage: StageTerms, candidates: object, replicas: Floats, demand: Floats) -> Flags:
         return np.ones(len(replicas), dtype=bool)
 
     def _deepened(self, replicas: Floats, cover: Floats) -> Floats:
@@ -288,7 +288,7 @@ def fastest_batch(batches: SearchableBatches, above_s: float = 0.0, below_s: flo
 
     A deadline or Ctrl-C ends the search with the best so far.
     """
-    answer = BatchResult(below_s)
+    batch = BatchResult(below_s)
     number = batches.directions + 1
     everything = batches.constant_s * (1 + batches.minibatches) + batches.terms.most * batches.minibatches
     low, high = (0.0,) * number, (everything,) * number
@@ -298,44 +298,44 @@ def fastest_batch(batches: SearchableBatches, above_s: float = 0.0, below_s: flo
     pushed = 0
     try:
         while boxes:
-            bound, _, low, high, known = heapq.heappop(boxes)
-            answer.bound_s = bound = max(bound, above_s)
-            if bound >= answer.total_s * (1 - PRECISION):
+            bound, _, low, high, searched = heapq.heappop(boxes)
+            batch.bound_s = bound = max(bound, above_s)
+            if bound >= batch.total_s * (1 - PRECISION):
                 break
-            if known is None:
-                found = batches.search(high)
-                if found is None:
+            if searched is None:
+                result = batches.search(high)
+                if result is None:
                     continue
-                extra, steps = found
+                extra, steps = result
                 real = batches.bounds_of(steps)
                 total = batches.constant_s + extra + sum(real)
-                if total < answer.total_s:
-                    answer.total_s, answer.steps = total, steps
-                known = extra, real
-            for part in _split(low, high, known):
+                if total < batch.total_s:
+                    batch.total_s, batch.steps = total, steps
+                searched = extra, real
+            for part in _split(low, high, searched):
                 pushed += 1
-                heapq.heappush(boxes, (batches.constant_s + known[0] + sum(part[0]), pushed, *part))
+                heapq.heappush(boxes, (batches.constant_s + searched[0] + sum(part[0]), pushed, *part))
         else:
-            answer.bound_s = answer.total_s
+            batch.bound_s = batch.total_s
     except OutOfTime:
-        answer.finished = False
+        batch.finished = False
     except KeyboardInterrupt:
-        answer.finished, answer.interrupted = False, True
-    if answer.finished:
-        answer.bound_s = answer.total_s
-    return answer
+        batch.finished, batch.interrupted = False, True
+    if batch.finished:
+        batch.bound_s = batch.total_s
+    return batch
 
 
 def _split(
-    low: BatchBounds, high: BatchBounds, known: tuple[float, BatchBounds]
+    low: BatchBounds, high: BatchBounds, searched: tuple[float, BatchBounds]
 ) -> list[tuple[BatchBounds, BatchBounds, tuple[float, BatchBounds] | None]]:
     """Split a box along the bound that is farthest above its lower limit. The upper part needs no new search."""
-    gaps = [max(0.0, real - least) for real, least in zip(known[1], low, strict=True)]
+    gaps = [max(0.0, real - least) for real, least in zip(searched[1], low, strict=True)]
     axis = max(range(len(gaps)), key=gaps.__getitem__)
-    real, least = known[1][axis], low[axis]
-    at = (real + least) / 2 if least < real * (1 - _CLOSE) else real * (1 - PRECISION / 2)
+    real, least = searched[1][axis], low[axis]
+    middle = (real + least) / 2 if least < real * (1 - _CLOSE) else real * (1 - PRECISION / 2)
     if gaps[axis] <= real * PRECISION:
         return []
-    below = (*high[:axis], at, *high[axis + 1 :])
-    above = (*low[:axis], at, *low[axis + 1 :])
-    return [(low, below, None), (above, high, known)]
+    below = (*high[:axis], middle, *high[axis + 1 :])
+    above = (*low[:axis], middle, *low[axis + 1 :])
+    return [(low, below, None), (above, high, searched)]

@@ -17,11 +17,8 @@ from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.dp.topology import batch_objective, find_pipeline, pipeline_fits, pipeline_pace, terms_of
 
 # Up to this number of cuts times workers, the plan with the fewest stages among the best is returned, and searches with
-# a memory limit look for some plan first.
+# a memory limit look for some plan first: within `_FIRST_LIMIT` times the bound.
 _SMALL_SEARCH = 100_000
-
-
-# With a memory limit, some plan is first looked for within this many times the bound.
 _FIRST_LIMIT = 8
 
 
@@ -32,12 +29,12 @@ class FoundPipeline:
     terms: CostTerms
     steps: list[Step]
 
-    def fits(self, bound: CostTerms, pace: float) -> bool:
-        """Whether the pipeline fits in memory at the depths that its pace needs; `bound` are terms with that limit."""
-        place = {ideal: index for index, ideal in enumerate(bound.cuts.ideals)}
-        ideals = self.terms.cuts.ideals
-        steps = [replace(step, start=place[ideals[step.start]], end=place[ideals[step.end]]) for step in self.steps]
-        return pipeline_fits(bound, steps, pace)
+    def fits(self, limited: CostTerms, pace: float) -> bool:
+        """Whether the pipeline fits in memory at the depths that its pace needs; `limited` has the memory limit."""
+        index_of = {ideal: index for index, ideal in enumerate(limited.cuts.ideals)}
+        cut_of = [index_of[ideal] for ideal in self.terms.cuts.ideals]
+        steps = [replace(step, start=cut_of[step.start], end=cut_of[step.end]) for step in self.steps]
+        return pipeline_fits(limited, steps, pace)
 
     def stages(self) -> list[Stage]:
         """The stages of one copy with the names of their layers; each has one version of the weights as yet."""
@@ -70,23 +67,23 @@ class PipelineSearches:
     """Slower pipelines are not searched for."""
     effort: SearchEffort = field(default_factory=SearchEffort)
 
-    without: BisectionResult[FoundPipeline] | None = None
+    without_memory: BisectionResult[FoundPipeline] | None = None
     """The best pipeline without a memory limit, where that is known."""
 
-    def of(
+    def for_shape(
         self,
         shape: GridShape,
         above: float = 0.0,
         below: float = float("inf"),
-        without: BisectionResult[FoundPipeline] | None = None,
+        without_memory: BisectionResult[FoundPipeline] | None = None,
     ) -> PipelineSearches:
-        """The same searches for a uniform grid of the given shape. They share their terms with these."""
-        searches = replace(self, shape=shape, above=above, below=below, without=without)
-        searches.__dict__.update({"free": self.free, "bound": self.bound})
+        """Searches for a uniform grid of this shape only. They share the terms of these searches."""
+        searches = replace(self, shape=shape, above=above, below=below, without_memory=without_memory)
+        searches.__dict__.update({"unlimited": self.unlimited, "limited": self.limited})
         return searches
 
     @cached_property
-    def free(self) -> CostTerms:
+    def unlimited(self) -> CostTerms:
         """The terms without a memory limit."""
         problem = self.problem
         if problem.options.memory:
@@ -95,7 +92,7 @@ class PipelineSearches:
         return terms_of(problem, self.cuts if problem.options.grid else prune_cuts(problem, self.cuts))
 
     @cached_property
-    def bound(self) -> CostTerms:
+    def limited(self) -> CostTerms:
         """The terms with the memory limit."""
         return terms_of(self.problem, self.cuts)
 
@@ -103,9 +100,9 @@ class PipelineSearches:
         """Whether any pipeline satisfies the constraints, however slow."""
         if self.problem.options.flushes:
             return self._best_batch().best is not None
-        if self.bound.most_replicas < 1:
+        if self.limited.most_replicas < 1:
             return False
-        return self._search(self.bound, self.bound.most, self._limits(memory=True)) is not None
+        return self._search(self.limited, self.limited.most, self._limits(memory=True)) is not None
 
     def best(self) -> BisectionResult[FoundPipeline]:
         """The fastest pipeline. The result's `best` is None where none exists or none was found in time.
@@ -114,39 +111,39 @@ class PipelineSearches:
         """
         if self.problem.options.flushes:
             return self._best_batch()
-        if self.free.most_replicas < 1:
+        if self.unlimited.most_replicas < 1:
             return BisectionResult(float("inf"))
         limits = self._limits(memory=False)
-        interval = self.without or self._least(self.free, limits, max(self.free.floor, self.above))
+        interval = self.without_memory or self._least(self.unlimited, limits, max(self.unlimited.floor, self.above))
         if interval.best is None:
             return interval
         if interval.finished:
             interval.best = self._with_fewest_stages(limits, interval.high) or interval.best
-        if not self.problem.options.memory or interval.best.fits(self.bound, interval.high):
+        if not self.problem.options.memory or interval.best.fits(self.limited, interval.high):
             return interval
         if not interval.finished:
             interval.high, interval.best = float("inf"), None
             return interval
-        return self._least(self.bound, self._limits(memory=True), interval.low)
+        return self._least(self.limited, self._limits(memory=True), interval.low)
 
     def _best_batch(self) -> BisectionResult[FoundPipeline]:
         """The fastest pipeline under a flush schedule, in seconds per update."""
         limits = self._limits(memory=False)
         if not self.problem.options.memory:
-            return self.without or self._least_batch(self.free, limits)
+            return self.without_memory or self._least_batch(self.unlimited, limits)
         # A pipeline without a memory limit is only a bound, so that search gets half of the time.
         halfway = replace(limits, deadline=threshold.halfway(self.deadline))
-        free = self.without or self._least_batch(self.free, halfway)
-        if free.interrupted or (free.finished and free.best is None):
-            return replace(free, high=float("inf"), best=None)
+        unlimited = self.without_memory or self._least_batch(self.unlimited, halfway)
+        if unlimited.interrupted or (unlimited.finished and unlimited.best is None):
+            return replace(unlimited, high=float("inf"), best=None)
         limits = self._limits(memory=True)
-        interval = self._least_batch(self.bound, replace(limits, recompute=False))
-        if limits.recompute and interval.finished and interval.high > free.low * (1 + PRECISION):
-            again = self._least_batch(self.bound, limits)
-            if again.high > interval.high:
-                again.high, again.best = interval.high, interval.best
-            interval = again
-        interval.low = max(interval.low, free.low)
+        interval = self._least_batch(self.limited, replace(limits, recompute=False))
+        if limits.recompute and interval.finished and interval.high > unlimited.low * (1 + PRECISION):
+            with_recompute = self._least_batch(self.limited, limits)
+            if with_recompute.high > interval.high:
+                with_recompute.high, with_recompute.best = interval.high, interval.best
+            interval = with_recompute
+        interval.low = max(interval.low, unlimited.low)
         return interval
 
     def _least_batch(self, terms: CostTerms, limits: SearchLimits) -> BisectionResult[FoundPipeline]:
@@ -183,7 +180,7 @@ class PipelineSearches:
     def _least(self, terms: CostTerms, limits: SearchLimits, low: float) -> BisectionResult[FoundPipeline]:
         """The pipeline of the least pace of at least `low`, by bisection."""
 
-        def ask(limit: float) -> tuple[float, FoundPipeline] | None:
+        def find(limit: float) -> tuple[float, FoundPipeline] | None:
             steps = self._search(terms, limit, limits)
             if steps is None:
                 return None
@@ -197,14 +194,14 @@ class PipelineSearches:
             # Find some plan first: it is the result if the search is stopped early, and without one no search is
             # needed. On thousands of workers a search far above the bound takes longer than all searches near it.
             try:
-                known = ask(min(_FIRST_LIMIT * low, most)) or ask(most)
+                known = find(min(_FIRST_LIMIT * low, most)) or find(most)
             except OutOfTime:
                 return BisectionResult(low, finished=False)
             except KeyboardInterrupt:
                 return BisectionResult(low, finished=False, interrupted=True)
             if known is None:
                 return BisectionResult(low)
-        return threshold.least_threshold(ask, low * (1 - PRECISION), most, known, gap=self.gap)
+        return threshold.least_threshold(find, low * (1 - PRECISION), most, known, gap=self.gap)
 
     def _search(self, terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
         """A pipeline within a threshold, over the numbers of stages, or None."""
@@ -216,7 +213,7 @@ class PipelineSearches:
 
     def _with_fewest_stages(self, limits: SearchLimits, pace: float) -> FoundPipeline | None:
         """The pipeline with the fewest stages among the equally fast ones, or None where that takes long to find."""
-        terms = self.free
+        terms = self.unlimited
         if len(terms.cuts.ideals) * terms.workers > _SMALL_SEARCH or limits.counting.any:
             return None
         try:

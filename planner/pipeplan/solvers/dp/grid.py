@@ -6,10 +6,8 @@ from that of the boundary before it:
     V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
 
 In the steady state V is the best pace of the grid. With a flush it is a lower bound on the steady part of a batch plus
-the all-reduce that the same stage exposes, on top of the work of all layers; `grids_flush` finds the fastest batch.
-
-The fastest batch of a uniform grid without a memory limit: branch and bound (`flush`) with a search that goes over
-all pairs of cuts, stage by stage.
+the all-reduce that the same stage exposes, on top of the work of all layers. `fastest_grid_batch` then finds the
+fastest batch by the branch and bound of `flush_search`, with a search over all pairs of cuts, stage by stage.
 """
 
 from __future__ import annotations
@@ -54,19 +52,19 @@ class UniformGrids:
         return max(problem.work_s / sum(speeds), largest / shape.replicas / max(speeds))
 
     @property
-    def few(self) -> bool:
+    def has_few_cuts(self) -> bool:
         """Whether the cuts are few enough to go over all their pairs."""
         return len(self.terms.cuts.ideals) <= MOST_CUTS
 
     @property
     def exact(self) -> bool:
-        """Whether `least` finds a plan, not only a bound: no layer is pinned, and no depth matters without memory."""
+        """Whether `least_pace` finds a plan, not only a bound: no layer is pinned, and depths do not matter."""
         options = self.terms.problem.options
         return not options.pins and not options.flushes and self.terms.accumulate is None
 
     @property
     def exact_batches(self) -> bool:
-        """Whether `grids_flush` finds the fastest batch."""
+        """Whether `fastest_grid_batch` finds the fastest batch."""
         options = self.terms.problem.options
         return options.flushes and not options.pins
 
@@ -74,7 +72,7 @@ class UniformGrids:
         """Effort of going over all pairs of cuts, stage by stage, in rows of a search."""
         return len(self.terms.cuts.ideals) ** 2 * shape.stages / PAIRS
 
-    def least(self, shape: GridShape) -> tuple[float, list[Step]]:
+    def least_pace(self, shape: GridShape) -> tuple[float, list[Step]]:
         """The least pace of a shape without a memory limit, and its steps; only a bound where not `exact`."""
         values, choices = self._stage_s(shape, 0)[0], []
         for stage in range(1, shape.stages):
@@ -140,8 +138,8 @@ class UniformGrids:
         """The time of the boundary before a stage, by cut."""
         cuts, options = self.terms.cuts, self.terms.problem.options
         bandwidth, _, links = self.hop(shape, stage)
-        together = options.flushes and options.schedule == GPIPE
-        size = cuts.sent + cuts.returned if together else np.maximum(cuts.sent, cuts.returned)
+        both_ways = options.flushes and options.schedule == GPIPE
+        size = cuts.sent + cuts.returned if both_ways else np.maximum(cuts.sent, cuts.returned)
         if options.flushes and options.accumulate is not None:
             return np.asarray(formulas.flush_steady(size / bandwidth, options.accumulate, links))
         return np.asarray(formulas.boundary_time(size, bandwidth, links))
@@ -150,12 +148,12 @@ class UniformGrids:
     def nested(self) -> Flags:
         """Whether a cut (rows) is a proper subset of another (columns)."""
         cuts = self.terms.cuts
-        found = np.triu(np.ones((len(cuts.ideals),) * 2, dtype=bool), 1)
+        nested = np.triu(np.ones((len(cuts.ideals),) * 2, dtype=bool), 1)
         if not cuts.chain:
             for end in range(len(cuts.ideals)):
-                found[:, end] = False
-                found[cuts.smaller(end), end] = True
-        return found
+                nested[:, end] = False
+                nested[cuts.smaller(end), end] = True
+        return nested
 
 
 def minibatches_of(problem: Problem) -> int:
@@ -249,20 +247,20 @@ class GridBatchObjective:
         return bounded
 
     def _within(self, key: tuple[float, ...], limits: BatchBounds) -> Flags:
-        good = self.grids.nested
+        within = self.grids.nested
         for times, limit in zip(self._bounded[key], limits, strict=True):
-            good = good & (times <= limit)
-        return good
+            within = within & (times <= limit)
+        return within
 
     def _crossed(self, stage: int, limits: BatchBounds) -> Floats:
         """The transfers both ways over the boundary before a stage, by cut; infinite where a bound is exceeded."""
         cuts, (bandwidth, latency_s, links) = self.terms.cuts, self.grids.hop(self.shape, stage)
         ways = cuts.sent / bandwidth, cuts.returned / bandwidth
         steady = ways if self.directions == 2 else (np.maximum(*ways),)
-        good = np.ones(len(cuts.ideals), dtype=bool)
+        within = np.ones(len(cuts.ideals), dtype=bool)
         for way, limit in zip(steady, limits[:-1], strict=True):
-            good &= formulas.flush_steady(way, self.minibatches, links) <= limit
-        return np.where(good, ways[0] + ways[1] + 2 * latency_s, np.inf)
+            within &= formulas.flush_steady(way, self.minibatches, links) <= limit
+        return np.where(within, ways[0] + ways[1] + 2 * latency_s, np.inf)
 
 
 def fastest_grid_batch(

@@ -1,7 +1,7 @@
 """Flush schedules on heterogeneous clusters and over parallel links.
 
 On devices of different speeds the passes of the first minibatch depend on the plan, so they are part of the sum V that
-the search minimises (`flush`).
+the search minimises (see `flush_search`).
 """
 
 from __future__ import annotations
@@ -133,20 +133,20 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
 
     def _sized(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Floats, Floats]:
         """Depth and demand of stages (rows: cuts I) on placements; infinite where a limit is exceeded."""
-        terms, at = self.terms, self.terms.runs
-        replicas = at.replicas[runs]
-        forward, both = (time.T for time in pass_times(terms, stage, at.speed[runs][:, None]))
+        terms, table = self.terms, self.terms.runs
+        replicas = table.replicas[runs]
+        forward, both = (time.T for time in pass_times(terms, stage, table.speed[runs][:, None]))
         times = (forward, both - forward) if self.batches.directions == 2 else (both,)
-        good = at.first[runs] >= self.lowest[stage.targets][:, None]
+        allowed = table.first[runs] >= self.lowest[stage.targets][:, None]
         for time, bound in zip(times, self.steady, strict=True):
-            good = good & (formulas.flush_steady(time, self.count, replicas) <= bound)
+            allowed = allowed & (formulas.flush_steady(time, self.count, replicas) <= bound)
         before = terms.cuts.work_s[stage.targets][:, None] / terms.fastest
-        good &= formulas.flush_exposed(terms.stage_s(stage, runs)[1], before) <= self.exposed
-        depth = np.broadcast_to(self._depth(stage, behind, replicas, transfer), good.shape)
+        allowed &= formulas.flush_exposed(terms.stage_s(stage, runs)[1], before) <= self.exposed
+        depth = np.broadcast_to(self._depth(stage, behind, replicas, transfer), allowed.shape)
         if self.limits.memory:
-            good &= self._fits(stage, runs, depth)
-        demand = depth * replicas if self.counts_depths else np.zeros(good.shape)
-        return np.where(good, depth, np.inf), np.where(good, demand, np.inf)
+            allowed &= self._fits(stage, runs, depth)
+        demand = depth * replicas if self.counts_depths else np.zeros(allowed.shape)
+        return np.where(allowed, depth, np.inf), np.where(allowed, demand, np.inf)
 
     def _depth(self, stage: StageTerms, behind: Floats, replicas: Ints, transfer: Floats) -> Floats:
         """Minibatches in flight by placement: never more than a replica has."""
@@ -179,7 +179,7 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
             bandwidth, latency, _ = self._rates(stage.cut, states, which, runs)
             both = float(self.terms.cuts.sent[stage.cut] + self.terms.cuts.returned[stage.cut])
             added = added + both / bandwidth + 2 * latency
-        fresh = self._columns(stage, states, rows, which, runs)
+        columns = self._columns(stage, states, rows, which, runs)
         target, column = np.nonzero(np.isfinite(demand))
-        made = SearchStates(fresh.numbers[:, column], demand[target, column], added[target, column])
-        yield from self._completable(stage.targets[target], made, depth[target, column])
+        new_states = SearchStates(columns.numbers[:, column], demand[target, column], added[target, column])
+        yield from self._completable(stage.targets[target], new_states, depth[target, column])

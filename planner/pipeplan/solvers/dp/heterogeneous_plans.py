@@ -28,13 +28,13 @@ class StepTimes:
 
 def step_times(terms: HeterogeneousTerms, steps: list[Step]) -> list[StepTimes]:
     """Every step of a pipeline with its terms and times."""
-    found = []
+    times = []
     for step in steps:
         stage = terms.stage(step.end, np.array([step.start]), recompute=step.recompute)
         run = terms.runs.index(step.first, step.first + step.replicas)
         time, group = terms.stage_s(stage, slice(run, run + 1))
-        found.append(StepTimes(step, stage, run, float(time[0, 0]), float(group[0, 0])))
-    return found
+        times.append(StepTimes(step, stage, run, float(time[0, 0]), float(group[0, 0])))
+    return times
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,23 @@ class BoundaryLink:
 
 def boundary_links(terms: HeterogeneousTerms, steps: list[Step]) -> list[BoundaryLink]:
     """The link of every boundary of a pipeline."""
-    found = []
+    boundaries = []
     for step, following in itertools.pairwise(steps):
         joined = terms.between[step.first, following.first + following.replicas - 1]
         links = min(step.replicas, following.replicas) if terms.parallel else 1
         bandwidth, latency = (float(table[joined, step.first]) for table in terms.message)
-        found.append(BoundaryLink(bandwidth, latency, links))
-    return found
+        boundaries.append(BoundaryLink(bandwidth, latency, links))
+    return boundaries
 
 
 def _boundaries(terms: HeterogeneousTerms, steps: list[Step]) -> list[tuple[float, float]]:
     """For every boundary, how long one minibatch keeps it busy, and its one-way time."""
-    found = []
+    times = []
     for step, hop in zip(steps, boundary_links(terms, steps), strict=False):
         size = terms.busier(step.end)
         busy = formulas.boundary_time(size, hop.bandwidth, hop.links)
-        found.append((float(busy), float(formulas.transfer_time(size, hop.bandwidth, hop.latency_s))))
-    return found
+        times.append((float(busy), float(formulas.transfer_time(size, hop.bandwidth, hop.latency_s))))
+    return times
 
 
 def heterogeneous_pace(terms: HeterogeneousTerms, steps: list[Step], *, depths: bool) -> float:

@@ -25,7 +25,7 @@ from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits
 from pipeplan.solvers.dp.labels import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
-from pipeplan.solvers.dp.uniform_search import Search
+from pipeplan.solvers.dp.uniform_search import UniformSearch
 from pipeplan.solvers.dp.worker_ranges import PlacementTable, levels_between
 
 # The number of states that are compared with all others at a time.
@@ -83,13 +83,13 @@ class HeterogeneousTerms(CostTerms):
 
     def stage_s(self, stage: StageTerms, runs: Ints | slice) -> tuple[Floats, Floats]:
         """Seconds per minibatch of stages (rows: cuts I) on placements (columns), and of one all-reduce of each."""
-        at = self.runs
-        replicas = at.replicas[runs]
-        compute = formulas.compute_time(stage.work_s[:, None], replicas, at.speed[runs])
+        table = self.runs
+        replicas = table.replicas[runs]
+        compute = formulas.compute_time(stage.work_s[:, None], replicas, table.speed[runs])
         if not self.training:
             return compute, np.zeros(compute.shape)
         group = formulas.ring_allreduce_time(
-            replicas, stage.parameters[:, None], at.allreduce_bandwidth[runs], at.allreduce_latency[runs]
+            replicas, stage.parameters[:, None], table.allreduce_bandwidth[runs], table.allreduce_latency[runs]
         )
         return formulas.overlapped(compute, group / (self.accumulate or replicas), stage.overlap), group
 
@@ -98,7 +98,7 @@ class HeterogeneousTerms(CostTerms):
         return max(float(self.cuts.sent[cut]), float(self.cuts.returned[cut]))
 
 
-class HeterogeneousSearch(Search):
+class HeterogeneousSearch(UniformSearch):
     """The search for a pipeline within one threshold on a heterogeneous cluster."""
 
     terms: HeterogeneousTerms
@@ -114,9 +114,9 @@ class HeterogeneousSearch(Search):
         self.need = np.maximum(np.ceil(speed / terms.fastest), 1).astype(np.intp)
         self.lowest[0] = self.need[0] = 0
 
-    def _undominated(self, found: SearchStates) -> SearchStates:
+    def _undominated(self, waiting: SearchStates) -> SearchStates:
         """The states that no other dominates; of equal states the first in a fixed order."""
-        states = found.take(self._thinned(found))
+        states = waiting.take(self._thinned(waiting))
         if len(states) == 1:
             return states
         extra = states.demand if states.extra is None else states.extra
@@ -176,8 +176,8 @@ class HeterogeneousSearch(Search):
         ends, states, rows = self._with_idle_workers(cut, states, rows)
         which, runs = self.terms.runs.with_ends(ends)
         if self.limits.shape is not None:
-            alike = self.terms.runs.replicas[runs] == self.limits.shape.replicas
-            which, runs = which[alike], runs[alike]
+            in_shape = self.terms.runs.replicas[runs] == self.limits.shape.replicas
+            which, runs = which[in_shape], runs[in_shape]
         if not len(runs):
             return
         transfer, allowed = self._boundary_times(cut, states, which, runs)
@@ -211,15 +211,15 @@ class HeterogeneousSearch(Search):
 
     def _rates(self, cut: int, states: SearchStates, which: Ints, runs: Ints) -> tuple[Floats, Floats, Ints]:
         """Bandwidth and latency from a placement to the state behind it, and the number of links."""
-        at = self.terms.runs
+        table = self.terms.runs
         if cut == self.last:
             return np.full(len(runs), np.inf), np.zeros(len(runs)), np.ones(len(runs), dtype=np.intp)
-        first = at.first[runs]
+        first = table.first[runs]
         joined = np.maximum(self.terms.between[first, states.first[which]], states.level[which])
         links = np.ones(len(runs), dtype=np.intp)
         if self.terms.parallel:
-            links = np.minimum(at.replicas[runs], states.replicas[which])
-        bandwidth, latency = (table[joined, first] for table in self.terms.message)
+            links = np.minimum(table.replicas[runs], states.replicas[which])
+        bandwidth, latency = (rates[joined, first] for rates in self.terms.message)
         return bandwidth, latency, links
 
     def _boundary_times(self, cut: int, states: SearchStates, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
@@ -237,10 +237,10 @@ class HeterogeneousSearch(Search):
 
     def _sized(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Floats, Floats]:
         """Depth and demand of stages (rows: cuts I) on placements; infinite where a stage is too slow or too large."""
-        terms, at = self.terms, self.terms.runs
-        replicas = at.replicas[runs]
+        terms, table = self.terms, self.terms.runs
+        replicas = table.replicas[runs]
         time, group = terms.stage_s(stage, runs)
-        good = (time <= self.within) & (at.first[runs] >= self.lowest[stage.targets][:, None])
+        allowed = (time <= self.within) & (table.first[runs] >= self.lowest[stage.targets][:, None])
         depth, wait = np.ones(time.shape), np.zeros(time.shape)
         counted = terms.training and (self.limits.memory or terms.accumulate is not None)
         if counted and terms.accumulate is None:
@@ -250,11 +250,11 @@ class HeterogeneousSearch(Search):
         if counted and not stage.is_last:
             depth = formulas.in_flight_depth(behind, wait, transfer, self.threshold, replicas)
         if counted and terms.accumulate is not None:
-            good &= self._two_versions_suffice(depth, replicas, group)
+            allowed &= self._two_versions_suffice(depth, replicas, group)
         if self.limits.memory:
-            good &= self._fits(stage, runs, depth)
-        depth = np.where(good, depth, np.inf)
-        demand = formulas.in_flight_behind(depth, replicas, wait) if counted else np.where(good, 0.0, np.inf)
+            allowed &= self._fits(stage, runs, depth)
+        depth = np.where(allowed, depth, np.inf)
+        demand = formulas.in_flight_behind(depth, replicas, wait) if counted else np.where(allowed, 0.0, np.inf)
         return depth, demand
 
     def _fits(self, stage: StageTerms, runs: Ints, depth: Floats) -> Flags:
@@ -271,7 +271,7 @@ class HeterogeneousSearch(Search):
         return within
 
     def _two_versions_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
-        """Whether two weight versions suffice (`cost.buffered_pace`)."""
+        """Whether two weight versions suffice (`formulas.buffered_pace`)."""
         accumulate, copies = self.terms.accumulate, self.terms.problem.copies
         assert accumulate is not None
         spare = accumulate - depth * replicas
@@ -290,8 +290,8 @@ class HeterogeneousSearch(Search):
         demand: Floats,
     ) -> Iterator[tuple[Ints, SearchStates]]:
         """The state of least demand among those that lead to the same position from the same cut."""
-        fresh = self._columns(stage, states, rows, which, runs)
-        keys = self._keys(fresh)
+        columns = self._columns(stage, states, rows, which, runs)
+        keys = self._keys(columns)
         order = np.lexsort(tuple(reversed(keys)))
         begins = np.flatnonzero(group_starts(keys[:, order]))
         sorted_demand = demand[:, order]
@@ -303,25 +303,25 @@ class HeterogeneousSearch(Search):
         if not len(target):
             return
         chosen = order[np.minimum.reduceat(place, begins, axis=1)[target, group]]
-        made = SearchStates(fresh.numbers[:, chosen], least[target, group])
-        yield from self._completable(stage.targets[target], made, depth[target, chosen])
+        new_states = SearchStates(columns.numbers[:, chosen], least[target, group])
+        yield from self._completable(stage.targets[target], new_states, depth[target, chosen])
 
-    def _completable(self, targets: Ints, made: SearchStates, depth: Floats) -> Iterator[tuple[Ints, SearchStates]]:
+    def _completable(self, targets: Ints, states: SearchStates, depth: Floats) -> Iterator[tuple[Ints, SearchStates]]:
         """The states that can still become a pipeline within the user's limits, with their depths."""
-        made.numbers[5] = depth
-        good = self._can_complete(targets, made.workers, made.stages)
-        if good.any():
-            yield targets[good], made.take(good)
+        states.numbers[5] = depth
+        completable = self._can_complete(targets, states.workers, states.stages)
+        if completable.any():
+            yield targets[completable], states.take(completable)
 
     def _columns(self, stage: StageTerms, states: SearchStates, rows: Ints, which: Ints, runs: Ints) -> SearchStates:
         """The new states of placements; depths and demands are still to be filled in."""
-        at = self.terms.runs
+        table = self.terms.runs
         columns = {
-            "first": at.first[runs],
-            "level": at.span[runs],
+            "first": table.first[runs],
+            "level": table.span[runs],
             "stages": states.stages[which] + 1,
-            "workers": states.workers[which] + at.replicas[runs],
-            "replicas": at.replicas[runs],
+            "workers": states.workers[which] + table.replicas[runs],
+            "replicas": table.replicas[runs],
             "depth": np.ones(len(runs), dtype=np.intp),
             "recompute": np.full(len(runs), int(stage.recompute)),
             "end": np.full(len(runs), stage.cut),

@@ -1,12 +1,10 @@
-"""States that wait for their cut: added in bulk, taken cut by cut, from the last cut to the first.
-
-The states of the search over cuts, and the dominance relation between them.
+"""The states of the search over cuts, the dominance relation between them, and the pool where they wait for their cut.
 
 A state at a cut J says that everything behind J can run on workers p … D-1 under the threshold. It has these columns:
 
     first    p, the first worker of its first stage
     level    λ, the level of the smallest component that holds all workers of that stage
-    demand   what that stage demands of the one before it (`cost.in_flight_behind`)
+    demand   what that stage demands of the one before it (`formulas.in_flight_behind`)
     stages   the number of stages behind J
     workers  the number of busy workers behind J
 
@@ -31,6 +29,9 @@ from pipeplan.solvers.dp.worker_ranges import ComponentLayout
 
 # The number of states that are compared with all kept states at a time.
 _CHUNK = 128
+_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
+# Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
+_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,6 @@ class SearchStates:
         return self._column(8)
 
 
-_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
-
-
 def undominated_states(states: SearchStates, layout: ComponentLayout, counting: StateCounts) -> SearchStates:
     """The states that no other dominates; of equal states the first in a fixed order."""
     if not counting.any and states.extra is None:
@@ -181,10 +179,6 @@ def dominates(
     if counting.workers:
         result &= states.workers[some][:, None] <= states.workers[others][None, :]
     return result
-
-
-# Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
-_BLOCK = 32
 
 
 class StatePool:

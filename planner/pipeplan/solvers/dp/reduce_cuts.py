@@ -47,7 +47,7 @@ def _is_costless(problem: Problem, unit: Unit) -> bool:
     return costless and (not problem.options.memory or unit.saved_bytes + unit.buffer_bytes == 0)
 
 
-def _no_costlier(cuts: Cuts, one: int, other: int, *, strictly: bool) -> bool:
-    """Whether no more bytes cross cut `one` than `other` in either direction, and with `strictly` fewer in one."""
-    sent, returned = cuts.sent[one] - cuts.sent[other], cuts.returned[one] - cuts.returned[other]
+def _no_costlier(cuts: Cuts, first: int, second: int, *, strictly: bool) -> bool:
+    """Whether no more bytes cross cut `first` than `second` in either direction, and with `strictly` fewer in one."""
+    sent, returned = cuts.sent[first] - cuts.sent[second], cuts.returned[first] - cuts.returned[second]
     return bool(sent <= 0 and returned <= 0 and (not strictly or sent + returned < 0))

@@ -18,7 +18,7 @@ from pipeplan.solvers.dp.worker_ranges import ComponentLayout
 _FEW = 40
 
 
-class Sizing:
+class StageSizing:
     """Replica counts and depths for one threshold."""
 
     def __init__(self, terms: CostTerms, threshold: float, limits: SearchLimits) -> None:
@@ -32,13 +32,17 @@ class Sizing:
         """Whether minibatches in flight matter: for memory, or because two weight versions must suffice."""
         return self.terms.training and (self.limits.memory or self.terms.accumulate is not None)
 
-    def _versions_suffice(self, stage: StageTerms, tries: CandidateStages, replicas: Floats, demand: Floats) -> Flags:
-        """Whether two weight versions suffice, for the schedule that keeps no more (`cost.buffered_pace`)."""
+    def _versions_suffice(
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, demand: Floats
+    ) -> Flags:
+        """Whether two weight versions suffice, for the schedule that keeps no more (`formulas.buffered_pace`)."""
         accumulate, copies = self.terms.accumulate, self.terms.problem.copies
         if accumulate is None:
             return np.ones(len(replicas), dtype=bool)
         spare = accumulate - demand
-        allreduce = stage.allreduce(tries.target, replicas, tries.level) + self.terms.problem.copies_allreduce_s
+        allreduce = (
+            stage.allreduce(candidates.target, replicas, candidates.level) + self.terms.problem.copies_allreduce_s
+        )
         in_time: Flags = (spare >= 0) & (allreduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
         return in_time
 
@@ -46,18 +50,18 @@ class Sizing:
         """The numbers of replicas that keep stages within the threshold, by level."""
         return self.only(stage.allowed(self.within))
 
-    def only(self, found: ReplicaIntervals) -> ReplicaIntervals:
+    def only(self, intervals: ReplicaIntervals) -> ReplicaIntervals:
         """The allowed numbers restricted to that of the uniform grid, if one is searched for."""
         shape = self.limits.shape
-        return found if shape is None else replace(found, only=shape.replicas)
+        return intervals if shape is None else replace(intervals, only=shape.replicas)
 
     def _fewest(self, stage: StageTerms) -> Floats:
         """The fewest allowed replicas, by level and stage."""
         return self.allowed(stage).least(np.ones((self.layout.top + 1, len(stage.targets))))
 
-    def _wait(self, stage: StageTerms, tries: CandidateStages, replicas: Floats) -> Floats:
+    def _wait(self, stage: StageTerms, candidates: CandidateStages, replicas: Floats) -> Floats:
         """Minibatches that pass while replicas wait for their group's all-reduce."""
-        return stage.wait(tries.target, replicas, tries.level, self.threshold)
+        return stage.wait(candidates.target, replicas, candidates.level, self.threshold)
 
     def _deepened(self, replicas: Floats, cover: Floats) -> Floats:
         """The depth that covers the minibatches in flight behind."""
@@ -79,25 +83,25 @@ class Sizing:
         return replicas + behind
 
     def _in_memory(
-        self, stage: StageTerms, tries: CandidateStages, replicas: Floats
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats
     ) -> tuple[CandidateStages, Floats, Floats, Floats]:
         """The replica counts that fit in memory, with one entry for each depth, as long as the demand may fall.
 
         Returns the candidate stages with their replicas, depths and demands.
         """
-        replicas, depth, demand = self._size(stage, tries, replicas, np.full(len(replicas), np.inf))
-        good = np.isfinite(replicas)
-        tries, replicas, depth, demand = tries.take(good), replicas[good], depth[good], demand[good]
-        found = [(tries, replicas, depth, demand)]
+        replicas, depth, demand = self._size(stage, candidates, replicas, np.full(len(replicas), np.inf))
+        finite = np.isfinite(replicas)
+        candidates, replicas, depth, demand = candidates.take(finite), replicas[finite], depth[finite], demand[finite]
+        parts_found = [(candidates, replicas, depth, demand)]
         # A smaller depth takes more replicas, so it helps only while their product may fall.
         more = depth > 2
         # The number of further replica counts that may lower the demand: r · depth is at least r plus what it covers.
-        extra = np.where(more, np.ceil(demand - tries.behind - formulas.ROUNDING) - 1 - replicas, 0.0)
+        extra = np.where(more, np.ceil(demand - candidates.behind - formulas.ROUNDING) - 1 - replicas, 0.0)
         few = more & (extra <= _FEW) & self.counts_up
-        found += self._counted_up(stage, tries.take(few), replicas[few], demand[few], extra[few])
+        parts_found += self._counted_up(stage, candidates.take(few), replicas[few], demand[few], extra[few])
         many = more & ~few
-        found += self._stepped(stage, tries.take(many), replicas[many], depth[many], demand[many])
-        parts, *columns = zip(*found, strict=True)
+        parts_found += self._stepped(stage, candidates.take(many), replicas[many], depth[many], demand[many])
+        parts, *columns = zip(*parts_found, strict=True)
         joined = CandidateStages(
             np.concatenate([part.numbers for part in parts], axis=1), np.concatenate([part.behind for part in parts])
         )
@@ -113,46 +117,46 @@ class Sizing:
         return True
 
     def _counted_up(
-        self, stage: StageTerms, tries: CandidateStages, replicas: Floats, demand: Floats, extra: Floats
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, demand: Floats, extra: Floats
     ) -> list[SizedStages]:
         """The replica counts, up to `extra` more than now, that lower the demand."""
         times = np.maximum(extra, 0).astype(np.intp)
-        which = np.repeat(np.arange(len(times)), times)
-        if not len(which):
+        rows = np.repeat(np.arange(len(times)), times)
+        if not len(rows):
             return []
-        step = np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times) + 1
-        candidates, count = tries.take(which), replicas[which] + step
-        fits = candidates.has_room(count)
-        which, candidates, count = which[fits], candidates.take(fits), count[fits]
-        wait = self._wait(stage, candidates, count)
-        depth = self._deepened(count, self._cover(stage, candidates, count, wait))
+        step = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times) + 1
+        selected, count = candidates.take(rows), replicas[rows] + step
+        fits = selected.has_room(count)
+        rows, selected, count = rows[fits], selected.take(fits), count[fits]
+        wait = self._wait(stage, selected, count)
+        depth = self._deepened(count, self._cover(stage, selected, count, wait))
         lower = formulas.in_flight_behind(depth, count, wait)
-        good = (lower < demand[which]) & (depth <= stage.max_depth_of(candidates.target, count))
-        good[good] = (
-            self.allowed(stage).least(count[good], (candidates.level[good], candidates.target[good])) == count[good]
+        useful = (lower < demand[rows]) & (depth <= stage.max_depth_of(selected.target, count))
+        useful[useful] = (
+            self.allowed(stage).least(count[useful], (selected.level[useful], selected.target[useful])) == count[useful]
         )
-        return [(candidates.take(good), count[good], depth[good], lower[good])]
+        return [(selected.take(useful), count[useful], depth[useful], lower[useful])]
 
     def _stepped(
-        self, stage: StageTerms, tries: CandidateStages, replicas: Floats, depth: Floats, demand: Floats
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, depth: Floats, demand: Floats
     ) -> list[SizedStages]:
         """The fewest replicas for each smaller depth, where they may lower the demand."""
         times = np.maximum(depth - 2, 0).astype(np.intp)
-        which = np.repeat(np.arange(len(times)), times)
-        if not len(which):
+        rows = np.repeat(np.arange(len(times)), times)
+        if not len(rows):
             return []
-        smaller: Floats = (np.arange(len(which)) - np.repeat(np.cumsum(times) - times, times) + 2).astype(float)
-        behind = tries.behind[which]
-        least = np.maximum(self._replicas_for(smaller, behind), replicas[which] + 1)
-        useful = np.flatnonzero(self._least_demand(least, behind) < demand[which])
-        useful = useful[tries.take(which[useful]).has_room(least[useful])]
-        which, candidates = which[useful], tries.take(which[useful])
-        count, reached, lower = self._size(stage, candidates, least[useful], smaller[useful])
-        good = np.isfinite(count) & (lower < demand[which])
-        return [(candidates.take(good), count[good], reached[good], lower[good])]
+        smaller: Floats = (np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times) + 2).astype(float)
+        behind = candidates.behind[rows]
+        least = np.maximum(self._replicas_for(smaller, behind), replicas[rows] + 1)
+        useful = np.flatnonzero(self._least_demand(least, behind) < demand[rows])
+        useful = useful[candidates.take(rows[useful]).has_room(least[useful])]
+        rows, selected = rows[useful], candidates.take(rows[useful])
+        count, reached, lower = self._size(stage, selected, least[useful], smaller[useful])
+        lowering = np.isfinite(count) & (lower < demand[rows])
+        return [(selected.take(lowering), count[lowering], reached[lowering], lower[lowering])]
 
     def _size(
-        self, stage: StageTerms, tries: CandidateStages, replicas: Floats, deepest: Floats
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, deepest: Floats
     ) -> tuple[Floats, Floats, Floats]:
         """The fewest replicas, from `replicas` on, for which a depth of `deepest` suffices; infinite if none does.
 
@@ -160,29 +164,31 @@ class Sizing:
         longer, and the boundary may span more), so the least fixed point from below is the least solution.
         """
         count, depth, demand = replicas.copy(), np.ones(len(replicas)), np.zeros(len(replicas))
-        left = np.arange(len(replicas))
-        while len(left):
-            candidates = tries.take(left)
-            fewest = self.allowed(stage).least(count[left], (candidates.level, candidates.target))
-            count[left] = np.where(candidates.has_room(fewest), fewest, np.inf)
-            fits = np.isfinite(count[left])
-            left, candidates, fewest = left[fits], candidates.take(fits), fewest[fits]
-            wait = self._wait(stage, candidates, fewest)
-            cover = self._cover(stage, candidates, fewest, wait)
-            needed = np.where(stage.lasts[candidates.target], 1.0, self._deepened(fewest, cover))
-            depth[left], demand[left] = needed, formulas.in_flight_behind(needed, fewest, wait)
-            most = np.minimum(deepest[left], stage.max_depth_of(candidates.target, fewest))
-            late = np.flatnonzero(needed > most)
-            left = left[late]
-            count[left] = np.maximum(self._more_replicas(most[late], cover[late]), fewest[late] + 1)
+        open_rows = np.arange(len(replicas))
+        while len(open_rows):
+            selected = candidates.take(open_rows)
+            fewest = self.allowed(stage).least(count[open_rows], (selected.level, selected.target))
+            count[open_rows] = np.where(selected.has_room(fewest), fewest, np.inf)
+            fits = np.isfinite(count[open_rows])
+            open_rows, selected, fewest = open_rows[fits], selected.take(fits), fewest[fits]
+            wait = self._wait(stage, selected, fewest)
+            cover = self._cover(stage, selected, fewest, wait)
+            covering = np.where(stage.lasts[selected.target], 1.0, self._deepened(fewest, cover))
+            depth[open_rows], demand[open_rows] = covering, formulas.in_flight_behind(covering, fewest, wait)
+            most = np.minimum(deepest[open_rows], stage.max_depth_of(selected.target, fewest))
+            late = np.flatnonzero(covering > most)
+            open_rows = open_rows[late]
+            count[open_rows] = np.maximum(self._more_replicas(most[late], cover[late]), fewest[late] + 1)
         return count, depth, demand
 
-    def _cover(self, stage: StageTerms, tries: CandidateStages, replicas: Floats, wait: Floats) -> Floats:
-        """The minibatches that a stage's depth, beyond one for each replica, must cover (see `cost.in_flight_depth`).
+    def _cover(self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, wait: Floats) -> Floats:
+        """The minibatches that a stage's depth, beyond one for each replica, must cover (`formulas.in_flight_depth`).
 
         The transfer is at the level of the component that holds both stages.
         """
-        start = (tries.end - replicas).astype(np.intp)
-        joined = np.maximum(self.layout.between(start, tries.next_first), tries.next_level)
-        cover: Floats = tries.behind + wait + 2 * self.terms.transfer_s[stage.ends[tries.target], joined] / self.pace
+        start = (candidates.end - replicas).astype(np.intp)
+        joined = np.maximum(self.layout.between(start, candidates.next_first), candidates.next_level)
+        cover: Floats = (
+            candidates.behind + wait + 2 * self.terms.transfer_s[stage.ends[candidates.target], joined] / self.pace
+        )
         return cover

@@ -1,4 +1,4 @@
-"""The numbers of replicas for which a stage is fast enough: the stage times of `cost`, solved for the replicas.
+"""The numbers of replicas for which a stage is fast enough: the stage times of the cost model, solved for replicas.
 
 With compute c = work / r, synchronisation s(r) and an exposed share x, the time of a stage is max(c + x·s, s + x·c).
 Each of the two sums is at most T where a quadratic in r is not negative, so the solutions are the whole numbers in one

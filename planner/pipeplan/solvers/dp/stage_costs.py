@@ -20,7 +20,7 @@ from pipeplan.solvers.dp.worker_ranges import ComponentLayout
 
 @dataclass(frozen=True)
 class InputStage:
-    """An assumed input stage: its replicas in one copy, and `delay`, the sum of its depth and lag (see `cost`)."""
+    """An assumed input stage: its replicas in one copy, and `delay`, the sum of its depth and lag."""
 
     replicas: int
     delay: int
@@ -138,7 +138,7 @@ class CostTerms:
         return float(work + (2 + self.problem.copies) * (allreduce + self.transfer_s.max()) + 1e-9)
 
     def buffered_pace(self, depth: int, replicas: int, allreduce_s: float) -> float:
-        """The pace at which two weight versions suffice for a stage (`cost.buffered_pace`)."""
+        """The pace at which two weight versions suffice for a stage (`formulas.buffered_pace`)."""
         assert self.accumulate is not None
         copies = self.problem.copies
         return formulas.buffered_pace(
@@ -176,12 +176,12 @@ class CostTerms:
 
     def respects_pins(self, targets: Ints, before: Ints) -> Flags:
         """Whether cuts with so many stages before them hold exactly the pinned units that belong before them."""
-        good = np.ones(len(targets), dtype=bool)
+        respected = np.ones(len(targets), dtype=bool)
         for unit, stage in self.pinned:
             word, bit = divmod(unit, 64)
             inside = (self.cuts.words[targets, word] >> np.uint64(bit)) & np.uint64(1) == 1
-            good &= inside == (stage <= before)
-        return good
+            respected &= inside == (stage <= before)
+        return respected
 
     def stage(self, cut: int | Ints, targets: Ints, *, recompute: bool = False) -> StageTerms:
         """The stages from each of `targets` to `cut`, a single cut or one for each target."""
@@ -208,15 +208,15 @@ class StageTerms:
     """Compute of one minibatch, in seconds on a device of speed 1."""
     recompute: bool
     overlap: float
-    found: dict[float, ReplicaIntervals] = field(default_factory=dict)
+    intervals: dict[float, ReplicaIntervals] = field(default_factory=dict)
     """Cache of `allowed`, by threshold."""
 
     def take(self, rows: Ints) -> StageTerms:
         """The selected stages."""
         cut, last = self.ends[rows], self.lasts[rows]
         if isinstance(self.cut, int):
-            return replace(self, targets=self.targets[rows], work_s=self.work_s[rows], found={})
-        return replace(self, cut=cut, is_last=last, targets=self.targets[rows], work_s=self.work_s[rows], found={})
+            return replace(self, targets=self.targets[rows], work_s=self.work_s[rows], intervals={})
+        return replace(self, cut=cut, is_last=last, targets=self.targets[rows], work_s=self.work_s[rows], intervals={})
 
     @cached_property
     def ends(self) -> Ints:
@@ -229,8 +229,8 @@ class StageTerms:
         return np.broadcast_to(np.asarray(self.is_last), self.targets.shape)
 
     def _difference(self, totals: Floats) -> Floats:
-        found: Floats = totals[self.cut] - totals[self.targets]
-        return found
+        difference: Floats = totals[self.cut] - totals[self.targets]
+        return difference
 
     @cached_property
     def parameters(self) -> Floats:
@@ -239,10 +239,10 @@ class StageTerms:
 
     def allowed(self, within: float) -> ReplicaIntervals:
         """The numbers of replicas that are fast enough, by level and stage."""
-        if within not in self.found:
+        if within not in self.intervals:
             links, terms = self.terms.links, self.terms
             training = float(terms.training)
-            self.found[within] = allowed_replicas(
+            self.intervals[within] = allowed_replicas(
                 np.broadcast_to(self.work_s / terms.speed, (terms.layout.top + 1, len(self.targets))),
                 self.parameters * training,
                 links.allreduce_bandwidth[:, None],
@@ -251,10 +251,10 @@ class StageTerms:
                 overlap=self.overlap,
                 accumulate=terms.accumulate,
             )
-        return self.found[within]
+        return self.intervals[within]
 
     def wait(self, target: Ints, replicas: Floats, level: Ints, threshold: float) -> Floats:
-        """Minibatches that pass while replicas wait for their group's all-reduce (`cost.group_wait`)."""
+        """Minibatches that pass while replicas wait for their group's all-reduce (`formulas.group_wait`)."""
         terms = self.terms
         if terms.accumulate is not None:
             return np.zeros(len(replicas))

@@ -19,10 +19,10 @@ PRECISION = 1e-9
 
 _SLACK = 10 * formulas.ROUNDING
 
-# Within this ratio of the two ends, the next question is right below the upper end.
+# Within this ratio of the two ends, the next search is right below the upper end.
 _NARROW = 1.0003
 
-# Relative distance of the second question from the lower end; each further step is four times as long.
+# Relative distance of the second search from the lower end; each further step is four times as long.
 _FIRST_STEP = 1e-3
 
 Found = TypeVar("Found")
@@ -48,25 +48,25 @@ class BisectionResult(Generic[Found]):
 
 
 def least_threshold(
-    ask: Callable[[float], tuple[float, Found] | None],
+    find: Callable[[float], tuple[float, Found] | None],
     low: float,
     most: float,
     known: tuple[float, Found] | None = None,
     gap: float = 0.0,
 ) -> BisectionResult[Found]:
-    """The least threshold above `low` for which `ask` finds something; `ask` must be monotonic.
+    """The least threshold above `low` for which `find` finds something; `find` must be monotonic.
 
-    `ask(T)` returns None, or a pace of at most T and what reaches it. Nothing changes above `most`. `known` is a result
-    found already, and `gap` the relative distance that is close enough. A deadline or Ctrl-C ends the search with what
-    it has.
+    `find(T)` returns None, or a pace of at most T and what reaches it. Nothing changes above `most`. `known` is an
+    earlier result, and `gap` the relative distance that is close enough. A deadline or Ctrl-C ends the search with the
+    interval so far.
     """
     interval = BisectionResult[Found](low, gap=gap)
     if known is not None:
         interval.high, interval.best = known
     try:
-        _bracket(ask, interval, most)
+        _bracket(find, interval, most)
         while not interval.closed and interval.best is not None:
-            _narrow(ask, interval)
+            _narrow(find, interval)
     except OutOfTime:
         interval.finished = False
     except KeyboardInterrupt:
@@ -74,11 +74,11 @@ def least_threshold(
     return interval
 
 
-def _ask(
-    ask: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found], threshold: float
+def _search_below(
+    find: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found], threshold: float
 ) -> bool:
-    """Ask once and narrow the interval. Returns whether a better result was found."""
-    result = ask(threshold)
+    """Search once and narrow the interval. Returns whether a better result was found."""
+    result = find(threshold)
     if result is None:
         interval.low = max(interval.low, threshold)
         return False
@@ -91,27 +91,29 @@ def _ask(
     return True
 
 
-def _bracket(ask: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found], most: float) -> None:
+def _bracket(
+    find: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found], most: float
+) -> None:
     """Find an upper end. The optimum is often at the lower end, and searches near it are the fastest."""
     growth = PRECISION
     while interval.best is None or interval.low * (1 + growth) < interval.high:
         threshold = min(interval.low * (1 + growth), most) if interval.low > 0 else most
-        if _ask(ask, interval, threshold) or threshold >= most:
+        if _search_below(find, interval, threshold) or threshold >= most:
             return
         growth = max(_FIRST_STEP, 4 * growth)
 
 
-def _narrow(ask: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found]) -> None:
-    """Narrow the interval by a question just below its upper end or in its middle."""
+def _narrow(find: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found]) -> None:
+    """Narrow the interval by a search just below its upper end or in its middle."""
     below = interval.high * (1 - PRECISION)
     if interval.high > interval.low * _NARROW:
         below = (interval.low * interval.high) ** 0.5 if interval.low > 0 else interval.high / 4
     before = interval.high
-    if _ask(ask, interval, below) and interval.high > interval.low * _NARROW:
+    if _search_below(find, interval, below) and interval.high > interval.low * _NARROW:
         return
     if interval.high < before and interval.high > interval.low * (1 + 1e-6):
         # The plan was more than just better: bisect once, so that small steps do not add up.
-        _ask(ask, interval, (interval.low * interval.high) ** 0.5)
+        _search_below(find, interval, (interval.low * interval.high) ** 0.5)
 
 
 def deadline(seconds: float | None) -> float | None:

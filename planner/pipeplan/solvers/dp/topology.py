@@ -12,7 +12,7 @@ from pipeplan.solvers.dp.flush_search import BatchObjective
 from pipeplan.solvers.dp.heterogeneous_flush import HeterogeneousBatchObjective
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
 from pipeplan.solvers.dp.stage_costs import CostTerms
-from pipeplan.solvers.dp.uniform_search import Search
+from pipeplan.solvers.dp.uniform_search import UniformSearch
 
 MOST_WORKERS = 1024
 """The most workers for a search over all candidate placements, of which there are about half the square."""
@@ -44,7 +44,7 @@ def find_pipeline(terms: CostTerms, limit: float, limits: SearchLimits) -> list[
         return find_heterogeneous_pipeline(terms, limit, limits)
     if terms.training and terms.schedule == VERTICAL:
         return vertical_sync.find_vertical_sync_pipeline(terms, limit, limits)
-    return Search(terms, limit, limits).run()
+    return UniformSearch(terms, limit, limits).run()
 
 
 def find_heterogeneous_pipeline(terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:

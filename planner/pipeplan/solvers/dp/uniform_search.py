@@ -1,7 +1,7 @@
 """Decides whether a uniform cluster has a pipeline with every resource within a threshold.
 
 The search goes over the cuts from the output end, because the minibatches that a stage holds in flight depend on the
-stages behind it. At every cut it keeps the states (see `states`) that no other dominates. A stage I→J in front of a
+stages behind it. At every cut it keeps the states (see `labels`) that no other dominates. A stage I→J in front of a
 state at J takes r workers that end at some e ≤ p. Only some values of r and e can lead to undominated states:
 
   e   p itself, or the last component edge before p at each level: an end between edges can be moved to an edge
@@ -21,12 +21,12 @@ from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.labels import SearchStates, StatePool, undominated_states
-from pipeplan.solvers.dp.replica_bounds import Sizing
+from pipeplan.solvers.dp.replica_bounds import StageSizing
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 
 
-class Search(Sizing):
-    """The search for one threshold. `run` returns the stages of a pipeline or None; `kept` holds all states by cut."""
+class UniformSearch(StageSizing):
+    """The search for a pipeline within one threshold on a uniform cluster. `kept` holds all states by cut."""
 
     def __init__(self, terms: CostTerms, threshold: float, limits: SearchLimits) -> None:
         super().__init__(terms, threshold, limits)
@@ -47,20 +47,20 @@ class Search(Sizing):
         pool = StatePool(self.last + 1)
         pool.add(np.array([self.last]), self.start())
         for cut in range(self.last, -1, -1):
-            found = pool.take(cut)
-            if found is None:
+            waiting = pool.take(cut)
+            if waiting is None:
                 continue
-            self.limits.step(len(found))
-            states = self._undominated(found)
+            self.limits.step(len(waiting))
+            states = self._undominated(waiting)
             self.kept[cut] = states
             if cut == 0:
                 return self._walk()
-            for targets, fresh in self._extend(cut, states):
-                pool.add(targets, fresh)
+            for targets, new_states in self._extend(cut, states):
+                pool.add(targets, new_states)
         return None
 
-    def _undominated(self, found: SearchStates) -> SearchStates:
-        return undominated_states(found, self.layout, self.limits.counting)
+    def _undominated(self, states: SearchStates) -> SearchStates:
+        return undominated_states(states, self.layout, self.limits.counting)
 
     def start(self) -> SearchStates:
         """The state at the full cut."""
@@ -170,14 +170,14 @@ class Search(Sizing):
         if not len(places):
             return
         if self.counts_depths:
-            tries, replicas = self._replicas_by_level(stage, states, places)
-            sized = self._in_memory(stage, tries, replicas)
+            candidates, replicas = self._replicas_by_level(stage, states, places)
+            sized = self._in_memory(stage, candidates, replicas)
         else:
-            tries, replicas = self._fewest_replicas(stage, states, places)
+            candidates, replicas = self._fewest_replicas(stage, states, places)
             if self.limits.memory:
-                fits = (replicas == 1) | (stage.deepest(replicated=True)[tries.target] >= 1)
-                tries, replicas = tries.take(fits), replicas[fits]
-            sized = tries, replicas, np.ones(len(replicas)), np.zeros(len(replicas))
+                fits = (replicas == 1) | (stage.deepest(replicated=True)[candidates.target] >= 1)
+                candidates, replicas = candidates.take(fits), replicas[fits]
+            sized = candidates, replicas, np.ones(len(replicas)), np.zeros(len(replicas))
         yield from self._states(stage, states, rows, *sized, recompute=recompute)
 
     def _fewest_replicas(
@@ -199,8 +199,8 @@ class Search(Sizing):
         if self.compares_cuts:
             self._drop_dominated(stage.targets, fewest)
         target, place = np.nonzero(np.isfinite(fewest))
-        at = spanned[target, place], target, place
-        return CandidateStages.of(stage, states, places, self.need, at), fewest[target, place]
+        pairs = spanned[target, place], target, place
+        return CandidateStages.of(stage, states, places, self.need, pairs), fewest[target, place]
 
     @property
     def compares_cuts(self) -> bool:
@@ -242,18 +242,18 @@ class Search(Sizing):
         inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
         count = np.maximum(self._fewest(stage)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
         level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], places.end - need))
-        at = level, target, place
-        tries = CandidateStages.of(stage, states, places, self.need, at)
-        replicas = self.allowed(stage).least(count[at], (tries.level, tries.target))
-        fits = tries.has_room(replicas)
-        return tries.take(fits), replicas[fits]
+        pairs = level, target, place
+        candidates = CandidateStages.of(stage, states, places, self.need, pairs)
+        replicas = self.allowed(stage).least(count[pairs], (candidates.level, candidates.target))
+        fits = candidates.has_room(replicas)
+        return candidates.take(fits), replicas[fits]
 
     def _states(
         self,
         stage: StageTerms,
         states: SearchStates,
         rows: Ints,
-        tries: CandidateStages,
+        candidates: CandidateStages,
         replicas: Floats,
         depth: Floats,
         demand: Floats,
@@ -261,39 +261,41 @@ class Search(Sizing):
         recompute: bool,
     ) -> Iterator[tuple[Ints, SearchStates]]:
         """The states that sized stages lead to, with the cut of each."""
-        count, state = replicas.astype(np.intp), tries.state
+        count, state = replicas.astype(np.intp), candidates.state
         workers, stages = states.workers[state] + count, states.stages[state] + 1
-        targets = stage.targets[tries.target]
+        targets = stage.targets[candidates.target]
         columns = {
-            "first": tries.end - count,
-            "level": tries.level,
+            "first": candidates.end - count,
+            "level": candidates.level,
             "stages": stages,
             "workers": workers,
             "replicas": count,
             "depth": depth.astype(np.intp),
             "recompute": np.full(len(count), int(recompute)),
-            "end": stage.ends[tries.target],
+            "end": stage.ends[candidates.target],
             "source": rows[state],
         }
         extra = None
         if states.extra is not None:
-            joined = np.maximum(self.layout.between(tries.end - count, tries.next_first), tries.next_level)
-            extra = self.extra(stage, states.extra[state], tries.target, joined)
-        fresh = SearchStates.of(columns, demand, extra)
-        good = self._can_complete(targets, workers, stages)
-        if not good.all():
-            targets, fresh = targets[good], fresh.take(good)
+            joined = np.maximum(
+                self.layout.between(candidates.end - count, candidates.next_first), candidates.next_level
+            )
+            extra = self.extra(stage, states.extra[state], candidates.target, joined)
+        new_states = SearchStates.of(columns, demand, extra)
+        completable = self._can_complete(targets, workers, stages)
+        if not completable.all():
+            targets, new_states = targets[completable], new_states.take(completable)
         if len(targets):
-            yield targets, fresh
+            yield targets, new_states
 
     def _can_complete(self, targets: Ints, workers: Ints, stages: Ints) -> Flags:
         """Whether states can still become a pipeline within the user's limits."""
-        good = np.ones(len(targets), dtype=bool)
+        completable = np.ones(len(targets), dtype=bool)
         limits = self.limits
         if limits.max_workers is not None:
-            good &= workers + self.need[targets] <= limits.max_workers
+            completable &= workers + self.need[targets] <= limits.max_workers
         if (most := limits.exact_stages or limits.max_stages) is not None:
-            good &= stages + (targets > 0) <= most
+            completable &= stages + (targets > 0) <= most
         if self.terms.pinned and limits.exact_stages is not None:
-            good &= self.terms.respects_pins(targets, limits.exact_stages - stages)
-        return good
+            completable &= self.terms.respects_pins(targets, limits.exact_stages - stages)
+        return completable

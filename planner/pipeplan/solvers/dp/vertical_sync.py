@@ -23,10 +23,10 @@ from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.labels import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms, InputStage, StageTerms
-from pipeplan.solvers.dp.uniform_search import Search
+from pipeplan.solvers.dp.uniform_search import UniformSearch
 
 
-class VerticalSearch(Search):
+class VerticalSearch(UniformSearch):
     """The search for one threshold and one assumed input stage."""
 
     def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
@@ -36,24 +36,26 @@ class VerticalSearch(Search):
     def _replicas_by_level(
         self, stage: StageTerms, states: SearchStates, places: EndPositions
     ) -> tuple[CandidateStages, Floats]:
-        tries, replicas = super()._replicas_by_level(stage, states, places)
-        return self._as_first(stage, tries, replicas)
+        candidates, replicas = super()._replicas_by_level(stage, states, places)
+        return self._as_first(stage, candidates, replicas)
 
-    def _as_first(self, stage: StageTerms, tries: CandidateStages, replicas: Floats) -> tuple[CandidateStages, Floats]:
+    def _as_first(
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats
+    ) -> tuple[CandidateStages, Floats]:
         """Give an input stage the assumed number of replicas."""
         assert self.terms.first is not None
         assumed = self.terms.first.replicas
-        inputs = stage.targets[tries.target] == 0
+        inputs = stage.targets[candidates.target] == 0
         kept = ~inputs | (replicas <= assumed)
-        return tries.take(kept), np.where(inputs, assumed, replicas)[kept]
+        return candidates.take(kept), np.where(inputs, assumed, replicas)[kept]
 
     def _in_memory(
-        self, stage: StageTerms, tries: CandidateStages, replicas: Floats
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats
     ) -> tuple[CandidateStages, Floats, Floats, Floats]:
-        tries, replicas, depth, demand = super()._in_memory(stage, tries, replicas)
+        candidates, replicas, depth, demand = super()._in_memory(stage, candidates, replicas)
         assert self.terms.first is not None
-        kept = (stage.targets[tries.target] > 0) | (replicas == self.terms.first.replicas)
-        return tries.take(kept), replicas[kept], depth[kept], demand[kept]
+        kept = (stage.targets[candidates.target] > 0) | (replicas == self.terms.first.replicas)
+        return candidates.take(kept), replicas[kept], depth[kept], demand[kept]
 
 
 def find_vertical_sync_pipeline(
@@ -65,8 +67,8 @@ def find_vertical_sync_pipeline(
     clusters.
     """
     if not limits.memory:
-        return Search(terms, limit, limits).run()
-    once = once or (lambda given: (VerticalSearch if given.first else Search)(given, limit, limits).run())
+        return UniformSearch(terms, limit, limits).run()
+    once = once or (lambda assumed: (VerticalSearch if assumed.first else UniformSearch)(assumed, limit, limits).run())
     if once(terms.stashing) is None:
         return None
     counts = range(1, terms.most_replicas + 1) if limits.shape is None else (limits.shape.replicas,)

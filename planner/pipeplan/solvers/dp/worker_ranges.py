@@ -63,11 +63,11 @@ class PlacementTable:
 
 def levels_between(cluster: Cluster) -> Ints:
     """The level of the smallest component that holds two workers, for all pairs."""
-    found = np.zeros((cluster.workers, cluster.workers), dtype=np.intp)
+    levels = np.zeros((cluster.workers, cluster.workers), dtype=np.intp)
     for level in range(len(cluster.levels)):
         home = np.repeat(np.arange(len(cluster.starts(level)) - 1), np.diff(np.array(cluster.starts(level))))
-        found += home[:, None] != home[None, :]
-    return found
+        levels += home[:, None] != home[None, :]
+    return levels
 
 
 def _least(values: Floats, first: Ints, end: Ints) -> Floats:

@@ -97,13 +97,13 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
         if waiting.interrupted:
             return MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
         return MilpOutcome(found=False, proven=True, bound=math.inf)
-    found = info.primal_solution_status == 2  # kSolutionStatusFeasible
+    has_solution = info.primal_solution_status == 2  # kSolutionStatusFeasible
     # Before the root is solved the bound is minus infinity, but no pace is negative.
     bound = max(0.0, float(info.mip_dual_bound))
     objective = float(info.objective_function_value)
     optimal = status == "Optimal"
     met = objective - bound <= max(gap, _TELLING) * max(1.0, abs(objective))
-    return MilpOutcome(found, optimal and met, bound, waiting.interrupted, doubtful=optimal and not met)
+    return MilpOutcome(has_solution, optimal and met, bound, waiting.interrupted, doubtful=optimal and not met)
 
 
 class _AbandonedError(Exception):
@@ -155,9 +155,9 @@ def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> MilpOutc
     in_time = seconds is None or time.perf_counter() - began < seconds
     if program.status == pulp.LpStatusInfeasible:
         return MilpOutcome(found=False, proven=in_time, bound=math.inf if in_time else 0.0)
-    found = program.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+    has_solution = program.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     proven = program.sol_status == pulp.LpSolutionOptimal
     # CBC's command line does not report its bound, but a proven optimum is its own bound.
     objective: Any = program.objective
     bound = float(objective.value()) if proven else 0.0
-    return MilpOutcome(found=found, proven=proven, bound=bound)
+    return MilpOutcome(found=has_solution, proven=proven, bound=bound)

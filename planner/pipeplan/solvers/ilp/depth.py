@@ -1,4 +1,4 @@
-"""Constraints (8) to (10) of the integer program: the minibatches in flight. `ilp` has the notation.
+"""Constraints (8) to (10) of the integer program: the minibatches in flight. `integer_program` has the notation.
 
 The product of T and the choice of a depth is linear, because the choice is 0 or 1 and T has bounds: t[ρ,d] equals T
 where a stage of depth d is on ρ, and is 0 elsewhere.
@@ -28,7 +28,7 @@ class TooManyChoicesError(Exception):
 class DepthChoice:
     """A stage on a placement with a number of minibatches in flight, with or without recomputation."""
 
-    run: Placement
+    placement: Placement
     depth: int
     recompute: bool = False
 
@@ -51,11 +51,11 @@ class DepthConstraints:
             raise TooManyChoicesError(f"{count} choices of depth, placement and recomputation")
         self.chosen: dict[DepthChoice, Variable] = {}
         self.timed: dict[DepthChoice, Variable] = {}
-        self.by_run: dict[Placement, list[DepthChoice]] = defaultdict(list)
-        for run, depths in self.depths.items():
+        self.by_placement: dict[Placement, list[DepthChoice]] = defaultdict(list)
+        for placement, depths in self.depths.items():
             for depth in depths:
-                for again in (False, True) if recompute and depth > 1 else (False,):
-                    self._choice(DepthChoice(run, depth, again))
+                for recomputes in (False, True) if recompute and depth > 1 else (False,):
+                    self._choice(DepthChoice(placement, depth, recomputes))
         self._choose()
         if model.workers > 1 and model.problem.options.schedule != GPIPE:
             self._sustain()
@@ -69,127 +69,146 @@ class DepthConstraints:
         most = [0.0] * (total + 1)
         ranges: dict[Placement, range] = {}
         if model.problem.options.schedule == GPIPE:
-            return {run: range(self._all(run), self._all(run) + 1) for run in model.runs.all}
-        for run in sorted(model.runs.all, key=lambda run: -run.start):
-            if model.runs.final(run):
+            return {
+                placement: range(self._all(placement), self._all(placement) + 1) for placement in model.placements.all
+            }
+        for placement in sorted(model.placements.all, key=lambda placement: -placement.start):
+            if model.placements.final(placement):
                 low = high = 1
-            elif math.isinf(least[run.end + 1]):
+            elif math.isinf(least[placement.end + 1]):
                 # None of the placements that may follow in a uniform grid is shallow enough.
                 low, high = 1, 0
             else:
-                low, high = self._needed(run, least[run.end + 1], most[run.end + 1])
+                low, high = self._needed(placement, least[placement.end + 1], most[placement.end + 1])
             if self.buffered and self.minibatches is not None:
-                high = min(high, self.minibatches // run.replicas)
-            ranges[run] = range(low, high + 1)
+                high = min(high, self.minibatches // placement.replicas)
+            ranges[placement] = range(low, high + 1)
             if low <= high:
-                wait = self._longest_wait(run)
-                least[run.start] = min(least[run.start], low * run.replicas)
-                most[run.start] = max(most[run.start], high * run.replicas + wait)
+                wait = self._longest_wait(placement)
+                least[placement.start] = min(least[placement.start], low * placement.replicas)
+                most[placement.start] = max(most[placement.start], high * placement.replicas + wait)
         return ranges
 
-    def _needed(self, run: Placement, least: float, most: float) -> tuple[int, int]:
+    def _needed(self, placement: Placement, least: float, most: float) -> tuple[int, int]:
         """The least and the largest depth that a stage can need, given what is in flight behind it."""
         if self.flushes:
-            everything = self._all(run)
-            return min(everything, 1 + math.ceil(least / run.replicas - formulas.ROUNDING)), everything
-        longest = self._longest_wait(run) + 2 * self._longest_transfer(run)
-        behind = max(least, self._busy_behind(run))
-        low = 1 + math.ceil(behind / run.replicas - formulas.ROUNDING)
-        return low, 1 + math.ceil((most + longest) / run.replicas)
+            everything = self._all(placement)
+            return min(everything, 1 + math.ceil(least / placement.replicas - formulas.ROUNDING)), everything
+        longest = self._longest_wait(placement) + 2 * self._longest_transfer(placement)
+        behind = max(least, self._busy_behind(placement))
+        low = 1 + math.ceil(behind / placement.replicas - formulas.ROUNDING)
+        return low, 1 + math.ceil((most + longest) / placement.replicas)
 
-    def _all(self, run: Placement) -> int:
+    def _all(self, placement: Placement) -> int:
         """With a flush, all minibatches of an update that one replica takes."""
-        return int(formulas.rounds(self.minibatches or 1, run.replicas))
+        return int(formulas.rounds(self.minibatches or 1, placement.replicas))
 
-    def _busy_behind(self, run: Placement) -> float:
+    def _busy_behind(self, placement: Placement) -> float:
         """Lower bound on the minibatches in flight behind a placement: the workers that must be busy there within U."""
         model = self.model
         work = sum(block.work_s for block in model.layers.blocks) / model.unit_s
         fastest = max(device.speed for device in model.problem.cluster.devices)
-        return work / fastest - (run.last + 1) - 1e-6
+        return work / fastest - (placement.last + 1) - 1e-6
 
-    def _longest_wait(self, run: Placement) -> float:
+    def _longest_wait(self, placement: Placement) -> float:
         """Upper bound on the wait for the group, in minibatches."""
         if self.minibatches is not None:
             return 0.0
         if self.copies > 1:
-            return float(formulas.group_wait(0.0, 1.0, run.replicas, self.copies))
+            return float(formulas.group_wait(0.0, 1.0, placement.replicas, self.copies))
         model = self.model
         size = sum(block.parameters for block in model.layers.blocks)
-        longest = model.allreduce((run.start, run.replicas), size) / (self.floor * model.unit_s) - 1.0
-        return min(max(0.0, longest), run.replicas - 1.0)
+        longest = model.allreduce((placement.start, placement.replicas), size) / (self.floor * model.unit_s) - 1.0
+        return min(max(0.0, longest), placement.replicas - 1.0)
 
-    def _longest_transfer(self, run: Placement) -> float:
+    def _longest_transfer(self, placement: Placement) -> float:
         """Upper bound on the transfer behind a placement, in minibatches.
 
         A boundary carries at most what takes T, or all tensors of the model; the latency comes on top.
         """
         model = self.model
         pace = self.floor * model.unit_s
-        levels = [level for cut, level, links in model.level if cut == run.end and links == 1]
+        levels = [level for cut, level, links in model.level if cut == placement.end and links == 1]
         longest = 0.0
         for level in levels:
-            bandwidth, latency = model.links.sendrecv(level, run.end)
+            bandwidth, latency = model.links.sendrecv(level, placement.end)
             everything = max(sum(sizes) for sizes in model.layers.directions()) / bandwidth
-            longest = max(longest, min(run.replicas if model.parallel else 1.0, everything / pace) + latency / pace)
+            longest = max(
+                longest, min(placement.replicas if model.parallel else 1.0, everything / pace) + latency / pace
+            )
         return longest
 
     # -- constraint (8) --
 
     def _choice(self, choice: DepthChoice) -> None:
         """Add δ and t of a choice, with the bounds of (8) on t."""
-        run = choice.run
-        name = f"{run.start}_{run.replicas}_{run.end}_{choice.depth}_{int(choice.recompute)}"
+        placement = choice.placement
+        name = f"{placement.start}_{placement.replicas}_{placement.end}_{choice.depth}_{int(choice.recompute)}"
         program = self.model.program
         self.chosen[choice] = chosen = program.binary(f"d_{name}")
         self.timed[choice] = timed = program.number(f"t_{name}")
-        self.by_run[run].append(choice)
+        self.by_placement[placement].append(choice)
         program.at_most([(timed, 1.0), (chosen, -self.most)])
         program.at_least([(timed, 1.0), (chosen, -self.floor)])
 
     def _choose(self) -> None:
         """Add (8): one choice for a placement in use, and t adds up to T over the placements that hold a worker."""
         model, program = self.model, self.model.program
-        for run, used in model.used.items():
-            program.equal([*((self.chosen[choice], 1.0) for choice in self.by_run[run]), (used, -1.0)])
+        for placement, used in model.used.items():
+            program.equal([*((self.chosen[choice], 1.0) for choice in self.by_placement[placement]), (used, -1.0)])
         for worker in range(model.workers):
             covering = model.covering(worker)
-            times = [term for run in covering for term in self.times(run)]
-            idle = [(model.opening[start], 1.0) for start in model.runs.firsts if start > worker]
+            times = [term for placement in covering for term in self.times(placement)]
+            idle = [(model.opening[start], 1.0) for start in model.placements.firsts if start > worker]
             program.at_most([*times, *negate_terms(self.pace)])
             program.at_least([*times, *idle, *negate_terms(self.pace)])
 
-    def times(self, run: Placement, per_depth: float = 0.0, constant: float = 1.0) -> list[Term]:
+    def times(self, placement: Placement, per_depth: float = 0.0, constant: float = 1.0) -> list[Term]:
         """The terms of (per_depth · d + constant) · T for a placement in use."""
-        return [(self.timed[choice], per_depth * choice.depth + constant) for choice in self.by_run[run]]
+        return [(self.timed[choice], per_depth * choice.depth + constant) for choice in self.by_placement[placement]]
 
-    def counts(self, run: Placement, per_depth: float, constant: float) -> list[Term]:
+    def counts(self, placement: Placement, per_depth: float, constant: float) -> list[Term]:
         """The terms of per_depth · d + constant for a placement in use."""
-        return [(self.chosen[choice], per_depth * choice.depth + constant) for choice in self.by_run[run]]
+        return [(self.chosen[choice], per_depth * choice.depth + constant) for choice in self.by_placement[placement]]
 
     # -- constraints (9) and (10) --
 
     def _sustain(self) -> None:
         """Add (10) at every cut, once as it stands and once divided by T."""
         model, program = self.model, self.model.program
-        waits = {run: self._wait(run) for run in model.runs.all}
+        waits = {placement: self._wait(placement) for placement in model.placements.all}
         fixed = waits
         if self.copies > 1 and self.minibatches is None:
-            fixed = {run: self.counts(run, 0.0, self._longest_wait(run)) for run in model.runs.all}
+            fixed = {
+                placement: self.counts(placement, 0.0, self._longest_wait(placement))
+                for placement in model.placements.all
+            }
         for cut in range(model.workers - 1):
-            ending = [run for run in model.runs.all if run.end == cut]
-            behind = [run for run in model.runs.all if run.start == cut + 1]
-            have = [term for run in ending for term in self.times(run, run.replicas, -run.replicas)]
-            need = [term for run in behind for term in (*self.times(run, run.replicas, 0.0), *waits[run])]
-            need += [term for run in ending for term in waits[run]]
+            ending = [placement for placement in model.placements.all if placement.end == cut]
+            behind = [placement for placement in model.placements.all if placement.start == cut + 1]
+            have = [
+                term for placement in ending for term in self.times(placement, placement.replicas, -placement.replicas)
+            ]
+            need = [
+                term
+                for placement in behind
+                for term in (*self.times(placement, placement.replicas, 0.0), *waits[placement])
+            ]
+            need += [term for placement in ending for term in waits[placement]]
             crossing = scale_terms(self._transfer(cut, ending), 2.0)
             need += crossing
             program.at_least([*have, *self._released(ending, behind), *negate_terms(need)])
             # (10) divided by T. As T ≤ 1 this is implied, but it is tighter for terms that do not depend on T.
-            have = [term for run in ending for term in self.counts(run, run.replicas, -run.replicas)]
+            have = [
+                term for placement in ending for term in self.counts(placement, placement.replicas, -placement.replicas)
+            ]
             have += self._released(ending, behind)
-            need = [term for run in behind for term in (*self.counts(run, run.replicas, 0.0), *fixed[run])]
-            need += [term for run in ending for term in fixed[run]]
+            need = [
+                term
+                for placement in behind
+                for term in (*self.counts(placement, placement.replicas, 0.0), *fixed[placement])
+            ]
+            need += [term for placement in ending for term in fixed[placement]]
             need += crossing
             program.at_least([*have, *negate_terms(need)])
         if self.buffered:
@@ -202,11 +221,18 @@ class DepthConstraints:
         more.
         """
         model = self.model
-        most = max((run.replicas * (max(self.depths[run], default=0) + 2.0) for run in behind), default=0.0)
+        most = max(
+            (placement.replicas * (max(self.depths[placement], default=0) + 2.0) for placement in behind), default=0.0
+        )
         most += 2.0 * (model.workers + self._latency())
         free = [(variable, most) for start, variable in model.opening.items() if behind and start == behind[0].start]
         if self.flushes:
-            choices = [choice for run in ending for choice in self.by_run[run] if choice.depth >= self._all(run)]
+            choices = [
+                choice
+                for placement in ending
+                for choice in self.by_placement[placement]
+                if choice.depth >= self._all(placement)
+            ]
             free += [(self.chosen[choice], most) for choice in choices]
         return free
 
@@ -225,36 +251,40 @@ class DepthConstraints:
             for level, links in levels:
                 terms.append((model.carried[cut, level, links][direction], float(links)))
                 terms.append((model.level[cut, level, links], latency[level]))
-            program.at_most([*terms, (crossing, -1.0), *model.held(ending, most)], most)
+            program.at_most([*terms, (crossing, -1.0), *model.in_use(ending, most)], most)
         return [(crossing, 1.0)]
 
-    def _wait(self, run: Placement) -> list[Term]:
-        """Add (9), and return the terms of a stage's wait for its group, `cost.group_wait` times T."""
-        model, program, place = self.model, self.model.program, (run.start, run.replicas)
+    def _wait(self, placement: Placement) -> list[Term]:
+        """Add (9), and return the terms of a stage's wait for its group, `formulas.group_wait` times T."""
+        model, program, place = self.model, self.model.program, (placement.start, placement.replicas)
         if self.minibatches is not None:
             return []
         if self.copies > 1:
-            return self.times(run, 0.0, float(formulas.group_wait(0.0, 1.0, run.replicas, self.copies)))
-        if run.replicas == 1:
+            return self.times(placement, 0.0, float(formulas.group_wait(0.0, 1.0, placement.replicas, self.copies)))
+        if placement.replicas == 1:
             return []
-        wait = program.number(f"g_{run.start}_{run.replicas}_{run.end}")
+        wait = program.number(f"g_{placement.start}_{placement.replicas}_{placement.end}")
         # The place's all-reduce is that of this placement only if this placement is the one in use.
-        others = [other for other in model.runs.all if (other.start, other.replicas) == place and other != run]
-        most = float(run.replicas)
-        unless = [*model.held(others, -most)]
-        program.at_most([*model.allreduce_terms(place), *negate_terms(self.times(run)), (wait, -1.0), *unless])
+        others = [
+            other for other in model.placements.all if (other.start, other.replicas) == place and other != placement
+        ]
+        most = float(placement.replicas)
+        unless = [*model.in_use(others, -most)]
+        program.at_most([*model.allreduce_terms(place), *negate_terms(self.times(placement)), (wait, -1.0), *unless])
         return [(wait, 1.0)]
 
     def _buffer(self) -> None:
         """Add (10) for 2BW: a group's update arrives before the first forward pass that needs it
-        (`cost.buffered_pace`)."""
+        (`formulas.buffered_pace`)."""
         model = self.model
         assert self.minibatches is not None
         among = model.problem.copies_allreduce_s / model.unit_s
         for place in model.at:
-            runs = [run for run in model.runs.all if (run.start, run.replicas) == place]
+            placements = [
+                placement for placement in model.placements.all if (placement.start, placement.replicas) == place
+            ]
             spare = self.minibatches + 1.0 / self.copies
-            room = [term for run in runs for term in self.times(run, -run.replicas, spare)]
+            room = [term for placement in placements for term in self.times(placement, -placement.replicas, spare)]
             need = [*model.allreduce_terms(place), *model.selected(place, among)]
             model.program.at_most([*need, *negate_terms(room)])
 
@@ -277,7 +307,7 @@ class DepthConstraints:
             chosen = [
                 (variable, most)
                 for choice, variable in self.chosen.items()
-                if choice.recompute and (choice.run.start, choice.run.replicas) == place
+                if choice.recompute and (choice.placement.start, choice.placement.replicas) == place
             ]
             program.at_most([(again[place], 1.0), *negate_terms(chosen)])
             program.at_most([(once[place], 1.0), *chosen, *model.selected(place, -most)])
@@ -286,5 +316,7 @@ class DepthConstraints:
     def recomputing(self) -> set[Placement]:
         """The placements of the solution whose stage recomputes."""
         return {
-            choice.run for choice, chosen in self.chosen.items() if choice.recompute and solution_value(chosen) > 0.5
+            choice.placement
+            for choice, chosen in self.chosen.items()
+            if choice.recompute and solution_value(chosen) > 0.5
         }

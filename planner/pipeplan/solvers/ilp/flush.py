@@ -1,12 +1,11 @@
-"""The objective of the integer program under the flush schedules, gpipe and 1f1b-flush. `ilp` has the notation.
+"""The objective of the integer program under the flush schedules, gpipe and 1f1b-flush.
 
-These constraints replace (4) and (7), with the terms of docs/cost-model.md, "Flush schedules". T is the time from one
-update to the next in units of U, X the transfers of the first minibatch, A the steady part and E the exposed
-all-reduce.
+`integer_program` has the notation. These constraints replace (4) and (7), with the terms of docs/cost-model.md, "Flush
+schedules". T is the time from one update to the next in units of U, X the transfers of the first minibatch, A the
+steady part and E the exposed all-reduce.
 
 (12) T is the work of all stages + X + A + E + the all-reduce among copies. The work is the sum of the shares c and of
-the
-     work that is done twice. In gpipe A is the sum of two variables, one for forward and one for backward passes.
+     the work that is done twice. In gpipe A is the sum of two variables, one for forward and one for backward passes.
 (13) A ≥ (n(r) - 1) · c[π], and A ≥ (n(k) - 1) · e[p,n] for a boundary with k links.
 (14) X is the sum over the cuts of x[p], where x[p] is at least e[p,n] of both directions plus two latencies if a
      placement ends at p.
@@ -102,14 +101,14 @@ class FlushObjective:
     def _round_trip(self, cut: int, carried: dict[tuple[int, int, int], list[Variable]]) -> Variable:
         """Add x[p] of (14): the transfers over a cut, both ways, where a stage ends at it."""
         model, program = self.model, self.model.program
-        ending = [run for run in model.runs.all if run.end == cut]
+        ending = [placement for placement in model.placements.all if placement.end == cut]
         latency = {key: 2 * model.links.sendrecv(key[1], cut)[1] / model.unit_s for key in carried}
         terms: list[Term] = []
         for key, ways in carried.items():
             terms += [(ways[0], 1.0), (ways[1], 1.0), (model.level[key], latency[key])]
-        found, most = program.number(f"X_{cut}"), 2.0 + max(latency.values())
-        program.at_most([*terms, (found, -1.0), *model.held(ending, most)], most)
-        return found
+        round_trip, most = program.number(f"X_{cut}"), 2.0 + max(latency.values())
+        program.at_most([*terms, (round_trip, -1.0), *model.in_use(ending, most)], most)
+        return round_trip
 
     def _expose(self) -> None:
         """Add (15). The work that hides an all-reduce is charged at the fastest device's speed."""

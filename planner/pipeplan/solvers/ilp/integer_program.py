@@ -3,10 +3,12 @@
 It shares the cost formulas with the dynamic program and nothing else: it uses no cuts, no ideals and no order of the
 layers.
 
-Notation -------- The indices are layers l, edges (u, v), tensors k with a producer u and consumers V, and workers p = 0
-… D-1 in a row. A candidate placement ρ is r workers from s, together with the idle workers behind them up to e
-(`ilp_runs` says which placements suffice). A place π = (s, r) is a placement without regard to the idle workers. Let
-n(r) = ceil(M / r), where M is the number of minibatches per update.
+Notation
+--------
+The indices are layers l, edges (u, v), tensors k with a producer u and consumers V, and workers p = 0 … D-1 in a row. A
+candidate placement ρ is r workers from s, together with the idle workers behind them up to e (`placements` says which
+placements suffice). A place π = (s, r) is a placement without regard to the idle workers. Let n(r) = ceil(M / r), where
+M is the number of minibatches per update.
 
     y[ρ] ∈ {0,1}     a stage is on ρ
     o[s] ∈ {0,1}     the first stage starts at worker s
@@ -40,19 +42,19 @@ weight versions are too few (2BW). The optimum without depths is then a lower bo
 
     δ[ρ,d] ∈ {0,1}   a stage with d minibatches in flight is on ρ; one δ with recomputation and one without
     t[ρ,d] ≥ 0       = T·δ[ρ,d]
-    g[ρ] ≥ 0         the stage's wait for its group (`cost.group_wait` · T)
+    g[ρ] ≥ 0         the stage's wait for its group (`formulas.group_wait` · T)
     m[ρ,d] ≥ 0       shares of what the memory of a stage holds d times
 
  (8) One δ[ρ,d] is 1 for a placement in use. L·δ ≤ t ≤ U·δ, and t adds up to T over the placements that hold a worker.
  (9) g[ρ] is at least the all-reduce of its group less T (with m copies of the pipeline: r - 1/m times T; 2BW: none).
 (10) Where placements meet, (d-1)·r·t of the one before is at least d·r·t + g of the one behind, plus its own g and
-     twice the transfer: `cost.in_flight_depth` times T. 2BW: the all-reduces are at most (M + 1/m - d·r)·t
-     (`cost.buffered_pace`).
+     twice the transfer: `formulas.in_flight_depth` times T. 2BW: the all-reduces are at most (M + 1/m - d·r)·t
+     (`formulas.buffered_pace`).
 (11) Weights, gradients, optimiser state, buffers, and d·m over all d fit the device; m[ρ,d] ≤ memory/d · δ[ρ,d].
 
 A stage that recomputes has its forward work twice in (4); in (11) its saved bytes and its output count once.
 
-With a flush the objective differs: `ilp_flush` has it in (12) to (15). T in (8) to (10) is then the pace within a
+With a flush the objective differs: `flush` has it in (12) to (15). T in (8) to (10) is then the pace within a
 batch, and a stage that holds all minibatches of an update is exempt from (10).
 
 For a uniform grid (`Options.grid`) only the placements of some grid are candidates, and for each shape of S stages with
@@ -62,7 +64,7 @@ r replicas there is
 
 (16) One q is 1, and y[ρ] is the sum of q over the shapes that ρ is part of.
 (17) Constraints of the user. Stages are counted by y and busy workers by r·y; a layer pinned to stage i has
-     Z[l,p] = [i or more stages start by p]. Layers that must share a stage are joined beforehand (`ilp_layers`).
+     Z[l,p] = [i or more stages start by p]. Layers that must share a stage are joined beforehand (`layers`).
 
 With parallel boundaries, λ and e exist for each number of links, which takes as many replicas on both sides.
 
@@ -138,7 +140,7 @@ def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) ->
     search = _IlpSearch(problem, limits, cutoff_s)
     try:
         for space in plan_spaces(problem):
-            search.look_in(space)
+            search.search_space(space)
     except KeyboardInterrupt:
         search.stop()
     return search.result()
@@ -147,19 +149,20 @@ def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) ->
 def _size_refusal(inner: Problem) -> str:
     """The reason why the program would take too long to build, or an empty text."""
     workers = inner.cluster.workers
-    most = min(inner.options.max_replicas or workers, workers)
-    runs = workers * most - most * (most - 1) // 2
+    most_replicas = min(inner.options.max_replicas or workers, workers)
+    placements = workers * most_replicas - most_replicas * (most_replicas - 1) // 2
     if inner.options.grid:
-        runs = sum(shape.stages for shape in grid_shapes(inner))
-    if runs * len(inner.units) <= MOST_CHOICES:
+        placements = sum(shape.stages for shape in grid_shapes(inner))
+    if placements * len(inner.units) <= MOST_CHOICES:
         return ""
-    return f"the integer program would be too large: {runs} candidate placements for each of {len(inner.units)} layers"
+    size = f"{placements} candidate placements for each of {len(inner.units)} layers"
+    return f"the integer program would be too large: {size}"
 
 
 class IlpModel(PlacementModel):
     """The whole integer program of one pipeline on one cluster, whose pace is known to lie between two bounds.
 
-    It adds to the placement of stages (`ilp_model`) an objective, the user's constraints and, where it is `complete`,
+    It adds to the placement of stages (`model`) an objective, the user's constraints and, where it is `complete`,
     the depths with the memory that follows from them. Otherwise the only limit on memory is that of depth 1, which
     every plan satisfies.
     """
@@ -180,27 +183,27 @@ class IlpModel(PlacementModel):
         elif problem.options.memory:
             limit_memory_at_depth_one(self)
 
-    def _charge(self, again: dict[Place, Variable]) -> None:
-        """Charge the time of every place, including the forward work that it computes `again`."""
+    def _charge(self, recomputed: dict[Place, Variable]) -> None:
+        """Charge the time of every place, including the forward work that it computes `recomputed`."""
         if self.flush is None:
-            self.charge_stages(again)
+            self.charge_stages(recomputed)
         else:
-            self.flush.charge(again)
+            self.flush.charge(recomputed)
 
     def _add_depths(self) -> None:
         """Add (8) to (11), and charge recomputation."""
         options = self.problem.options
         if self.problem.training:
             self.depths = DepthConstraints(self, recompute=options.recompute and options.memory)
-            if again := self.depths.forward_again():
-                self._charge(again)
+            if recomputed := self.depths.forward_again():
+                self._charge(recomputed)
         if options.memory:
             MemoryConstraints(self, self.depths)
 
     def stages(self) -> list[Stage]:
         """The stages of the solution, input to output, on the workers of one copy, with depth 1 throughout."""
-        again = self.depths.recomputing() if self.depths else set()
-        return [Stage(self.names(run), tuple(run.workers), 1, 1, run in again) for run in self.chosen()]
+        recomputing = self.depths.recomputing() if self.depths else set()
+        return [Stage(self.names(run), tuple(run.workers), 1, 1, run in recomputing) for run in self.chosen()]
 
 
 class _IlpSearch:
@@ -230,7 +233,7 @@ class _IlpSearch:
         self.interrupted, self.proven = True, False
         self.bound = min(self.bound, self.floor_s)
 
-    def look_in(self, space: PlanSpace) -> None:
+    def search_space(self, space: PlanSpace) -> None:
         """Search one space for a plan that is better than the best so far."""
         if self.interrupted:
             self.stop()
@@ -265,8 +268,8 @@ class _IlpSearch:
         self.proven &= answer.proven
         self.interrupted |= answer.interrupted
         if answer.bound < float("inf"):
-            found = space.pace(self.problem, max(low, answer.bound * model.unit_s))
-            self.bound = min(self.bound, max(self.floor_s, found))
+            bound = space.pace(self.problem, max(low, answer.bound * model.unit_s))
+            self.bound = min(self.bound, max(self.floor_s, bound))
         if answer.found:
             self._keep(space, model)
 
@@ -365,16 +368,16 @@ class _IlpSearch:
             reason = "it found no plan in time; plain data parallelism needs no search"
         pace, plan = self.best or self.known or (float("inf"), None)
         assert plan is not None
-        found = Result(
+        best = Result(
             name, Status.OPTIMAL, plan, pace, min(self.bound, pace), seconds, reason, self.size, self.interrupted
         )
         if self.proven and self.limits.gap == 0:
-            return replace(found, note=reason or limited)
+            return replace(best, note=reason or limited)
         # A search that was stopped may return a T above its plan's pace, or depths that do not fit in memory.
         score = evaluate(plan, self.problem)
         if not score.fits:
             return replace(nothing, bound_s=min(self.bound, score.alone_s))
-        return replace(found, status=Status.FEASIBLE, objective_s=score.alone_s, bound_s=min(self.bound, score.alone_s))
+        return replace(best, status=Status.FEASIBLE, objective_s=score.alone_s, bound_s=min(self.bound, score.alone_s))
 
 
 def _schedule_refusal(problem: Problem) -> str:
@@ -408,6 +411,6 @@ def _slowest_pace(problem: Problem) -> float:
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     transfer = formulas.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])
     speed = min(device.speed for device in problem.cluster.devices)
-    # The most that 2BW needs with as many minibatches in flight as there may be (`cost.buffered_pace`).
+    # The most that 2BW needs with as many minibatches in flight as there may be (`formulas.buffered_pace`).
     buffered = problem.copies * (allreduce + problem.copies_allreduce_s)
     return 2 * problem.work_s / speed + 2 * (allreduce + float(transfer)) + buffered

@@ -69,9 +69,9 @@ def negate_terms(terms: Iterable[Term]) -> list[Term]:
 
 def solution_value(variable: Variable) -> float:
     """The value of a variable in the solution. The program must have been solved."""
-    found: float | None = variable.varValue
-    assert found is not None, "the program has not been solved"
-    return found
+    value: float | None = variable.varValue
+    assert value is not None, "the program has not been solved"
+    return value
 
 
 def _merged(terms: Iterable[Term]) -> dict[Variable, float]:

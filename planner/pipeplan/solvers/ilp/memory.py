@@ -1,4 +1,4 @@
-"""Constraint (11) of the integer program: the memory of every worker. `ilp` has the notation.
+"""Constraint (11) of the integer program: the memory of every worker. `integer_program` has the notation.
 
 Sizes are in thousandths of the largest memory of a device. Memory that grows with the depth has a share for every
 choice of placement and depth, as a sum over layers has one for every place: a sum times a choice, without a product.
@@ -42,8 +42,8 @@ def limit_memory_at_depth_one(model: PlacementModel) -> None:
         for block in model.layers.blocks
     ]
     for worker in range(model.workers):
-        runs = [run for run in model.runs.all if run.start == worker]
-        room = [(model.used[run], -problem.capacity_of(run.workers) / unit) for run in runs]
+        placements = [placement for placement in model.placements.all if placement.start == worker]
+        room = [(model.used[placement], -problem.capacity_of(placement.workers) / unit) for placement in placements]
         model.program.at_most([*model.sum_at(worker, sizes), *room])
 
 
@@ -90,33 +90,42 @@ class MemoryConstraints:
     def _limit(self, worker: int) -> None:
         """Add (11) for the stage that starts at `worker`."""
         model = self.model
-        runs = [run for run in model.runs.all if run.start == worker]
+        placements = [placement for placement in model.placements.all if placement.start == worker]
         sent, both = self.crossing
         before = worker - 1 if worker else model.workers - 1
         terms = [
             *model.sum_at(worker, self.fixed),
-            (self._where_used(f"u_{worker}", [*both[before], *both[worker]], runs), 1.0),
+            (self._where_used(f"u_{worker}", [*both[before], *both[worker]], placements), 1.0),
         ]
         if self.depths is not None:
-            terms += self._replication(runs)
+            terms += self._replication(placements)
             if self.recompute:
                 versions = model.sum_at(worker, self.parameters) if self.stashes else []
-                terms += self._growing("i", runs, worker, versions, sent[before], lambda choice: choice.depth)
+                terms += self._growing("i", placements, worker, versions, sent[before], lambda choice: choice.depth)
                 saved = model.sum_at(worker, self.saved)
-                terms += self._growing("s", runs, worker, saved, sent[worker], _once_if_recomputed)
+                terms += self._growing("s", placements, worker, saved, sent[worker], _once_if_recomputed)
             else:
                 sizes = [w * self.stashes + s for w, s in zip(self.parameters, self.saved, strict=True)]
                 crossing = [*sent[before], *sent[worker]]
                 every = model.sum_at(worker, sizes)
-                terms += self._growing("i", runs, worker, every, crossing, lambda choice: choice.depth)
-        self.model.program.at_most([*terms, *((model.used[run], -self._capacity(run)) for run in runs)])
+                terms += self._growing("i", placements, worker, every, crossing, lambda choice: choice.depth)
+        self.model.program.at_most(
+            [*terms, *((model.used[placement], -self._capacity(placement)) for placement in placements)]
+        )
 
     def _exclude(self, worker: int, depths: DepthConstraints) -> None:
         """Exclude depths at which a single block is too large: implied, but not for fractions of blocks and depths."""
         model = self.model
-        choices = [choice for run in model.runs.all if run.start == worker for choice in depths.by_run[run]]
+        choices = [
+            choice
+            for placement in model.placements.all
+            if placement.start == worker
+            for choice in depths.by_placement[placement]
+        ]
         for block in range(len(model.layers)):
-            fitting = [choice for choice in choices if self._alone_at(block, choice) <= self._capacity(choice.run)]
+            fitting = [
+                choice for choice in choices if self._alone_at(block, choice) <= self._capacity(choice.placement)
+            ]
             if len(fitting) < len(choices):
                 terms = [(depths.chosen[choice], -1.0) for choice in fitting]
                 model.program.at_most([*model.starts(block, worker), *terms])
@@ -125,25 +134,25 @@ class MemoryConstraints:
         """The memory that one block needs at a depth, whatever else the stage holds."""
         versions = choice.depth * self.parameters[block] if self.stashes else 0.0
         saved = (1 if choice.recompute else choice.depth) * self.saved[block]
-        buckets = self.parameters[block] if choice.run.replicas * self.model.problem.copies > 1 else 0.0
+        buckets = self.parameters[block] if choice.placement.replicas * self.model.problem.copies > 1 else 0.0
         return self.fixed[block] + versions + saved + buckets
 
-    def _capacity(self, run: Placement) -> float:
-        return self.model.problem.capacity_of(run.workers) / self.unit
+    def _capacity(self, placement: Placement) -> float:
+        return self.model.problem.capacity_of(placement.workers) / self.unit
 
-    def _where_used(self, name: str, terms: list[Term], runs: list[Placement]) -> Variable:
+    def _where_used(self, name: str, terms: list[Term], placements: list[Placement]) -> Variable:
         """A variable that is at least the sum of the terms if one of the placements is in use."""
         total = sum(factor for _, factor in terms)
         program = self.model.program
-        found = program.number(name)
+        variable = program.number(name)
         if total > 0:
-            program.at_most([*terms, (found, -1.0), *self.model.held(runs, total)], total)
-        return found
+            program.at_most([*terms, (variable, -1.0), *self.model.in_use(placements, total)], total)
+        return variable
 
     def _growing(
         self,
         name: str,
-        runs: list[Placement],
+        placements: list[Placement],
         worker: int,
         sizes: list[Term],
         crossing: list[Term],
@@ -152,21 +161,23 @@ class MemoryConstraints:
         """The terms of what a stage holds `times` over, by its choice of depth."""
         assert self.depths is not None
         program, shares = self.model.program, []
-        for run in runs:
-            for choice in self.depths.by_run[run]:
+        for placement in placements:
+            for choice in self.depths.by_placement[placement]:
                 many = times(choice)
-                share = program.number(f"{name}_{run.start}_{run.replicas}_{run.end}_{choice.depth}_{choice.recompute}")
-                program.at_most([(share, 1.0), (self.depths.chosen[choice], -self._capacity(run) / many)])
+                share = program.number(
+                    f"{name}_{placement.start}_{placement.replicas}_{placement.end}_{choice.depth}_{choice.recompute}"
+                )
+                program.at_most([(share, 1.0), (self.depths.chosen[choice], -self._capacity(placement) / many)])
                 shares.append((share, float(many)))
-        crossed = self._where_used(f"{name}x_{worker}", crossing, runs)
+        crossed = self._where_used(f"{name}x_{worker}", crossing, placements)
         program.at_most([*sizes, (crossed, 1.0), *((share, -1.0) for share, _ in shares)])
         return shares
 
-    def _replication(self, runs: list[Placement]) -> list[Term]:
+    def _replication(self, placements: list[Placement]) -> list[Term]:
         """The terms of what replicas add: buckets, and a weight version for the late update of a stage that is not the
         only one."""
         model, terms = self.model, []
-        for place in {(run.start, run.replicas) for run in runs}:
+        for place in {(placement.start, placement.replicas) for placement in placements}:
             several = place[1] * model.problem.copies > 1
             if not several:
                 continue
@@ -174,21 +185,23 @@ class MemoryConstraints:
             terms.append((model.parameters[place], self.total * (2.0 if late else 1.0) / THOUSANDTHS))
             if late:
                 terms += [
-                    (self._alone(run), -self.total) for run in runs if run.replicas == place[1] and self._last(run)
+                    (self._alone(placement), -self.total)
+                    for placement in placements
+                    if placement.replicas == place[1] and self._last(placement)
                 ]
         return terms
 
-    def _last(self, run: Placement) -> bool:
-        return self.model.runs.final(run) and run.start in self.model.runs.firsts
+    def _last(self, placement: Placement) -> bool:
+        return self.model.placements.final(placement) and placement.start in self.model.placements.firsts
 
-    def _alone(self, run: Placement) -> Variable:
+    def _alone(self, placement: Placement) -> Variable:
         """A variable that may be 1 only if the placement holds the only stage."""
         model = self.model
-        if run.start == 0:
-            return model.used[run]
-        alone = model.program.number(f"alone_{run.start}_{run.replicas}", 0, 1)
-        model.program.at_most([(alone, 1.0), (model.used[run], -1.0)])
-        model.program.at_most([(alone, 1.0), (model.opening[run.start], -1.0)])
+        if placement.start == 0:
+            return model.used[placement]
+        alone = model.program.number(f"alone_{placement.start}_{placement.replicas}", 0, 1)
+        model.program.at_most([(alone, 1.0), (model.used[placement], -1.0)])
+        model.program.at_most([(alone, 1.0), (model.opening[placement.start], -1.0)])
         return alone
 
 

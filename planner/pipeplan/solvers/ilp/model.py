@@ -1,6 +1,7 @@
-"""Constraints (1) to (7), (16) and (17) of the integer program: stages on placements, in the notation of `ilp`.
+"""Constraints (1) to (7), (16) and (17) of the integer program: stages on placements.
 
-Times are in units of the upper bound U, so every T lies in [0, 1] and one tolerance serves all instances.
+`integer_program` has the notation. Times are in units of the upper bound U, so every T lies in [0, 1] and one tolerance
+serves all instances.
 """
 
 from __future__ import annotations
@@ -57,12 +58,15 @@ class PlacementModel:
         self.program.minimise([(self.pace, 1.0)])
         self.layers = LayerBlocks(problem, self._largest_transfer())
         grids = tuple(grid_shapes(problem)) if problem.options.grid else None
-        self.runs = PlacementSet(problem.cluster, self._most_replicas(), grids)
-        self.opening = {start: self.program.binary(f"o_{start}") for start in self.runs.firsts}
-        self.used = {run: self.program.binary(f"y_{run.start}_{run.replicas}_{run.end}") for run in self.runs.all}
+        self.placements = PlacementSet(problem.cluster, self._most_replicas(), grids)
+        self.opening = {start: self.program.binary(f"o_{start}") for start in self.placements.firsts}
+        self.used = {
+            placement: self.program.binary(f"y_{placement.start}_{placement.replicas}_{placement.end}")
+            for placement in self.placements.all
+        }
         self.at: dict[Place, list[Variable]] = defaultdict(list)
-        for run, variable in self.used.items():
-            self.at[run.start, run.replicas].append(variable)
+        for placement, variable in self.used.items():
+            self.at[placement.start, placement.replicas].append(variable)
         self._started = {
             (block, worker): self.program.binary(f"z_{block}_{worker}")
             for block in range(len(self.layers))
@@ -106,9 +110,9 @@ class PlacementModel:
             for term in scale_terms(self.starts(block, worker), amount)
         ]
 
-    def held(self, runs: Iterable[Placement], factor: float = 1.0) -> list[Term]:
+    def in_use(self, placements: Iterable[Placement], factor: float = 1.0) -> list[Term]:
         """The terms of the number of these placements that hold a stage."""
-        return [(self.used[run], factor) for run in runs]
+        return [(self.used[placement], factor) for placement in placements]
 
     def selected(self, place: Place, factor: float = 1.0) -> list[Term]:
         """The terms of whether a stage is on the workers of a place."""
@@ -120,7 +124,7 @@ class PlacementModel:
 
     def covering(self, worker: int) -> list[Placement]:
         """The placements that hold `worker`, of which one is in use at most."""
-        return [run for run in self.runs.all if run.covers(worker)]
+        return [placement for placement in self.placements.all if placement.covers(worker)]
 
     def speed(self, place: Place) -> float:
         """Speed of the slowest worker of a place."""
@@ -175,8 +179,8 @@ class PlacementModel:
         # The workers before the first placement are idle.
         self.program.equal([(variable, 1.0) for variable in self.opening.values()], 1.0)
         for worker in range(self.workers):
-            starting = self.held(run for run in self.runs.all if run.start == worker)
-            ended = self.held((run for run in self.runs.all if run.end == worker - 1), -1.0)
+            starting = self.in_use(placement for placement in self.placements.all if placement.start == worker)
+            ended = self.in_use((placement for placement in self.placements.all if placement.end == worker - 1), -1.0)
             first = [(self.opening[worker], -1.0)] if worker in self.opening else []
             self.program.equal([*starting, *ended, *first])
 
@@ -185,11 +189,13 @@ class PlacementModel:
         chosen = {
             shape: self.program.binary(f"q_{shape.stages}_{shape.replicas}")
             for shape in grids
-            if shape.replicas <= self.runs.most
+            if shape.replicas <= self.placements.most
         }
         self.program.equal([(variable, 1.0) for variable in chosen.values()], 1.0)
-        for run, used in self.used.items():
-            users = [(variable, -1.0) for shape, variable in chosen.items() if run in self.runs.of_shape(shape)]
+        for placement, used in self.used.items():
+            users = [
+                (variable, -1.0) for shape, variable in chosen.items() if placement in self.placements.of_shape(shape)
+            ]
             self.program.equal([(used, 1.0), *users])
 
     # -- constraint (2) --
@@ -305,34 +311,43 @@ class PlacementModel:
         """The most links of the boundary behind any placement that holds the worker before the cut."""
         if not self.parallel:
             return 1
-        return max(min(run.replicas, max(1, self.workers - 1 - run.end)) for run in self.covering(cut))
+        return max(
+            min(placement.replicas, max(1, self.workers - 1 - placement.end)) for placement in self.covering(cut)
+        )
 
     def _components(self, worker: int) -> list[tuple[int, int, int]]:
         """The components that hold a worker and the next one: level, first worker, one past the last worker."""
-        cluster, found = self.problem.cluster, [(0, worker, worker + 1)]
+        cluster, components = self.problem.cluster, [(0, worker, worker + 1)]
         for level in range(1, len(cluster.levels) + 1):
             component = cluster.component(level, worker)
             first, stop = cluster.starts(level)[component], cluster.starts(level)[component + 1]
-            if (first, stop) != found[-1][1:]:
-                found.append((level, first, stop))
-        return found[1:]
+            if (first, stop) != components[-1][1:]:
+                components.append((level, first, stop))
+        return components[1:]
 
     def _bound_levels(self, cut: int, mine: dict[tuple[int, int, int], Variable]) -> None:
         """Add (6) for one cut, whose variables λ are `mine`."""
         covering = self.covering(cut)
-        final = self.held(run for run in covering if self.runs.final(run))
+        final = self.in_use(placement for placement in covering if self.placements.final(placement))
         self.program.equal([*((variable, 1.0) for variable in mine.values()), *final], 1.0)
         for level, first, stop in self._components(cut)[:-1]:
             inside = [(variable, 1.0) for key, variable in mine.items() if key[1] <= level]
-            over_cut = self.held((run for run in covering if run.start >= first and run.end < stop - 1), -1.0)
-            behind_cut = self.held((run for run in self.runs.all if run.start > cut and run.last < stop), -1.0)
+            over_cut = self.in_use(
+                (placement for placement in covering if placement.start >= first and placement.end < stop - 1), -1.0
+            )
+            behind_cut = self.in_use(
+                (placement for placement in self.placements.all if placement.start > cut and placement.last < stop),
+                -1.0,
+            )
             self.program.at_most([*inside, *over_cut])
             self.program.at_most([*inside, *behind_cut])
 
     def _bound_links(self, cut: int, many: list[Term], links: int) -> None:
         """Add the part of (6) for parallel boundaries: so many links take as many replicas on both sides."""
-        enough = self.held((run for run in self.covering(cut) if run.replicas >= links), -1.0)
-        fewer = self.held(run for run in self.runs.all if run.start == cut + 1 and run.replicas < links)
+        enough = self.in_use((placement for placement in self.covering(cut) if placement.replicas >= links), -1.0)
+        fewer = self.in_use(
+            placement for placement in self.placements.all if placement.start == cut + 1 and placement.replicas < links
+        )
         self.program.at_most([*many, *enough])
         self.program.at_most([*many, *fewer], 1.0)
 
@@ -361,7 +376,7 @@ class PlacementModel:
 
     def add_user_constraints(self) -> None:
         """Add (17)."""
-        options, everything = self.problem.options, self.held(self.runs.all)
+        options, everything = self.problem.options, self.in_use(self.placements.all)
         if options.stages is not None:
             self.program.equal(everything, float(options.stages))
         if options.max_stages is not None:
@@ -369,7 +384,7 @@ class PlacementModel:
         if options.several:
             self.program.at_least(everything, 2.0)
         if options.max_workers is not None:
-            busy = [(variable, float(run.replicas)) for run, variable in self.used.items()]
+            busy = [(variable, float(placement.replicas)) for placement, variable in self.used.items()]
             self.program.at_most(busy, float(options.max_workers // self.problem.copies))
         for name, number in options.pins:
             self._pin(self.layers.home[name], number)
@@ -377,7 +392,7 @@ class PlacementModel:
     def _pin(self, block: int, number: int) -> None:
         """Add the part of (17) that pins a block to stage `number`: Z[l,p] = [so many stages start by p]."""
         for worker in range(self.workers):
-            count = self.held(run for run in self.runs.all if run.start <= worker)
+            count = self.in_use(placement for placement in self.placements.all if placement.start <= worker)
             started = self.started(block, worker)
             self.program.at_least([*count, *scale_terms(started, -float(number))])
             self.program.at_most([*count, *scale_terms(started, number - 1.0 - self.workers)], number - 1.0)
@@ -390,14 +405,17 @@ class PlacementModel:
 
     def chosen(self) -> list[Placement]:
         """The placements in use, in order."""
-        return sorted((run for run, used in self.used.items() if solution_value(used) > 0.5), key=lambda run: run.start)
+        return sorted(
+            (placement for placement, used in self.used.items() if solution_value(used) > 0.5),
+            key=lambda placement: placement.start,
+        )
 
-    def names(self, run: Placement) -> tuple[str, ...]:
+    def names(self, placement: Placement) -> tuple[str, ...]:
         """The layers of the stage on a placement of the solution, in the profile's order."""
         blocks = [
             index
             for index in range(len(self.layers))
-            if sum(solution_value(variable) * factor for variable, factor in self.starts(index, run.start)) > 0.5
+            if sum(solution_value(variable) * factor for variable, factor in self.starts(index, placement.start)) > 0.5
         ]
         names = {name for index in blocks for name in self.layers.blocks[index].layers}
         return tuple(layer.name for layer in self.problem.profile.layers if layer.name in names)

@@ -59,8 +59,10 @@ class PlacementSet:
     def all(self) -> tuple[Placement, ...]:
         """All placements, by start, replicas and end."""
         if self.shapes is not None:
-            runs = {run for shape in self.shapes if shape.replicas <= self.most for run in self.of_shape(shape)}
-            return tuple(sorted(runs, key=lambda run: (run.start, run.replicas, run.end)))
+            placements = {
+                placement for shape in self.shapes if shape.replicas <= self.most for placement in self.of_shape(shape)
+            }
+            return tuple(sorted(placements, key=lambda placement: (placement.start, placement.replicas, placement.end)))
         total = self.cluster.workers
         return tuple(
             Placement(start, count, end)
@@ -80,9 +82,9 @@ class PlacementSet:
             return (0,)
         return tuple(self.cluster.starts(1))[:-1]
 
-    def final(self, run: Placement) -> bool:
+    def final(self, placement: Placement) -> bool:
         """Whether no placement follows this one."""
-        return run.end == self.cluster.workers - 1
+        return placement.end == self.cluster.workers - 1
 
     def _ends(self, last: int) -> list[int]:
         """The last idle workers to consider behind a placement whose last busy worker is `last`."""

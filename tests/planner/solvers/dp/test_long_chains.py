@@ -16,7 +16,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp.budget import SearchLimits
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
 from pipeplan.solvers.dp.stage_costs import CostTerms
-from pipeplan.solvers.dp.uniform_search import Search
+from pipeplan.solvers.dp.uniform_search import UniformSearch
 
 SHAPES = ((24,), (4, 6), (8, 3), (2, 3, 4), (3, 2, 2, 2))
 
@@ -52,9 +52,11 @@ def test_both_searches_answer_alike_at_every_threshold(seed: int) -> None:
     rng, answers = random.Random(seed), []
     for _ in range(8):
         threshold = one.floor * rng.uniform(1.0, 8.0) ** rng.choice([0.5, 1, 2])
-        found = Search(one, threshold, limits).run() is not None
+        found = UniformSearch(one, threshold, limits).run() is not None
         assert found == (HeterogeneousSearch(other, threshold, limits).run() is not None), threshold
         answers.append(found)
     # Without a limit on memory, whatever was found is found as well.
     free = CostTerms(replace(problem, options=replace(problem.options, memory=False)), cuts)
-    assert all(Search(free, one.floor * 64, SearchLimits(memory=False)).run() is not None for found in answers if found)
+    assert all(
+        UniformSearch(free, one.floor * 64, SearchLimits(memory=False)).run() is not None for found in answers if found
+    )
