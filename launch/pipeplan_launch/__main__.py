@@ -108,7 +108,7 @@ def one_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    gc.disable()  # imported modules are never garbage; `setup` enables it again when the stage is built
+    gc.disable()  # imported modules are never garbage; `stage_setup` enables it again when the stage is built
     die_with_parent()  # a worker that waits for a message would keep its memory and ports for as long as --timeout
     status = main()
     sys.stdout.flush()

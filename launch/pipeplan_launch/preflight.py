@@ -1,11 +1,8 @@
-"""Checks of a run's options, folders and port before its workers are started. Torch-free.
+"""`python -m pipeplan_launch.preflight PLAN_FOLDER …`: checks before the workers start. launch.sh runs it first.
 
-Workers take seconds to start, and a mistake that ends a run at once should not wait for them.
-
-`python -m pipeplan_launch.preflight PLAN_FOLDER …`: checks whether this machine can run its part of the plan.
-
-launch.sh runs it first. It checks the stage files, compares the devices of this machine with those that one server of
-the plan needs, and prints the number of workers to start. Torch is imported only for a plan on GPUs.
+It checks the stage files, the options, the folders and the port of the run, compares the devices of this machine with
+those that one server of the plan needs, and prints the number of workers to start. Workers take seconds to start, and a
+mistake that ends a run at once should not wait for them. Torch is imported only for a plan on GPUs.
 
 The launch need not know which server of the plan this machine is: ranks are assigned when all processes have started
 (`pipeplan_launch.rank_mapping`). The number of workers to start is the first of these that is known: WORKERS; the
@@ -33,6 +30,8 @@ from pipeplan_launch.torch_check import lacking
 
 MIN_FREE_BYTES = 2**20
 """Free space below which a run folder is refused."""
+REQUIRED_VARIABLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that every launch of a run with several launches must have."""
 
 
 def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[str, str], launches: int) -> None:
@@ -59,7 +58,7 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
 
 
 def check_torch() -> None:
-    """Raise `LaunchError` if torch is missing or too old. Whether it can be imported shows only later."""
+    """Raise `LaunchError` if torch is missing or too old. The workers report later if it cannot be imported."""
     if problem := lacking():
         raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
 
@@ -92,9 +91,6 @@ def _check_port(environment: Mapping[str, str]) -> None:
         ) from error
 
 
-REQUIRED_VARIABLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
 def usable_cores() -> int:
     """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -112,22 +108,22 @@ def gpus() -> int:
 def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu_count: int) -> str | None:
     """A note for the user, or None. Raises `LaunchError` if the plan cannot run on this machine."""
     launches = launch_count(plan, environment)
-    workers, fits = workers_to_start(plan, environment, gpu_count), gpu_count if gpu_count else max(1, core_count)
-    instead = f"for this machine: pipeplan solve --cluster local --workers {fits}"
+    workers = workers_to_start(plan, environment, gpu_count)
+    advice = f"for this machine: pipeplan solve --cluster local --workers {gpu_count or max(1, core_count)}"
     if plan.device == "cuda" and gpu_count < workers:
         raise LaunchError(
             f"the plan needs {_count(workers, 'CUDA device')}{_where(plan, environment)}, and this machine has "
-            f"{gpu_count or 'none'}; {instead}"
+            f"{gpu_count or 'none'}; {advice}"
         )
     if launches > 1:
         missing = [name for name in REQUIRED_VARIABLES if not environment.get(name)]
         if missing:
-            several = f"NNODES is {launches}: run launch.sh {launches} times"
+            requirement = f"NNODES is {launches}: run launch.sh {launches} times"
             if launches == plan.servers:
-                several = f"the plan spans {plan.servers} servers of {_workers_each(plan)}: run launch.sh on each"
+                requirement = f"the plan spans {plan.servers} servers of {_workers_each(plan)}: run launch.sh on each"
             raise LaunchError(
-                f"{several} with NODE_RANK=0 to {launches - 1}, and MASTER_ADDR and MASTER_PORT of server 0 (not set: "
-                f"{', '.join(missing)}); {instead}"
+                f"{requirement} with NODE_RANK=0 to {launches - 1}, and MASTER_ADDR and MASTER_PORT of server 0 "
+                f"(not set: {', '.join(missing)}); {advice}"
             )
         _check_node(environment["NODE_RANK"], launches)
     elif workers != plan.world:
@@ -146,7 +142,7 @@ def launch_count(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
 
 
 def workers_to_start(plan: LaunchPlan, environment: Mapping[str, str], gpu_count: int) -> int:
-    """Number of workers to start on this machine: those of the largest server where nothing tells which one it is.
+    """Number of workers to start on this machine, which is that of the largest server if its server is not known.
 
     Raises `LaunchError` for a wrong value of WORKERS.
     """

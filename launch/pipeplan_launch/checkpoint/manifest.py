@@ -1,7 +1,4 @@
-"""The manifest of a checkpoint, `manifest.json`. Torch-free.
-
-Reading and checking `manifest.json`, which is JSON, so that nothing in it is run. Torch-free.
-"""
+"""The manifest of a checkpoint, `manifest.json`. It is JSON, so that reading it runs no code. Torch-free."""
 
 from __future__ import annotations
 
@@ -96,7 +93,7 @@ class Manifest:
     state_dict: dict[str, str]
     """For every name in the model's state_dict, the name of the saved tensor: tied parameters are saved once."""
     optimizer: dict[str, Any]
-    """`groups` and `state`, in the form that `optimizers` writes."""
+    """`groups` and `state`, in the form that `optimizer_state.optimizer_state` writes."""
     tensors: dict[str, SavedTensor]
     files: dict[str, int]
     """Size in bytes of every file beside the manifest."""

@@ -1,4 +1,4 @@
-"""Averages the gradients of a stage's replicas at every update.
+"""Averages the gradients of a stage's replicas at every update, and their buffers when a segment has drained.
 
 Gradients are all-reduced in flat buckets (`buckets`). torch's DDP cannot be used: with several minibatches in flight,
 its hooks miss the second backward pass. The all-reduces of a group of minibatches start
@@ -14,8 +14,6 @@ the remaining buckets are sent; action U waits for all of them.
 A gradient is multiplied by share / total as it is written to its bucket. `share` is its minibatch's part of the group's
 samples and `total` the sum of these shares over the group, so the sum over replicas is the mean over samples. The total
 is known in advance unless the segment is ended early; so the shares are summed too, and the mean is corrected.
-
-Averages the buffers of a stage's replicas (running statistics, counters) when a segment has drained.
 """
 
 from __future__ import annotations
@@ -268,7 +266,7 @@ def _mean(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
 def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Replace each buffer by the replicas' mean (floating-point buffers) or maximum (integer counters).
 
-    Boolean buffers are left alone.
+    Buffers are running statistics and counters. Boolean ones are left alone.
     """
     for buffer in buffers:
         if buffer.is_floating_point():

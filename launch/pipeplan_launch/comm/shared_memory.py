@@ -3,9 +3,8 @@
 The receiver offers a slot for a message that it expects; the sender writes the message into the slot and notifies the
 receiver. Both notices are datagrams on a Unix socket, which also carries the slot's file descriptor. A thread that
 waits for a notice reads the socket itself, so no other thread has to be woken. Messages that are large, or that the
-receiver does not expect yet, are written by a separate thread while the worker computes.
-
-Connections between workers of one machine, through abstract Unix sockets that only their own user may use.
+receiver does not expect yet, are written by a separate thread while the worker computes. Workers connect through
+abstract Unix sockets, and accept connections of their own user only.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from pipeplan_launch.comm.ring_buffer import Slot, tensor_offsets, write_message
 
 AT_ONCE_BYTES = 512 * 1024
 """Messages up to this size are written at once: handing them to the writer thread would take longer."""
-
 OFFER, WRITTEN = range(2)
 _NOTICE = struct.Struct("<BBIQQ")
 _TIMEVAL = struct.Struct("ll")
 _FILE_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
-
 Key = tuple[int, int]
 """(direction, minibatch) of a message."""
+_HELLO = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -212,9 +210,6 @@ def set_socket_timeouts(connection: socket.socket, timeout_s: float) -> None:
     connection.setblocking(True)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6)))
-
-
-_HELLO = struct.Struct("<I")
 
 
 class LocalListener:

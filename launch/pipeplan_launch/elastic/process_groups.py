@@ -1,7 +1,4 @@
-"""Process groups of a run: joining the other workers, and exchanging small values with them.
-
-Runs a function in all workers of a group, where it may fail in any of them.
-"""
+"""Process groups of a run: joining the other workers, exchanging small values, and agreeing on failures."""
 
 from __future__ import annotations
 
@@ -28,12 +25,22 @@ from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
+T = TypeVar("T")
+
 # An idle worker, and the first stages at the end of an epoch, wait as long as the other workers need. The death of a
 # peer is noticed at once all the same, because its connection closes.
 NO_TIMEOUT = timedelta(days=30)
 LOST_MID_MESSAGE = "a worker was lost in the middle of a message"
 FINAL_ERROR_S = 10.0
-"""How long processes wait for process 0 to report an error of all: torchrun kills it as soon as one of them ends."""
+"""Time for process 0 to report an error that concerns all: torchrun kills it as soon as another process ends."""
+_attempt: list[Attempt] = []
+"""The attempt that this worker has joined; empty before."""
+_device_number: list[int] = []
+"""The number of this process's CUDA device among its visible devices; empty as long as ranks are not assigned."""
+
+
+class FailedElsewhere(Exception):
+    """Another worker has reported an error, so this one ends without a message."""
 
 
 @dataclass(frozen=True)
@@ -52,29 +59,11 @@ class Groups:
     """The assignment of processes to workers, servers and devices."""
 
 
-_attempt: list[Attempt] = []
-"""The attempt that this worker has joined; empty before."""
-_device_number: list[int] = []
-"""The number of this process's CUDA device among those that it sees; empty as long as ranks are not assigned."""
-
-
-def device_of(plan: LaunchPlan) -> torch.device:
-    """The device on which this worker computes. Raises `LaunchError` where a CUDA plan finds no CUDA device."""
-    if plan.device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise LaunchError("the plan is for CUDA devices, and torch finds none here")
-    number = _device_number[0] if _device_number else int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", number % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
 def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
     """Join the other workers as torchrun's environment says, assign ranks, and make the process groups.
 
     RANK in the environment is the worker's number in the plan from then on. Raises `LaunchError` (`PeerLost` if some
-    workers are missing) or `gathering.AllOver`.
+    workers are missing) or `LaunchOver`.
     """
     size = os.environ.get("WORLD_SIZE")
     if size is None or "RANK" not in os.environ:
@@ -103,6 +92,37 @@ def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
     return Groups(everyone, active, mine, flush, attempt, seats)
 
 
+def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
+    """Run `call` in all workers of the group; returns its result in this worker.
+
+    If it raises `LaunchError` in any of them, the failing worker with the lowest rank raises its error and all others
+    raise `FailedElsewhere`.
+    """
+    error, result = None, None
+    try:
+        result = call()
+    except LaunchError as caught:
+        error = caught
+    lowest = first_failure(error is not None, group)
+    if lowest is not None:
+        if error is not None and lowest == dist.get_rank():
+            raise error
+        raise FailedElsewhere
+    return result  # type: ignore[return-value]
+
+
+def device_of(plan: LaunchPlan) -> torch.device:
+    """The device on which this worker computes. Raises `LaunchError` if a CUDA plan finds no CUDA device."""
+    if plan.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise LaunchError("the plan is for CUDA devices, and torch finds none here")
+    number = _device_number[0] if _device_number else int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", number % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
 def _cards() -> list[str]:
     """UUIDs of the CUDA devices that this process sees, "" where torch does not provide one."""
     devices = (torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count()))
@@ -113,7 +133,7 @@ def _with_ranks(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, RankAssign
     """The attempt with this process's rank in the plan, and the rank assignment.
 
     If the number of processes differs from the plan's number of workers, process 0 raises `LaunchError` and the others
-    raise `gathering.AllOver`.
+    raise `LaunchOver`.
     """
     sizes = [plan.workers_on(server) for server in range(plan.servers)]
     if attempt.world != plan.world:
@@ -143,7 +163,7 @@ def will_restart() -> bool:
 def announce_end(fault: str | None = None, over: bool = False) -> None:
     """Announce to the next attempt that this worker ends in an orderly way.
 
-    `fault`: the fault that it noticed. `over`: whether there will be no next attempt.
+    `fault`: the fault that this worker noticed. `over`: whether there will be no next attempt.
     """
     if _attempt:
         _attempt[0].leave(fault, over)
@@ -230,29 +250,3 @@ def gather_at(value: Any, destination: int, group: dist.ProcessGroup) -> list[An
 
 def _lost_peers() -> AbstractContextManager[None]:
     return peer_loss_explained(f"rank {dist.get_rank()} lost another worker")
-
-
-T = TypeVar("T")
-
-
-class FailedElsewhere(Exception):
-    """Another worker has reported an error, so this one ends without a message."""
-
-
-def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
-    """Run `call` in all workers of the group; returns its result in this worker.
-
-    If it raises `LaunchError` in any of them, the failing worker with the lowest rank raises its error and all others
-    raise `FailedElsewhere`.
-    """
-    error, result = None, None
-    try:
-        result = call()
-    except LaunchError as caught:
-        error = caught
-    lowest = first_failure(error is not None, group)
-    if lowest is not None:
-        if error is not None and lowest == dist.get_rank():
-            raise error
-        raise FailedElsewhere
-    return result  # type: ignore[return-value]

@@ -16,12 +16,6 @@ announces when all processes are present.
 
 A process is numbered by its launcher's rank. Which worker of the plan it is follows from the locations of all processes
 (`pipeplan_launch.rank_mapping`), and may change in the next attempt.
-
-Notices that another server has restarted a worker of this attempt, which ends the attempt.
-
-The peers of a dead worker usually notice, because their connections to it close. But if Gloo has received the beginning
-of a message, it waits for the rest until its timeout: `Pair::signalException` wakes only those that wait for a message
-to begin.
 """
 
 from __future__ import annotations
@@ -55,6 +49,9 @@ from pipeplan_launch.rank_mapping.host_identity import (
 POLL_S = 0.01
 OVER_KEY = "over"
 STORE_LOST = "the workers' common store was lost"
+WATCH_INTERVAL_S = 0.5
+GRACE_S = 1.0
+"""Time for workers that notice the restart by themselves, since they can report the message they waited for."""
 
 
 class KeyValueStore(Protocol):
@@ -91,7 +88,7 @@ class Attempt:
     launch: KeyValueStore
     """The store with the keys of all attempts."""
     rank: int
-    """The worker of the plan that this process is, or the launcher's rank as long as ranks are not assigned."""
+    """Rank of this process in the plan, or the launcher's rank as long as ranks are not assigned."""
     world: int
     wheres: tuple[Location, ...] = ()
     """Locations of all processes, by the launcher's rank."""
@@ -227,25 +224,22 @@ def _workers_text(ranks: Sequence[int]) -> str:
     return f"worker{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
 
 
-EVERY_S = 0.5
-GRACE_S = 1.0
-"""Time for workers that notice by themselves, since they can report the message for which they waited."""
-
-
 def watch_for_restart(attempt: Attempt, act: Callable[[], None]) -> None:
-    """Start a thread that calls `act` once the attempt is over, if this worker has not noticed by itself.
+    """Start a thread that calls `act` once another server has restarted a worker of this attempt, which ends it.
 
-    Does nothing where one launcher started all workers, since it ends them.
+    The peers of a dead worker usually notice, because their connections to it close. But if Gloo has received the
+    beginning of a message, it waits for the rest until its timeout: `Pair::signalException` wakes only those that wait
+    for a message to begin. Does nothing if one launcher started all workers, since it ends them.
     """
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
         return
-    threading.Thread(target=_watch, args=(attempt, act), daemon=True, name="succession").start()
+    threading.Thread(target=_watch, args=(attempt, act), daemon=True, name="restart-watch").start()
 
 
 def _watch(attempt: Attempt, act: Callable[[], None]) -> None:
     with suppress(RuntimeError):  # the main thread notices by itself that the store is lost
         while not _is_succeeded(attempt):
-            time.sleep(EVERY_S)
+            time.sleep(WATCH_INTERVAL_S)
         time.sleep(GRACE_S)
         act()
 

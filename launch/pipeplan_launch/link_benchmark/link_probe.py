@@ -1,11 +1,8 @@
-"""Which workers talk to each other across servers under a plan, busiest first: the teams that a probe measures.
+"""Measures the rates that messages and all-reduces between servers reach, for about two seconds before training.
 
-Torch-free.
-
-Measures the rates that messages and all-reduces between servers reach, for about two seconds before training.
-
-All workers go through the same rounds, whether or not they take part in one. The time limit is for all rounds together:
-those that come after it is used up, which carry the least traffic, are left out.
+The teams that a probe measures are the workers that a plan makes communicate across servers, busiest first. All workers
+go through the same rounds, whether or not they take part in one. The time limit is for all rounds together: when it is
+used up, the remaining rounds, which carry the least traffic, are left out.
 """
 
 from __future__ import annotations
@@ -38,6 +35,11 @@ MOST_ROUNDS = 20
 """Rounds that a probe measures at most. With the default of two seconds, each then has a tenth of a second."""
 MOST_MINIBATCHES = 2_000
 """Minibatches by which the pairs of replicas of two stages are enumerated. Later ones mostly repeat these pairs."""
+PROBE_SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
+ENOUGH_S = 0.05
+"""A size whose operation takes longer than this is the last one of its round."""
+LEAST_S = 0.02
+"""A round does not begin if less time than this remains."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,18 @@ class CommunicatingTeam:
         return (links.ring if self.is_ring else links.message)(self.workers)
 
 
+@dataclass(frozen=True)
+class ProbeTask:
+    """The measurements of a probe. Worker 0 sends it to all workers."""
+
+    rounds: Sequence[Sequence[CommunicatingTeam]]
+    sizes: Sequence[Sequence[int]]
+    """Sizes of each round, in bytes."""
+    links: PlannedLinks
+    seconds: float
+    """Time limit for all rounds together."""
+
+
 def communicating_pairs(plan: LaunchPlan, stage: int) -> Iterator[tuple[int, int]]:
     """Pairs of a worker of a stage and a worker of the next stage between which minibatches travel."""
     senders, receivers = plan.pipeline[stage].workers, plan.pipeline[stage + 1].workers
@@ -68,7 +82,7 @@ def communicating_pairs(plan: LaunchPlan, stage: int) -> Iterator[tuple[int, int
 def teams_across_servers(plan: LaunchPlan, seats: RankAssignment) -> list[CommunicatingTeam]:
     """The busiest pair of every two servers that exchange messages, and every stage on several servers.
 
-    Sorted by `Team.share`, largest first.
+    Sorted by `CommunicatingTeam.share`, largest first.
     """
     busiest: dict[frozenset[int], CommunicatingTeam] = {}
     rings = []
@@ -94,25 +108,6 @@ def probe_rounds(plan: LaunchPlan, seats: RankAssignment) -> list[list[Communica
         return {seats.servers[worker] for worker in team.workers}
 
     return pack_rounds(teams_across_servers(plan, seats), servers_of)[:MOST_ROUNDS]
-
-
-PROBE_SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
-ENOUGH_S = 0.05
-"""A size whose operation takes longer than this is the last one of its round."""
-LEAST_S = 0.02
-"""A round does not begin with less time than this left."""
-
-
-@dataclass(frozen=True)
-class ProbeTask:
-    """The measurements of a probe. Worker 0 sends it to all workers."""
-
-    rounds: Sequence[Sequence[CommunicatingTeam]]
-    sizes: Sequence[Sequence[int]]
-    """Sizes of each round, in bytes."""
-    links: PlannedLinks
-    seconds: float
-    """Time limit for all rounds together."""
 
 
 def make_task(plan: LaunchPlan, rounds: Sequence[Sequence[CommunicatingTeam]], seconds: float) -> ProbeTask | None:

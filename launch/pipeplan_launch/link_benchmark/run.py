@@ -1,6 +1,6 @@
-"""One worker of the link benchmark, from the rendezvous to the end.
+"""Runs the link benchmark: as one worker under torchrun, or with workers forked from this process.
 
-The link benchmark without a launcher: workers are forked from this process, so that torch is imported once.
+Forking imports torch once for all workers.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ from pipeplan_launch.link_benchmark.survey import LinkBenchmark
 QUIET_S = 1.5
 """Delay before a worker without a message ends. torchrun kills all workers as soon as one has ended, and the one that
 reports the error must come first."""
+SHOW, DONE, FAILED = "show", "done", "failed"
+PATIENCE_S = 10.0
+"""Time for a worker to end after it has sent its results."""
 
 
 def measure_under_torchrun(settings: BenchmarkSettings, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
@@ -103,11 +106,6 @@ def _number(name: str) -> int:
     if not text.isdecimal():
         raise LaunchError(f"{name} is {text!r}: it must be a number, as torchrun sets it")
     return int(text)
-
-
-SHOW, DONE, FAILED = "show", "done", "failed"
-PATIENCE_S = 10.0
-"""Time for a worker to end after it has sent its results."""
 
 
 def measure_on_this_machine(

@@ -1,19 +1,4 @@
-"""The stage optimiser: trained parameters, their weight versions, the job's optimiser, its learning rates, and
-clipping.
-
-The learning rate of one stage, as torch's scheduler sets it.
-
-Stages make different numbers of updates in an epoch, so a scheduler cannot step once per update. It steps per epoch,
-or per minibatch of the pipeline: after each update it steps as many times as the update covers minibatches, so that
-all stages have the same rate for the same minibatch. The scheduler's state follows from how far training has come,
-and for `ReduceLROnPlateau` also from the test losses. A checkpoint holds both for any plan, so it needs no scheduler
-state.
-
-Gradient clipping by norm, as `torch.nn.utils.clip_grad_norm_` does it.
-
-If the schedule flushes, all stages update at the same point, and the norm is that of the whole model. Otherwise each
-stage updates at its own time, and waiting for the others would drain the pipeline, so each stage uses its own norm.
-"""
+"""The stage optimiser: the job's optimiser on one stage, with weight versions, learning rates and gradient clipping."""
 
 from __future__ import annotations
 
@@ -34,129 +19,7 @@ from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.weight_stash import WeightVersions
 from pipeplan_launch.telemetry.progress import print_status
 
-
-class LearningRates:
-    """Steps the job's scheduler, if it has one."""
-
-    keys: frozenset[str]
-    """Optimiser settings that follow from the job, the plan and the progress of training, and not from a checkpoint."""
-
-    def __init__(self, job: Job, optimizer: Optimizer, stage: StageInfo) -> None:
-        """`optimizer`: as the job built it. Raises `LaunchError` for a scheduler that cannot be stepped this way."""
-        self._optimizer = optimizer
-        self._by_minibatch = job.scheduler_interval == "minibatch"
-        initial = [dict(group) for group in optimizer.param_groups]
-        with user_code_errors("the job's scheduler"):
-            self._scheduler = job.make_scheduler(optimizer, stage)
-        if self.needs_test_loss and self._by_minibatch:
-            raise LaunchError(
-                "ReduceLROnPlateau follows the test loss, once an epoch: leave the job's scheduler_interval at 'epoch'"
-            )
-        changed = {
-            key
-            for group, settings in zip(optimizer.param_groups, initial, strict=True)
-            for key in group
-            if key not in settings or group[key] is not settings[key]
-        }
-        determined = self._scheduler is not None or job.rate_depends_on_stage
-        self.keys = frozenset({"lr"} | changed if determined else ())
-
-    @property
-    def current(self) -> float:
-        """The present rate of the first parameter group."""
-        rate: float | Tensor = self._optimizer.param_groups[0]["lr"]
-        return float(rate)
-
-    @property
-    def needs_test_loss(self) -> bool:
-        """Whether the rate depends on the test loss."""
-        return isinstance(self._scheduler, ReduceLROnPlateau)
-
-    def after_update(self, minibatches: int) -> None:
-        """Step for an update that averaged that many minibatches of the pipeline."""
-        if self._scheduler is not None and self._by_minibatch:
-            with user_code_errors("the job's scheduler"):
-                for _ in range(minibatches):
-                    self._scheduler.step()
-
-    def after_epoch(self, test_loss: float | None) -> None:
-        """Step for a finished epoch. `test_loss` is None if the epoch was not evaluated."""
-        if self._scheduler is None or self._by_minibatch:
-            return
-        with user_code_errors("the job's scheduler"):
-            if not isinstance(self._scheduler, ReduceLROnPlateau):
-                self._scheduler.step()
-            elif test_loss is not None and math.isfinite(test_loss):
-                self._scheduler.step(test_loss)
-
-    def catch_up(self, minibatches: int, test_losses: Sequence[float | None]) -> None:
-        """Step from the start of training to a checkpoint: that many minibatches, and epochs with these test losses."""
-        with warnings.catch_warnings():
-            # Torch warns if a scheduler steps before its optimiser, which has stepped in an earlier process.
-            warnings.simplefilter("ignore")
-            self.after_update(minibatches)
-            for loss in test_losses:
-                self.after_epoch(loss)
-
-
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-
-
-class GradientClipping:
-    """Scales the gradients of each update down to a largest norm."""
-
-    def __init__(
-        self, limit: float, group: dist.ProcessGroup | None, *, contributes: bool = True, warns: bool, where: str
-    ) -> None:
-        """`group`: all workers of all stages if the norm is that of the whole model. Its norm sums the gradients of
-        workers with `contributes`, one replica of each stage. Workers with `warns` print warnings, which call the
-        gradients those `where`.
-        """
-        self._limit, self._group, self._contributes = limit, group, contributes
-        self._warns, self._where = warns, where
-
-    def clip(self, gradients: Collection[Tensor]) -> float:
-        """Scale gradients in place; returns their norm before that."""
-        if any(gradient.layout is not torch.strided for gradient in gradients):
-            raise LaunchError("sparse gradients cannot be clipped: build the layer with sparse=False")
-        own = torch.nn.utils.get_total_norm(gradients)
-        norm = float(own)
-        if self._group is not None:
-            squares = torch.tensor([norm * norm if self._contributes else 0.0], dtype=torch.float64)
-            dist.all_reduce(squares, group=self._group)
-            norm = math.sqrt(float(squares))
-        if not math.isfinite(norm) and self._warns:
-            print_status(f"warning: the norm of the gradients {self._where}became non-finite ({norm})")
-            self._warns = False
-        factor = self._limit / (norm + _EPSILON)
-        if gradients and not factor >= 1.0:
-            torch._foreach_mul_(list(gradients), factor)
-        return norm
-
-
-def clipping_of(place: WorkerPlace, flush: dist.ProcessGroup | None) -> GradientClipping | None:
-    """The clipping that a worker's job asks for, or None. `flush`: all workers, if the schedule flushes."""
-    limit, schedule, stages = place.job.clip_norm, place.plan.schedule, len(place.plan.pipeline)
-    if limit is None:
-        return None
-    is_first = place.replica == 0
-    if stages == 1 or not schedule.flushes:
-        return GradientClipping(limit, None, warns=is_first, where="" if stages == 1 else f"of stage {place.stage} ")
-    assert flush is not None
-    return GradientClipping(
-        limit, flush, contributes=is_first, warns=is_first and place.is_last, where="of all stages "
-    )
-
-
-def clipping_note(place: WorkerPlace) -> str | None:
-    """A note for the user if clipping works stage by stage, otherwise None."""
-    stages = len(place.plan.pipeline)
-    if place.job.clip_norm is None or stages == 1 or place.plan.schedule.flushes:
-        return None
-    return (
-        f"{place.plan.schedule.name} updates each stage at its own time, so clip_norm {place.job.clip_norm:g} "
-        "limits the norm of each stage by itself"
-    )
 
 
 class StageOptimizer:
@@ -221,3 +84,136 @@ def _trainable(parameters: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
             seen.add(id(parameter))
             result[name] = parameter
     return result
+
+
+class LearningRates:
+    """Steps the job's scheduler, if it has one.
+
+    Stages make different numbers of updates in an epoch, so a scheduler cannot step once per update. It steps per
+    epoch, or per minibatch of the pipeline: after each update it steps as many times as the update covers
+    minibatches, so that all stages have the same rate for the same minibatch. The scheduler's state follows from how
+    far training has come, and for `ReduceLROnPlateau` also from the test losses. A checkpoint holds both for any
+    plan, so it needs no scheduler state.
+    """
+
+    keys: frozenset[str]
+    """Optimiser settings that follow from the job, the plan and the progress of training, and not from a checkpoint."""
+
+    def __init__(self, job: Job, optimizer: Optimizer, stage: StageInfo) -> None:
+        """`optimizer`: as the job built it. Raises `LaunchError` for a scheduler that cannot be stepped this way."""
+        self._optimizer = optimizer
+        self._by_minibatch = job.scheduler_interval == "minibatch"
+        initial = [dict(group) for group in optimizer.param_groups]
+        with user_code_errors("the job's scheduler"):
+            self._scheduler = job.make_scheduler(optimizer, stage)
+        if self.needs_test_loss and self._by_minibatch:
+            raise LaunchError(
+                "ReduceLROnPlateau follows the test loss, once an epoch: leave the job's scheduler_interval at 'epoch'"
+            )
+        changed = {
+            key
+            for group, settings in zip(optimizer.param_groups, initial, strict=True)
+            for key in group
+            if key not in settings or group[key] is not settings[key]
+        }
+        determined = self._scheduler is not None or job.rate_depends_on_stage
+        self.keys = frozenset({"lr"} | changed if determined else ())
+
+    @property
+    def current(self) -> float:
+        """The present rate of the first parameter group."""
+        rate: float | Tensor = self._optimizer.param_groups[0]["lr"]
+        return float(rate)
+
+    @property
+    def needs_test_loss(self) -> bool:
+        """Whether the rate depends on the test loss."""
+        return isinstance(self._scheduler, ReduceLROnPlateau)
+
+    def after_update(self, minibatches: int) -> None:
+        """Step for an update that averaged that many minibatches of the pipeline."""
+        if self._scheduler is not None and self._by_minibatch:
+            with user_code_errors("the job's scheduler"):
+                for _ in range(minibatches):
+                    self._scheduler.step()
+
+    def after_epoch(self, test_loss: float | None) -> None:
+        """Step for a finished epoch. `test_loss` is None if the epoch was not evaluated."""
+        if self._scheduler is None or self._by_minibatch:
+            return
+        with user_code_errors("the job's scheduler"):
+            if not isinstance(self._scheduler, ReduceLROnPlateau):
+                self._scheduler.step()
+            elif test_loss is not None and math.isfinite(test_loss):
+                self._scheduler.step(test_loss)
+
+    def catch_up(self, minibatches: int, test_losses: Sequence[float | None]) -> None:
+        """Step from the start of training to a checkpoint: that many minibatches, and epochs with these test losses."""
+        with warnings.catch_warnings():
+            # Torch warns if a scheduler steps before its optimiser, which has stepped in an earlier process.
+            warnings.simplefilter("ignore")
+            self.after_update(minibatches)
+            for loss in test_losses:
+                self.after_epoch(loss)
+
+
+class GradientClipping:
+    """Scales the gradients of each update down to a largest norm, as `torch.nn.utils.clip_grad_norm_` does.
+
+    If the schedule flushes, all stages update at the same point, and the norm is that of the whole model. Otherwise
+    each stage updates at its own time, and waiting for the others would drain the pipeline, so each stage uses its
+    own norm.
+    """
+
+    def __init__(
+        self, limit: float, group: dist.ProcessGroup | None, *, contributes: bool = True, warns: bool, where: str
+    ) -> None:
+        """`group`: all workers of all stages if the norm is that of the whole model. Its norm sums the gradients of
+        workers with `contributes`, one replica of each stage. Workers with `warns` print warnings, which call the
+        gradients those `where`.
+        """
+        self._limit, self._group, self._contributes = limit, group, contributes
+        self._warns, self._where = warns, where
+
+    def clip(self, gradients: Collection[Tensor]) -> float:
+        """Scale gradients in place; returns their norm before that."""
+        if any(gradient.layout is not torch.strided for gradient in gradients):
+            raise LaunchError("sparse gradients cannot be clipped: build the layer with sparse=False")
+        own = torch.nn.utils.get_total_norm(gradients)
+        norm = float(own)
+        if self._group is not None:
+            squares = torch.tensor([norm * norm if self._contributes else 0.0], dtype=torch.float64)
+            dist.all_reduce(squares, group=self._group)
+            norm = math.sqrt(float(squares))
+        if not math.isfinite(norm) and self._warns:
+            print_status(f"warning: the norm of the gradients {self._where}became non-finite ({norm})")
+            self._warns = False
+        factor = self._limit / (norm + _EPSILON)
+        if gradients and not factor >= 1.0:
+            torch._foreach_mul_(list(gradients), factor)
+        return norm
+
+
+def clipping_of(place: WorkerPlace, flush: dist.ProcessGroup | None) -> GradientClipping | None:
+    """The clipping that a worker's job asks for, or None. `flush`: all workers, if the schedule flushes."""
+    limit, schedule, stages = place.job.clip_norm, place.plan.schedule, len(place.plan.pipeline)
+    if limit is None:
+        return None
+    is_first = place.replica == 0
+    if stages == 1 or not schedule.flushes:
+        return GradientClipping(limit, None, warns=is_first, where="" if stages == 1 else f"of stage {place.stage} ")
+    assert flush is not None
+    return GradientClipping(
+        limit, flush, contributes=is_first, warns=is_first and place.is_last, where="of all stages "
+    )
+
+
+def clipping_note(place: WorkerPlace) -> str | None:
+    """A note for the user if clipping works stage by stage, otherwise None."""
+    stages = len(place.plan.pipeline)
+    if place.job.clip_norm is None or stages == 1 or place.plan.schedule.flushes:
+        return None
+    return (
+        f"{place.plan.schedule.name} updates each stage at its own time, so clip_norm {place.job.clip_norm:g} "
+        "limits the norm of each stage by itself"
+    )

@@ -1,6 +1,6 @@
 """The main cause of the difference between a run's predicted and measured pace, as a sentence.
 
-`whatif.attribute` finds the cause from the run's summary. If no stage is busy in most of the difference, the stages
+`pace_model.attribute` finds the cause from the run's summary. If no stage is busy in most of the difference, the stages
 wait for each other or for a link.
 """
 
@@ -103,7 +103,7 @@ def _term_text(model: PaceModel, index: int, name: str, share: float) -> str:
 
 
 def _core_note(stage: StageBusyTimes, name: str) -> str:
-    """A note where the table shows another figure, which includes waiting for a core."""
+    """A note if the table shows another figure, which includes waiting for a core."""
     apart = stage.shown[CORE] > WORTH_SAYING * sum(stage.shown.values()) and name not in (CORE, "sync_s")
     return " without waiting for a core" if apart else ""
 

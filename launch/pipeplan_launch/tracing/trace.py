@@ -58,7 +58,7 @@ def dimension_at(dimension: Dimension, batch: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class TracedModel:
-    """A model as a DAG of layers, which `stage_program` cuts into stages."""
+    """A model as a DAG of layers, which `split` cuts into stages."""
 
     layers: tuple[LayerInfo, ...]
     """Layers in topological order; the last is `loss`, which consumes the model's outputs."""
