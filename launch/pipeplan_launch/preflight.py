@@ -26,7 +26,7 @@ from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
 from pipeplan_launch.telemetry import run_folder
-from pipeplan_launch.torch_check import lacking
+from pipeplan_launch.torch_check import version_problem
 
 MIN_FREE_BYTES = 2**20
 """Free space below which a run folder is refused."""
@@ -59,7 +59,7 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
 
 def check_torch() -> None:
     """Raise `LaunchError` if torch is missing or too old. The workers report later if it cannot be imported."""
-    if problem := lacking():
+    if problem := version_problem():
         raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
 
 
@@ -112,7 +112,7 @@ def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: 
     advice = f"for this machine: pipeplan solve --cluster local --workers {gpu_count or max(1, core_count)}"
     if plan.device == "cuda" and gpu_count < workers:
         raise LaunchError(
-            f"the plan needs {_count(workers, 'CUDA device')}{_where(plan, environment)}, and this machine has "
+            f"the plan needs {_count(workers, 'CUDA device')}{_place_text(plan, environment)}, and this machine has "
             f"{gpu_count or 'none'}; {advice}"
         )
     if launches > 1:
@@ -169,7 +169,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _where(plan: LaunchPlan, environment: Mapping[str, str]) -> str:
+def _place_text(plan: LaunchPlan, environment: Mapping[str, str]) -> str:
     if environment.get("WORKERS"):
         return " on this machine (by WORKERS)"
     if plan.server_sizes:

@@ -50,8 +50,9 @@ class Workers:
             get=lambda key: self.store[key].encode(),
             check=lambda keys: all(key in self.store for key in keys),
         )
-        seats = RankAssignment.of([1, 1], [Location(host, host, "") for host in hosts])
-        groups: Any = SimpleNamespace(seats=seats, everyone=None, attempt=SimpleNamespace(launch=launch))
+        assignment = RankAssignment.of([1, 1], [Location(host, host, "") for host in hosts])
+        attempt = SimpleNamespace(launch_store=launch)
+        groups: Any = SimpleNamespace(assignment=assignment, everyone=None, attempt=attempt)
         for self.rank, (plan, probe_s) in enumerate(options):
             checking.check_planned_links(plan, groups, probe_s, 1.0)
         return self.probed

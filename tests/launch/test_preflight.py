@@ -68,10 +68,10 @@ def test_a_torch_that_is_missing_or_broken_is_said_before_devices(
 ) -> None:
     folder = write_plan(tmp_path, [content | {"device": "cuda"} for content in stage_contents([1])])
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(preflight, "lacking", lambda: None)
+    monkeypatch.setattr(preflight, "version_problem", lambda: None)
     assert main([str(folder)]) == 2
     assert "running a plan needs torch, and importing it failed: " in capsys.readouterr().err
-    monkeypatch.setattr(preflight, "lacking", lambda: ("torch is not installed", "pip install it"))
+    monkeypatch.setattr(preflight, "version_problem", lambda: ("torch is not installed", "pip install it"))
     monkeypatch.setattr(preflight, "gpus", lambda: 0)
     assert main([str(folder)]) == 2
     assert capsys.readouterr().err == "error: running a plan needs torch: torch is not installed; pip install it\n"

@@ -32,12 +32,14 @@ class Position:
     """Number of minibatches in the epoch."""
 
     @property
-    def whole(self) -> bool:
+    def epoch_trained(self) -> bool:
         """Whether the epoch's training is finished; its evaluation may not be."""
         return self.minibatch == self.minibatches
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch + 1}" if self.whole else f"epoch {self.epoch + 1}, minibatch {self.minibatch}"
+        return (
+            f"epoch {self.epoch + 1}" if self.epoch_trained else f"epoch {self.epoch + 1}, minibatch {self.minibatch}"
+        )
 
 
 @dataclass
@@ -105,13 +107,13 @@ class Manifest:
 
     def as_json(self) -> dict[str, Any]:
         """The content of manifest.json."""
-        at, loss = self.position, self.history.loss_sum
+        position, loss = self.position, self.history.loss_sum
         return {
             "format": CHECKPOINT_FORMAT,
             "version": CHECKPOINT_VERSION,
-            "epoch": at.epoch,
-            "minibatch": at.minibatch,
-            "minibatches": at.minibatches,
+            "epoch": position.epoch,
+            "minibatch": position.minibatch,
+            "minibatches": position.minibatches,
             "minibatch_samples": self.minibatch_samples,
             "samples": self.samples,
             "seed": self.seed,
@@ -188,7 +190,7 @@ def _manifest(folder: Path, content: dict[str, Any], where: str) -> Manifest:
         tensors={name: _tensor(name, tensor, files, where) for name, tensor in tensors.items()},
         files=files,
     )
-    if manifest.finished > manifest.position.epoch + manifest.position.whole:
+    if manifest.finished > manifest.position.epoch + manifest.position.epoch_trained:
         raise LaunchError(f"{where}: it has the results of {manifest.finished} epochs but ends earlier: it was damaged")
     return manifest
 

@@ -87,7 +87,7 @@ class SharedMemoryChannel:
         """Ask the other end to write a message of `size` bytes into this slot."""
         file = None if self.peer in slot.known else slot.file
         slot.known.add(self.peer)
-        self._tell(_Notice(OFFER, key, slot.number, size, file))
+        self._notify(_Notice(OFFER, key, slot.number, size, file))
 
     def wait_for(self, key: Key) -> None:
         """Wait until a message is in the slot that was offered for it."""
@@ -133,12 +133,12 @@ class SharedMemoryChannel:
         if offer.size != sending.size:
             raise OSError(f"the message has {sending.size} bytes where {offer.size} were expected")
         write_message(self._files[offer.slot], sending.tensors)
-        self._tell(_Notice(WRITTEN, sending.key))
+        self._notify(_Notice(WRITTEN, sending.key))
         with self._turn:
             sending.tensors, sending.done = (), True
             self._turn.notify_all()
 
-    def _tell(self, notice: _Notice) -> None:
+    def _notify(self, notice: _Notice) -> None:
         files = [] if notice.file is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [notice.file]))]
         self._socket.sendmsg([notice.packed()], files)
 
@@ -226,8 +226,8 @@ class LocalListener:
         self.address = f"{boot}/{network}/{os.getuid()}/{name}"
         """`BOOT/NETWORK/USER/NAME`: workers that can connect to each other have the same text before the last slash."""
 
-    def link(self, rank: int, addresses: dict[int, str], timeout_s: float) -> dict[int, SharedMemoryChannel]:
-        """Links to the workers at these addresses, by rank. Lower ranks connect to higher ones. Raises `OSError`."""
+    def connect(self, rank: int, addresses: dict[int, str], timeout_s: float) -> dict[int, SharedMemoryChannel]:
+        """Channels to the workers at these addresses, by rank. Lower ranks connect to higher ones. Raises `OSError`."""
         connections: dict[int, socket.socket] = {}
         for peer in (one for one in addresses if one > rank):
             connections[peer] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -55,7 +55,7 @@ class Groups:
     flush: dist.ProcessGroup | None
     """The workers that belong to a stage, if the schedule flushes and there are several stages; else None."""
     attempt: Attempt
-    seats: RankAssignment
+    assignment: RankAssignment
     """The assignment of processes to workers, servers and devices."""
 
 
@@ -69,27 +69,27 @@ def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
     if size is None or "RANK" not in os.environ:
         raise LaunchError("this is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder")
     attempt = rendezvous.join_attempt(timeout_s, _cards() if plan.device == "cuda" else ())
-    attempt, seats = _with_ranks(plan, attempt)
+    attempt, assignment = _with_ranks(plan, attempt)
     timeout, rank = timedelta(seconds=timeout_s), attempt.rank
     _attempt[:] = [attempt]
     call_before_exit(lambda over: announce_end(over=over))
-    rendezvous.watch_for_restart(attempt, _end_as_succeeded)
-    if seats.is_one_server and seats.is_one_network and Path("/sys/class/net/lo").exists():
+    rendezvous.watch_for_restart(attempt, _end_as_superseded)
+    if assignment.is_one_server and assignment.is_one_network and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no socket has to listen on the network
-    backend = "cpu:gloo,cuda:nccl" if plan.device == "cuda" and seats.own_device_each() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if plan.device == "cuda" and assignment.own_device_each() else "gloo"
     with peer_loss_explained(f"rank {rank} could not connect to the other workers"):
-        dist.init_process_group(backend, store=attempt.store, rank=rank, world_size=plan.world, timeout=timeout)
+        dist.init_process_group(backend, store=attempt.torch_store, rank=rank, world_size=plan.world, timeout=timeout)
         everyone = _group(list(range(plan.world)), "gloo", NO_TIMEOUT)
         active = _group(list(plan.active), "gloo", NO_TIMEOUT)
         flush = None
         if plan.schedule.flushes and len(plan.pipeline) > 1:
             flush = _group(list(plan.active), "gloo", timeout)
-        mine = None
+        own_replicas = None
         for stage in plan.pipeline:
             if len(stage.workers) > 1:
                 group = _group(list(stage.workers), backend, timeout)
-                mine = group if rank in stage.workers else mine
-    return Groups(everyone, active, mine, flush, attempt, seats)
+                own_replicas = group if rank in stage.workers else own_replicas
+    return Groups(everyone, active, own_replicas, flush, attempt, assignment)
 
 
 def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
@@ -141,18 +141,18 @@ def _with_ranks(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, RankAssign
         if attempt.rank:
             attempt.await_end(FINAL_ERROR_S)
             raise rendezvous.LaunchOver
-        started = RankAssignment.of([attempt.world], attempt.wheres).started()
+        started = RankAssignment.of([attempt.world], attempt.locations).started()
         on_servers = f" ({', '.join(map(str, sizes))} on its servers)" if len(sizes) > 1 else ""
         raise LaunchError(
             f"the plan has {plan.world} workers{on_servers}, and {attempt.world} were started, {started}: run its "
             "launch.sh on every server; WORKERS sets how many one launch starts"
         )
-    seats = RankAssignment.of(sizes, attempt.wheres)
+    assignment = RankAssignment.of(sizes, attempt.locations)
     process = attempt.rank
-    _device_number[:] = [seats.device(process)]
-    os.environ["RANK"] = str(seats.workers[process])
-    restart_state.remember_workers(seats.workers)
-    return replace(attempt, rank=seats.workers[process]), seats
+    _device_number[:] = [assignment.device(process)]
+    os.environ["RANK"] = str(assignment.workers[process])
+    restart_state.remember_workers(assignment.workers)
+    return replace(attempt, rank=assignment.workers[process]), assignment
 
 
 def will_restart() -> bool:
@@ -169,13 +169,13 @@ def announce_end(fault: str | None = None, over: bool = False) -> None:
         _attempt[0].leave(fault, over)
 
 
-def _end_as_succeeded() -> None:
+def _end_as_superseded() -> None:
     """End this worker after another server has restarted one. Called in a thread, as the main thread is blocked."""
     if will_restart():
         announce_end(fault=LOST_MID_MESSAGE)
         os._exit(restart_state.STATUS_PEER_LOST)
     print(f"error: {LOST_MID_MESSAGE}", file=sys.stderr, flush=True)
-    restart_state.give_up(2)
+    restart_state.record_final_status(2)
     announce_end(over=True)
     os._exit(2)
 
@@ -216,11 +216,11 @@ def synchronise_workers(group: dist.ProcessGroup) -> float:
     """
     wait_for(group)
     # Processes of one boot of a system share a clock, even in different containers.
-    mine = torch.tensor([crc32(machine_and_network()[0].encode()), time.perf_counter()], dtype=torch.float64)
-    theirs = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
+    own_replicas = torch.tensor([crc32(machine_and_network()[0].encode()), time.perf_counter()], dtype=torch.float64)
+    theirs = [torch.zeros_like(own_replicas) for _ in range(dist.get_world_size(group))]
     with _lost_peers():
-        dist.all_gather(theirs, mine, group=group)
-    return min(float(moment) for machine, moment in theirs if machine == mine[0])
+        dist.all_gather(theirs, own_replicas, group=group)
+    return min(float(moment) for machine, moment in theirs if machine == own_replicas[0])
 
 
 def broadcast(value: Any, source: int, group: dist.ProcessGroup) -> Any:

@@ -51,58 +51,60 @@ def check_planned_links(plan: LaunchPlan, groups: Groups, probe_s: float, timeou
     All workers call this. Nothing is measured where all workers are on one server, nor after a restart on the same
     servers. Worker 0's options and plan decide what is measured.
     """
-    seats = groups.seats
-    if seats.is_one_server:
+    assignment = groups.assignment
+    if assignment.is_one_server:
         return []
-    leads = dist.get_rank() == 0
-    agenda = process_groups.broadcast(_agenda(plan, groups, probe_s) if leads else None, 0, groups.everyone)
-    if agenda is None:
+    is_worker_0 = dist.get_rank() == 0
+    check = process_groups.broadcast(_choose_check(plan, groups, probe_s) if is_worker_0 else None, 0, groups.everyone)
+    if check is None:
         return []
-    measured = probe_links(plan, agenda.task, groups, timeout_s) if agenda.task is not None else {}
-    if not leads:
+    measured = probe_links(plan, check.task, groups, timeout_s) if check.task is not None else {}
+    if not is_worker_0:
         return []
     with peer_loss_explained(STORE_LOST):
-        groups.attempt.launch.set(CHECKED_KEY, _servers(groups))
-    return link_notes(plan, seats, measured)
+        groups.attempt.launch_store.set(CHECKED_KEY, _servers(groups))
+    return link_notes(plan, assignment, measured)
 
 
-def _agenda(plan: LaunchPlan, groups: Groups, probe_s: float) -> LinkCheck | None:
+def _choose_check(plan: LaunchPlan, groups: Groups, probe_s: float) -> LinkCheck | None:
     """The check that this attempt needs; None if there is nothing to check."""
-    launch = groups.attempt.launch
+    launch_store = groups.attempt.launch_store
     with peer_loss_explained(STORE_LOST):
-        if plan.emulated or (launch.check([CHECKED_KEY]) and launch.get(CHECKED_KEY).decode() == _servers(groups)):
+        if plan.emulated or (
+            launch_store.check([CHECKED_KEY]) and launch_store.get(CHECKED_KEY).decode() == _servers(groups)
+        ):
             return None
-    teams = probe_rounds(plan, groups.seats) if probe_s and plan.links is not None else []
+    teams = probe_rounds(plan, groups.assignment) if probe_s and plan.links is not None else []
     return LinkCheck(make_task(plan, teams, probe_s) if teams else None)
 
 
 def _servers(groups: Groups) -> str:
-    seats = groups.seats
-    servers = dict(zip(seats.workers, (where.server for where in seats.wheres), strict=True))
+    assignment = groups.assignment
+    servers = dict(zip(assignment.workers, (where.server for where in assignment.locations), strict=True))
     return repr(sorted(servers.items()))
 
 
-def link_notes(plan: LaunchPlan, seats: RankAssignment, measured: Mapping[CommunicatingTeam, float]) -> list[str]:
+def link_notes(plan: LaunchPlan, assignment: RankAssignment, measured: Mapping[CommunicatingTeam, float]) -> list[str]:
     """At most one line about workers on other servers than planned, and one about slow links.
 
     `measured`: the rates in bytes/s that a probe found; empty where nothing was measured.
     """
-    inside = {team: rate for team, rate in measured.items() if _is_planned_on_one_server(team, seats)}
+    inside = {team: rate for team, rate in measured.items() if _is_planned_on_one_server(team, assignment)}
     lines = []
-    if seats.apart:
+    if assignment.divided_servers:
         worst = _worst(plan, inside)
         rates = "" if worst is None else f": {_rates(plan, worst, inside[worst])}"
         if worst is not None or not inside:
             lines.append(
-                f"note: {_apart(seats)}{rates}; start as many workers on each server as the plan has there, or solve "
-                "again for these servers"
+                f"note: {_divided_text(assignment)}{rates}; start as many workers on each server as the plan has "
+                "there, or solve again for these servers"
             )
     between = {team: rate for team, rate in measured.items() if team not in inside}
     slowest = _worst(plan, between)
     if slowest is not None:
         lines.append(
-            f"note: {_link(seats, slowest)}: {_rates(plan, slowest, between[slowest])}; check the network, or measure "
-            "it with pipeplan profile --links and solve again"
+            f"note: {_link_text(assignment, slowest)}: {_rates(plan, slowest, between[slowest])}; check the network, "
+            "or measure it with pipeplan profile --links and solve again"
         )
     return lines
 
@@ -116,8 +118,8 @@ def format_rate(rate: float) -> str:
     return f"{bits / 1e3:.3g} Kbit/s"
 
 
-def _is_planned_on_one_server(team: CommunicatingTeam, seats: RankAssignment) -> bool:
-    return len({seats.meant[worker] for worker in team.workers}) == 1
+def _is_planned_on_one_server(team: CommunicatingTeam, assignment: RankAssignment) -> bool:
+    return len({assignment.planned_servers[worker] for worker in team.workers}) == 1
 
 
 def _worst(plan: LaunchPlan, measured: Mapping[CommunicatingTeam, float]) -> CommunicatingTeam | None:
@@ -143,19 +145,20 @@ def _rates(plan: LaunchPlan, team: CommunicatingTeam, rate: float) -> str:
     return f"planned {format_rate(planned)}, measured {format_rate(rate)}, {planned / rate:.2g} times slower"
 
 
-def _apart(seats: RankAssignment) -> str:
-    named = [_numbers(workers) for workers in seats.apart[:MOST_NAMED]]
-    more = len(seats.apart) - len(named)
-    servers = list(dict.fromkeys(seats.name(seats.servers[worker]) for worker in seats.apart[0]))
+def _divided_text(assignment: RankAssignment) -> str:
+    divided = assignment.divided_servers
+    named = [_numbers(workers) for workers in divided[:MOST_NAMED]]
+    more = len(divided) - len(named)
+    servers = list(dict.fromkeys(assignment.name(assignment.servers[worker]) for worker in divided[0]))
     where = f"on different machines ({', '.join(servers[:4])}{', …' if len(servers) > 4 else ''})"
     who = "; ".join(named) + (f" and those of {more} more servers" if more else "")
-    return f"workers {who}, meant to share a server{' each' if len(seats.apart) > 1 else ''}, are {where}"
+    return f"workers {who}, meant to share a server{' each' if len(divided) > 1 else ''}, are {where}"
 
 
-def _link(seats: RankAssignment, team: CommunicatingTeam) -> str:
+def _link_text(assignment: RankAssignment, team: CommunicatingTeam) -> str:
     if team.is_ring:
         return f"all-reduces of stage {team.stage} between servers"
-    ends = " and ".join(dict.fromkeys(seats.name(seats.servers[worker]) for worker in team.workers))
+    ends = " and ".join(dict.fromkeys(assignment.name(assignment.servers[worker]) for worker in team.workers))
     return f"the link between {ends}"
 
 

@@ -79,7 +79,7 @@ def communicating_pairs(plan: LaunchPlan, stage: int) -> Iterator[tuple[int, int
     return ((senders[number % len(senders)], receivers[number % len(receivers)]) for number in range(count))
 
 
-def teams_across_servers(plan: LaunchPlan, seats: RankAssignment) -> list[CommunicatingTeam]:
+def teams_across_servers(plan: LaunchPlan, assignment: RankAssignment) -> list[CommunicatingTeam]:
     """The busiest pair of every two servers that exchange messages, and every stage on several servers.
 
     Sorted by `CommunicatingTeam.share`, largest first.
@@ -91,23 +91,23 @@ def teams_across_servers(plan: LaunchPlan, seats: RankAssignment) -> list[Commun
         if stage + 1 < len(plan.pipeline):
             share = (prediction.boundary_s or 0.0) / pace
             for pair in communicating_pairs(plan, stage):
-                ends = frozenset(seats.servers[worker] for worker in pair)
+                ends = frozenset(assignment.servers[worker] for worker in pair)
                 if len(ends) > 1 and (ends not in busiest or busiest[ends].share < share):
                     busiest[ends] = CommunicatingTeam(pair, stage, False, share)
         workers = plan.pipeline[stage].workers
-        if plan.mode == "training" and len({seats.servers[worker] for worker in workers}) > 1:
+        if plan.mode == "training" and len({assignment.servers[worker] for worker in workers}) > 1:
             allreduce_s = (prediction.sync_s or 0.0) / (plan.accumulate or len(workers))
             rings.append(CommunicatingTeam(workers, stage, True, allreduce_s / pace))
     return sorted([*busiest.values(), *rings], key=lambda team: (-team.share, team.stage, team.workers))
 
 
-def probe_rounds(plan: LaunchPlan, seats: RankAssignment) -> list[list[CommunicatingTeam]]:
+def probe_rounds(plan: LaunchPlan, assignment: RankAssignment) -> list[list[CommunicatingTeam]]:
     """The teams by rounds. Teams of one round are measured at the same time, as they have no server in common."""
 
     def servers_of(team: CommunicatingTeam) -> set[Hashable]:
-        return {seats.servers[worker] for worker in team.workers}
+        return {assignment.servers[worker] for worker in team.workers}
 
-    return pack_rounds(teams_across_servers(plan, seats), servers_of)[:MOST_ROUNDS]
+    return pack_rounds(teams_across_servers(plan, assignment), servers_of)[:MOST_ROUNDS]
 
 
 def make_task(plan: LaunchPlan, rounds: Sequence[Sequence[CommunicatingTeam]], seconds: float) -> ProbeTask | None:

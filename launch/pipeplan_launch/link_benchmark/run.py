@@ -32,8 +32,8 @@ from pipeplan_launch.link_benchmark.config import (
     ServerShare,
     ShowProgress,
 )
+from pipeplan_launch.link_benchmark.loss_detector import LossDetector
 from pipeplan_launch.link_benchmark.rendezvous import (
-    LossDetector,
     ReportedElsewhere,
     WorkerDescription,
     describe_worker,
@@ -78,21 +78,21 @@ def run_benchmark_worker(
     """
     torch.set_num_threads(1)
     keep_freed_memory()
-    meeting = meet_workers(store, rank, world, _hello_or_refusal(settings), settings.timeout_s)
-    parting = LossDetector(meeting)
+    participants = meet_workers(store, rank, world, _description_or_refusal(settings), settings.timeout_s)
+    loss_detector = LossDetector(participants)
     try:
-        device, backend = join_process_group(meeting, settings.timeout_s)
-        survey = LinkBenchmark(meeting, settings, device, backend)
+        device, backend = join_process_group(participants, settings.timeout_s)
+        survey = LinkBenchmark(participants, settings, device, backend)
         measured = survey.run(levels, show)
         process_groups.wait_for(survey.everyone)
-        parting.end()
+        loss_detector.end()
         dist.destroy_process_group()
     except LaunchError as error:
-        raise parting.explain(error) from error
+        raise loss_detector.explain(error) from error
     return measured
 
 
-def _hello_or_refusal(settings: BenchmarkSettings) -> WorkerDescription | str:
+def _description_or_refusal(settings: BenchmarkSettings) -> WorkerDescription | str:
     if settings.refusal:
         return settings.refusal
     try:

@@ -30,7 +30,7 @@ MAX_REPLAYED_MINIBATCHES = 2000
 """Largest number of minibatches that the check of the schedule replays."""
 
 _NAME = re.compile(r"stage-(\d+)\.json")
-_SHARED = (
+_SHARED_KEYS = (
     *("plan", "mode", "model", "minibatch", "profile", "device", "servers", "workers_per_server", "server_sizes"),
     *("schedule", "pipeline", "links"),
 )
@@ -80,7 +80,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One plan, as all its stage files state it."""
+    """A plan, as read from all its stage files."""
 
     plan: str
     mode: str
@@ -107,7 +107,7 @@ class LaunchPlan:
     profile: str = ""
     """Source of the predicted times: `measured`, `modelled`, `imported` or `calibrated`; empty if unknown."""
     emulated: tuple[EmulatedStage, ...] = ()
-    """What every stage emulates instead of computing; empty if the model itself runs."""
+    """Descriptions of the stages to emulate; empty if the model itself runs."""
     links: PlannedLinks | None = None
     """The link rates that the plan was made for, if its files hold them."""
 
@@ -145,7 +145,7 @@ class LaunchPlan:
 def load_plan(folder: Path) -> LaunchPlan:
     """Read and check a plan folder. Raises `LaunchError`."""
     files = _stage_files(folder)
-    raw = {index: _read(path) for index, path in files.items()}
+    raw = {index: _read_stage_file(path) for index, path in files.items()}
     first = raw[0] if 0 in raw else raw[min(raw)]
     stages = json_fields.listing(first, "pipeline", str(files[min(raw)]))
     _check_complete(folder, files, len(stages))
@@ -155,7 +155,7 @@ def load_plan(folder: Path) -> LaunchPlan:
             raise LaunchError(
                 f"{files[index]} is of stage {content['stage']}: it was renamed; solve again with --force"
             )
-    shared = _shared(first, str(files[0]))
+    shared = _shared_fields(first, str(files[0]))
     plan = replace(
         shared,
         layers=tuple(json_fields.names(raw[index], "layers", str(files[index])) for index in range(len(stages))),
@@ -188,7 +188,7 @@ def _check_complete(folder: Path, files: Mapping[int, Path], count: int) -> None
         raise LaunchError(f"{files[surplus[0]]} does not belong to this plan, which has {count} stages")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_stage_file(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -206,12 +206,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _check_agrees(reference: Path, first: Mapping[str, Any], path: Path, content: Mapping[str, Any]) -> None:
-    for key in _SHARED:
+    for key in _SHARED_KEYS:
         if content.get(key) != first.get(key):
             raise LaunchError(f"{path} and {reference.name} disagree on {key!r}: they are of different plans")
 
 
-def _shared(content: dict[str, Any], where: str) -> LaunchPlan:
+def _shared_fields(content: dict[str, Any], where: str) -> LaunchPlan:
     """The part of the plan that all stages share, from the content of one stage file."""
     model = json_fields.mapping(content, "model", where)
     mode = json_fields.choice(content, "mode", where, ("training", "inference"))

@@ -128,7 +128,7 @@ def _explanation(model: PaceModel, stage: StageBusyTimes, name: str) -> str:
         return "other programs use this machine"
     if name == "load_s":
         return "`Data(processes=…)` reads ahead"
-    return "what computes little is bound by it; larger minibatches or fewer stages help"
+    return "it dominates where stages compute little; larger minibatches or fewer stages help"
 
 
 def _waiting(model: PaceModel, predicted_s: float, measured_s: float, share: float) -> Cause:
