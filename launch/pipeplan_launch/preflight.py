@@ -67,7 +67,7 @@ def _check_room(run: Path) -> None:
     """Raise `LaunchError` if the disk is full or the folder cannot be written to."""
     with explain_errors(run, "writing the run folder"):
         if any(place.exists() and not place.is_dir() for place in (run, *run.parents)):
-            raise LaunchError(f"{run} is not a folder, nor can it be made one: choose another --run-dir")
+            raise LaunchError(f"{run} cannot be a folder, because it or a parent is a file: choose another --run-dir")
         existing = next(place for place in (run, *run.absolute().parents) if place.is_dir())
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(MIN_FREE_BYTES))

@@ -191,7 +191,10 @@ class GradientReducer:
             _check_dense(name, gradient)
         if name in bucket.filled:
             if bucket.index < self._next_bucket or gradient is None:
-                raise LaunchError(f"one backward made the gradient of {name!r} twice, the second time too late")
+                raise LaunchError(
+                    f"the backward pass made the gradient of {name!r} again after it was sent to the other replicas: "
+                    "solve for a plan without replicas of its stage"
+                )
             view.add_(gradient, alpha=share * scale)
             return
         if total is None:

@@ -67,7 +67,9 @@ def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
     """
     size = os.environ.get("WORLD_SIZE")
     if size is None or "RANK" not in os.environ:
-        raise LaunchError("this is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder")
+        raise LaunchError(
+            "this command is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder"
+        )
     attempt = rendezvous.join_attempt(timeout_s, _cards() if plan.device == "cuda" else ())
     attempt, assignment = _with_ranks(plan, attempt)
     timeout, rank = timedelta(seconds=timeout_s), attempt.rank
@@ -116,7 +118,7 @@ def device_of(plan: LaunchPlan) -> torch.device:
     if plan.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise LaunchError("the plan is for CUDA devices, and torch finds none here")
+        raise LaunchError("the plan is for CUDA devices, and torch finds none on this machine")
     number = _device_number[0] if _device_number else int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", number % torch.cuda.device_count())
     torch.cuda.set_device(device)

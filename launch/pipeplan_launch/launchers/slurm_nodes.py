@@ -79,7 +79,7 @@ def _address(node: str) -> str:
     for line in output_lines("scontrol", "show", "node", node):
         if found := re.search(r"NodeAddr=(\S+)", line):
             return found[1]
-    raise LaunchError(f"{node} has no address")
+    raise LaunchError(f"{node} has no address that the other nodes can reach: `scontrol show node` gives no NodeAddr")
 
 
 def _free_port(job: str) -> int:

@@ -298,7 +298,7 @@ def position_in(manifest: Manifest, sizes: MinibatchSizes) -> Position:
     if manifest.samples != sizes.samples:
         raise LaunchError(
             f"{manifest.folder} is in the middle of an epoch over {manifest.samples} samples, and the job's training "
-            f"data has {sizes.samples}"
+            f"data has {sizes.samples}: resume with the same training data"
         )
     done = position.minibatch * manifest.minibatch_samples // sizes.minibatch
     return Position(position.epoch, min(done, sizes.count), sizes.count)
