@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if restart_state.has_launcher() and restart_state.stop_signal() is None:
             process_groups.announce_end()
             return restart_state.STATUS_PEER_LOST  # torchrun sends this SIGTERM after another worker has ended
-        # The launcher, where there is one, prints this line itself; otherwise a SIGTERM comes from torchrun.
+        # A launcher prints this line itself; without one, a SIGTERM comes from torchrun.
         prints = not restart_state.has_launcher() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"
         status = _end(
             INTERRUPTED, f"stopped by {signal}: --resume goes on from the last checkpoint, if there is one" * prints

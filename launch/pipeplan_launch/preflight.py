@@ -24,7 +24,8 @@ from pipeplan_launch.checkpoint import checkpoint
 from pipeplan_launch.command_line import check_start_options, worker_parser
 from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.files import explain_errors
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.torch_check import version_problem
 

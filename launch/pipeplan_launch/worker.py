@@ -23,7 +23,8 @@ from pipeplan_launch.job.callback_calls import CallbackList
 from pipeplan_launch.job.callbacks import accuracy_text
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
 from pipeplan_launch.runtime.epochs import EpochLoop

@@ -15,8 +15,9 @@ from toy_workers import stage_contents, write_plan
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.link_benchmark import link_check as checking
 from pipeplan_launch.link_benchmark.link_probe import ProbeTask
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.planned_links import PlannedLevel, PlannedLinks
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.rank_mapping.host_identity import Location
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 

@@ -13,7 +13,8 @@ from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.link_benchmark.link_check import format_rate, link_notes
 from pipeplan_launch.link_benchmark.link_probe import CommunicatingTeam, teams_across_servers
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.rank_mapping.host_identity import Location
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 

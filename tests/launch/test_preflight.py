@@ -17,7 +17,8 @@ from toy_workers import stage_contents, write_plan
 from pipeplan_launch import preflight
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.preflight import check_machine, main
 
 

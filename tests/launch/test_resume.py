@@ -23,7 +23,7 @@ from pipeplan_launch import export
 from pipeplan_launch.checkpoint import checkpoint
 from pipeplan_launch.checkpoint.manifest import History, Position
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.launch_plan import load_plan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime import run_start
 from pipeplan_launch.runtime.data import MinibatchSizes
 from pipeplan_launch.runtime.epochs import position_in, segment_end

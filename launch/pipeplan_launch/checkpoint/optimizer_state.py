@@ -67,7 +67,7 @@ def load_optimizer(
     where: str,
     own: Collection[str] = (),
 ) -> None:
-    """Load the saved state and settings of an optimiser's parameters, whichever stages they were saved by.
+    """Load the saved state and settings of an optimiser's parameters, which any stages may have saved.
 
     `own`: settings that the optimiser keeps. Raises `LaunchError` if the saved groups do not fit this optimiser.
     """

@@ -1,4 +1,4 @@
-"""Graceful stop: all workers end a segment at the same minibatch, whichever worker is asked to stop, and whenever.
+"""Graceful stop: after a request to any worker, all workers end a segment at the same minibatch.
 
 A minibatch of a segment may begin if its index is below the segment's *grant*, a number in the store that all workers
 share. A worker that reaches the end of the grant it knows looks the grant up and, if no other worker has, raises it by

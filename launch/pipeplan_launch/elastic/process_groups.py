@@ -60,7 +60,7 @@ class Groups:
 
 
 def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
-    """Join the other workers as torchrun's environment says, assign ranks, and make the process groups.
+    """Join the other workers by torchrun's environment, assign ranks, and make the process groups.
 
     RANK in the environment is the worker's number in the plan from then on. Raises `LaunchError` (`PeerLost` if some
     workers are missing) or `LaunchOver`.

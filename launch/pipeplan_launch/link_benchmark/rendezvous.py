@@ -131,7 +131,7 @@ def _await(address: str, port: int, timeout_s: float) -> None:
 
 
 def tcp_store(address: str, port: int, timeout_s: float, *, keeps: bool, listening: int | None = None) -> Any:
-    """torch's key-value store. `keeps`: whether this process serves it, on the socket `listening` if that is given.
+    """torch's key-value store. `keeps`: whether this process serves it, on the socket `listening` if there is one.
 
     Raises the errors that torch raises.
     """

@@ -34,7 +34,7 @@ SERVER_DEPTH = 2
 class RankAssignment:
     """The rank assignment, the same in all processes.
 
-    Servers are real ones, unless they are called the plan's: machines, or containers that are told apart.
+    Servers are real ones, machines or containers, unless they are called the plan's.
     """
 
     sizes: tuple[int, ...]

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from pipeplan_launch.comm.p2p import Direction, Transport
 from pipeplan_launch.comm.ring_buffer import MessageTensor
@@ -25,6 +24,7 @@ from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, own_minibatches
 from pipeplan_launch.runtime.data import Batches
+from pipeplan_launch.runtime.nested_tensors import to_device
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch
 from pipeplan_launch.telemetry.timeline import Timeline
 from pipeplan_launch.tracing.stage_program import BoundaryTensor, Program
@@ -298,15 +298,3 @@ class Engine:
 
 def _no_limit(_: int) -> int | None:
     return None
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """Move the tensors of a nested structure to a device."""
-    return map_tensors(value, lambda tensor: tensor.to(device))
-
-
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply `change` to the tensors in nested tuples, lists, dicts and other types that torch's pytree knows, such as
-    a registered dataclass. Other values stay as they are.
-    """
-    return tree_map_only(Tensor, change, value)

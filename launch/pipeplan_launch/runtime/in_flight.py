@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeplan_launch.runtime.engine import map_tensors
+from pipeplan_launch.runtime.nested_tensors import map_tensors
 from pipeplan_launch.runtime.recompute import ForwardConditions
 
 

@@ -33,7 +33,7 @@ class RunStart:
     """The run folder."""
     seed: int
     checkpoint: Path | None = None
-    """The checkpoint from which to go on; None for a new run."""
+    """The checkpoint from which to continue; None for a new run."""
     finished: int | None = None
     """Number of epochs of the run to resume, if there is nothing left to do; else None."""
 
@@ -79,7 +79,7 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
 def build_own_stage(
     options: RunOptions, plan: LaunchPlan, groups: Groups, start: RunStart
 ) -> tuple[WorkerStage, Manifest | None] | None:
-    """(this worker's stage, the checkpoint from which it goes on); None for an idle worker. Raises `LaunchError`."""
+    """(this worker's stage, the checkpoint that it was restored from); None for an idle worker. Raises `LaunchError`."""
     rank = dist.get_rank()
     if plan.place(rank) is None:
         return None

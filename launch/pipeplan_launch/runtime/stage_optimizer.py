@@ -38,7 +38,7 @@ class StageOptimizer:
                 self.optimizer = place.job.make_optimizer(list(self.trained.values()), info)
             self.rates = LearningRates(place.job, self.optimizer, info)
         self.versions = WeightVersions(parameters)
-        self._clipping = clipping_of(place, flush)
+        self._clipping = make_clipping(place, flush)
 
     def clip(self, averaged: Mapping[str, Tensor]) -> None:
         """Clip the gradients of an update in place, as the job asks."""
@@ -168,9 +168,9 @@ class GradientClipping:
     def __init__(
         self, limit: float, group: dist.ProcessGroup | None, *, contributes: bool = True, warns: bool, where: str
     ) -> None:
-        """`group`: all workers of all stages if the norm is that of the whole model. Its norm sums the gradients of
-        workers with `contributes`, one replica of each stage. Workers with `warns` print warnings, which call the
-        gradients those `where`.
+        """`limit`: the largest norm. `group`: all workers of all stages if the norm is that of the whole model, which
+        sums the gradients of the workers with `contributes`, one replica of each stage. Workers with `warns` print
+        warnings about the gradients `where`, such as `of stage 1 `.
         """
         self._limit, self._group, self._contributes = limit, group, contributes
         self._warns, self._where = warns, where
@@ -194,7 +194,7 @@ class GradientClipping:
         return norm
 
 
-def clipping_of(place: WorkerPlace, flush: dist.ProcessGroup | None) -> GradientClipping | None:
+def make_clipping(place: WorkerPlace, flush: dist.ProcessGroup | None) -> GradientClipping | None:
     """The clipping that a worker's job asks for, or None. `flush`: all workers, if the schedule flushes."""
     limit, schedule, stages = place.job.clip_norm, place.plan.schedule, len(place.plan.pipeline)
     if limit is None:
