@@ -79,7 +79,7 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
 def build_own_stage(
     options: RunOptions, plan: LaunchPlan, groups: Groups, start: RunStart
 ) -> tuple[WorkerStage, Manifest | None] | None:
-    """(this worker's stage, the checkpoint that it was restored from); None for an idle worker. Raises `LaunchError`."""
+    """(this worker's stage, the checkpoint it was restored from); None for an idle worker. Raises `LaunchError`."""
     rank = dist.get_rank()
     if plan.place(rank) is None:
         return None
