@@ -66,7 +66,7 @@ class TrainingEngine(Engine):
         self._timeline_offset = 0
         """Offset from a number of updates to the timeline's group number."""
         self._in_flight: dict[int, InFlightMinibatch] = {}
-        self._latest: dict[int, int] = {}
+        self._latest_received: dict[int, int] = {}
         """Latest minibatch received from each replica of the previous stage."""
         self._unsettled: list[int] = []
         """Minibatches whose gradients may still be on their way to the previous stage."""
@@ -78,7 +78,7 @@ class TrainingEngine(Engine):
 
     def run(self, segment: Segment) -> int:
         """Train on a segment. Afterwards the replicas of the stage agree on weights and buffers."""
-        self._latest, self._unsettled = {}, []
+        self._latest_received, self._unsettled = {}, []
         self._reducer.reset()
         self._updates_before = self._versions.number
         count = super().run(segment)
@@ -94,11 +94,11 @@ class TrainingEngine(Engine):
         step.wait_s += lap()
         self.note(WAIT, index, lap, keep_brief=False)
         if not place.is_first:
-            self._latest[replica_of(index, len(place.plan.pipeline[place.stage - 1].workers))] = index
+            self._latest_received[replica_of(index, len(place.plan.pipeline[place.stage - 1].workers))] = index
         stage_inputs = StageInputs(received, *self.read(index))
         step.load_s += lap()
-        for tensor, cut in zip(received, place.program.receives, strict=True):
-            tensor.requires_grad_(cut.requires_grad)
+        for tensor, boundary in zip(received, place.program.receives, strict=True):
+            tensor.requires_grad_(boundary.requires_grad)
         self._versions.acquire(index, self._version(index), self._version(index + place.replicas))
         seed_forward(place.seed, self.segment.epoch, self.segment.number(index), place.stage)
         if place.recomputes:
@@ -187,7 +187,7 @@ class TrainingEngine(Engine):
             following = index + place.replicas
             if place.recomputes and following < self.count:
                 self._post_gradient_receive(following)
-            roots = [out for out, cut in zip(outputs, place.program.sends, strict=True) if cut.requires_grad]
+            roots = [out for out, boundary in zip(outputs, place.program.sends, strict=True) if boundary.requires_grad]
             self.settle_activations(index)
         step.wait_s += lap()
         self.note(WAIT, index, lap, keep_brief=False)
@@ -215,8 +215,8 @@ class TrainingEngine(Engine):
     def _send_gradients(self, index: int, received: Sequence[Tensor]) -> None:
         gradients = [
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for tensor, cut in zip(received, self.place.program.receives, strict=True)
-            if cut.requires_grad
+            for tensor, boundary in zip(received, self.place.program.receives, strict=True)
+            if boundary.requires_grad
         ]
         self._settle_gradients(index - 2 * self.place.replicas)
         self._unsettled.append(index)
@@ -230,7 +230,7 @@ class TrainingEngine(Engine):
         previous = self.place.plan.pipeline[self.place.stage - 1]
         replicas = len(previous.workers)
         for index in [minibatch for minibatch in self._unsettled if minibatch <= newest]:
-            latest = self._latest[replica_of(index, replicas)]
+            latest = self._latest_received[replica_of(index, replicas)]
             # The receive was posted before the activations came here, unless the previous stage recomputes.
             if not previous.recompute or gradient_receive_posted(index, latest, replicas, previous.depth):
                 self.transport.settle(Direction.GRADIENTS, self.segment.number(index))
