@@ -1,4 +1,4 @@
-"""A GPT over characters, on the text that Python documents itself with.
+"""A GPT over characters, on the text of Python's own documentation.
 
 `pipeplan profile gpt.py:job` measures it.
 """
@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from pipeplan_launch import Data, Job
 
 LENGTH = 32
-"""Characters that the model sees at once."""
+"""Characters that the model reads at once."""
 CHARACTERS = 48_000
 EPOCHS = 3
 
@@ -63,14 +63,14 @@ class GPT(nn.Module):
 
 
 def documentation() -> tuple[Tensor, str]:
-    """The text as numbers, and the characters that these stand for."""
+    """The text as character numbers, and the vocabulary: the characters by number."""
     text = "\n".join(topics[name] for name in sorted(topics))[:CHARACTERS]
     vocabulary = "".join(sorted(set(text)))
     return torch.tensor([vocabulary.index(character) for character in text]), vocabulary
 
 
 def windows() -> Data:
-    """Windows of 33 characters, the first 32 to read and the last 32 to foretell; every tenth is for testing."""
+    """Windows of 33 characters: the model reads the first 32 and predicts the last 32. Every tenth is for testing."""
     text, _ = documentation()
     cut = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
     tested = torch.arange(len(cut)) % 10 == 0
@@ -83,12 +83,12 @@ def loss(scores: Tensor, following: Tensor) -> Tensor:
 
 
 def foretold(scores: Tensor, following: Tensor) -> Tensor:
-    """How many samples are right, where a sample is as right as the share of its characters that are."""
+    """The number of correct samples, where each sample counts by its share of correct characters."""
     return (scores.argmax(-1) == following).float().mean(1).sum()
 
 
 def adamw(parameters, stage):
-    """Weight decay for matrices, none for norms and biases, whichever of them are at this stage."""
+    """AdamW for the parameters of one stage, with weight decay for matrices but not for norms and biases."""
     matrices = [one for _, one in stage.named_parameters if one.ndim > 1]
     others = [one for _, one in stage.named_parameters if one.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -96,7 +96,7 @@ def adamw(parameters, stage):
 
 
 def warm_up(optimizer):
-    """The rate grows over 100 minibatches and falls along a cosine after them."""
+    """A rate that grows over 100 minibatches and then falls along a cosine."""
     end = 327 * EPOCHS
 
     def rate(minibatch: int) -> float:
@@ -123,7 +123,7 @@ def job() -> Job:
 
 
 def gpt2(tied: bool = False) -> Job:
-    """GPT-2's smallest size, to plan for: no data, only shapes."""
+    """The smallest GPT-2, for planning only: it has shapes but no data."""
     return Job(
         model=GPT(50_257, 1024, width=768, blocks=12, heads=12, tied=tied),
         inputs=lambda n: torch.zeros(n, 1024, dtype=torch.int64),
@@ -135,5 +135,5 @@ def gpt2(tied: bool = False) -> Job:
 
 
 def gpt2_tied() -> Job:
-    """The same with one matrix for reading words and for foretelling them, as GPT-2 itself has it."""
+    """GPT-2 with one matrix for the embedding and the output layer, like the original."""
     return gpt2(tied=True)

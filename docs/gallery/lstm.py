@@ -1,4 +1,4 @@
-"""Numbers in words to numbers in digits, by an encoder and a decoder of LSTMs with attention.
+"""Translates numbers in words to numbers in digits, by an encoder and a decoder of LSTMs with attention.
 
 `pipeplan profile lstm.py:job` measures it.
 """
@@ -17,14 +17,14 @@ ONES += ["fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
 TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 WORDS = ["", *ONES, *TENS, "hundred", "thousand", "and"]
 LENGTH = 11
-"""Words of the longest number below a million."""
+"""Words in the longest number below a million."""
 DIGITS = 6
 START = 10
-"""What the decoder reads before the first digit."""
+"""The token that the decoder reads before the first digit."""
 
 
 def in_words(number: int) -> list[str]:
-    """402007 is four hundred and two thousand seven."""
+    """The English words of a number; 402007 is four hundred and two thousand seven."""
     if number >= 1000:
         return [*in_words(number // 1000), "thousand", *(in_words(number % 1000) if number % 1000 else [])]
     if number >= 100:
@@ -35,7 +35,7 @@ def in_words(number: int) -> list[str]:
 
 
 class Attention(nn.Module):
-    """For each state of the decoder, the mean of the encoder's states that it asks for."""
+    """Attention of each state of the decoder to the states of the encoder."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Seq2Seq(nn.Module):
 
 
 def sample(number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(words, the digits shifted by one, the digits)."""
+    """(words, the digits shifted by one, the digits) of a number."""
     words = [WORDS.index(word) for word in in_words(number)]
     digits = [int(digit) for digit in f"{number:0{DIGITS}}"]
     padded = torch.tensor([0] * (LENGTH - len(words)) + words)
@@ -77,7 +77,7 @@ def sample(number: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def numbers() -> Data:
-    """4,608 numbers below a million to learn from, and 512 others."""
+    """4,608 random numbers below a million for training, and 512 others for testing."""
     drawn = random.Random(0).sample(range(1, 1_000_000), 5120)
     words, before, digits = (torch.stack(column) for column in zip(*map(sample, drawn), strict=True))
     pairs = [((words[i], before[i]), digits[i]) for i in range(len(drawn))]
@@ -89,7 +89,7 @@ def loss(scores: Tensor, digits: Tensor) -> Tensor:
 
 
 def right(scores: Tensor, digits: Tensor) -> Tensor:
-    """Numbers with every digit right."""
+    """The count of numbers with every digit right."""
     return (scores.argmax(-1) == digits).all(1).sum()
 
 
@@ -106,12 +106,12 @@ def job(width: int = 96, minibatch: int = 32) -> Job:
 
 
 def wide() -> Job:
-    """The same eleven times as wide, to plan for."""
+    """The same model eleven times as wide, for planning only."""
     return job(width=1024, minibatch=64)
 
 
 def translate(model: Seq2Seq, words: list[str]) -> str:
-    """Digit by digit, each from those before it."""
+    """The digits of a number in words, each predicted from the digits before it."""
     numbers = [WORDS.index(word) for word in words]
     read = torch.tensor([[0] * (LENGTH - len(numbers)) + numbers])
     written = [START]

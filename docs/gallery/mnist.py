@@ -15,7 +15,7 @@ TRAIN = 1437
 
 
 class Net(nn.Module):
-    """28×28 pixels to ten scores."""
+    """Maps 28×28 pixels to ten scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 
 def digits() -> Data:
-    """The 1,797 scanned digits of scikit-learn, 8×8 as they are there, enlarged to the 28×28 of MNIST."""
+    """The 1,797 scanned digits of scikit-learn, enlarged from 8×8 to the 28×28 of MNIST."""
     scans = load_digits()
     small = torch.tensor(scans.images, dtype=torch.float32).unsqueeze(1) / 16
     images = functional.interpolate(small, size=(28, 28), mode="bilinear")

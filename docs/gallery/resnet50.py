@@ -1,4 +1,4 @@
-"""ResNet-50, all fifty layers of it, a quarter as wide and on 32×32 pixels, so that two cores train it in seconds.
+"""ResNet-50 with all fifty layers, a quarter as wide and on 32×32 pixels, so that two cores train it in seconds.
 
 `pipeplan profile resnet50.py:job` measures it.
 """
@@ -15,11 +15,11 @@ BLOCKS = (3, 4, 6, 3)
 TRAIN = 1437
 EPOCHS = 3
 MINIBATCHES = 45
-"""Of an epoch."""
+"""Minibatches of an epoch."""
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions, and a shortcut around them."""
+    """Three convolutions with a shortcut around them."""
 
     def __init__(self, inside: int, width: int, stride: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """He et al., 2015; `width` is 64 there, and `classes` 1000."""
+    """ResNet-50 of He et al., 2015, where `width` is 64 and `classes` is 1000."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class ResNet50(nn.Module):
 
 
 def digits() -> Data:
-    """scikit-learn's scanned digits, enlarged from 8×8 to 32×32, the same in all three colours."""
+    """The scanned digits of scikit-learn, enlarged from 8×8 to 32×32 and repeated in all three colours."""
     scans = load_digits()
     small = torch.tensor(scans.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
     images = functional.interpolate(small, size=(32, 32), mode="bilinear").repeat(1, 3, 1, 1)
@@ -91,7 +91,7 @@ def job() -> Job:
 
 
 def full() -> Job:
-    """The real thing, to plan for: no data, only the sizes of ImageNet."""
+    """The published network, for planning only: it has the shapes of ImageNet but no data."""
     return Job(
         model=ResNet50(width=64, classes=1000),
         inputs=lambda n: torch.empty(n, 3, 224, 224),

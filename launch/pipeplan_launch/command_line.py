@@ -49,7 +49,10 @@ def worker_parser(prog: str) -> argparse.ArgumentParser:
 def _add_start_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan_folder", type=Path, metavar="PLAN_FOLDER", help="folder that `pipeplan solve` wrote")
     parser.add_argument(
-        "--epochs", type=_positive, metavar="N", help="number of epochs in all (10); for inference, of passes (1)"
+        "--epochs",
+        type=_positive,
+        metavar="N",
+        help="number of epochs in all (10); for inference, number of passes (1)",
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument(
@@ -86,7 +89,9 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-minibatches", type=_positive, metavar="N", help="run only the first N minibatches of every epoch"
     )
-    parser.add_argument("--restarts", type=_natural, default=3, metavar="N", help="restarts after faults, at most (3)")
+    parser.add_argument(
+        "--restarts", type=_natural, default=3, metavar="N", help="maximum number of restarts after faults (3)"
+    )
 
 
 def _add_communication_options(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +106,7 @@ def _add_communication_options(parser: argparse.ArgumentParser) -> None:
         "--significance",
         type=_parsed_by(parse_significance),
         metavar="V%",
-        help="send only updates above V%% of the weight between servers",
+        help="between servers, send only updates above V%% of the weight",
     )
     parser.add_argument(
         "--probe",
@@ -111,7 +116,11 @@ def _add_communication_options(parser: argparse.ArgumentParser) -> None:
         help="seconds for measuring the links between servers before training; 0: do not measure (2)",
     )
     parser.add_argument(
-        "--timeout", type=_seconds, default=600.0, metavar="S", help="seconds to wait for another worker, at most (600)"
+        "--timeout",
+        type=_seconds,
+        default=600.0,
+        metavar="S",
+        help="maximum number of seconds to wait for another worker (600)",
     )
 
 

@@ -27,7 +27,7 @@ def exported_state_dict(manifest: Manifest) -> dict[str, Tensor]:
 
     names = manifest.state_dict
     if not names:
-        raise LaunchError(f"{manifest.folder} does not say what the model's state_dict holds: it cannot be exported")
+        raise LaunchError(f"{manifest.folder} does not list the names of the model's state_dict: it cannot be exported")
     saved = tensor_store.load_tensors(manifest, [MODEL_PREFIX + name for name in dict.fromkeys(names.values())])
     return {key: saved[MODEL_PREFIX + name] for key, name in names.items()}
 

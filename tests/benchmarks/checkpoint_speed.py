@@ -1,6 +1,6 @@
 """How long a checkpoint takes, beside the disk's own time for as many bytes.
 
-    python tests/benchmarks/checkpoint_speed.py [--folder DIR] [--parameters 20] [--repeats 5]
+    PYTHONPATH=tests/support python tests/benchmarks/checkpoint_speed.py [--folder DIR] [--parameters 20] [--repeats 5]
 
 A transformer's tensors (default: 20 million parameters) with AdamW's two moments, in float32, are written and read as
 a run does: by one worker, and by two replicas of a stage, which share the work. `plain` writes the same bytes into one
@@ -14,13 +14,10 @@ import multiprocessing
 import os
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launch"))
 
 
 def tensors_of(millions: float) -> dict[str, Any]:

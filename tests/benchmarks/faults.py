@@ -1,6 +1,6 @@
 """kill -9 of random workers at random moments of one run: does it end, how fast is it back, and is the loss the same?
 
-    PYTHONPATH=tests/launch python tests/benchmarks/faults.py [--kills 20] [--workers 3] [--stages 3] [--seed 0]
+    PYTHONPATH=tests/support python tests/benchmarks/faults.py [--kills 20] [--workers 3] [--stages 3] [--seed 0]
 
 Profiles and plans the bundled `mnist` model for this machine, trains it once without faults, then again while workers
 are killed: most after a random number of minibatches, every fourth at a random moment of the start that follows a kill.

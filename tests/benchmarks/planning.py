@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from instances import chain, cluster, inception, nasnet
+from large_instances import chain, cluster, inception, nasnet
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.importers import pipedream

@@ -1,6 +1,6 @@
 """How large reports are, and how long they take to write and to open in a browser.
 
-    PYTHONPATH=tests/report_page .venv/bin/python tests/benchmarks/report.py [--runs N] [--no-browser]
+    PYTHONPATH=tests/support .venv/bin/python tests/benchmarks/report.py [--runs N] [--no-browser]
 
 VGG-16 on two servers of eight, GNMT-16 on cluster A (which branches, and whose network cards bind), and two plans of
 1,000 layers on 1,024 workers: seven stages, the last of them very wide, and a pipeline of hundreds of stages. Each is
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from instances import chain, cluster
+from large_instances import chain, cluster
 from rich.console import Console
 from rich.table import Table
 

@@ -1,6 +1,6 @@
 """How far trained parameters are from the staleness formula applied literally, in one process with a copy per version.
 
-    PYTHONPATH=tests/launch python tests/benchmarks/stashing.py
+    PYTHONPATH=tests/support python tests/benchmarks/stashing.py
 
 Real worker processes over Gloo, float64, 20 updates and more of a small model with dropout, a tensor relayed over a
 stage, integer tensors and running statistics. The difference is relative to each parameter's largest entry.
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from test_engine import train, train_literally, trained
+from toy_training import train, train_literally, trained
 from toy_workers import OPTIMIZERS, Toy
 
 PLANS = [[1, 1, 1], [2, 1], [1, 2], [2, 1, 1]]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from blocks import shell_blocks
+from repository import ROOT
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.planning.solve import Settings, solve
@@ -21,7 +22,6 @@ from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
 from pipeplan.rendering.plan_folder import write_plan
 
-ROOT = Path(__file__).resolve().parents[2]
 JOB = """
 import os
 import time
@@ -106,9 +106,6 @@ def working_on(folder: Path) -> list[int]:
 
 def page_blocks(page: str) -> list[list[str]]:
     """The commands in a page of docs/, by block, for the blocks whose mark says that tests in this folder run them."""
-    if (documents := str(ROOT / "tests" / "docs")) not in sys.path:
-        sys.path.append(documents)
-    shell_blocks = importlib.import_module("blocks").shell_blocks
     blocks: list[list[str]] = []
     for block in shell_blocks(ROOT / "docs" / page):
         if any("tests/deploy" in reason for reason in block.marked("not run")):

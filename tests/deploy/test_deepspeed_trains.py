@@ -10,9 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
-
 from decoders import chain, grid, problem
 
 from pipeplan.exports.deepspeed import CONFIG, HOSTS, MODULE, TARGET

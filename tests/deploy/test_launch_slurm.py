@@ -160,6 +160,6 @@ def test_a_job_reports_errors_in_one_line(slurm: Slurm, plan: Path) -> None:
     job = Job(slurm, plan, "--epochs", "1")
     assert job.end() == "FAILED"
     assert job.log.startswith(
-        f"error: the plan in {plan} is another one by now: render this file again, with pipeplan "
+        f"error: the plan in {plan} is not the one that this file was rendered for: run pipeplan "
     )
     assert runs(plan) == []

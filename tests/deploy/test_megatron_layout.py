@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
-
 from decoders import decoder, grid, problem
 
 from pipeplan.exports.megatron import FILE, TARGET

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
-
 from decoders import chain, grid, problem
 
 from pipeplan.exports.target import export_files, write_export

@@ -11,9 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
-
 from decoders import decoder, grid, problem
 
 from pipeplan.exports.target import ExportFile, export_files, write_export

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "planner"))
-
 from decoders import decoder, grid, problem
 
 from pipeplan.exports.target import export_files, write_export

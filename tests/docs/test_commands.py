@@ -20,8 +20,8 @@ from unittest import mock
 import click
 import pytest
 from blocks import FENCE, KINDS, ROOT, SHELL, Block, blocks, pages, python_blocks, shell_blocks
-from test_transcripts import PAGES as TRANSCRIPTS
-from test_transcripts import transcripts
+from transcripts import PAGES as TRANSCRIPTS
+from transcripts import transcripts
 
 from pipeplan.cli import cli
 from pipeplan.errors import PipeplanError

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from test_transcripts import DOCS, printed_here
+from transcripts import DOCS, printed_here
 
 from pipeplan.replanning.replan import RELAXED
 

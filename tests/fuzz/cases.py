@@ -175,6 +175,6 @@ def replaying(rng: random.Random, folders: list[Path]) -> list[str]:
     else:
         _write(path, json.loads(text), as_json, rng, harm=True)
     known = commands("plan_folder")
-    # A plan that is not damaged enough is replayed for half a minute: tests/emulate has the damaged ones.
+    # A plan that is not damaged enough is replayed for half a minute: tests/planner/replay has the damaged ones.
     name = rng.choice([name for name in known if name != "replay"])
     return [name, "plan", *options(known[name], rng, 0.15, ["a"])]

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 from plain import accuracy, plain
+from repository import ROOT
 from shown import missing, transcripts
 
 from pipeplan_launch.export import export_checkpoint
 from pipeplan_launch.job.loading import load_job
 
-GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"
+GALLERY = ROOT / "docs" / "gallery"
 LEARNED = {"mnist": 0.80, "resnet50": 0.70, "gpt": 0.33, "lstm": 0.70}
 """What plans of all kinds must reach on the test samples; who guesses has 0.1, 0.1, 0.15 and nothing."""
 

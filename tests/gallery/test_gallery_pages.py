@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from repository import ROOT
 from shown import BLOCK, missing, shape, transcripts
 
-GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery"
+GALLERY = ROOT / "docs" / "gallery"
 NAMES = {"mnist", "resnet50", "gpt", "lstm"}
 
 

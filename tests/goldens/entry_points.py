@@ -88,8 +88,8 @@ def feasible(problem: Any) -> bool:
 
 
 def _instances() -> Any:
-    folder = str(TESTS / "planner")
-    if sys.path[0] != folder:  # another folder has a module of the same name
+    folder = str(TESTS / "support")
+    if folder not in sys.path:
         sys.path.insert(0, folder)
     import instances
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from extents import slow_but_for
 from saved import save
 from torch import Tensor, nn
 from torch.nn import functional
@@ -85,7 +86,7 @@ def trained(name: str) -> tuple[nn.Module, list[StageProgram]]:
 MODELS = ["mnist", "resnet-tiny", "gpt", "keeps-state", "odd"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but_for({*MODELS} - {"gpt", "resnet-tiny"}, MODELS))
 def test_the_users_own_module_takes_it_strictly(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     model, programs = trained(name)
     save(tmp_path / "run", state_of(programs), state_dict=programs[-1].naming.state_dict)
@@ -116,9 +117,7 @@ def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
     assert content.keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("gpt", "resnet-tiny") else name for name in MODELS]
-)
+@pytest.mark.parametrize("name", slow_but_for({*MODELS} - {"gpt", "resnet-tiny"}, MODELS))
 def test_the_stages_of_another_cut_take_it(tmp_path: Path, name: str) -> None:
     """Also those of one process."""
     model, programs = trained(name)
@@ -142,7 +141,7 @@ def test_the_stages_of_another_cut_take_it(tmp_path: Path, name: str) -> None:
         ("none", "model.pt", "none is neither a checkpoint nor a run folder"),
         ("run", "no/model.pt", r"writing .*no/model\.pt failed: No such file or directory"),
         ("run", "run", "run is a folder: name the file to write"),
-        ("nameless", "model.pt", "does not say what the model's state_dict holds: it cannot be exported"),
+        ("nameless", "model.pt", "does not list the names of the model's state_dict: it cannot be exported"),
         ("partial", "model.pt", "has no 'model.absent'"),
     ],
     ids=str,

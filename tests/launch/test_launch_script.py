@@ -8,24 +8,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from launch_scripts import JOB, render
 from toy_workers import stage_contents, write_plan
 
-from pipeplan.rendering.templates import load_template
-
 HOSTILE = "x'y\"z $(touch pwned) `touch pwned`\nrm -rf pwned; #"
-
-
-def render(folder: Path, **variables: Any) -> Path:
-    """Render launch.sh of a made-up plan into the folder of its stage files."""
-    values = {"title": "a plan", "servers": 1, "workers_per_server": 2, "device": "cpu", "python": sys.executable}
-    values |= {"server_sizes": (), "uneven": False, "threads": 1, "version": "0", "command": "a test", "folder": ""}
-    script = folder / "launch.sh"
-    script.write_text(load_template("launch.sh.j2").render(values | variables))
-    script.chmod(0o755)
-    return script
 
 
 def run(script: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -74,19 +62,6 @@ def test_help_is_printed_once(tmp_path: Path) -> None:
     done = run(render(tmp_path), "--help")
     assert done.returncode == 0
     assert done.stdout.count("usage: launch.sh") == 1
-
-
-JOB = """
-import torch
-from torch.nn import functional
-from torch.utils.data import TensorDataset
-from pipeplan_launch import Data, Job
-
-def job():
-    data = TensorDataset(torch.randn(12, 4), torch.randint(3, (12,)))
-    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    return Job(net, loss=functional.cross_entropy, data=lambda: Data(data, data))
-"""
 
 
 def test_trains_a_users_model_in_worker_processes(tmp_path: Path) -> None:

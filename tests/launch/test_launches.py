@@ -9,56 +9,24 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import Launch, curve, is_free
-from test_launch_script import render
+from launch_scripts import SLOW_JOB, render
+from launching import Launch, curve, left_nothing
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
 
-JOB = """
-import time
-import torch
-from torch.nn import functional
-from torch.utils.data import Dataset
-from pipeplan_launch import Data, Job
-
-class Slow(Dataset):
-    def __len__(self):
-        return 96
-
-    def __getitem__(self, index):
-        time.sleep(0.002)
-        generator = torch.Generator().manual_seed(index)
-        return torch.randn(4, generator=generator), index % 3
-
-def job():
-    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    return Job(net, loss=functional.cross_entropy, data=lambda: Data(Slow()), optimizer=optimizer)
-
-def optimizer(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-"""
-
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """launch.sh of a plan 1-1 for a small model whose samples take their time."""
-    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "job.py").write_text(SLOW_JOB)
     contents = stage_contents([1, 1], minibatch=4)
     for content in contents:
         content["model"] = {"ref": f"{tmp_path / 'job.py'}:job", "graph_hash": None}
         content["layers"] = [["0", "1"], ["2", "loss"]][content["stage"]]
     return render(write_plan(tmp_path / "plan", contents))
-
-
-def left_nothing(launch: Launch) -> bool:
-    """No process, and no port that is still taken."""
-    deadline = time.monotonic() + 20
-    while (launch.alive() or not is_free(launch.port())) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not launch.alive() and is_free(launch.port())
 
 
 def test_goes_on_after_a_kill_and_stops_when_asked(script: Path, tmp_path: Path) -> None:
@@ -132,7 +100,7 @@ def test_no_more_restarts_than_asked_for(script: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_busy_when_another_is_lost_is_not_taken_for_lost(script: Path, tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(JOB.replace("time.sleep(0.002)", "time.sleep(0.4)"))
+    (tmp_path / "job.py").write_text(SLOW_JOB.replace("time.sleep(0.002)", "time.sleep(0.4)"))
     with Launch(script, tmp_path / "run", "--log-every", "0") as launch:
         launch.until(lambda: launch.said("plan 1-1"), "start")
         time.sleep(1)

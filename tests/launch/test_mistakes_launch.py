@@ -16,13 +16,14 @@ from pathlib import Path
 
 import pytest
 from launching import Launch
+from repository import ROOT
 from toy_workers import stage_contents, write_plan
 
 import pipeplan
 from pipeplan.first_steps import init
 from pipeplan_launch import torchrun
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "mistakes.md"
+PAGE = ROOT / "docs" / "mistakes.md"
 ROW = re.compile(r"^\| ([^|`]+?) +\| `([^`]*launch\.sh[^`]*)` +\| `([^`]+)` +\|$", re.MULTILINE)
 ROWS = {mistake: (typed, said) for mistake, typed, said in ROW.findall(PAGE.read_text(encoding="utf-8"))}
 CHANGED, FULL, GPUS = (

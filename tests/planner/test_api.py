@@ -39,7 +39,11 @@ def test_a_profile_is_saved_and_read_by_the_text_of_its_path(tmp_path: Path) -> 
         ({}, []),
         ({"max_replicas": 1, "allow_copies": False}, ["--straight"]),
         ({"schedule": "1f1b-flush", "accumulate": 8, "stages": 2}, "--schedule 1f1b-flush --accumulate 8 --stages 2"),
-        ({"schedule": "auto", "batch": 32, "staleness": "none"}, "--schedule auto --batch 32 --staleness none"),
+        pytest.param(
+            {"schedule": "auto", "batch": 32, "staleness": "none"},
+            "--schedule auto --batch 32 --staleness none",
+            marks=pytest.mark.slow,
+        ),
         ({"minibatch": 32, "pins": (("conv1", 1),)}, "--minibatch 32 --pin conv1=1"),
         ({"fewest_workers_within": 0.05}, "--fewest-workers 5%"),
     ],

@@ -130,7 +130,7 @@ def _settings(
         group = group_of.get(name)
         if group is None:
             raise LaunchError(
-                f"{where}: it has no settings of the optimiser for {name!r}, which the saved run did not train"
+                f"{where}: it has no optimiser settings for {name!r}, which its run did not train"
             )
         if group["kind"] != kind:
             raise LaunchError(f"{where} was saved with the optimiser {group['kind']}, and the job's is {kind} now")
@@ -142,7 +142,7 @@ def _settings(
                 raise LaunchError(
                     f"{where}: the job's optimiser puts {first!r} and {name!r} into one group, and they were saved "
                     f"with {key!r} {_short(common.get(key))} and {_short(settings.get(key))}: resume with a plan that "
-                    "has them in different stages, as the saved run had"
+                    "has them in different stages, as the saved one had"
                 )
     return common or {}
 

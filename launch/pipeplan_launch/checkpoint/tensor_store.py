@@ -185,7 +185,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         saved = self._manifest.tensors[name]
         if checksum(tensor) != saved.crc32:
             path = self._manifest.folder / saved.file
-            raise LaunchError(f"{path} does not hold what was written for {name!r}: it was damaged or exchanged")
+            raise LaunchError(f"{path} does not hold the values written for {name!r}: it was damaged or exchanged")
 
 
 def checksum(tensor: Tensor) -> int:

@@ -137,9 +137,9 @@ def _stopped_early(run: JobRun) -> bool:
 def _continue_later(job: str, run: JobRun, *, requeue: bool) -> int:
     """Queue the job again, or print how the user can continue. Returns the exit status."""
     if requeue and subprocess.run(["scontrol", "requeue", job], check=False).returncode == 0:
-        print("the time limit has come: the job is queued again, and goes on from its checkpoint")
+        print("the time limit is reached: the job is queued again, and goes on from its checkpoint")
     else:
-        print(f"the time limit has come. To go on: sbatch … --resume --run-dir {shlex.quote(run.folder)}")
+        print(f"the time limit is reached. To go on: sbatch … --resume --run-dir {shlex.quote(run.folder)}")
     return 0
 
 

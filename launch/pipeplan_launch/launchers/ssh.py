@@ -99,7 +99,7 @@ def _hosts(plan: argparse.Namespace, options: SshOptions) -> list[Host]:
         raise LaunchError(f"the plan has {plan.servers} servers, and {options.hosts_file} names {len(hosts)} hosts")
     if len(hosts) > plan.servers:
         print(
-            f"note: of {options.hosts_file} the first {plan.servers} hosts are used, as many as the plan has servers",
+            f"note: only the first {plan.servers} hosts of {options.hosts_file} are used: the plan has no more servers",
             file=sys.stderr,
         )
     return hosts[: plan.servers]

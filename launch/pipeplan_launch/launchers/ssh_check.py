@@ -65,7 +65,7 @@ def _address_of_first(launch: Launch, addresses: list[str]) -> str:
         for host, address in zip(launch.hosts[1:], others, strict=True):
             if not _LOOPBACK.match(address):
                 raise LaunchError(
-                    f"{launch.hosts[0].name} is reached as {first}, where {host.name} cannot reach it: give its "
+                    f"ssh reaches {launch.hosts[0].name} at {first}, where {host.name} cannot reach it: give its "
                     "--address"
                 )
     return launch.hosts[0].name.rpartition("@")[2] if first == _NO_ADDRESS else first

@@ -102,7 +102,7 @@ class SshOptions:
         if not re.fullmatch(r"([0-9]{1,5})?", self.port):
             raise LaunchError(f"the port must be a number, not '{self.port}'")
         if self.copy_too and not self.copy:
-            raise LaunchError("--with names what to copy besides the plan: add --copy")
+            raise LaunchError("--with names a file to copy besides the plan: add --copy")
 
 
 def _assignment(value: str, environment: Mapping[str, str]) -> str:
@@ -113,5 +113,5 @@ def _assignment(value: str, environment: Mapping[str, str]) -> str:
     if equals:
         return value
     if name not in environment:
-        raise LaunchError(f"--env {name}: it is not set here")
+        raise LaunchError(f"--env {name}: this variable is not set here")
     return f"{name}={environment[name]}"

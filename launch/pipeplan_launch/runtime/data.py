@@ -82,7 +82,7 @@ class Batches:
             if len(self._order) != sizes.samples:
                 raise LaunchError(
                     f"the data's `order` gives {len(self._order)} samples for epoch {epoch}, and {sizes.samples} for "
-                    "epoch 0: there must be as many in each"
+                    "epoch 0: the number must be the same for all epochs"
                 )
         elif sizes.training:
             generator = torch.Generator().manual_seed(mix_seed("order", seed, epoch))

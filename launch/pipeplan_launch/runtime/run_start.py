@@ -134,7 +134,7 @@ def _restart(run: Path, options: RunOptions, plan: LaunchPlan) -> RunStart:
 def _check_fits(manifest: Manifest, options: RunOptions, plan: LaunchPlan) -> None:
     if options.seed not in (None, manifest.seed):
         raise LaunchError(
-            f"{manifest.folder} was begun with --seed {manifest.seed}: resume with that or leave --seed out"
+            f"the run of {manifest.folder} has --seed {manifest.seed}: resume with the same or leave --seed out"
         )
     if plan.graph_hash is not None:
         checkpoint.check_same_model(manifest, plan.model_ref, plan.graph_hash)

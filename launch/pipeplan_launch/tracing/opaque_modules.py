@@ -80,7 +80,7 @@ class OpaqueModuleCall(OpaqueCall):
         if returned != shapes:
             raise LaunchError(
                 f"the module {self.path!r}, which is taken whole, returned {_shapes_text(returned)} where it returned "
-                f"{_shapes_text(shapes)} when the model was traced: sizes may follow from the number of samples only"
+                f"{_shapes_text(shapes)} when the model was traced: sizes may depend only on the number of samples"
             )
         operand_storages = {tensor.untyped_storage()._cdata for tensor in operands if isinstance(tensor, Tensor)}
         # The graph around the call was traced with fresh, contiguous tensors.

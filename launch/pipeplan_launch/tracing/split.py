@@ -57,8 +57,8 @@ def _stages(traced: TracedModel, pipeline_layers: Sequence[Sequence[str]]) -> di
         for consumer in tensor.consumers:
             if stage_of[consumer] < stage_of[tensor.producer]:
                 raise LaunchError(
-                    f"layer {consumer!r} in stage {stage_of[consumer]} reads what layer {tensor.producer!r} "
-                    f"makes in a later stage, {stage_of[tensor.producer]}"
+                    f"layer {consumer!r} in stage {stage_of[consumer]} reads the output of layer {tensor.producer!r} "
+                    f"in a later stage, {stage_of[tensor.producer]}"
                 )
     for group in traced.together:
         for name in group[1:]:

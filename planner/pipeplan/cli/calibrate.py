@@ -120,7 +120,8 @@ def _warnings(calibrated: Calibrated, runs: list[ObservedRun]) -> Iterator[str]:
     for run in runs:
         if run.disturbed > DISTURBED:
             share = min(1.0, run.disturbed)
-            yield f"a worker of run {run.name} waited for a core {share:.0%} of its time: others used it"
+            cause = "other programs used the machine"
+            yield f"a worker of run {run.name} waited for a core {share:.0%} of its time: {cause}"
     if calibrated.slack > MOST_SLACK:
         unused = 1 - 1 / calibrated.slack
         yield f"for {unused:.0%} of the time no stage was busy: this holds for little but the plan that ran"
@@ -143,7 +144,7 @@ def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | No
         problem, plan = plan_file.plan_from_document(root, _same_layers(profile, plan, path, found))
         digest = root["profile"]["digest"].text()
         if plan.digest(digest, problem.cluster.digest()) != run.plan:
-            raise InputError(f"{run.folder} is a run of another plan than {path}: it was solved again since")
+            raise InputError(f"{run.folder} is a run of another plan than {path}, which was solved again since")
         _check_cluster(problem.cluster, path, found)
         found.append(_PlannedRun(run, path, problem, plan, digest))
     return found
@@ -218,7 +219,8 @@ def _calibration_table(
         )
         yield f"{fitted.operation} efficiency of level {fitted.level}: {change} ({fitted.why})"
     if calibrated.unexplained:
-        yield f"The pace is bound by {calibrated.unexplained}, which runs do not tell apart: that is as it was."
+        bound = calibrated.unexplained
+        yield f"The pace is bound by {bound}, whose figures do not follow from the runs: they stay as they were."
     else:
         yield f"All layers × {calibrated.slack:.3g}, for the time in which stages wait for each other."
     for run, calibrated_s in zip(runs, calibrated.paces_s, strict=True):

@@ -41,4 +41,4 @@ def command(plan: Path, profile_file: Path | None, as_json: bool) -> None:
             print_line(one_line(finding.line))
     wrong = [finding for finding in findings if finding.holds is False]
     if wrong:
-        raise InputError(f"{path} does not hold: {wrong[0].what}: {wrong[0].text}")
+        raise InputError(f"{path} is wrong: {wrong[0].what}: {wrong[0].text}")

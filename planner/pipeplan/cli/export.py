@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Export PLAN (default: ./plan) for the trainer TARGET, as files that it reads.
 
-    A plan that the trainer cannot express is refused; `pipeplan solve --for TARGET` finds the best one that it can.
-    With --json no file is written.
+    A plan that the trainer cannot express is refused; `pipeplan solve --for TARGET` finds the best plan that it can
+    express. With --json no file is written.
 
     \b
     pipeplan export --list

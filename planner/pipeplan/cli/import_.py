@@ -88,7 +88,7 @@ def _import_profile(file: Path, output: Path, force: bool, options: dict[str, An
 def _import_links(files: tuple[Path, ...], output: Path | None, force: bool, options: dict[str, Any]) -> None:
     into, level_name = options["into"], options["level"]
     if into is None and output is not None:
-        raise InputError("one level is no cluster: name a cluster file with --into to put it into, or leave out -o")
+        raise InputError("a level alone is no cluster file: name one to put it into with --into, or leave out -o")
     if into is None and level_name is not None:
         raise InputError("--level names a level of a cluster file: give that with --into")
     if into is not None and output is None:

@@ -77,8 +77,8 @@ def command(
     as_json: bool,
     **arguments: Any,
 ) -> None:
-    """Solve again for what is left of the cluster of PLAN_FOLDER (default: ./plan), and say how to resume training from
-    its last checkpoint. The options of the old plan apply, except for those given here.
+    """Solve again for the rest of the cluster of PLAN_FOLDER (default: ./plan), and say how to resume training from its
+    last checkpoint. The options of the old plan apply, except for those given here.
 
     \b
     pipeplan replan plan --lost server2
@@ -133,11 +133,11 @@ def _old(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, 
     profile = profile_of_plan(root, file, profile_file)
     document = PlanDocument.of(root)
     if not document.pace_s > 0:
-        raise InputError(f"{file} is no plan to begin with: it states no pace")
+        raise InputError(f"{file} cannot be replanned: it states no pace")
     try:
         check_structure(document, models.checked_model(profile, document.asked, inference=document.inference))
     except InputError as error:
-        raise InputError(f"{file} is no plan to begin with: {error}") from None
+        raise InputError(f"{file} cannot be replanned: {error}") from None
     problem, plan = plan_file.plan_from_document(root, profile)
     old = OldPlan(folder, plan, problem.cluster, profile.minibatch, document.pace_s)
     return problem, old, f"plan: {file}; profile: {profile.model_name}"

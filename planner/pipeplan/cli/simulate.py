@@ -54,7 +54,7 @@ def command(
     pipeplan simulate plan --run plan/runs/20260131T120000Z
     """
     if as_json and run_folder is not None:
-        raise InputError("--run is drawn, and --json draws nothing: leave out one of them")
+        raise InputError("--run adds to the drawing, which --json leaves out: give only one of them")
     run = None if run_folder is None else read_run_of_plan(plan_folder, run_folder)
     simulated = simulate(plan_folder, minibatches)
     plan, replayed, report = simulated.scenario, simulated.replayed, simulated.report

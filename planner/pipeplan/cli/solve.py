@@ -106,7 +106,7 @@ def command(
     if not no_write:
         plan_folder.refuse_to_overwrite_plan(output, force)
     elif with_report:
-        raise InputError("--report goes beside a plan that is written: leave out --no-write")
+        raise InputError("--report writes a page beside the plan: leave out --no-write")
     samples = _samples(minibatch)
     source = read_profile(arguments["profile"], None if samples == AUTO else samples)
     with interrupts.remember_interrupt() as interrupted, status(source.text):

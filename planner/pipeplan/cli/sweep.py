@@ -172,7 +172,7 @@ def _draw(solved: list[SweepRow], file: Path) -> None:
     title = f"{solved[0].point.profile.model_name} on cluster {solved[0].point.cluster.name}" if solved else ""
     drawing = plot.scaling_svg(solved, title)
     if drawing is None:
-        note(f"not written: {file}, as there are no two numbers of workers with a plan")
+        note(f"not written: {file}, because fewer than two numbers of workers have a plan")
         return
     write_text(file, drawing)
     note(f"written: {file}")

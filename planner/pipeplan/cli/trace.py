@@ -35,7 +35,7 @@ DEFAULT_MINIBATCHES = 256
     type=click.IntRange(1, MOST_MINIBATCHES),
     default=DEFAULT_MINIBATCHES,
     show_default=True,
-    help="Number of minibatches from the first on; of a run at most those that it recorded.",
+    help="Number of minibatches, from the first one; for a run, at most the recorded ones.",
 )
 @quiet_option
 def command(

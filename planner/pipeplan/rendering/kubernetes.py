@@ -189,8 +189,12 @@ KUBERNETES = Launcher(
             "cpu", "Processor cores of a pod.  [default on CPUs: the threads of its workers]", metavar="QUANTITY"
         ),
         LauncherSetting("memory", "Memory of a pod, such as 64Gi.", metavar="QUANTITY"),
-        LauncherSetting("env", "An environment variable of the workers. Repeat.", many=True, metavar="NAME=VALUE"),
-        LauncherSetting("node_selector", "Use only nodes with this label. Repeat.", many=True, metavar="KEY=VALUE"),
+        LauncherSetting(
+            "env", "An environment variable of the workers. Can be repeated.", many=True, metavar="NAME=VALUE"
+        ),
+        LauncherSetting(
+            "node_selector", "Use only nodes with this label. Can be repeated.", many=True, metavar="KEY=VALUE"
+        ),
         LauncherSetting("options", "Options of launch.sh, such as '--epochs 90'.", metavar="TEXT"),
         LauncherSetting("grace", "Time for a checkpoint when a pod is ended.", "count", default=300, metavar="SECONDS"),
         LauncherSetting("pod_per_worker", "A pod for each worker, not for each server.", "flag", default=False),

@@ -20,7 +20,7 @@ _LONGEST_NAME = 40
 
 SETTINGS = (
     LauncherSetting("partition", "Partition.", metavar="NAME"),
-    LauncherSetting("account", "Account that pays.", metavar="NAME"),
+    LauncherSetting("account", "Account to charge.", metavar="NAME"),
     LauncherSetting("qos", "Quality of service.", metavar="NAME"),
     LauncherSetting("time", "Time limit: 12:00:00, 2-00:00:00, minutes.", metavar="LIMIT"),
     LauncherSetting("constraint", "Features that nodes must have.", metavar="FEATURES"),
@@ -35,7 +35,7 @@ SETTINGS = (
         "grace", "Seconds before the time limit to end at a checkpoint.", "count", default=120, metavar="S"
     ),
     LauncherSetting(
-        "no_requeue", "Do not go on by itself after the time limit, preemption or the loss of a node.", "flag"
+        "no_requeue", "Do not queue the job again after the time limit, preemption or the loss of a node.", "flag"
     ),
 )
 COMPONENT_OPTIONS = ("partition", "account", "qos", "time", "constraint", "mem")

@@ -281,5 +281,5 @@ def _built(measured: MeasuredLinks, name: str) -> ClusterFromLinks:
 def _remarks(measured: MeasuredLinks, built: ClusterFromLinks) -> list[str]:
     workers, servers = len(measured.machines), built.cluster.servers
     lines = [f"Measured by pipeplan profile --links, {workers} workers on {servers} server{'s' * (servers > 1)}."]
-    lines.append("How, and what the figures are: docs/links.md of pipeplan.")
-    return lines + [f"Seen, and not in this file: {note}." for note in built.notes]
+    lines.append("The method and the figures are described in docs/links.md of pipeplan.")
+    return lines + [f"Observed, but not expressed in this file: {note}." for note in built.notes]

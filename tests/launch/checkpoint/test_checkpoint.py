@@ -1,0 +1,347 @@
+"""Checkpoints are whole or absent, hold no code that is run, and are refused where they are damaged or do not fit."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import resource
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from saved import model_of, save
+from torch import Tensor
+
+from pipeplan_launch.checkpoint import checkpoint, tensor_store
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position, read_manifest
+from pipeplan_launch.errors import LaunchError
+
+
+def tensors(value: float = 1.0) -> dict[str, Tensor]:
+    return {
+        f"{MODEL_PREFIX}a": torch.full((300, 3), value),
+        f"{MODEL_PREFIX}b": torch.full((2,), value, dtype=torch.bfloat16),
+        "optim.state.a.step": torch.tensor(value),
+    }
+
+
+def latest(run: Path) -> Manifest:
+    manifest = checkpoint.latest_checkpoint(run)
+    assert manifest is not None
+    return manifest
+
+
+def test_the_latest_complete_one_is_found(tmp_path: Path) -> None:
+    """In order of the samples, whatever minibatches they came in; two are kept."""
+    assert checkpoint.latest_checkpoint(tmp_path) is None
+    save(tmp_path, tensors(1), Position(0, 9, 10), minibatch_samples=2)
+    save(tmp_path, tensors(2), Position(0, 10, 10), minibatch_samples=2, history=History([{"epoch": 1}]))
+    third = save(tmp_path, tensors(3), Position(10, 3, 10), minibatch_samples=200)
+    fourth = save(tmp_path, tensors(4), Position(10, 301, 1000), minibatch_samples=2)
+    manifest = latest(tmp_path)
+    assert (manifest.folder, manifest.seed, manifest.graph_hash) == (fourth, 7, "sha256:toy")
+    assert manifest.position == Position(10, 301, 1000)
+    assert torch.equal(model_of(manifest)["a"], torch.full((300, 3), 4.0))
+    assert model_of(manifest)["b"].dtype == torch.bfloat16
+    assert sorted((tmp_path / "checkpoints").iterdir()) == [third, fourth]
+    assert checkpoint.find_checkpoint(third).position == Position(10, 3, 10)
+    assert checkpoint.find_checkpoint(tmp_path) == manifest
+    with pytest.raises(LaunchError, match="neither a checkpoint nor a run folder"):
+        checkpoint.find_checkpoint(tmp_path / "checkpoints")
+
+
+def test_a_loss_that_was_lost_stays_lost(tmp_path: Path) -> None:
+    save(tmp_path, tensors(), history=History([], float("nan"), 4))
+    loss = latest(tmp_path).history.loss
+    assert loss is not None
+    assert loss != loss
+
+
+def test_ended_between_any_two_steps(tmp_path: Path) -> None:
+    """Before the n-th time that a file is opened, moved or removed, for every n: what is found is whole."""
+    for value in (1, 2):
+        save(tmp_path, tensors(value), Position(value, 0, 10))
+    steps, status = 0, 9
+    while status == 9:
+        steps, before = steps + 1, latest(tmp_path).position.epoch
+        child = os.fork()
+        if child == 0:
+            _save_until(tmp_path, steps, before + 1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        found = latest(tmp_path)
+        assert found.position.epoch in (before, before + 1)
+        assert torch.equal(model_of(found)["a"], torch.full((300, 3), float(found.position.epoch)))
+        assert len(checkpoint.complete_checkpoints(tmp_path)) >= 2
+    assert status == 0
+    assert steps > 15
+    assert found.position.epoch == before + 1
+    assert len(checkpoint.complete_checkpoints(tmp_path)) == checkpoint.KEPT_CHECKPOINTS
+    save(tmp_path, tensors(), Position(before + 2, 0, 10))
+    assert len(list((tmp_path / "checkpoints").iterdir())) == checkpoint.KEPT_CHECKPOINTS, (
+        "what was half removed is gone"
+    )
+
+
+def _save_until(run: Path, steps: int, value: int) -> None:
+    """In a child process: write a checkpoint, but end at once before the n-th step. Ends the process."""
+    left = [steps]
+
+    def count(event: str, arguments: tuple[object, ...]) -> None:
+        if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and str(run) in str(arguments[0]):
+            left[0] -= 1
+            if left[0] == 0:
+                os._exit(9)
+
+    status = 1
+    try:
+        sys.addaudithook(count)
+        save(run, tensors(value), Position(value, 0, 10))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "disk full"])
+def test_a_write_cut_off_at_any_byte(tmp_path: Path, killed: bool) -> None:
+    """The kernel refuses every byte of a file from the n-th on, and ends the process or only says so."""
+    before = save(tmp_path, tensors(1.0))
+    sizes = {path.name: path.stat().st_size for path in before.iterdir()}
+    for limit in (0, 1, 100, 700, sizes[".metadata"] - 1, *range(1500, max(sizes.values()), 900)):
+        child = os.fork()
+        if child == 0:
+            _save_within(tmp_path, limit, killed)
+        _, status = os.waitpid(child, 0)
+        assert status != 0, limit
+        assert os.WIFSIGNALED(status) if killed else os.WEXITSTATUS(status) == 2, limit
+        assert torch.equal(model_of(latest(tmp_path))["a"], torch.ones(300, 3))
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [before.name]
+    child = os.fork()
+    if child == 0:
+        _save_within(tmp_path, max(sizes.values()) + 10_000, killed)
+    assert os.waitpid(child, 0)[1] == 0
+    assert latest(tmp_path).position.epoch == 1
+    assert not (tmp_path / checkpoint.PARTIAL_CHECKPOINT).exists()
+
+
+def _save_within(run: Path, limit: int, killed: bool) -> None:
+    """In a child process: write a checkpoint whose files may have `limit` bytes; ends the process."""
+    status = 1
+    try:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL if killed else signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        save(run, tensors(2.0), Position(1, 0, 10))
+        status = 0
+    except LaunchError as error:
+        status = 2 if "File too large" in str(error) and "\n" not in str(error) else 3
+    finally:
+        os._exit(status)
+
+
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    """Missing, cut off anywhere, or with any byte of a tensor changed."""
+    folder = save(tmp_path, tensors())
+    (data,) = folder.glob("*.distcp")
+    whole = data.read_bytes()
+    for length in range(0, len(whole), 97):
+        data.write_bytes(whole[:length])
+        with pytest.raises(LaunchError, match=r"distcp is missing or not of the \d+ bytes"):
+            latest(tmp_path)
+    data.unlink()
+    with pytest.raises(LaunchError, match="is missing"):
+        latest(tmp_path)
+    refused = 0
+    for place in range(0, len(whole), 97):
+        data.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        with suppress(LaunchError):
+            # Not every byte says something about a tensor.
+            assert torch.equal(model_of(latest(tmp_path))["a"], tensors()[f"{MODEL_PREFIX}a"])
+            continue
+        refused += 1
+    assert refused > 30
+
+
+def test_a_damaged_manifest_is_one_line(tmp_path: Path) -> None:
+    path = save(tmp_path, tensors(), state_dict={"a": "a", "b": "b"}) / "manifest.json"
+    text = path.read_text()
+    for length in range(0, len(text) - 1, 53):
+        path.write_text(text[:length])
+        with pytest.raises(LaunchError):
+            latest(tmp_path)
+    content = json.loads(text)
+    for key in content:
+        for value in (None, [], {}, -1, "x", [1], {"x": 1}, [{}], 2**80):
+            path.write_text(json.dumps({**content, key: value}))
+            try:
+                latest(tmp_path)
+            except LaunchError:
+                continue
+            assert key in ("state_dict", "tensors", "seed", "plan") or value == {"x": 1} or value == {}, (key, value)
+    path.write_text("[" * 100_000)
+    with pytest.raises(LaunchError, match="cannot be read"):
+        latest(tmp_path)
+
+
+def test_the_one_before_is_named(tmp_path: Path) -> None:
+    before = save(tmp_path, tensors(), Position(0, 1, 10))
+    (save(tmp_path, tensors(), Position(0, 2, 10)) / "manifest.json").write_text("")
+    with pytest.raises(
+        LaunchError, match=f"cannot be read: .*; the previous checkpoint is {before}, for --resume-from"
+    ):
+        latest(tmp_path)
+
+
+def test_files_that_were_exchanged_are_noticed(tmp_path: Path) -> None:
+    """Of the same size and the same tensors, by name."""
+    one = save(tmp_path, tensors(1.0), Position(0, 1, 10))
+    two = save(tmp_path, tensors(2.0), Position(0, 2, 10))
+    (first,), (second,) = one.glob("*.distcp"), two.glob("*.distcp")
+    assert first.stat().st_size == second.stat().st_size
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(LaunchError, match=r"does not hold the values written for .*: it was damaged or exchanged"):
+        model_of(latest(tmp_path))
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("exploded",)
+
+
+def _pickled(size: int, _manifest: Manifest) -> bytes:
+    return pickle.dumps(Bomb(), protocol=2).ljust(size, b"\0")
+
+
+def _archived(size: int, _manifest: Manifest) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(Bomb(), buffer)
+    return buffer.getvalue().ljust(size, b"\0")
+
+
+def _in_place_of_every_tensor(size: int, manifest: Manifest) -> bytes:
+    """At the very places that the manifest names."""
+    content = bytearray(size)
+    buffer = io.BytesIO()
+    torch.save([Bomb()], buffer)
+    for saved in manifest.tensors.values():
+        content[saved.offset : saved.offset + saved.size] = buffer.getvalue().ljust(saved.size, b"\0")[: saved.size]
+    return bytes(content[:size])
+
+
+@pytest.mark.parametrize("plant", [_pickled, _archived, _in_place_of_every_tensor])
+@pytest.mark.parametrize("padded", [True, False])
+def test_loading_runs_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[int, Manifest], bytes], padded: bool
+) -> None:
+    """Whichever file holds a pickle that would run something: one line, or the file is not read at all."""
+    monkeypatch.chdir(tmp_path)
+    folder = save(tmp_path, {**tensors(), f"{MODEL_PREFIX}large": torch.zeros(2000)})
+    manifest = latest(tmp_path)
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        bomb = plant(len(whole), manifest)
+        path.write_bytes(bomb if padded else bomb.rstrip(b"\0"))
+        if path.name == ".metadata" and padded:  # torch's own index of it, which is never read
+            assert torch.equal(model_of(latest(tmp_path))["a"], torch.ones(300, 3))
+        else:
+            with pytest.raises(LaunchError) as caught:
+                model_of(latest(tmp_path))
+            assert "\n" not in str(caught.value)
+        path.write_bytes(whole)
+        assert not Path("exploded").exists()
+    pickle.loads(_pickled(0, manifest))
+    assert Path("exploded").exists(), "the bomb is one"
+
+
+def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = save(tmp_path, tensors()) / "manifest.json"
+    content = json.loads(path.read_text())
+    for change, message in (
+        ({"dtype": "load"}, "of dtype 'load', which no parameter can have"),
+        ({"dtype": "quint8"}, "of dtype 'quint8', which no parameter can have"),
+        ({"dtype": "float64"}, "does not hold the values written|mismatch|reading"),
+        ({"shape": [10**9, 10**9]}, "does not fit into the file"),
+        ({"shape": [3, 300]}, "reading .* failed|does not hold"),
+        ({"file": "../../x"}, "does not fit into the file"),
+        ({"offset": 10**9}, "does not fit into the file"),
+        ({"bytes": 10}, "does not fit into the file"),
+        ({"crc32": 1}, "was damaged or exchanged"),
+    ):
+        changed = json.loads(json.dumps(content))
+        changed["tensors"][f"{MODEL_PREFIX}a"] |= change
+        path.write_text(json.dumps(changed))
+        with pytest.raises(LaunchError, match=message):
+            model_of(latest(tmp_path))
+    for name in ("../x", "a/b"):
+        path.write_text(json.dumps({**content, "files": {name: 1}}))
+        with pytest.raises(LaunchError, match="is not the name of a file beside it"):
+            latest(tmp_path)
+    assert not [one for one in caplog.records if one.name.startswith("torch.")], "torch says nothing of its own"
+
+
+@pytest.mark.parametrize(("version", "message"), [(1, "written by an older pipeplan"), (99, "upgrade pipeplan")])
+def test_other_versions_are_refused(tmp_path: Path, version: int, message: str) -> None:
+    path = save(tmp_path, tensors()) / "manifest.json"
+    path.write_text(json.dumps({"format": "pipeplan-checkpoint", "version": version}))
+    with pytest.raises(LaunchError, match=message):
+        read_manifest(path.parent)
+    old = tmp_path / "checkpoints" / "epoch-0001"
+    path.parent.rename(old)
+    with pytest.raises(LaunchError, match=message):
+        checkpoint.latest_checkpoint(tmp_path)
+    path = old / "manifest.json"
+    path.write_text(json.dumps({"format": "something"}))
+    with pytest.raises(LaunchError, match="is not the manifest of a checkpoint"):
+        read_manifest(path.parent)
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, tensors())
+    checkpoint.check_same_model(latest(tmp_path), "toy", "sha256:toy")
+    with pytest.raises(LaunchError, match="of another model, or another version of 'toy'"):
+        checkpoint.check_same_model(latest(tmp_path), "toy", "sha256:other")
+
+
+def test_tensors_must_fit(tmp_path: Path) -> None:
+    save(tmp_path, tensors())
+    targets: Mapping[str, Tensor]
+    for targets, message in (
+        ({f"{MODEL_PREFIX}c": torch.zeros(2)}, "has no 'c'"),
+        ({f"{MODEL_PREFIX}b": torch.zeros(3)}, r"'b' is \(2,\), the model's is \(3,\)"),
+    ):
+        with pytest.raises(LaunchError, match=message):
+            tensor_store.fill_tensors(latest(tmp_path), targets)
+
+
+def test_tensors_are_taken_into_other_dtypes_and_strides(tmp_path: Path) -> None:
+    value = torch.arange(24.0).reshape(1, 2, 3, 4)
+    save(tmp_path, {"model.w": value.to(memory_format=torch.channels_last), "model.n": torch.tensor(3)})
+    double, last = torch.zeros(1, 2, 3, 4, dtype=torch.float64), torch.zeros(1, 2, 3, 4)
+    last = last.to(memory_format=torch.channels_last)
+    for target in (double, last):
+        number = torch.tensor(0)
+        tensor_store.fill_tensors(latest(tmp_path), {"model.w": target, "model.n": number})
+        assert torch.equal(target.float(), value)
+        assert number == 3
+    assert last.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_torchs_own_tools_read_it(tmp_path: Path) -> None:
+    """`.metadata` is there for them."""
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    folder = save(tmp_path, tensors(3.0))
+    dcp_to_torch_save(folder, tmp_path / "all.pt")
+    found = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert torch.equal(found[f"{MODEL_PREFIX}a"], torch.full((300, 3), 3.0))
+
+
+def test_no_room_to_write_in_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file where the run folder should be")
+    with pytest.raises(LaunchError, match=r"making .*run/\.checkpoint\.part failed: "):
+        save(tmp_path / "run", tensors())

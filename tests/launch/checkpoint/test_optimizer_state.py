@@ -1,0 +1,261 @@
+"""An optimiser's state survives as plain data, and goes to the optimisers of other stages by parameter name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from saved import save
+from torch import Tensor, nn
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop, Rprop, SparseAdam
+
+from pipeplan_launch.checkpoint import checkpoint, optimizer_state, tensor_store
+from pipeplan_launch.errors import LaunchError
+
+Parameters = dict[str, nn.Parameter]
+Make = Callable[[Iterable[Any]], Optimizer]
+SIZES = {"a": 2, "b": 3, "c": 4, "a.b": 2}
+
+MAKE: dict[str, Make] = {
+    "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adamw": lambda p: AdamW(p, lr=0.1, fused=True),
+    "amsgrad": lambda p: Adam(p, lr=torch.tensor(0.1), amsgrad=True),
+    "nadam": lambda p: NAdam(p, lr=0.1),
+    "rmsprop": lambda p: RMSprop(p, lr=0.1, momentum=0.5, centered=True),
+    "adagrad": lambda p: Adagrad(p, lr=0.1),
+    "adadelta": lambda p: Adadelta(p, lr=0.1),
+    "adamax": lambda p: Adamax(p, lr=0.1),
+    "asgd": lambda p: ASGD(p, lr=0.1),
+    "rprop": lambda p: Rprop(p, lr=0.1),
+}
+
+
+def weights(names: Iterable[str] = SIZES, dtype: torch.dtype = torch.float32) -> Parameters:
+    return {name: nn.Parameter(torch.linspace(-1, 1, SIZES[name], dtype=dtype)) for name in names}
+
+
+def step(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], count: int = 3) -> None:
+    for number in range(count):
+        for name, parameter in parameters.items():
+            parameter.grad = torch.full_like(parameter, (len(name) + number) * 0.3) + parameter.detach()
+        optimizer.step()
+
+
+def through_disk(
+    run: Path, stages: Sequence[tuple[Optimizer, Parameters]]
+) -> tuple[dict[str, Any], optimizer_state.TensorLoader]:
+    """What a checkpoint holds of the stages' optimisers, and how to load its tensors."""
+    tensors: dict[str, Tensor] = {}
+    parts = []
+    for optimizer, parameters in stages:
+        content, mine = optimizer_state.optimizer_state(optimizer, parameters)
+        parts.append(content)
+        assert not tensors.keys() & mine.keys()
+        tensors |= mine
+    save(run, tensors or {"nothing": torch.zeros(1)}, optimizer=optimizer_state.merge_optimizer_states(parts))
+    manifest = checkpoint.latest_checkpoint(run)
+    assert manifest is not None
+    return manifest.optimizer, lambda names: tensor_store.load_tensors(manifest, list(names))
+
+
+def assert_goes_on_alike(
+    ours: Sequence[tuple[Optimizer, Parameters]], theirs: Sequence[tuple[Optimizer, Parameters]]
+) -> None:
+    for optimizer, parameters in (*ours, *theirs):
+        step(optimizer, parameters, 2)
+    expected = {name: one for _, parameters in ours for name, one in parameters.items()}
+    found = {name: one for _, parameters in theirs for name, one in parameters.items()}
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(one, found[name]) for name, one in expected.items())
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([["a", "b", "c", "a.b"]], [["a", "b", "c", "a.b"]]),
+        ([["a", "b"], ["c", "a.b"]], [["a"], ["b", "c", "a.b"]]),
+        ([["a"], ["b"], ["c"], ["a.b"]], [["a.b", "c", "b", "a"]]),
+        ([["a", "b", "c", "a.b"]], [["a"], ["b", "c"], ["a.b"]]),
+    ],
+    ids=["same", "other cut", "joined", "parted"],
+)
+def test_it_goes_on_bit_by_bit_under_any_cut(
+    tmp_path: Path, kind: str, before: list[list[str]], after: list[list[str]]
+) -> None:
+    ours = [(MAKE[kind](parameters.values()), parameters) for parameters in map(weights, before)]
+    for optimizer, parameters in ours:
+        step(optimizer, parameters)
+    saved, load = through_disk(tmp_path, ours)
+    theirs = [(MAKE[kind](parameters.values()), parameters) for parameters in map(weights, after)]
+    trained = {name: one for _, parameters in ours for name, one in parameters.items()}
+    for optimizer, parameters in theirs:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(trained[name])
+        optimizer_state.load_optimizer(optimizer, parameters, saved, load, "there")
+    assert_goes_on_alike(ours, theirs)
+
+
+def two_rates(parameters: Parameters) -> Optimizer:
+    return SGD(
+        [
+            {"params": [one for name, one in parameters.items() if name != "a"]},
+            *([{"params": [parameters["a"]], "lr": 0.5, "momentum": 0.0}] if "a" in parameters else []),
+        ],
+        lr=0.1,
+        momentum=0.9,
+    )
+
+
+def test_groups_take_the_settings_of_their_members(tmp_path: Path) -> None:
+    """As they were at the checkpoint, not as the job makes them now."""
+    ours = [(two_rates(parameters), parameters) for parameters in (weights("ab"), weights("c"))]
+    for optimizer, parameters in ours:
+        step(optimizer, parameters)
+    ours[0][0].param_groups[1]["lr"] = 0.25
+    saved, load = through_disk(tmp_path, ours)
+    parameters = weights("abc")
+    other = two_rates(parameters)
+    optimizer_state.load_optimizer(other, parameters, saved, load, "there")
+    assert [group["lr"] for group in other.param_groups] == [0.1, 0.25]
+    assert [len(group["params"]) for group in other.param_groups] == [2, 1]
+    kept = two_rates(parameters)
+    optimizer_state.load_optimizer(kept, parameters, saved, load, "there", own={"lr"})
+    assert [group["lr"] for group in kept.param_groups] == [0.1, 0.5]
+
+
+def test_members_with_different_settings_make_no_group(tmp_path: Path) -> None:
+    ours = [
+        (SGD(parameters.values(), lr=rate), parameters)
+        for parameters, rate in ((weights("a"), 1.0), (weights("b"), 2.0))
+    ]
+    saved, load = through_disk(tmp_path, ours)
+    parameters = weights("ab")
+    with pytest.raises(LaunchError, match=r"'a' and 'b' into one group, and they were saved with 'lr' 1\.0 and 2\.0"):
+        optimizer_state.load_optimizer(SGD(parameters.values(), lr=1.0), parameters, saved, load, "there")
+    optimizer_state.load_optimizer(SGD(parameters.values(), lr=1.0), parameters, saved, load, "there", own={"lr"})
+
+
+def test_another_optimiser_or_parameter_is_refused(tmp_path: Path) -> None:
+    ours = weights("a")
+    saved, load = through_disk(tmp_path, [(SGD(ours.values(), lr=0.1), ours)])
+    for make, names, message in (
+        (MAKE["adamw"], "a", "saved with the optimiser SGD, and the job's is AdamW now"),
+        (MAKE["sgd"], "ab", "no optimiser settings for 'b', which its run did not train"),
+    ):
+        parameters = weights(names)
+        with pytest.raises(LaunchError, match=message):
+            optimizer_state.load_optimizer(make(parameters.values()), parameters, saved, load, "there")
+    optimizer_state.load_optimizer(None, {}, saved, load, "there")
+
+
+class HighPrecision(SGD):
+    """Keeps a moment in more digits than the parameter has, and other things that are no tensors."""
+
+    def step(self, _closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("moment", torch.zeros_like(parameter, dtype=torch.float64)).add_(parameter.grad)
+                state["steps"] = state.get("steps", 0) + 1
+                state["note"] = {"seen": (1, float("inf"), None), "last": [torch.tensor([1, 2])]}
+                with torch.no_grad():
+                    parameter.sub_(0.01 * state["moment"])
+
+
+def test_state_keeps_its_dtype_and_what_is_no_tensor(tmp_path: Path) -> None:
+    ours = weights(dtype=torch.bfloat16)
+    optimizer = HighPrecision(ours.values())
+    step(optimizer, ours)
+    saved, load = through_disk(tmp_path, [(optimizer, ours)])
+    theirs = weights(dtype=torch.bfloat16)
+    other = HighPrecision(theirs.values())
+    optimizer_state.load_optimizer(other, theirs, saved, load, "there")
+    for name, parameter in theirs.items():
+        state, expected = other.state[parameter], optimizer.state[ours[name]]
+        assert state["moment"].dtype == torch.float64
+        assert torch.equal(state["moment"], expected["moment"])
+        assert state["steps"] == 3
+        assert state["note"]["seen"] == (1, float("inf"), None)
+        assert torch.equal(state["note"]["last"][0], torch.tensor([1, 2]))
+
+
+def test_a_count_of_steps_that_is_no_tensor(tmp_path: Path) -> None:
+    ours = weights("a")
+    optimizer = SparseAdam(ours.values(), lr=0.1)
+    ours["a"].grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([0.5]), (2,), check_invariants=True)
+    optimizer.step()
+    saved, load = through_disk(tmp_path, [(optimizer, ours)])
+    theirs = weights("a")
+    other = SparseAdam(theirs.values(), lr=0.1)
+    optimizer_state.load_optimizer(other, theirs, saved, load, "there")
+    assert other.state[theirs["a"]]["step"] == 1
+
+
+def test_a_parameter_without_state_has_none(tmp_path: Path) -> None:
+    ours = weights("ab")
+    optimizer = MAKE["adamw"](ours.values())
+    step(optimizer, {"a": ours["a"]})
+    saved, load = through_disk(tmp_path, [(optimizer, ours)])
+    theirs = weights("ab")
+    other = MAKE["adamw"](theirs.values())
+    optimizer_state.load_optimizer(other, theirs, saved, load, "there")
+    assert set(other.state) == {theirs["a"]}
+    assert other.state[theirs["a"]]["step"].dtype == torch.float32
+
+
+def test_what_a_checkpoint_cannot_hold_is_refused() -> None:
+    parameters = weights()
+    optimizer = SGD(parameters.values(), lr=0.1)
+    optimizer.param_groups[0]["schedule"] = lambda: 0
+    with pytest.raises(LaunchError, match="the optimiser's 'schedule' is a function, which a checkpoint cannot hold"):
+        optimizer_state.optimizer_state(optimizer, parameters)
+    optimizer = SGD(parameters.values(), lr=0.1)
+    optimizer.state["global"]["count"] = 1  # type: ignore[index]
+    with pytest.raises(LaunchError, match="SGD keeps state that belongs to no parameter"):
+        optimizer_state.optimizer_state(optimizer, parameters)
+
+
+def test_damaged_settings_are_one_line(tmp_path: Path) -> None:
+    ours = weights("a")
+    optimizer = MAKE["adamw"](ours.values())
+    step(optimizer, ours)
+    saved, load = through_disk(tmp_path, [(optimizer, ours)])
+    for bad in ({"tensor": "absent"}, {"tuple": 3}, {"float": "1"}, {"x": 1}, {}, {"tuple": [], "dict": {}}):
+        changed = json.loads(json.dumps(saved))
+        changed["state"]["a"]["step"] = bad
+        theirs = weights("a")
+        with pytest.raises(LaunchError, match=r"has no 'absent'|the optimiser's state is damaged"):
+            optimizer_state.load_optimizer(MAKE["adamw"](theirs.values()), theirs, changed, load, "there")
+
+
+class Picky(SGD):
+    def load_state_dict(self, state_dict: Any) -> None:
+        raise KeyError(f"no {len(state_dict['state'])}")
+
+
+def test_an_optimiser_that_does_not_take_its_state_is_one_line(tmp_path: Path) -> None:
+    ours = weights("a")
+    saved, load = through_disk(tmp_path, [(Picky(ours.values(), lr=0.1), ours)])
+    with pytest.raises(LaunchError, match="the job's optimizer, which takes its saved state, failed: KeyError: 'no 0'"):
+        optimizer_state.load_optimizer(Picky(ours.values(), lr=0.1), ours, saved, load, "there")
+
+
+VALUES: list[Any] = [None, True, 0, -1.5, float("-inf"), "x", (1, (2, [3])), [], (), {"a": {"b": (None,)}}]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_come_back_as_they_were(value: Any) -> None:
+    tensors: dict[str, Tensor] = {}
+    encoded = optimizer_state.encode_value({"value": value, "tensor": torch.ones(2)}, "name", tensors)
+    encoded = json.loads(json.dumps(encoded, allow_nan=False))
+    assert list(optimizer_state.tensor_names_in(encoded)) == ["name.tensor"] == list(tensors)
+    decoded = optimizer_state.decode_value(encoded, tensors)
+    assert decoded["value"] == value
+    assert type(decoded["value"]) is type(value)
+    assert torch.equal(decoded["tensor"], torch.ones(2))

@@ -1,0 +1,182 @@
+"""Where all workers stop: agreed through a store that changes between any two of their look-ups, and safe for every
+schedule."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from schedule_shapes import fitted, least
+
+from pipeplan_launch.elastic import signals
+from pipeplan_launch.elastic.graceful_stop import GRANT_S, STOP_KEY, GracefulStop
+from pipeplan_launch.plan.schedule import SCHEDULES, Action, Schedule, StageShape, own_minibatches
+from pipeplan_launch.plan.schedule_check import replay_schedule
+from pipeplan_launch.runtime.engine import Engine
+
+
+def stopped_at(schedule: Schedule, planned: int, end: int) -> Schedule:
+    """The schedule as the engine runs it where a segment of `planned` minibatches is ended before minibatch `end`."""
+
+    def stream(pipeline: Sequence[StageShape], stage: int, replica: int, _: int) -> Iterator[Action]:
+        engine: Any = object.__new__(Engine)
+        engine.schedule, engine._count = schedule, planned
+        engine.place = SimpleNamespace(plan=SimpleNamespace(shapes=pipeline), stage=stage, replica=replica)
+        engine.limit = lambda index: end if index >= end else None
+        return iter(list(engine._actions()))
+
+    return replace(schedule, stream=stream)
+
+
+def replay_all_ends(schedule: Schedule, replicas: tuple[int, ...], accumulate: int, planned: int) -> None:
+    pipeline = fitted(schedule, replicas, accumulate)
+    for end in range(planned + 1):
+        replay_schedule(stopped_at(schedule, planned, end), pipeline, end)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=lambda schedule: schedule.name)
+def test_no_schedule_deadlocks_wherever_all_stop(schedule: Schedule) -> None:
+    """The replay checks depths, groups, versions and that every minibatch before the end runs once."""
+    small = [shape for stages in (1, 2, 3) for shape in itertools.product((1, 2, 3), repeat=stages)]
+    for replicas in small:
+        accumulate = max(least(schedule, replicas), 2)
+        replay_all_ends(schedule, replicas, accumulate, 2 * accumulate + max(replicas))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=lambda schedule: schedule.name)
+def test_nor_do_samples_of_large_pipelines(schedule: Schedule) -> None:
+    draw = random.Random(7)
+    for _ in range(8):
+        replicas = tuple(draw.randint(1, 6) for _ in range(draw.randint(4, 7)))
+        accumulate = least(schedule, replicas) + draw.randint(0, 5)
+        pipeline, planned = fitted(schedule, replicas, accumulate), draw.randint(1, 3 * accumulate)
+        for end in draw.sample(range(planned + 1), k=min(6, planned)):
+            replay_schedule(stopped_at(schedule, planned, end), pipeline, end)
+
+
+@dataclass
+class Memory:
+    """The store, in this process; `before_change` may let another worker run first."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    changes: int = 0
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def get(self, key: str) -> bytes:
+        return self.values[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        self.values[key] = str(int(self.values.get(key, "0")) + amount)
+        return int(self.values[key])
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        self.changes += 1
+        if self.values.get(key, "") == expected:
+            self.values[key] = desired
+        return self.values[key].encode()
+
+
+@pytest.fixture(autouse=True)
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What signals would be handed to."""
+    handed: list[Any] = []
+    monkeypatch.setattr(signals, "handle_requests_with", handed.append)
+    return handed
+
+
+def worker(store: Memory, accumulate: int = 1, seconds: float = 0.0) -> GracefulStop:
+    """One worker's view; every time that it looks at its clock, so many seconds have passed."""
+    ticks = itertools.count()
+    plan: Any = SimpleNamespace(accumulate=accumulate, schedule=SimpleNamespace(accumulates=accumulate > 1))
+    return GracefulStop(store, plan, clock=lambda: next(ticks) * seconds)
+
+
+def run_together(
+    seed: int, workers: list[GracefulStop], replicas: list[tuple[int, int]], planned: int, signal_at: int
+) -> list[tuple[bool, int]]:
+    """All workers' forwards, in a random order; at some moment one is asked to stop. What each is told at its end."""
+    draw = random.Random(seed)
+    todo = [list(own_minibatches(replica, count, planned)) for replica, count in replicas]
+    ends: list[tuple[bool, int] | None] = [None] * len(workers)
+    for stopping in workers:
+        stopping.begin()
+    begun: set[int] = set()
+    for moment in itertools.count():
+        if moment == signal_at:
+            draw.choice(workers).request()
+        running = [one for one, end in enumerate(ends) if end is None]
+        if not running:
+            break
+        one = draw.choice(running)
+        if todo[one] and workers[one].limit(todo[one][0]) is None:
+            begun.add(todo[one].pop(0))
+        else:
+            ends[one] = (workers[one].end(), workers[one].reached(planned))
+    found = [end for end in ends if end is not None]
+    assert begun == set(range(found[0][1])), "what has begun is what counts as run, by whoever"
+    return found
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_all_workers_stop_at_the_same_minibatch(accumulate: int) -> None:
+    replicas = [(0, 2), (1, 2), (0, 1), (0, 3), (1, 3), (2, 3)]
+    early = 0
+    for seed in range(300):
+        store = Memory()
+        workers = [worker(store, accumulate, seconds=GRANT_S / (1 + seed % 7)) for _ in replicas]
+        ends = run_together(seed, workers, replicas, planned=24, signal_at=seed % 90)
+        ((stop, end),) = set(ends)
+        assert end == 24 or end % accumulate == 0
+        assert stop or end == 24
+        assert STOP_KEY in store.values or not stop
+        early += end < 24
+    assert early > 50
+
+
+def test_a_request_after_a_segment_was_closed_ends_the_next() -> None:
+    store = Memory()
+    first, second = worker(store), worker(store)
+    for one in (first, second):
+        one.begin()
+    assert first.limit(0) is None
+    assert not first.end()
+    second.request()
+    assert second.limit(5) is None  # too late for this segment: the other has left it
+    assert not second.end()
+    for one in (second, first):
+        one.begin()
+        assert one.limit(0) == 0
+        assert one.end()
+
+
+def test_asking_is_rare_and_as_far_ahead_as_the_pace_says() -> None:
+    store = Memory()
+    seconds = [0.0]
+    plan: Any = SimpleNamespace(accumulate=None, schedule=SCHEDULES["1f1b-stashing"])
+    stopping = GracefulStop(store, plan, clock=lambda: seconds[0])
+    stopping.begin()
+    for index in range(1000):
+        assert stopping.limit(index) is None
+        seconds[0] += GRANT_S / 100
+    assert int(store.values["grant/0"]) == pytest.approx(1000, abs=101)
+    assert store.changes < 50
+
+
+def test_a_signal_is_a_request(requests: list[Any]) -> None:
+    store = Memory()
+    stopping = worker(store)
+    stopping.begin()
+    assert stopping.limit(0) is None
+    requests[0]()
+    assert stopping.limit(1) == 1
+    assert STOP_KEY in store.values

@@ -1,0 +1,205 @@
+"""The bundled models of language, in tiny sizes: what they compute, how they split, and their data."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from stagewise import backward, forward, programs
+from torch import nn
+
+from pipeplan_launch import Job
+from pipeplan_launch.models import awd_lm, gnmt, s2vt
+from pipeplan_launch.models.synthetic_data import generated_text, sentence_pair
+from pipeplan_launch.models.text_loss import BEGIN, END, FIRST_WORD, PAD, right_words, text_loss
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
+
+torch.set_num_threads(1)
+
+TINY_GNMT = gnmt.GNMTSize(layers=3, source=5, target=4, vocabulary=13, width=4)
+TINY_AWD = awd_lm.AWDLMSize(embedding=5, hidden=6, layers=2, tied=False, vocabulary=13, length=4)
+TINY_S2VT = s2vt.S2VTSize(steps=8, features=32, embedding=5, hidden=4, vocabulary=13)
+
+
+def in_order(traced: TracedModel, stages: int) -> list[list[str]]:
+    """Stages of about equally many layers, in the order of the model, so that dropout draws in the same order."""
+    names = [layer.name for layer in traced.layers]
+    ends = [round(len(names) * stage / stages) for stage in range(stages + 1)]
+    return [names[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def check_stages(job: Job, minibatch: int, stages: int) -> None:
+    """Loss and gradients of a split are those of the whole, in training and in evaluation."""
+    torch.manual_seed(0)
+    for parameter in job.model.parameters():
+        nn.init.normal_(parameter, std=0.5)  # So that every parameter shows in the loss.
+    traced = trace_job(job, minibatch)
+    assert traced.dynamic_batch
+    assert traced.evaluation_problem is None
+    pieces = programs(traced, in_order(traced, stages))
+    batch = job.example_batch(minibatch + 1)
+    for train in (True, False):
+        whole = copy.deepcopy(job.model).train(train)
+        for piece in pieces:
+            piece.train(train)
+        torch.manual_seed(3)
+        expected = job.loss(whole(*batch.inputs), batch.target)
+        expected.backward()
+        job.model.zero_grad()
+        torch.manual_seed(3)
+        output, received, made = forward(pieces, batch.inputs, minibatch + 1)
+        loss = job.loss(output, batch.target)
+        backward(loss, received, made)
+        assert torch.equal(loss, expected)
+        for (name, own), other in zip(job.model.named_parameters(), whole.parameters(), strict=True):
+            assert own.grad.any(), name
+            assert torch.equal(own.grad, other.grad), name
+
+
+@pytest.mark.slow
+def test_gnmt_splits() -> None:
+    check_stages(gnmt.gnmt_job(TINY_GNMT, "tiny"), minibatch=3, stages=4)
+
+
+@pytest.mark.slow
+def test_awd_lm_splits() -> None:
+    check_stages(awd_lm.awd_lm_job(TINY_AWD, "tiny", minibatch=3), minibatch=3, stages=3)
+
+
+def test_s2vt_splits() -> None:
+    check_stages(s2vt.s2vt_job(TINY_S2VT, "tiny"), minibatch=3, stages=3)
+
+
+def test_attention_is_the_formula() -> None:
+    torch.manual_seed(0)
+    attention = gnmt.Attention(3)
+    for parameter in attention.parameters():
+        nn.init.normal_(parameter)
+    queries, states, lengths = torch.randn(2, 2, 3), torch.randn(2, 4, 3), torch.tensor([4, 2])
+    out = attention(queries, states, lengths)
+    for sample in range(2):
+        words = states[sample, : lengths[sample]]
+        for place in range(2):
+            asked = attention.query @ queries[sample, place]
+            scores = torch.stack([attention.v @ torch.tanh(asked + attention.key @ word) for word in words])
+            weights = scores.exp() / scores.exp().sum()
+            expected = sum(weight * word for weight, word in zip(weights, words, strict=True))
+            torch.testing.assert_close(out[sample, place], expected)
+
+
+def test_words_that_are_padding_do_not_count() -> None:
+    scores = torch.randn(2, 4, 13)
+    target = torch.tensor([[5, END, PAD, PAD], [7, 8, 9, END]])
+    words = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3)]
+    losses = [-scores[a, b].log_softmax(0)[target[a, b]] for a, b in words]
+    torch.testing.assert_close(text_loss(scores, target), sum(losses) / 8)
+    best = nn.functional.one_hot(target, 13).float()
+    assert right_words(best, target) == 2
+    best[1, 2] = best[1, 0]
+    assert right_words(best, target) == 1.75
+    best[0, 3] = best[1, 0]
+    assert right_words(best, target) == 1.75
+
+
+def lstm_by_hand(x: torch.Tensor, parameters: list[torch.Tensor]) -> torch.Tensor:
+    """Samples × length × hidden, cell by cell (Hochreiter and Schmidhuber, with forget gates)."""
+    weight_ih, weight_hh, bias_ih, bias_hh = parameters
+    hidden = cell = torch.zeros(len(x), weight_hh.shape[1])
+    out = []
+    for step in x.unbind(dim=1):
+        gates = step @ weight_ih.T + bias_ih + hidden @ weight_hh.T + bias_hh
+        enter, forget, new, leave = gates.chunk(4, dim=1)
+        cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
+        hidden = leave.sigmoid() * cell.tanh()
+        out.append(hidden)
+    return torch.stack(out, dim=1)
+
+
+def test_weights_drop_out_of_an_lstm_as_it_trains() -> None:
+    torch.manual_seed(0)
+    lstm = awd_lm.WeightDropLSTM(3, 5)
+    x = torch.randn(2, 4, 3)
+    torch.manual_seed(1)
+    out = lstm(x)
+    out.square().sum().backward()
+    torch.manual_seed(1)
+    kept = nn.functional.dropout(torch.ones(20, 5), 0.5)
+    assert set(kept.unique().tolist()) == {0.0, 2.0}
+    weight_ih, weight_hh, *biases = [one.detach() for one in lstm.parameters()]
+    torch.testing.assert_close(out.detach(), lstm_by_hand(x, [weight_ih, weight_hh * kept, *biases]))
+    assert torch.equal(lstm.weight_hh_l0.grad != 0, kept != 0)
+    lstm.eval()
+    torch.testing.assert_close(lstm(x).detach(), lstm_by_hand(x, [weight_ih, weight_hh, *biases]))
+
+
+def test_awd_lm_drops_the_same_at_every_place() -> None:
+    torch.manual_seed(0)
+    dropped = awd_lm.LockedDropout(0.5)(torch.ones(3, 7, 20))
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(dropped, dropped[:, :1].expand(3, 7, 20))
+    assert not torch.equal(dropped[0], dropped[1])
+
+    embedding = awd_lm.WordDropEmbedding(60, 3)
+    text = torch.arange(60).repeat(2, 1)
+    vectors = embedding(text)
+    gone = (vectors == 0).all(dim=2)
+    assert 0 < gone[0].sum() < 20
+    assert torch.equal(gone[0], gone[1])
+    torch.testing.assert_close(vectors[~gone], embedding.weight[text[~gone]] / 0.9)
+    assert torch.equal(embedding.eval()(text), embedding.weight[text])
+
+
+def test_generated_pairs() -> None:
+    data = generated_text(partial(sentence_pair, 8, 7, 12), samples=40)
+    lengths = set()
+    for (source, length, said), expected in (data.train[index] for index in range(40)):
+        assert (source.shape, said.shape, expected.shape) == ((8,), (7,), (7,))
+        lengths.add(int(length))
+        assert (source[:length] >= FIRST_WORD).all()
+        assert (source[length:] == PAD).all()
+        assert max(source.max(), said.max(), expected.max()) < 12
+        end = int((expected == END).nonzero()[0])
+        assert end == min(length, 6)
+        assert said[0] == BEGIN
+        assert torch.equal(said[1 : end + 1], expected[:end])
+        assert (expected[end + 1 :] == PAD).all()
+        moved = [int(word) + 1 if word < 11 else FIRST_WORD for word in source[:end]]
+        assert expected[:end].tolist() == moved
+    assert lengths == {4, 5, 6, 7, 8}
+    assert len(data.test) == 10
+    assert torch.equal(data.train[7][1], data.train[7][1])
+    with pytest.raises(IndexError):
+        data.train[40]
+
+
+def test_generated_text_goes_on_by_one_word() -> None:
+    train = awd_lm.awd_lm_job(TINY_AWD, "tiny", 3).datasets.train
+    ids = set()
+    for index in range(100):
+        text, following = train[index]
+        assert text.shape == following.shape == (4,)
+        assert torch.equal(text[1:], following[:-1])
+        ids.update(following.tolist())
+    assert ids == set(range(FIRST_WORD, 13))
+
+
+def test_generated_videos_say_words_after_their_frames() -> None:
+    train = s2vt.s2vt_job(TINY_S2VT, "tiny").datasets.train
+    seen = set()
+    for (frames, said), target in (train[index] for index in range(60)):
+        assert (frames.shape, said.shape, target.shape) == ((8, 32), (8,), (8,))
+        shown = (frames != 0).any(dim=1)
+        count = int(shown.sum())
+        assert shown[:count].all()
+        assert said[:count].tolist() == target[:count].tolist() == [PAD] * count
+        assert said[count] == BEGIN
+        words = int((target != PAD).sum())
+        assert target[count + words - 1] == END
+        assert torch.equal(said[count + 1 : count + words], target[count : count + words - 1])
+        assert (said[count + words :] == PAD).all()
+        seen.add((count, words))
+    assert {count for count, _ in seen} == {2, 3, 4, 5, 6}
+    assert {words for _, words in seen} == {2}

@@ -1,0 +1,209 @@
+"""Real launches on several servers that are told apart by name, or by a network: who becomes which worker, and what
+is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch_scripts import JOB, render
+from toy_workers import stage_contents, write_plan
+
+from pipeplan.errors import InputError
+from pipeplan.replay import requirements
+from pipeplan_launch.emulation.network_namespaces import OWN_NAMESPACES
+from pipeplan_launch.rank_mapping.host_identity import SERVER_VARIABLE
+
+pytestmark = pytest.mark.slow
+LAYERS = {1: [["0", "1", "2", "loss"]], 2: [["0", "1"], ["2", "loss"]]}
+NOTING = JOB.replace("import torch\n", "import os, pathlib\nimport torch\n", 1).replace(
+    "def job():\n",
+    "def job():\n    pathlib.Path(__file__).with_name('worker-' + os.environ['RANK']).write_text(os.environ['WHO'])\n",
+)
+"""Notes on which server every worker is."""
+
+
+def plan_of(folder: Path, sizes: Sequence[int], replicas: Sequence[int], **changes: Any) -> Path:
+    """A plan folder with its launch.sh, for servers of these sizes."""
+    folder.mkdir(exist_ok=True)
+    (folder / "job.py").write_text(NOTING)
+    contents = stage_contents(list(replicas), minibatch=4)
+    uneven = len(set(sizes)) > 1
+    for content in contents:
+        content["model"] = {"ref": f"{folder / 'job.py'}:job", "graph_hash": None}
+        content["layers"] = LAYERS[len(replicas)][content["stage"]]
+        content |= {"servers": len(sizes), "workers_per_server": max(sizes)} | changes
+        if uneven:
+            content["server_sizes"] = list(sizes)
+    plan = write_plan(folder / "plan", contents)
+    render(plan, servers=len(sizes), workers_per_server=max(sizes), server_sizes=tuple(sizes), uneven=uneven)
+    return plan
+
+
+def launch(plan: Path, environments: Sequence[dict[str, str]], *options: str) -> list[tuple[int, str]]:
+    """(status, what it said) of each run of launch.sh, all at the same time."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    started = [
+        subprocess.Popen(
+            [plan / "launch.sh", "--log-every", "0", *options],
+            env=os.environ | shared | one,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for one in environments
+    ]
+    try:
+        said = [process.communicate(timeout=240)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+
+
+def node(number: int, workers: int, server: str, **more: str) -> dict[str, str]:
+    return {
+        "NODE_RANK": str(number),
+        "WORKERS": str(workers),
+        SERVER_VARIABLE: server,
+        "WHO": f"{server}/{number}",
+    } | more
+
+
+def who(folder: Path) -> list[str]:
+    """Where each worker was, in the order of the plan."""
+    return [path.read_text() for path in sorted(folder.glob("worker-*"))]
+
+
+def losses(run: Path) -> list[float]:
+    """Of the epochs, bit by bit."""
+    return [epoch["loss"] for epoch in json.loads((run / "summary.json").read_text())["epochs"]]
+
+
+def test_servers_are_known_by_their_size_whatever_their_numbers(tmp_path: Path) -> None:
+    """A server of two and one of one, in both orders; the second goes on from the first's checkpoint."""
+    plan, run = plan_of(tmp_path, [2, 1], [2, 1]), tmp_path / "run"
+    whole = tmp_path / "whole"
+    for numbers, given in (
+        ((0, 1), ["--run-dir", str(whole), "--epochs", "2"]),
+        ((0, 1), ["--run-dir", str(run), "--epochs", "1"]),
+        ((1, 0), ["--run-dir", str(run), "--epochs", "2", "--resume"]),
+    ):
+        large, small = numbers
+        ended = launch(plan, [node(large, 2, "large"), node(small, 1, "small")], *given)
+        assert [status for status, _ in ended] == [0, 0], ended
+        assert who(tmp_path) == [f"large/{large}", f"large/{large}", f"small/{small}"]
+    assert losses(run) == losses(whole)
+
+
+def test_interleaved_launches_of_one_worker_each_are_grouped_by_server(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, [2, 2], [2, 2])
+    every = [node(number, 1, "ab"[number % 2], NNODES="4") for number in range(4)]
+    ended = launch(plan, every, "--epochs", "1", "--run-dir", str(tmp_path / "run"))
+    assert [status for status, _ in ended] == [0] * 4, ended
+    assert who(tmp_path) == ["a/0", "a/2", "b/1", "b/3"]
+
+
+def test_too_many_workers_are_said_with_where_they_are(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, [2, 1], [2, 1])
+    ended = launch(plan, [node(0, 2, "a"), node(1, 2, "b")], "--run-dir", str(tmp_path / "run"))
+    assert [status for status, _ in ended] == [2, 2]
+    (line,) = [line for _, text in ended for line in text.splitlines() if line.startswith("error: ")]
+    assert "the plan has 3 workers (2, 1 on its servers), and 4 were started, 2 on a and 2 on b: " in line
+
+
+@pytest.mark.parametrize("node_of_victim", [0, 1])
+def test_who_is_lost_is_named_by_the_plan_and_training_goes_on(tmp_path: Path, node_of_victim: int) -> None:
+    """Worker 0 is on launch 1, and the common store on launch 0. Either dies once."""
+    plan, run = plan_of(tmp_path, [2, 1], [2, 1]), tmp_path / "run"
+    job = tmp_path / "job.py"
+    victim = {0: "2", 1: "0"}[node_of_victim]
+    text = job.read_text().replace(
+        "    data = TensorDataset",
+        "    mark = pathlib.Path(__file__).with_name('died')\n"
+        f"    if os.environ['RANK'] == {victim!r} and not mark.exists():\n"
+        "        mark.write_text('')\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    data = TensorDataset",
+    )
+    job.write_text(text)
+    ended = launch(plan, [node(0, 1, "small"), node(1, 2, "large")], "--epochs", "1", "--run-dir", str(run))
+    assert [status for status, _ in ended] == [0, 0], ended
+    assert who(tmp_path) == ["large/1", "large/1", "small/0"]
+    said = "".join(text for _, text in ended)
+    assert f"worker {victim} was lost; restart 1 of 3" in said
+    assert len(list(tmp_path.glob("run*"))) == 1, "the restart went on in the same run folder"
+    assert len(list((run / "metrics").iterdir())) == 3
+
+
+LINK = {"name": "cluster", "span": 2, "sendrecv": 1.25e8, "allreduce": 1.25e8, "latency_s": 0.0, "cards_s": 0.008}
+SENDS = {
+    **dict.fromkeys(("update_s", "sync_s", "exposed_s"), 0.0),
+    "minibatch_s": 0.02,
+    "forward_s": 0.008,
+    "backward_s": 0.012,
+    "boundary_s": 0.008,
+    "parameter_bytes": 4,
+    **dict.fromkeys(("send_bytes", "receive_gradient_bytes"), 1_000_000),
+}
+ONE_EACH = """
+import os, sys
+import torch, pipeplan_launch.worker
+from pipeplan_launch.__main__ import main
+from pipeplan_launch.emulation.network import Network, Node
+
+rate, *arguments = sys.argv[1:]
+network = Network(Node(below=(Node(rate, workers=1), Node(rate, workers=1))))
+pids = network.start(lambda: sys.exit(main(arguments)), 29411)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in pids))
+"""
+
+
+def test_a_slow_link_between_networks_is_said_before_training(tmp_path: Path) -> None:
+    """One worker on each of two servers, whose cable carries 20 Mbit/s where the plan was made for 1 Gbit/s."""
+    try:
+        requirements.check_requirements()
+    except InputError as error:
+        pytest.skip(str(error))
+    plan = plan_of(tmp_path, [1, 1], [1, 1], links=[LINK], prediction=SENDS)
+    (tmp_path / "one_each.py").write_text(ONE_EACH)
+    found = []
+    for number, options in enumerate(([], ["--probe", "0"])):
+        command = [
+            *OWN_NAMESPACES,
+            sys.executable,
+            tmp_path / "one_each.py",
+            "20mbit",
+            plan,
+            "--run-dir",
+            tmp_path / str(number),
+        ]
+        done = subprocess.run(
+            [*command, "--epochs", "1", *options],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"WHO": ""},
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found.append([line for line in done.stderr.splitlines() if line.startswith("note: ")])
+    (line,), none = found
+    assert none == []
+    match = re.fullmatch(
+        r"note: the link between (.+) \(1\) and \1 \(2\): planned 1 Gbit/s, measured ([\d.]+) Mbit/s, (\d+) times "
+        r"slower; check the network, or measure it with pipeplan profile --links and solve again",
+        line,
+    )
+    assert match, line
+    assert 10 < float(match[2]) <= 21
+    assert float(match[3]) == pytest.approx(1e3 / float(match[2]), rel=0.02)

@@ -1,0 +1,166 @@
+"""Parameters after training by real workers equal those of one process that applies the formula of each semantics.
+
+64-bit numbers, at least 20 updates of every stage over two drained segments, the last group of each with fewer members
+where that can be, and with a smaller last minibatch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from extents import slow_but_for
+from literal import Recipe, Trained, train, train_on_whole_batches
+from semantics_models import OPTIMIZERS, SUBJECTS
+from semantics_workers import Case, CaseRun
+from toy_workers import depths
+
+torch.set_num_threads(1)
+
+RELATIVE = 1e-9
+"""Of a tensor's largest element. What remains is rounding: 1e-14 with SGD, up to 1e-10 where AdamW divides noise."""
+ASYNCHRONOUS, FLUSHED = ("1f1b-stashing", "vertical-sync"), ("gpipe", "1f1b-flush")
+SCHEDULES = (*ASYNCHRONOUS, "2bw", *FLUSHED)
+SHAPES = {(1, 1, 1): 3, (2, 1): 5, (1, 2): 3, (2, 1, 1): 4}
+"""Replicas, and minibatches per update where the schedule has them: a multiple of the replicas or not."""
+ONE_SCHEDULE = [
+    schedule if schedule == "1f1b-stashing" else pytest.param(schedule, marks=pytest.mark.slow)
+    for schedule in SCHEDULES
+]
+"""The others are slow tests."""
+OTHERS_BUT_FLUSH = [pytest.param(one, marks=pytest.mark.slow) for one in ("vertical-sync", "2bw", "gpipe")]
+
+
+def case_of(subject: str, schedule: str, replicas: tuple[int, ...], optimizer: str, accumulate: int = 0) -> Case:
+    """Two epochs: ten updates of the widest stage, then one whole minibatch and one of two samples."""
+    accumulate = accumulate or SHAPES[replicas]
+    group = max(replicas) if schedule in ASYNCHRONOUS else accumulate
+    deep = [-(-accumulate // count) for count in replicas] if schedule == "gpipe" else depths(replicas)
+    return Case(subject, schedule, replicas, tuple(deep), accumulate, optimizer, samples=3 * (10 * group + 1) + 2)
+
+
+def every_case() -> list[Case]:
+    """Models, schedules and shapes in every combination, with the optimisers in turn."""
+    optimizers = itertools.cycle(OPTIMIZERS)
+    combinations = itertools.product(SUBJECTS, SCHEDULES, SHAPES)
+    return [case_of(*combination, next(optimizers)) for combination in combinations]
+
+
+def name_of(case: Case) -> str:
+    return " ".join([case.subject, case.schedule, "-".join(map(str, case.replicas)), case.optimizer])
+
+
+def recipe_of(case: Case) -> Recipe:
+    shared = {name: getattr(case, name) for name in ("replicas", "depths", "accumulate", "minibatch", "epochs")}
+    return Recipe(case.schedule, **shared, seed=case.seed, clip=case.clip)
+
+
+def literally(case: Case) -> Trained:
+    subject = SUBJECTS[case.subject]
+    model, data = subject.build(case.dropout), subject.data(case.samples)
+    return train(model, case.cuts, data, subject.loss, OPTIMIZERS[case.optimizer], recipe_of(case))
+
+
+def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Relative to the largest element of the tensor."""
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-300))
+
+
+def check(folder: Path, case: Case) -> Trained:
+    """Run a case both ways, side by side, and compare what every replica of every stage is left with."""
+    run = CaseRun(folder, case)
+    expected = literally(case)
+    for stage, replicas in enumerate(run.left()):
+        for replica, found in enumerate(replicas):
+            for kind, wanted in (("parameters", expected.parameters[stage]), ("buffers", expected.buffers[stage])):
+                assert found[kind].keys() == wanted.keys()
+                for name, value in wanted.items():
+                    off = difference(found[kind][name].double(), value.double())
+                    assert off <= RELATIVE, f"stage {stage} replica {replica}: {name} is off by {off:.1e}"
+    return expected
+
+
+def mark_all_but_a_diagonal(cases: list[Case]) -> list[Any]:
+    """Every model, every schedule and every shape at least once; the other combinations are slow tests."""
+    models, shapes = list(SUBJECTS), list(SHAPES)
+    quick = {
+        (models[turn % len(models)], schedule, shapes[turn % len(shapes)]) for turn, schedule in enumerate(SCHEDULES)
+    }
+    return [
+        pytest.param(
+            case,
+            marks=[] if (case.subject, case.schedule, case.replicas) in quick else pytest.mark.slow,
+            id=name_of(case),
+        )
+        for case in cases
+    ]
+
+
+@pytest.mark.parametrize("case", mark_all_but_a_diagonal(every_case()))
+def test_equals_the_formula(tmp_path: Path, case: Case) -> None:
+    trained = check(tmp_path, case)
+    assert min(trained.updates) >= 20
+
+
+@pytest.mark.parametrize("schedule", ONE_SCHEDULE)
+@pytest.mark.parametrize(
+    ("replicas", "accumulate", "samples"),
+    [
+        pytest.param((1, 1), 2, 30, marks=pytest.mark.slow),
+        ((2, 1), 4, 3),
+        ((3, 2, 1), 10, 71),
+        pytest.param((1, 3), 4, 34, marks=pytest.mark.slow),
+        pytest.param((2, 2), 5, 32, marks=pytest.mark.slow),
+        pytest.param((1,), 2, 20, marks=pytest.mark.slow),
+        ((2,), 3, 44),
+        pytest.param((3, 1), 6, 7, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_any_ratio_and_any_number_of_minibatches(
+    tmp_path: Path, schedule: str, replicas: tuple[int, ...], accumulate: int, samples: int
+) -> None:
+    """Groups with one short member, replicas without a member, fewer minibatches than replicas, one stage alone."""
+    case = case_of("chain", schedule, replicas, "sgd-fused", accumulate)
+    check(tmp_path, replace(case, samples=samples, epochs=3))
+
+
+@pytest.mark.parametrize("schedule", ONE_SCHEDULE)
+def test_recomputation_changes_nothing(tmp_path: Path, schedule: str) -> None:
+    check(tmp_path, replace(case_of("resnet", schedule, (2, 1), "sgd-fused"), recompute=True))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-stashing", "1f1b-flush", *OTHERS_BUT_FLUSH])
+def test_gradients_are_clipped_by_the_norm_that_is_said(tmp_path: Path, schedule: str) -> None:
+    case = case_of("chain", schedule, (2, 1, 1), "sgd-fused")
+    clipped = check(tmp_path, replace(case, clip=0.3)).whole()
+    assert max(difference(clipped[name], value) for name, value in literally(case).whole().items()) > 1e-3
+
+
+@pytest.mark.parametrize("schedule", FLUSHED)
+@pytest.mark.parametrize("subject", slow_but_for(["chain"], ("encoder-decoder", "chain", "tied")))
+def test_a_flush_equals_one_process_on_the_whole_batch(tmp_path: Path, subject: str, schedule: str) -> None:
+    """Where samples do not depend on each other, on all samples of an update at once."""
+    case = replace(case_of(subject, schedule, (2, 1, 1), "sgd-foreach"), dropout=False)
+    run = CaseRun(tmp_path, case)
+    chosen = SUBJECTS[subject]
+    arguments = chosen.build(dropout=False), chosen.data(case.samples), chosen.loss, OPTIMIZERS[case.optimizer]
+    expected = train_on_whole_batches(*arguments, recipe_of(case))
+    for replicas in run.left():
+        for name, value in replicas[0]["parameters"].items():
+            assert difference(value, expected[name]) <= RELATIVE, name
+
+
+@pytest.mark.parametrize("subject", slow_but_for(["chain", "tied"], SUBJECTS))
+def test_the_formulas_can_be_told_apart(subject: str) -> None:
+    """By a million times the tolerance: a version too new or too old at any stage would be noticed."""
+    ordinary = case_of(subject, "1f1b-stashing", (2, 1), "sgd-fused")
+    others = [replace(ordinary, schedule=schedule) for schedule in SCHEDULES if schedule != "gpipe"]
+    others += [replace(ordinary, depths=(3, 1)), replace(ordinary, depths=(2, 2)), replace(ordinary, seed=1)]
+    left = [literally(case).whole() for case in others]
+    for one, other in itertools.combinations(left, 2):
+        assert max(difference(one[name].double(), other[name].double()) for name in one) > 1e6 * RELATIVE

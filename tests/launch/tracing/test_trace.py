@@ -1,0 +1,235 @@
+"""The DAG of layers that tracing finds."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import traced_zoo_whole
+from extents import slow_but_for
+from torch import nn
+from traced_zoo import ZOO, build
+
+from pipeplan_launch import Job
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
+
+torch.set_num_threads(1)
+
+
+def edges(traced: TracedModel) -> dict[str, tuple[str, ...]]:
+    return {tensor.name: tensor.consumers for tensor in traced.tensors}
+
+
+def test_layers_are_named_after_modules() -> None:
+    traced = trace_job(build("resnet-tiny"), 4)
+    names = [layer.name for layer in traced.layers]
+    assert names[:4] == ["conv", "bn", "relu", "stages.0.0.conv1"]
+    assert {"stages.0.0.add", "stages.0.0.relu", "stages.0.0.relu#2", "stages.1.0.skip.1"} <= set(names)
+    assert names[-2:] == ["fc", "loss"]
+    bn = next(layer for layer in traced.layers if layer.name == "bn")
+    assert (bn.module, bn.op, bn.parameters) == ("bn", "BatchNorm2d", ("bn.weight", "bn.bias"))
+    assert bn.buffers == ("bn.running_mean", "bn.running_var", "bn.num_batches_tracked")
+
+
+def test_skip_connections_are_edges() -> None:
+    traced = trace_job(build("resnet-tiny"), 4)
+    assert edges(traced)["relu"] == ("stages.0.0.conv1", "stages.0.0.add")
+    assert edges(traced)["stages.0.0.relu#2"] == ("stages.1.0.skip.0", "stages.1.0.conv1")
+
+
+def test_shapes_follow_the_minibatch() -> None:
+    traced = trace_job(build("mnist"), 4)
+    relu = next(tensor for tensor in traced.tensors if tensor.name == "relu#2")
+    assert relu.shape(4) == (4, 32 * 7 * 7)
+    assert relu.shape(7) == (7, 32 * 7 * 7)
+    assert relu.bytes(7) == 7 * 32 * 7 * 7 * 4
+    assert traced.dynamic_batch
+
+
+@pytest.mark.parametrize("name", slow_but_for({*ZOO} - {"cells", "translator", "gpt", "unet", "resnet-tiny"}, ZOO))
+def test_every_layer_comes_after_what_it_reads(name: str) -> None:
+    traced = trace_job(build(name), 6)
+    place = {layer.name: index for index, layer in enumerate(traced.layers)}
+    assert len(place) == len(traced.layers)
+    assert len({tensor.name for tensor in traced.tensors}) == len(traced.tensors)
+    for tensor in traced.tensors:
+        assert all(place[tensor.producer] < place[consumer] for consumer in tensor.consumers)
+    used = [parameter for layer in traced.layers for parameter in layer.parameters]
+    assert set(used) == {parameter for parameter, _ in build(name).model.named_parameters()}
+
+
+def test_masks_positions_and_views_of_inputs_are_copied_not_sent() -> None:
+    traced = trace_job(build("gpt"), 4)
+    assert not any(tensor.dtype == torch.bool for tensor in traced.tensors)
+    assert not any("arange" in layer.name or "tril" in layer.name for layer in traced.layers)
+    digits = trace_job(Job(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), inputs=lambda n: torch.ones(n, 2, 2)), 3)
+    assert [layer.name for layer in digits.layers] == ["1", "loss"]
+
+
+def test_integer_tensors_cross_without_gradient() -> None:
+    traced = trace_job(build("routes"), 4)
+    kinds = {tensor.name: (tensor.dtype, tensor.requires_grad) for tensor in traced.tensors}
+    assert kinds["argmax"] == (torch.int64, False)
+    assert kinds["middle"] == (torch.float32, True)
+    assert kinds["score"] == (torch.float32, False)  # Only an argmax reads it: no gradient comes back.
+
+
+def test_frozen_layers_send_no_gradient() -> None:
+    traced = trace_job(build("shared"), 4)
+    assert not next(tensor for tensor in traced.tensors if tensor.producer == "frozen").requires_grad
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("mnist", ()),
+        ("resnet-tiny", ()),
+        ("gpt", (("tokens", "head"),)),
+        ("shared", (("block", "block#2"),)),
+    ],
+)
+def test_together(name: str, groups: tuple[tuple[str, ...], ...]) -> None:
+    assert trace_job(build(name), 4).together == groups
+
+
+def test_in_place_writes_through_views_stay_together() -> None:
+    (group,) = trace_job(build("writes-into-views"), 4).together
+    assert {"mul", "sum", "add_"} <= set(group)
+    assert not {"first", "third"} & set(group)
+
+
+def test_written_buffers_stay_together() -> None:
+    (group,) = trace_job(build("keeps-state"), 4).together
+    assert {"mul_", "add_", "add"} <= set(group)
+
+
+def test_one_size_only() -> None:
+    traced = trace_job(build("one-size"), 6)
+    assert not traced.dynamic_batch
+    assert traced.minibatch == 6
+
+
+def test_a_single_sample() -> None:
+    traced = trace_job(build("mnist"), 1)
+    assert traced.dynamic_batch
+    assert traced.minibatch == 1
+
+
+def test_batch_in_the_second_dimension() -> None:
+    class SequenceFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.out = nn.GRU(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.out(self.rnn(x)[0])
+
+    traced = trace_job(Job(SequenceFirst(), inputs=lambda n: torch.randn(5, n, 3)), 2)
+    assert traced.dynamic_batch
+    assert traced.tensors[0].shape(9) == (5, 9, 4)
+
+
+def test_modules_named_like_our_own_layers() -> None:
+    class Awkward(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss = nn.Linear(2, 2)
+            self.add_module("a b $(x) 'q'", nn.Linear(2, 2))
+
+        def forward(self, x):
+            return getattr(self, "a b $(x) 'q'")(self.loss(x))
+
+    traced = trace_job(Job(Awkward(), inputs=lambda n: torch.randn(n, 2)), 3)
+    assert [layer.name for layer in traced.layers] == ["loss#2", "a b $(x) 'q'", "loss"]
+
+
+@pytest.mark.slow
+def test_hash_is_the_same_in_every_process_and_for_every_minibatch() -> None:
+    code = (
+        "import traced_zoo, traced_zoo_whole; from pipeplan_launch.tracing.trace import trace;"
+        "jobs = [traced_zoo.build(name) for name in ('mnist', 'routes', 'keeps-state')];"
+        "jobs += [traced_zoo_whole.build(name) for name in ('hooked', 'adversary')];"
+        "print(*[trace(job, 8).graph_hash for job in jobs])"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.path.dirname(traced_zoo_whole.__file__)}
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    jobs = [build(name) for name in ("mnist", "routes", "keeps-state")]
+    jobs += [traced_zoo_whole.build(name) for name in ("hooked", "adversary")]
+    assert found.stdout.split() == [trace_job(job, 6).graph_hash for job in jobs]
+    assert trace_job(build("mnist"), 6).graph_hash != trace_job(build("gpt"), 6).graph_hash
+
+
+def test_tracing_leaves_the_model_and_the_random_numbers_alone() -> None:
+    job = build("resnet-tiny")
+    job.model.eval()
+    before = {name: one.clone() for name, one in job.model.state_dict().items()}
+    torch.manual_seed(5)
+    trace_job(job, 4)
+    after = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), after)
+    assert not any(module.training for module in job.model.modules())
+    assert all(torch.equal(before[name], one) for name, one in job.model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\nb"])
+def test_a_name_that_no_graph_can_hold_is_quoted(name: str) -> None:
+    model = nn.Sequential()
+    model.add_module(name, nn.Linear(2, 2))
+    with pytest.raises(LaunchError, match="take the quotes, backslashes and line breaks out") as caught:
+        trace_job(Job(model, inputs=lambda n: torch.randn(n, 2)), 4)
+    assert repr(name) in str(caught.value)
+
+
+class Branches(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        if y.sum() > 0:
+            return y
+        return -y
+
+
+class Items(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y * y.max().item()
+
+
+class Numpy(nn.Linear):
+    def forward(self, x):
+        return super().forward(torch.from_numpy(x.numpy()))
+
+
+class Picks(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y[y > 0] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (Branches, "depends on the data (FILE: if y.sum() > 0:); write it with torch.where"),
+        (Items, "depends on the data, at FILE: return y * y.max().item(); compute it with fixed shapes"),
+        (Picks, "depends on the data, at FILE: return y[y > 0] * 2"),
+        (Numpy, "cannot be traced by torch.export (FILE: return super().forward(torch.from_numpy(x.numpy())))"),
+    ],
+)
+def test_untraceable(kind: type, says: str, capfd: pytest.CaptureFixture[str]) -> None:
+    lines, start = inspect.getsourcelines(kind)
+    number = start + next(index for index, line in enumerate(lines) if f"FILE: {line.strip()}" in says)
+    with pytest.raises(LaunchError) as caught:
+        trace_job(Job(kind(2, 2), inputs=lambda n: torch.randn(n, 2)), 4)
+    assert says.replace("FILE", f"{__file__}:{number}") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_inputs_of_the_wrong_shape() -> None:
+    with pytest.raises(LaunchError, match=r"fails on its example inputs \(4×5\): .*\(4x5 and 2x2\)"):
+        trace_job(Job(nn.Sequential(nn.Linear(2, 2)), inputs=lambda n: torch.randn(n, 5)), 4)

@@ -1,0 +1,91 @@
+"""Unmodified models of Hugging Face transformers, cut anywhere, train to the gradients of the whole."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from repository import ROOT
+from stagewise import (
+    backward,
+    check_evaluation,
+    check_training,
+    consecutive_pipeline,
+    forward,
+    programs,
+    random_pipeline,
+)
+from traced_zoo_hf import ZOO, build
+
+from pipeplan_launch import load_job
+from pipeplan_launch.job.job import collate_samples
+from pipeplan_launch.tracing.trace import trace_job
+
+torch.set_num_threads(1)
+BATCH = 4
+DOCUMENT = ROOT / "docs" / "models.md"
+LEFT_OUT = "left out of what it returns"
+HOW = {
+    "gpt2": f"torch.export; {LEFT_OUT}: DynamicCache",
+    "bert": "torch.export",
+    "t5": f"torch.export; {LEFT_OUT}: EncoderDecoderCache",
+    "mixtral-eager": "torch.export; taken whole: model.layers.0.mlp.experts, model.layers.1.mlp.experts; "
+    f"{LEFT_OUT}: DynamicCache",
+}
+
+
+def check(name: str, granularity: str, count: int) -> None:
+    job = build(name)
+    traced = trace_job(job, BATCH, granularity)
+    assert traced.how == HOW.get(name, HOW["gpt2"])
+    assert traced.dynamic_batch
+    # Where there are two branches, other pipelines draw the random numbers of dropout in another order.
+    pipelines = [consecutive_pipeline(traced, stages=2 + seed % 3, seed=seed) for seed in range(count)]
+    if name != "t5":
+        pipelines += [random_pipeline(traced, stages=2 + seed % 3, seed=seed) for seed in range(count)]
+    assert all(len(one) > 1 for one in pipelines[:count])
+    for number, pipeline in enumerate(pipelines):
+        stages = programs(traced, pipeline)
+        check_training(name, job, stages, BATCH + number)
+        if traced.evaluation_problem is None:
+            check_evaluation(name, job, stages, BATCH)
+
+
+def test_split_equals_whole() -> None:
+    check("gpt2", "layer", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("granularity", ["module", "layer", "op"])
+@pytest.mark.parametrize("name", ZOO)
+def test_split_equals_whole_for_all(name: str, granularity: str) -> None:
+    check(name, granularity, 3)
+
+
+@pytest.mark.slow
+def test_the_job_of_the_documentation(tmp_path: Path) -> None:
+    """It learns, in two stages, from dictionaries that are inputs and target in one."""
+    _, source = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "counting.py").write_text(source)
+    job = load_job(f"{tmp_path / 'counting.py'}:make", seed=0)
+    traced = trace_job(job, 16, "module")
+    names = [layer.name for layer in traced.layers]
+    blocks = [f"model.layers.{number}" for number in range(4)]
+    assert [name for name in names if name in blocks] == blocks
+    at = names.index("model.layers.2")
+    stages = programs(traced, [names[:at], names[at:]])
+    optimizers = [job.make_optimizer(list(stage.parameters())) for stage in stages]
+    data = job.datasets.train
+    losses = []
+    for step in range(12):
+        batch = collate_samples([data[(16 * step + index) % len(data)] for index in range(16)])
+        output, received, made = forward(stages, batch.inputs, 16)
+        loss = job.loss(output, batch.target)
+        backward(loss, received, made)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.75 * losses[0]

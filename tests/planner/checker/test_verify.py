@@ -1,0 +1,453 @@
+"""`pipeplan check` against plans and certificates that hold, that are forged, and that were tampered with."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import brute_force
+import pytest
+from brute_force import Instance
+from certificates import certificate
+from commandline import Run
+from extents import first_few
+from instances import drawn, mixed_instance, random_instance, unequal_instance
+
+from pipeplan.checker.network import UniformRates
+from pipeplan.checker.states import dominates
+from pipeplan.checker.verify import CheckResult, verify_plan
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_json
+from pipeplan.util.files import Node
+
+Document = dict[str, Any]
+Case = tuple[Instance, Problem, Document]
+
+
+def _document(problem: Problem) -> Document:
+    """plan.json of the best plan, as it is read from a file."""
+    outcome = solve(problem, Settings(solver="dp"))
+    read: Document = json.loads(json.dumps(plan_json.plan_document(outcome)))
+    return read
+
+
+def _checked(document: Document, problem: Problem) -> dict[str, CheckResult]:
+    return {found.what: found for found in verify_plan(Node(document, "plan.json"), problem.profile)}
+
+
+def _certified(instance: Instance, problem: Problem) -> Case | None:
+    """A plan.json with the best plan, a certificate, and no prediction but the pace; None where there is no plan."""
+    best = brute_force.best_plan(instance)
+    if not best.stages:
+        return None
+    size = problem.cluster.workers // best.copies
+    stages = [
+        {
+            "layers": [f"l{i}" for i in range(len(instance.layers)) if (stage.after & ~stage.before) >> i & 1],
+            "workers": [copy * size + w for w in range(stage.start, stage.end) for copy in range(best.copies)],
+            "depth": 1,
+            "versions": 1,
+            "recompute": stage.recompute,
+        }
+        for stage in best.stages
+    ]
+    document = {
+        "profile": {"digest": problem.profile.digest(), "minibatch": 1},
+        "cluster": problem.cluster.to_json() | {"digest": problem.cluster.digest()},
+        "options": asdict(problem.options),
+        "plan": {
+            "inference": instance.inference,
+            "copies": best.copies,
+            "schedule": "forward-only" if instance.inference else instance.schedule,
+            "accumulate": instance.accumulate,
+            "stages": stages,
+        },
+        "prediction": {"minibatch_s": best.pace},
+        "certificate": certificate(instance, best.pace),
+    }
+    return instance, problem, json.loads(json.dumps(document))
+
+
+def _constrained(seed: int) -> Instance:
+    """A random problem with constraints, in which memory and synchronisation often bind."""
+    return mixed_instance(seed, layers=5, schedule="1f1b-stashing")
+
+
+def _buffered(seed: int) -> Instance:
+    """The same under 2BW."""
+    return mixed_instance(seed, layers=5, schedule="2bw")
+
+
+def _cases(seeds: range, draw: Callable[[int], Instance]) -> Iterator[Case]:
+    made = (_certified(*drawn(seed, draw)) for seed in seeds)
+    return (case for case in made if case is not None)
+
+
+@pytest.mark.parametrize("draw", [lambda seed: random_instance(seed, layers=5), _constrained, _buffered])
+def test_a_certificate_of_all_states_below_the_best_pace_holds(draw: Callable[[int], Instance]) -> None:
+    for instance, problem, document in _cases(range(60), draw):
+        found = _checked(document, problem)
+        assert all(found[what].holds for what in ("structure", "constraints", "optimality")), (instance, found)
+
+
+def _spaces(document: Document) -> list[Document]:
+    return [space for space in document["certificate"]["spaces"] if "states" in space]
+
+
+def _tampered(document: Document) -> Iterator[tuple[str, Document]]:
+    """Copies of a plan.json with one state changed so that it says less than it should."""
+    for number, space in enumerate(_spaces(document)):
+        for index, (_, first, _, demand, *_) in enumerate(space["states"]):
+            for what in ("deleted", "demand", "first"):
+                changed = copy.deepcopy(document)
+                states = _spaces(changed)[number]["states"]
+                if what == "deleted":
+                    del states[index]
+                elif what == "demand":
+                    states[index][3] = demand * (1 + 1e-6)
+                else:
+                    states[index][1] = first - 1
+                yield what, changed
+
+
+def test_no_state_can_be_left_out_or_say_less() -> None:
+    refuted = dict.fromkeys(("deleted", "demand", "first"), 0)
+    for instance, problem, document in _cases(range(60), _constrained):
+        limited = problem.options.memory and problem.training
+        for what, changed in _tampered(document):
+            # What is demanded in front of everything, or where depths take no memory, is of no account.
+            counts = limited and any(a != b for a, b in zip(_demands(document), _demands(changed), strict=False))
+            if what == "demand" and not counts:
+                continue
+            assert _checked(changed, problem)["optimality"].holds is False, (instance, what)
+            refuted[what] += 1
+    assert min(refuted.values()) >= 25, refuted
+
+
+def _demands(document: Document) -> list[float]:
+    return [state[3] for space in _spaces(document) for state in space["states"]]
+
+
+def test_a_forged_certificate_of_a_slower_plan_fails() -> None:
+    forged = 0
+    for instance, problem, document in _cases(range(40), _constrained):
+        slower = document["prediction"]["minibatch_s"] * 1.01
+        document["certificate"] = certificate(instance, slower)
+        document["prediction"]["minibatch_s"] = slower
+        found = _checked(document, problem)
+        assert found["pace"].holds is False
+        assert found["optimality"].holds is False
+        forged += 1
+    assert forged > 25
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    """The solver's plan of five layers in three stages, 1-2-1, on two servers of two, with a certificate."""
+    instance, problem = drawn(2710, lambda seed: random_instance(seed, layers=5))
+    document = _document(problem)
+    assert document["plan"]["config"] == "1-2-1"
+    return instance, problem, document | {"certificate": certificate(instance, document["prediction"]["minibatch_s"])}
+
+
+def _refused(case: Case, change: Callable[[Document], object]) -> str:
+    """What is found wrong with a plan once it is changed."""
+    _, problem, document = case
+    changed = copy.deepcopy(document)
+    change(changed)
+    try:
+        wrong = [found for found in _checked(changed, problem).values() if found.holds is False]
+    except InputError as error:
+        return str(error)
+    assert wrong, "nothing is found wrong"
+    return wrong[0].line
+
+
+def test_every_stated_figure_is_checked(case: Case) -> None:
+    prediction = case[2]["prediction"]
+    places = [(key,) for key, value in prediction.items() if isinstance(value, float | int) and value]
+    places += [
+        ("stages", index, key)
+        for index, stage in enumerate(prediction["stages"])
+        for key, value in stage.items()
+        if isinstance(value, float | int) and value
+    ]
+    assert len(places) > 12
+    for place in places:
+
+        def change(document: Document, place: tuple[str | int, ...] = place) -> None:
+            node: Any = document["prediction"]
+            for key in place[:-1]:
+                node = node[key]
+            node[place[-1]] = node[place[-1]] * 1.001 + (2 if "bytes" in str(place[-1]) else 0)
+
+        assert str(place[-1]) in _refused(case, change) or "certificate" in _refused(case, change)
+
+
+def test_every_part_of_the_structure_is_checked(case: Case) -> None:
+    def stages(document: Document) -> list[Document]:
+        found: list[Document] = document["plan"]["stages"]
+        return found
+
+    assert "times" in _refused(case, lambda d: stages(d)[0]["layers"].append(stages(d)[1]["layers"][0]))
+    assert "profile but not the plan" in _refused(case, lambda d: stages(d)[0]["layers"].pop())
+    assert "plan but not the profile" in _refused(case, lambda d: stages(d)[0]["layers"].append("l9"))
+    assert "comes later" in _refused(case, lambda d: stages(d).reverse())
+    assert "worker 3 is in the plan 2 times" in _refused(case, lambda d: stages(d)[0]["workers"].append(3))
+    assert "workers 0 to 3" in _refused(case, lambda d: stages(d)[0]["workers"].append(4))
+    assert "on 0 workers" in _refused(case, lambda d: stages(d)[0]["workers"].clear())
+    assert "has no layers" in _refused(case, lambda d: stages(d).append(stages(d)[0] | {"layers": [], "workers": []}))
+    assert "has no stages" in _refused(case, lambda d: stages(d).clear())
+
+
+def test_what_was_asked_for_is_checked(case: Case) -> None:
+    for options, complaint in (
+        ({"stages": 2}, "2 stages were asked for, the plan has 3"),
+        ({"max_stages": 1}, "at most 1 stages"),
+        ({"max_replicas": 1}, "at most 1 replicas"),
+        ({"max_workers": 3}, "at most 3 workers"),
+        ({"pins": [["l0", 3]]}, "layer 'l0' was asked for in stage 3, the plan has it in stage 2"),
+        ({"together": [["l0", "l4"]]}, "must be together"),
+        ({"together": [["l0", "nosuch"]]}, "does not have: 'nosuch'"),
+    ):
+        assert complaint in _refused(case, lambda d, options=options: d["options"].update(options))
+
+
+def test_memory_must_suffice_and_the_cluster_be_the_one_planned_for(case: Case) -> None:
+    def shrink(document: Document) -> None:
+        document["cluster"]["device"]["memory_bytes"] = 10
+
+    assert "digests differ" in _refused(case, shrink)
+    cluster = case[1].cluster
+    small = replace(cluster, device=replace(cluster.device, memory_bytes=10))
+    assert "memory: wrong, stage 1 needs" in _refused(
+        case, lambda d: d.update(cluster=small.to_json() | {"digest": small.digest()})
+    )
+
+
+def test_a_certificate_speaks_of_every_space_of_plans(case: Case) -> None:
+    def spaces(document: Document) -> list[Document]:
+        found: list[Document] = document["certificate"]["spaces"]
+        return found
+
+    assert [space["copies"] for space in spaces(case[2])] == [1, 2]
+    assert "floor_s" in spaces(case[2])[1]
+    assert "nothing is claimed of 2 copies" in _refused(case, lambda d: spaces(d).pop())
+    assert "nothing is claimed of one pipeline" in _refused(case, lambda d: spaces(d).pop(0))
+    assert "listed twice" in _refused(case, lambda d: spaces(d).append(spaces(d)[0]))
+    assert "no such space" in _refused(case, lambda d: spaces(d)[1].update(copies=4))
+    assert "synchronise in" in _refused(case, lambda d: spaces(d)[1].update(floor_s=1e6))
+    assert "it shows only" in _refused(case, lambda d: spaces(d)[1].update(floor_s=1.0))
+    assert "it shows only" in _refused(case, lambda d: spaces(d)[0].update(threshold_s=1.0))
+    assert "a threshold is 0" in _refused(case, lambda d: spaces(d)[0].update(threshold_s=0))
+    assert "bound_s: stated" in _refused(case, lambda d: d.update(bound_s=d["bound_s"] * 1.01))
+    assert "at most 1e-06" in _refused(case, lambda d: d["certificate"].update(tolerance=0.01))
+
+
+def test_a_certificate_may_claim_a_bound_below_the_plan(case: Case) -> None:
+    instance, problem, document = case
+    pace = document["prediction"]["minibatch_s"]
+    lower = copy.deepcopy(document)
+    lower["certificate"] = certificate(instance, pace * 0.9)
+    assert "it shows only" in _checked(lower, problem)["optimality"].text
+    lower["certificate"]["bound_s"] = lower["bound_s"] = pace * 0.9
+    found = _checked(lower, problem)["optimality"]
+    assert found.holds
+    assert "10.00% below this one" in found.text
+
+
+def test_states_must_be_states(case: Case) -> None:
+    def change(key: str, value: object) -> str:
+        return _refused(case, lambda d: d["certificate"]["spaces"][0].update({key: value}))
+
+    first = case[2]["certificate"]["spaces"][0]
+    start = next(state for state in first["states"] if first["cuts"][state[0]] == f"{2**5 - 1:x}")
+    assert "nothing is placed yet is missing" in change("states", [row for row in first["states"] if row != start])
+    for cut in ("10", "zz", "ffff"):
+        assert "is no cut of the model" in change("cuts", [*first["cuts"], cut])
+    for row, complaint in (
+        ([9, 1, 0, 0.0], "beyond the"),
+        ([0, 4, 0, 0.0], "beyond the cluster"),
+        ([0, 1, 9, 0.0], "beyond the cluster"),
+        ([0, 1, 0, -1.0], "negative"),
+        ([0, 1.5, 0, 0.0], "fractional"),
+        ([0, 1, 0, 1e300], "excessive"),
+        ([0, 1, 0, 10**400], "excessive"),
+        ([0, 1, 0, math.nan], "excessive"),
+        ([0, 1, 0, "x"], "only numbers"),
+        ([0, 1, 0], "4 to 7 numbers"),
+        ("text", "4 to 7 numbers"),
+    ):
+        assert complaint in change("states", [*first["states"], row])
+    assert "expected a list" in change("states", 7)
+
+
+def _confirmed(seeds: range, draw: Callable[[int], Instance]) -> int:
+    """How many certificates hold, of the plans that the solver finds; none of the plans may have anything wrong."""
+    certified = 0
+    for seed in seeds:
+        _, problem = drawn(seed, draw)
+        problem = replace(problem, options=replace(problem.options, contention=seed % 2 == 0))
+        try:
+            document = _document(problem)
+        except (InfeasibleError, InputError):
+            # No plan, or a mixture of options that is not planned for.
+            continue
+        found = _checked(document, problem)
+        assert not [one for one in found.values() if one.holds is False], (seed, found)
+        assert (document["certificate"] is None) == (found["optimality"].holds is None)
+        certified += document["certificate"] is not None
+    return certified
+
+
+@pytest.mark.parametrize("draw", [random_instance, mixed_instance, unequal_instance])
+@pytest.mark.parametrize("seeds", first_few(range(15), 8))
+def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance], seeds: range) -> None:
+    certified = _confirmed(seeds, draw)
+    assert certified > 2 or draw is unequal_instance
+
+
+def test_a_pace_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> None:
+    # With one more minibatch in flight the plan of this problem would not fit in memory.
+    _confirmed(range(1979, 1980), mixed_instance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", [random_instance, mixed_instance, unequal_instance])
+@pytest.mark.parametrize("start", range(1000, 1600, 100))
+def test_what_the_solver_writes_is_confirmed_at_length(draw: Callable[[int], Instance], start: int) -> None:
+    _confirmed(range(start, start + 100), draw)
+
+
+ODD = [None, True, 0, 1, -1, 1.5, 1e300, 10**400, math.nan, math.inf, "", "x", "ff", [], {}, [[]], [1], ["a"], 10**6]
+"""What may stand in a file where something else should."""
+
+
+def _places(node: Any, before: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The way to every value in a document."""
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in children:
+        yield (*before, key)
+        yield from _places(value, (*before, key))
+
+
+def test_no_odd_value_is_more_than_a_complaint(case: Case) -> None:
+    _, problem, document = case
+    places, rng, complaints = list(_places(document)), random.Random(5), 0
+    for _ in range(400):
+        changed = copy.deepcopy(document)
+        *way, last = rng.choice(places)
+        node: Any = changed
+        for key in way:
+            node = node[key]
+        node[last] = rng.choice(ODD)
+        try:
+            complaints += not all(finding.holds for finding in _checked(changed, problem).values())
+        except InputError:
+            complaints += 1
+    assert complaints > 100
+
+
+def _rates(*counts: int) -> UniformRates:
+    return UniformRates.of(Cluster("test", Device("d", "cpu", 1), tuple(Level(f"n{n}", n, 1.0) for n in counts)))
+
+
+def _fronts(rates: UniformRates, state: tuple[int, int], most: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
+    """All ways to put so many stages, or fewer, in front: back to front, the replicas, their level, the boundary's."""
+    first, span = state
+    yield ()
+    if most == 0:
+        return
+    for start in range(first):
+        for end in range(start + 1, first + 1):
+            inside = rates.level(start, end - 1)
+            here = (end - start, inside, max(rates.level(start, first), span))
+            yield from ((here, *rest) for rest in _fronts(rates, (start, inside), most - 1))
+
+
+@pytest.mark.parametrize("counts", [(4,), (2, 2), (3, 2), (2, 1, 2), (2, 2, 2)])
+def test_what_fits_in_front_of_a_state_fits_in_front_of_those_that_stand_for_it(counts: tuple[int, ...]) -> None:
+    rates = _rates(*counts)
+    workers, levels = rates.spans[-1], len(rates.spans)
+    states = list(itertools.product(range(workers), range(levels)))
+    fronts = {state: set(_fronts(rates, state, 2)) for state in states}
+    moved = 0
+    for mine, other in itertools.product(states, states):
+        if not dominates(rates, other, mine):
+            continue
+        moved += rates.level(mine[0], other[0]) > max(mine[1], 1)
+        for front in fronts[mine]:
+            assert front in fronts[other] or any(_no_slower(its, front) for its in fronts[other]), (mine, other, front)
+    assert moved > 0 or len(counts) == 1, "no state was replaced by one in another component"
+
+
+def _no_slower(its: tuple[tuple[int, int, int], ...], front: tuple[tuple[int, int, int], ...]) -> bool:
+    return len(its) == len(front) and all(
+        a[0] == b[0] and a[1] <= b[1] and a[2] <= b[2] for a, b in zip(its, front, strict=True)
+    )
+
+
+def test_a_nearer_place_alone_does_not_stand_for_another() -> None:
+    rates = _rates(2, 2)
+    # Worker 2 begins a server: what is in front of it is across the slow link, unlike what is in front of worker 1.
+    assert not dominates(rates, (2, 0), (1, 0))
+    assert dominates(rates, (3, 0), (1, 0))
+
+
+def _save(folder: Path) -> None:
+    Profile(
+        layers=(Layer("a", 1.0, 2.0, 100, 10), Layer("b", 0.5, 1.0, 0, 4), Layer("c", 0.25, 0.5, 40, 6)),
+        tensors=(Tensor("x", "a", ("b",), 8, 8), Tensor("y", "b", ("c",), 4, 4)),
+        minibatch=4,
+        model_name="small",
+    ).save(folder / "profile.json")
+
+
+def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
+    _save(Path())
+    assert run("solve", "--cluster", "C", "--minibatch", "8", "--solver", "dp").code == 0
+    done = run("check")
+    assert done.code == 0
+    assert [line.split(":")[0] for line in done.out.splitlines()] == [
+        "structure",
+        "constraints",
+        "pace",
+        "stages",
+        "memory",
+        "optimality",
+    ]
+    assert "wrong" not in done.out
+    found = json.loads(run("check", "plan/plan.json", "--profile", "profile.json", "--json").out)
+    assert [entry["holds"] for entry in found[:5]] == [True] * 5
+
+
+def test_the_command_refuses_in_one_line(run: Run) -> None:
+    _save(Path())
+    assert run("solve", "--cluster", "C", "--solver", "dp").code == 0
+    path = Path("plan/plan.json")
+    document = json.loads(path.read_text())
+    document["prediction"]["minibatch_s"] *= 0.99
+    path.write_text(json.dumps(document))
+    done = run("check")
+    assert done.code == 2
+    assert "pace: wrong" in done.out
+    assert done.err.startswith("error: plan/plan.json is wrong: pace: ")
+    assert len(done.err.splitlines()) == 1
+    assert json.loads(run("check", "--json").out)[2]["holds"] is False
+    Path("other.json").write_text(Path("profile.json").read_text().replace("small", "other"))
+    assert "their digests differ" in run("check", "--profile", "other.json").err
+    Path("profile.json").unlink()
+    assert "name it with --profile" in run("check").err
+    assert "cannot read" in run("check", "nowhere").err

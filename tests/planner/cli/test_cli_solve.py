@@ -1,0 +1,166 @@
+"""The command line as a person meets it: answers on stdout, one line of complaint on stderr, exit code 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commandline import Run
+
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+
+
+def _save(path: Path = Path("profile.json"), saved: int = 6) -> None:
+    Profile(
+        layers=(Layer("a", 1.0, 2.0, 100, 10), Layer("b", 0.5, 1.0, 0, 4), Layer("c", 0.25, 0.5, 40, saved)),
+        tensors=(Tensor("x", "a", ("b",), 8, 8), Tensor("y", "b", ("c",), 4, 4)),
+        minibatch=4,
+        model_name="small",
+    ).save(path)
+
+
+def test_the_bundled_profile_is_the_default_and_said_to_be(run: Run) -> None:
+    done = run("solve", "--cluster", "B")
+    assert done.code == 0
+    assert "vgg16 (bundled, as there is no profile.json here)" in done.err
+    assert "modelled on V100 SXM2 16 GB, not measured" in done.err
+    for expected in (
+        "Plan ",
+        "stage",
+        "compute",
+        "sync",
+        "memory",
+        "minibatches/s",
+        "bound by",
+        "over data parallelism",
+    ):
+        assert expected in done.out
+    assert "best straight pipeline" in done.out
+    assert "model parallelism" in done.out
+    assert "proven optimal: DP and ILP (HiGHS) agree" in done.out
+    assert Path("plan/launch.sh").exists()
+
+
+def test_a_profile_in_this_folder_comes_first(run: Run) -> None:
+    _save()
+    done = run("solve", "--cluster", "A", "--json", "--no-write")
+    assert "small (profile.json in this folder)" in done.err
+    document = json.loads(done.out)
+    assert document["profile"]["model"] == "small"
+    assert document["verdict"]["proven"] is True
+    assert not Path("plan").exists()
+
+
+@pytest.mark.slow
+def test_every_server_count_and_the_papers_sizes(run: Run) -> None:
+    _save()
+    for name, servers, workers in (("A", [], 16), ("B", [], 16), ("C", [], 4), ("A", ["--servers", "2"], 8)):
+        document = json.loads(run("solve", "--cluster", name, *servers, "--json", "--no-write").out)
+        counts = [level["count"] for level in document["cluster"]["levels"]]
+        assert counts[0] * counts[-1] == workers
+
+
+def test_rescaling_the_minibatch_is_said(run: Run) -> None:
+    _save()
+    done = run("solve", "--cluster", "C", "--minibatch", "8", "--no-write", "--json")
+    assert "rescaled linearly from minibatch 4 to 8" in done.err
+    assert json.loads(done.out)["profile"]["minibatch"] == 8
+
+
+def test_inference_and_fixed_stages_and_cbc(run: Run) -> None:
+    _save()
+    done = run("solve", "--cluster", "C", "--inference", "--json", "-o", "p1")
+    assert json.loads(done.out)["plan"]["inference"] is True
+    assert json.loads(Path("p1/stages/stage-0.json").read_text())["schedule"]["name"] == "forward-only"
+    done = run("solve", "--cluster", "C", "--stages", "2", "--ilp-solver", "cbc", "--json", "-o", "p2")
+    assert len(json.loads(done.out)["plan"]["stages"]) == 2
+    done = run("solve", "--cluster", "C", "--max-replicas", "1", "--json", "-o", "p3")
+    assert {len(stage["workers"]) for stage in json.loads(done.out)["plan"]["stages"]} == {1}
+
+
+def test_more_levels_than_two(run: Run) -> None:
+    _save()
+    levels = "".join(
+        f'[[level]]\nname = "{name}"\ncount = 2\nbandwidth = {rate}\n'
+        for name, rate in (("board", 1e9), ("server", 1e8), ("rack", 1e7))
+    )
+    device = '[device]\nname = "d"\nkind = "cpu"\nmemory = "1 GiB"\n'
+    Path("three.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "three"\n{device}{levels}')
+    document = json.loads(run("solve", "--cluster", "three.toml", "--json", "--no-write").out)
+    assert document["verdict"]["proven"] is True
+    assert len(document["cluster"]["levels"]) == 3
+
+
+def test_no_colour_codes_when_piped(run: Run) -> None:
+    done = run("solve", "mnist-v100", "--cluster", "B", "--no-write")
+    assert "\x1b" not in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["solve", "--cluster", "Z9"], "there is no cluster 'Z9'"),
+        (["solve", "--cluster", "locla"], "did you mean 'local'"),
+        (["solve", "nowhere.json"], "cannot read nowhere.json"),
+        (["solve", "--stages", "9"], "9 stages asked for, but the model has only 3 layers to cut"),
+        (["solve", "--stages", "0"], "must be at least 1"),
+        (["solve", "--workers", "0"], "must be at least 1"),
+        (["solve", "--workers", "two"], "'two' is not a valid integer"),
+        (["solve", "--cluster", "A", "--workers", "3"], "--workers goes with --cluster local"),
+        (["solve", "--servers", "3"], "the cluster local is one server"),
+        (["solve", "--cluster", "A", "--servers", "0"], "no devices"),
+        (["solve", "--minibatch", "0"], "must be at least 1"),
+        (["solve", "--minibatch", str(10**24)], "at most 10000000"),
+        (["solve", "--overlap", "nan"], "between 0 and 1"),
+        (["solve", "--time-limit", "0"], "--time-limit must be above 0"),
+        (["solve", "--solver", "magic"], "--solver: there is no 'magic'; there are: dp, ilp, both"),
+        (["solve", "-o", "profile.json"], "profile.json is not a folder"),
+        (["sovle"], "there is no command 'sovle'; did you mean 'solve'"),
+        (["import", "profile.json", "--minibatch", "4", "-o", "x.json"], "is a profile of pipeplan already"),
+        (["import", "nowhere.txt", "--minibatch", "4", "-o", "x.json"], "cannot read nowhere.txt"),
+    ],
+)
+def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run: Run, arguments: list[str], complaint: str) -> None:
+    _save()
+    before = {path.name for path in Path().iterdir()}
+    done = run(*arguments)
+    assert done.code == 2
+    line = done.err.strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    assert complaint in line
+    assert "Traceback" not in done.err
+    assert {path.name for path in Path().iterdir()} == before
+
+
+def test_nothing_fits_names_the_layer_and_what_is_missing(run: Run) -> None:
+    _save(saved=30 << 30)
+    done = run("solve", "--cluster", "A")
+    assert done.code == 2
+    assert "layer 'c' alone needs 30 GiB, 14 GiB more than the 16 GiB of one V100 16 GB" in done.err
+    assert not Path("plan").exists()
+
+
+def test_a_second_plan_is_refused_before_any_work(run: Run) -> None:
+    _save()
+    assert run("solve", "--cluster", "C").code == 0
+    done = run("solve", "--cluster", "C")
+    assert done.code == 2
+    assert "already holds a plan" in done.err
+    assert run("solve", "--cluster", "C", "--force").code == 0
+
+
+def test_a_bundled_profile_is_solved_by_its_name(run: Run) -> None:
+    done = run("solve", "mnist-v100", "--cluster", "C")
+    assert done.code == 0
+    assert "profile: mnist (bundled); modelled on V100 SXM2 16 GB, not measured" in done.err
+    done = run("explain", "mnist-v10", "--cluster", "C")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "did you mean 'mnist-v100'" in done.err
+
+
+def test_clusters_are_listed(run: Run) -> None:
+    done = run("clusters")
+    assert done.code == 0
+    assert all(name in done.out for name in ("A", "B", "C", "local", "25 Gbit/s"))

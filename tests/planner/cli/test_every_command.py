@@ -1,0 +1,262 @@
+"""What holds for all commands: the shared options, examples that work, where to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import click
+import foreign
+import pytest
+from commandline import Run
+from foreign import PIPEDREAM
+from reported import source_of, write_run
+
+import pipeplan
+from pipeplan import cli as commands
+from pipeplan.cli import options
+from pipeplan.first_steps import init
+from pipeplan.profile_data.layers import Size
+
+SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}
+RENDERS = "-o --force -q"
+MUST = {
+    "init": "-o --force --json -q",
+    "doctor": "--json -q",
+    "profile measure": "-o --force --json -q --seed",
+    "profile links": "-o --force --json -q",
+    "profile show": "--json -q",
+    "profile diff": "--json -q",
+    "solve": "-o --force --json -q",
+    "replan": "-o --force --json -q",
+    "explain": "--json -q --seed",
+    "sweep": "--json -q",
+    "check": "--json -q",
+    "simulate": "--json -q",
+    "trace": "-o --force -q",
+    "report": "-o --force --json -q",
+    "render": "--json",
+    "export": "-o --force --json -q",
+    "replay": "--json -q",
+    "calibrate": "-o --force --json -q",
+    "models": "--json -q",
+    "clusters": "--json -q",
+    "import": "-o --force --json -q",
+    "completion": "",
+}
+"""The shared options of every command. It writes: -o, and --force where it may refuse. It answers: --json. It draws
+numbers: --seed. Kinds of `render` all have RENDERS."""
+RUN = "plan/runs/20260131T120000Z"
+TOO_LONG = (
+    "pipeplan replay",
+    "pipeplan profile --links --servers",
+    "NODE_RANK=",
+    "pipeplan explain --cluster A",
+)
+"""Minutes, several servers, or much computing: these examples are only parsed here."""
+OF_TRANSFORMERS = re.compile("megatron")
+"""Of these the tests of exports have models."""
+
+
+@cache
+def every_command() -> dict[str, tuple[click.Command, click.Context]]:
+    """Every command by the words after `pipeplan`, in its context."""
+    return dict(_walk(click.Context(commands.cli, info_name="pipeplan"), ""))
+
+
+def _walk(context: click.Context, path: str) -> Iterator[tuple[str, tuple[click.Command, click.Context]]]:
+    command = context.command
+    if path and path != "profile":
+        yield path, (command, context)
+    if isinstance(command, click.Group):
+        for name in [*command.list_commands(context), *(("measure", "links") if path == "profile" else ())]:
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from _walk(click.Context(found, parent=context, info_name=name), f"{path} {name}".strip())
+
+
+def options_of(path: str) -> dict[str, click.Option]:
+    return {str(one.name): one for one in every_command()[path][0].params if isinstance(one, click.Option)}
+
+
+def examples() -> list[str]:
+    found = [commands.cli.help or "", *(command.help or "" for command, _ in every_command().values())]
+    lines = [line.strip() for text in found for line in text.splitlines()]
+    return list(dict.fromkeys(line for line in lines if re.match(r"([A-Z_]+=\S+ )*pipeplan( |$)", line)))
+
+
+@pytest.mark.parametrize("path", every_command())
+def test_a_command_has_its_shared_options_in_the_same_words(path: str) -> None:
+    own = options_of(path)
+    must = RENDERS if path.startswith("render ") else MUST[path]
+    assert {SHARED[name] for name in own if name in SHARED} == set(must.split())
+    texts = {"force": options.FORCE, "as_json": options.JSON, "quiet": options.QUIET, "seed": options.SEED}
+    for name, text in texts.items():
+        if name in own and (path, name) != ("render", "as_json"):
+            assert own[name].help == text
+    if "output" in own:
+        assert own["output"].opts == ["-o", "--output"]
+        assert (own["output"].help or "").partition("  [default")[0] in (options.FILE, options.FOLDER)
+    for option in own.values():
+        assert option.help or option.name in ("solver", "ilp_solver"), f"{option.opts} says nothing"
+
+
+@pytest.mark.parametrize("path", every_command())
+def test_a_command_says_what_it_does_and_has_examples(path: str) -> None:
+    command, context = every_command()[path]
+    text = command.get_help(context)
+    name = {"profile measure": "profile", "profile links": "profile --links"}.get(path, path)
+    assert re.search(rf"^  (?:[A-Z_]+=\S+ )*pipeplan {name}\b", text, re.MULTILINE), text
+
+
+@pytest.mark.parametrize("example", examples())
+def test_an_example_is_one_that_there_is(example: str) -> None:
+    words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )*", "", example))
+    with mock.patch.object(click.Command, "invoke"), mock.patch.object(click.Group, "invoke", _invoke_inner):
+        commands.cli.main(words[1:], prog_name="pipeplan", standalone_mode=False)
+
+
+def _invoke_inner(group: click.Group, context: click.Context) -> None:
+    """Have the words of the command inside parsed, and call nothing."""
+    words = [*context._protected_args, *context.args]
+    if words:
+        name, command, rest = group.resolve_command(context, words)
+        assert command is not None
+        with command.make_context(name, rest, parent=context) as inner:
+            command.invoke(inner)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that examples name. In `large`, the plan is for four servers."""
+    folder = tmp_path_factory.mktemp("examples")
+    init.write_starter_files(folder, init.starter_files())
+    profile = pipeplan.read_profile("mnist-v100")
+    for name in ("profile.json", "before.json", "imported.json"):
+        profile.save(folder / name)
+    profile.rescaled(16).save(folder / "after.json")
+    for name in ("my-cluster.toml", "lab.toml", "what-is-left.toml"):
+        (folder / name).write_text(init.cluster_text(pipeplan.cluster("B").with_servers(1)))
+    (folder / "mine.sh.j2").write_text("# {{ title }}\n")
+    (folder / "graph.txt").write_text(PIPEDREAM)
+    for name, operation in (("all_reduce", "all_reduce"), ("sendrecv", "sendrecv")):
+        run = foreign.nccl_tests(8, 1e10, 1e-5, [2**20, 2**24, 2**26], operation=operation)
+        foreign.written(folder / f"{name}.json", run)
+    here, quick = pipeplan.cluster("local", workers=3), pipeplan.Settings(solver="dp")
+    made = pipeplan.solve(profile, here, settings=quick, allow_copies=False, max_replicas=1, stages=3)
+    pipeplan.render(made, folder / "plan")
+    write_run(folder / RUN, source_of(profile, here, made.problem.options))
+    _add_what_calibration_needs(folder / RUN / "summary.json")
+    for name, (cluster, more) in OTHERS.items():
+        other = Path(shutil.copytree(folder, folder.with_name(name)))
+        shutil.rmtree(other / "plan")
+        made = pipeplan.solve(profile, pipeplan.cluster(cluster), settings=quick, **more)
+        pipeplan.render(made, other / "plan")
+    return folder
+
+
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "large": ("A", {}),
+    "flush": ("B", {"schedule": "gpipe", "accumulate": 4, "grid": True, "stages": 2}),
+}
+"""Folders with another plan, for commands that go with such a plan alone."""
+
+
+def _add_what_calibration_needs(path: Path) -> None:
+    summary = json.loads(path.read_text())
+    for stage in summary["stages"]:
+        stage["measured"] |= {"send_s": 0.0, "other_s": 0.0, "core_wait_s": 0.0, "cpu_s": 0.01}
+    path.write_text(json.dumps(summary))
+
+
+def arranged(example: str, prepared: Path, work: Path) -> Path:
+    """A folder in which an example finds what it names, and nothing where it writes."""
+    other = "large" if example.startswith("pipeplan replan") else "flush" if " export " in example else prepared.name
+    shutil.copytree(prepared.with_name(other), work)
+    if "calibrated.json" in example:
+        (work / "profile.json").rename(work / "calibrated.json")
+        (work / "cluster.toml").rename(work / "calibrated.toml")
+    if "--minibatch auto" in example:
+        profile = pipeplan.read_profile(work / "profile.json")
+        half = profile.rescaled(profile.minibatch // 2)
+        replace(profile, sizes=(Size(half.minibatch, half.layers, half.tensors),)).save(work / "profile.json")
+    if example.startswith("pipeplan import"):
+        (work / "profile.json").unlink()
+    if re.match(r"pipeplan (solve|init)", example):
+        shutil.rmtree(work / "plan")
+        (work / "job.py").unlink()
+        (work / "cluster.toml").unlink(missing_ok=True)
+    return work
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "example", [one for one in examples() if not one.startswith(TOO_LONG) and not OF_TRANSFORMERS.search(one)]
+)
+def test_an_example_works(example: str, prepared: Path, tmp_path: Path) -> None:
+    work = arranged(example, prepared, tmp_path / "work")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        example, shell=True, cwd=work, capture_output=True, text=True, env=os.environ | {"PATH": path}, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "error" not in done.stderr
+
+
+def test_alone_it_says_where_to_start(run: Run) -> None:
+    done = run()
+    assert (done.code, done.err) == (0, "")
+    assert done.out.count("\n") <= 12
+    for word in ("init", "doctor", "profile", "solve", "launch.sh", "docs"):
+        assert word in done.out
+    assert len(run("--help").out) > 2 * len(done.out)
+
+
+def test_help_of_a_command_may_be_asked_for_first(run: Run) -> None:
+    assert run("help", "solve").out == run("solve", "--help").out
+    assert run("help").out == run("--help").out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["solve", "mnist-v100", "--cluster", "C", "-o", "new"], ["clusters"], ["init", "new"]]
+)
+def test_quiet_leaves_the_answer_alone(arguments: list[str], run: Run) -> None:
+    loud = run(*arguments)
+    shutil.rmtree("new", ignore_errors=True)
+    quiet = run(*arguments, "-q")
+    assert quiet.err == ""
+    assert (loud.code, re.sub(r"\d+\.\d+ s", "", loud.out)) == (quiet.code, re.sub(r"\d+\.\d+ s", "", quiet.out))
+
+
+def test_quiet_still_says_what_is_wrong(run: Run) -> None:
+    done = run("solve", "nix.json", "-q")
+    assert (done.code, done.err.count("\n"), done.err[:7]) == (2, 1, "error: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["clusters", "--json"],
+        ["models", "--json"],
+        ["init", "new", "--json"],
+        ["profile", "show", "mnist-v100", "--json"],
+        ["solve", "mnist-v100", "--cluster", "A", "--json", "--solver", "dp", "-o", "new"],
+        ["import", "graph.txt", "--minibatch", "4", "--json"],
+    ],
+)
+def test_json_is_one_document(arguments: list[str], run: Run, tmp_path: Path) -> None:
+    (tmp_path / "graph.txt").write_text(PIPEDREAM)
+    done = run(*arguments)
+    assert done.code == 0, done.err
+    json.loads(done.out)

@@ -1,0 +1,54 @@
+"""Exit codes are those of docs/exit-codes.md."""
+
+from __future__ import annotations
+
+import re
+from unittest import mock
+
+import click
+import pytest
+from commandline import Run
+from repository import ROOT
+
+from pipeplan import cli as commands
+from pipeplan.cli.doctor import LACKING
+from pipeplan.cli.replay import NOT_AS_PROMISED
+from pipeplan.errors import DisagreementError, InputError
+from pipeplan_launch import torchrun
+from pipeplan_launch.elastic import restart_state
+
+PAGE = ROOT / "docs" / "exit-codes.md"
+
+
+def stated(section: str) -> dict[int, str]:
+    """The codes of a table of docs/exit-codes.md."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"## {section}")[2].partition("\n## ")[0]
+    return {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| (.*) \|$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (None, 0),
+        (InputError("x"), 2),
+        (click.UsageError("x"), 2),
+        (DisagreementError("x"), 3),
+        (KeyboardInterrupt(), 130),
+        (OSError(28, "No space left on device"), 2),
+    ],
+)
+def test_an_end_has_the_code_that_the_page_says(raised: BaseException | None, code: int, run: Run) -> None:
+    with mock.patch("pipeplan.cli.models.print_json", side_effect=raised):
+        done = run("models", "--json")
+    assert done.code == code
+    assert code in stated("`pipeplan`")
+    assert bool(done.err) == (raised is not None)
+
+
+def test_the_page_has_all_codes_and_help_ends_with_them(run: Run) -> None:
+    mine = [commands.DONE, commands.NOT_AS_PROMISED, commands.MENDABLE, commands.DISAGREED, commands.INTERRUPTED]
+    assert list(stated("`pipeplan`")) == mine == [0, NOT_AS_PROMISED, LACKING, 3, 130]
+    assert list(stated("`launch.sh`")) == [0, 1, torchrun.STATUS_REPORTED, torchrun.STATUS_STOPPED]
+    assert list(stated("A worker")) == [0, 1, 2, restart_state.STATUS_PEER_LOST, restart_state.STATUS_INTERRUPTED]
+    last = " ".join(run("--help").out.split()).partition("Exit codes: ")[2]
+    assert [int(code) for code in re.findall(r"(\d+) ", last)] == mine

@@ -1,0 +1,296 @@
+"""What people do wrong on the command line: the lines of docs/mistakes.md are the lines that they get."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from commandline import Run
+from repository import ROOT
+
+import pipeplan
+from pipeplan.cluster_data.devices import device_mismatch
+from pipeplan.cluster_data.local import local_cluster
+from pipeplan.first_steps import init
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer, Provenance, Tensor
+from pipeplan.profile_data.profile import Profile
+
+PAGE = ROOT / "docs" / "mistakes.md"
+ROW = re.compile(r"^\| ([^|`]+?) +\| `([^`]+)` +\| `([^`]+)` +\|$", re.MULTILINE)
+ROWS = {mistake: (typed, said) for mistake, typed, said in ROW.findall(PAGE.read_text(encoding="utf-8"))}
+HERE = [name for name, (typed, _) in ROWS.items() if typed.startswith("pipeplan ") and "Ctrl-C" not in name]
+ELSEWHERE = {"torch is missing", "torch is old", "torch cannot be imported", "a full disk"}
+QUICK = {"the answer over the job"}
+"""Of those that are told to `pipeplan profile`: torch need not be imported for it."""
+FILES = {
+    "typo.py": "import torch\ndef build(:\n    pass\n",
+    "name.py": "import torch\n\ndef build():\n    return Jobb(torch.nn.Linear(2, 2))\n",
+    "bare.py": "import torch\n\ndef build():\n    return torch.nn.Linear(2, 2)\n",
+    "decides.py": """import torch
+from pipeplan_launch import Job
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        if x.sum() > 0:
+            return x
+        return super().forward(x)
+
+def build():
+    return Job(Net(2, 2), inputs=lambda n: torch.rand(n, 2), loss=torch.nn.functional.mse_loss)
+""",
+    "deep.py": """import torch
+from pipeplan_launch import Job
+
+def build():
+    model = torch.nn.Linear(2, 2)
+    for _ in range(1500):
+        model = torch.nn.Sequential(model)
+    return Job(model, inputs=lambda n: torch.rand(n, 2))
+""",
+}
+ABSENT = """
+import importlib.machinery as machinery
+find = machinery.PathFinder.find_spec
+machinery.PathFinder.find_spec = lambda name, *rest: None if name == "torch" else find(name, *rest)
+"""
+"""A sitecustomize.py that has this interpreter find no torch."""
+
+
+def matches(said: str, line: str) -> bool:
+    """Whether a line is what the page says, whose quotes stand for backticks, and … for what differs."""
+    pattern = ".*".join(re.escape(part) for part in said.split("…"))
+    return re.fullmatch(pattern.replace("`", "'"), line.replace("`", "'")) is not None
+
+
+def small_profile(device: str | None = None, name: str = "") -> Profile:
+    """Two layers, measured on this machine unless told otherwise."""
+    here = local_cluster(2).device
+    layers = tuple(Layer(one, 1e-3, 2e-3, 4096, 4096) for one in ("first", "loss"))
+    made = Provenance("measured", here.kind if device is None else device, here.name if device is None else name)
+    hidden = Tensor("first", "first", ("loss",), 4096, 4096)
+    return Profile(layers, (hidden,), 32, model_name="small", model_ref="job.py:build", provenance=made)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What docs/mistakes.md says that there is."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    init.write_starter_files(folder, init.starter_files())
+    small_profile().save(folder / "profile.json")
+    pipeplan.render(pipeplan.solve(small_profile(), pipeplan.cluster("local", workers=2)), folder / "plan")
+    job = (folder / "job.py").read_text()
+    (folder / "called.py").write_text(job.replace("data=spirals,", "data=spirals(),"))
+    (folder / "made.py").write_text(
+        job.replace("lambda parameters: ", "").replace("(parameters, ", "(Net().parameters(), ")
+    )
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    text = (folder / "profile.json").read_text()
+    head, _, rest = text.rpartition('"forward_s": 0.001')
+    (folder / "edited.json").write_text(f'{head}"forward_s": "fast"{rest}')
+    (folder / "cut.json").write_text(text[: len(text) // 2])
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file, but what Python makes of a job."""
+    files = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_the_page_has_a_row_for_every_kind_of_mistake() -> None:
+    assert len(ROWS) == len(ROW.findall(PAGE.read_text(encoding="utf-8"))) >= 35
+    tables = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    assert len(tables) == len(ROWS) + sum(line.startswith("| mistake ") for line in tables), "a row was not understood"
+
+
+def slow(mistake: str) -> bool:
+    return ROWS[mistake][0].startswith("pipeplan profile") and mistake not in QUICK
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [pytest.param(one, marks=pytest.mark.slow if slow(one) else ()) for one in HERE if one not in ELSEWHERE],
+)
+def test_a_mistake_gets_its_line_and_leaves_nothing(
+    mistake: str, prepared: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    typed, said = ROWS[mistake]
+    before = content(tmp_path)
+    done = run(*typed.split()[1:])
+    *others, line = done.err.splitlines()
+    assert done.code == 2
+    assert matches(f"error: {said}", line), line
+    assert others == []
+    assert done.out == ""
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("mistake", "made"),
+    [
+        ("torch is missing", "without_torch"),
+        pytest.param("torch is old", "with_old_torch", marks=pytest.mark.slow),
+        ("torch cannot be imported", "with_broken_torch"),
+    ],
+)
+def test_without_the_torch_that_is_needed(mistake: str, made: str, tmp_path: Path) -> None:
+    environment = globals()[made](tmp_path / "path")
+    typed, said = ROWS[mistake]
+    init.write_starter_files(tmp_path / "work", init.starter_files())
+    done = subprocess.run(
+        [sys.executable, "-m", *typed.split()], cwd=tmp_path / "work", capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 2
+    assert matches(f"error: {said}", done.stderr.strip()), done.stderr
+    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["cluster.toml", "job.py"]
+
+
+def without_torch(folder: Path) -> dict[str, str]:
+    """An environment in which Python finds no torch."""
+    folder.mkdir(parents=True)
+    (folder / "sitecustomize.py").write_text(ABSENT)
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+def with_old_torch(folder: Path) -> dict[str, str]:
+    """An environment in which torch is of another time."""
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text("from torch.version import __version__\n")
+    (folder / "torch" / "version.py").write_text("__version__ = '2.1.0'\n")
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+def with_broken_torch(folder: Path) -> dict[str, str]:
+    """An environment in which torch lacks a library."""
+    (folder / "torch").mkdir(parents=True)
+    lacks = "raise ImportError('libcudart.so.12: cannot open shared object file')"
+    (folder / "torch" / "__init__.py").write_text(lacks)
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+def in_a_full_folder(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a shell where the folder `full` is a disk with room for very little."""
+    (folder / "full").mkdir()
+    script = f"mount -t tmpfs -o size=8k none full && {command}; status=$?; find full -mindepth 1; exit $status"
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("needs unshare, and namespaces for all users")
+    return subprocess.run([*inside, script], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_full_disk_gets_its_line_and_no_part_of_a_plan(prepared: Path, tmp_path: Path) -> None:
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    typed, said = ROWS["a full disk"]
+    done = in_a_full_folder(f"{sys.executable} -m {typed}", tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert matches(f"error: {said}", done.stderr.strip())
+    assert done.stdout == ""
+
+
+def interrupted(typed: str, folder: Path, ready: Callable[[str], bool]) -> tuple[int, str]:
+    """(status, standard error) of a command that gets Ctrl-C as soon as `ready`, which is given that error so far."""
+    with (folder / "errors").open("w") as errors:
+        started = subprocess.Popen(
+            [sys.executable, "-m", *typed.split()],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 60
+    while not ready((folder / "errors").read_text()) and started.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(started.pid, signal.SIGINT)
+    return started.wait(60), (folder / "errors").read_text()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_model_is_measured(tmp_path: Path) -> None:
+    init.write_starter_files(tmp_path, init.starter_files())
+    mark = tmp_path / "began"
+    job, end = tmp_path / "job.py", "    return Job(\n"
+    job.write_text(job.read_text().replace(end, f"    open({str(mark)!r}, 'w').close()\n{end}"))
+    typed, said = ROWS["Ctrl-C while a model is measured"]
+    ended = interrupted(f"{typed} --repeats 9999", tmp_path, lambda _: mark.exists())
+    assert ended == (130, f"error: {said}\n")
+    assert not (tmp_path / "profile.json").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_plan_is_sought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # says that the profile is being read
+    typed = "pipeplan solve resnet50-v100 --cluster A --servers 16 --solver ilp -o new"
+    status, errors = interrupted(typed, tmp_path, lambda said: "pipeplan.profile_file\n" in said)
+    assert status == 130
+    assert errors.splitlines()[-1] == "error: interrupted"
+    if (tmp_path / "new").exists():
+        assert "Ctrl-C" in (tmp_path / "new" / "plan.json").read_text()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_plan_that_ctrl_c_cut_short_is_written_and_no_script_goes_on(
+    late: bool, prepared: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_short(problem: Problem, settings: Settings) -> Outcome:
+        with suppress(KeyboardInterrupt):  # as the solvers do
+            signal.raise_signal(signal.SIGINT)
+        return solve(problem, settings)
+
+    if late:
+        monkeypatch.setattr("pipeplan.cli.solve.solve", cut_short)
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    done = run("solve", "--workers", "2", "-o", "new")
+    assert (tmp_path / "new" / "launch.sh").exists()
+    assert done.code == (130 if late else 0)
+    assert ("error: interrupted" in done.err) is late
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "cluster", "noted"),
+    [
+        ("cuda", "V100 SXM2 16 GB", "A", False),
+        ("cuda", "NVIDIA A100-SXM4-40GB", "A", True),
+        ("cuda", "Tesla P100-SXM2-16GB", "A", True),
+        ("cpu", "AMD EPYC", "A", True),
+        ("cuda", "V100 SXM2 16 GB", "C", True),
+        ("cuda", "NVIDIA TITAN X (Pascal)", "C", False),
+        ("", "", "A", False),
+    ],
+)
+def test_a_profile_of_other_hardware_is_noted(kind: str, name: str, cluster: str, noted: bool) -> None:
+    assert bool(device_mismatch(small_profile(kind, name), pipeplan.cluster(cluster))) is noted
+
+
+@pytest.mark.parametrize("threads", [1, 10_000])
+def test_more_threads_than_cores_are_noted(threads: int, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeplan.cli.profile.measure._measure", lambda model, given: small_profile())
+    done = run("profile", "job.py:build", "--threads", str(threads))
+    assert done.code == 0
+    assert done.err.splitlines()[:2] == [
+        "written: profile.json",
+        "next: pipeplan solve --cluster local --workers 3",
+    ]
+    assert (f"note: {threads} threads share " in done.err) is (threads > 1)
+
+
+def test_the_note_on_other_hardware_is_the_page_s(run: Run) -> None:
+    done = run("solve", "mnist-v100", "--cluster", "C", "--no-write", "--solver", "dp")
+    note = next(line for line in done.err.splitlines() if line.startswith("note: "))
+    quoted = re.search(r"notes `(the profile is for[^`]*)`", " ".join(PAGE.read_text(encoding="utf-8").split()))
+    assert done.code == 0
+    assert quoted is not None
+    assert matches(f"note: {quoted[1]}", note), note

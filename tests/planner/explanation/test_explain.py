@@ -1,0 +1,432 @@
+"""Explanations: shares that add up, alternatives that are real, answers that hold when they are tried."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commandline import Run
+from extents import slow_but_for
+
+from pipeplan.cluster_data import variants
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.errors import InputError
+from pipeplan.explanation import sensitivity
+from pipeplan.explanation.explain import RobustnessSettings, explain_plan, explanation_json
+from pipeplan.explanation.second_best import find_alternatives
+from pipeplan.explanation.sensitivity import change_effects
+from pipeplan.explanation.terminal import baseline_reasons, merged_parts
+from pipeplan.explanation.time_breakdown import break_down_time, ideal_pace, resource_loads
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.fast import best_plan
+from pipeplan.planning.solve import Settings
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+
+DP = Settings(solver="dp")
+CUTS = 2000
+
+
+def _profile(seed: int = 0, layers: int = 4, spread: float = 0.0) -> Profile:
+    rng = random.Random(seed)
+    return Profile(
+        layers=tuple(
+            Layer(
+                f"l{i}",
+                rng.uniform(1, 5),
+                rng.uniform(2, 10),
+                rng.choice([10, 100, 1000]),
+                rng.randint(1, 50),
+                forward_spread_s=spread,
+                backward_spread_s=spread,
+            )
+            for i in range(layers)
+        ),
+        tensors=tuple(
+            Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), size := rng.randint(1, 60), size) for i in range(layers - 1)
+        ),
+        minibatch=8,
+        model_name="small",
+    )
+
+
+def _cluster(workers: int, servers: int = 1, memory: int = 10**9) -> Cluster:
+    return Cluster(
+        "c", Device("chip", "cuda", memory), (Level("server", workers, 50.0), Level("cluster", servers, 20.0))
+    )
+
+
+def _problem(seed: int = 0, workers: int = 3, servers: int = 1, options: Options | None = None) -> Problem:
+    return Problem(_profile(seed), _cluster(workers, servers), options or Options())
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_shares_of_time_add_up_and_the_first_load_is_the_bound(seed: int, overlap: float) -> None:
+    problem = _problem(seed, 2, 2, Options(overlap=overlap))
+    best = best_plan(problem, enumerate_cuts(problem, CUTS))
+    assert best is not None
+    for plan in (best.plan, plain_data_parallel(problem, 4)):
+        anatomy, score = break_down_time("it", plan, problem), evaluate(plan, problem)
+        assert anatomy.computing + anatomy.communication + anatomy.idle == pytest.approx(1.0)
+        assert min(anatomy.computing, anatomy.communication, anatomy.idle) >= 0
+        assert anatomy.computing == pytest.approx(ideal_pace(problem) / score.pace_s)
+        found = resource_loads(plan, problem, score)
+        assert found[0].name == score.bound
+        assert found[0].seconds == max(load.seconds for load in found)
+        if plan.copies == 1:
+            assert found[0].seconds == pytest.approx(score.pace_s)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b-flush"])
+def test_the_parts_of_a_batch_add_up_to_its_pace(schedule: str) -> None:
+    problem = _problem(3, 3, options=Options(schedule=schedule, accumulate=6, contention=False))
+    best = best_plan(problem, enumerate_cuts(problem, CUTS))
+    assert best is not None
+    found = resource_loads(best.plan, problem, evaluate(best.plan, problem))
+    assert sum(load.seconds for load in found) == pytest.approx(best.pace_s)
+
+
+def test_a_shared_card_is_among_the_loads() -> None:
+    # Two stages on two servers of two, each replicated across both: everything crosses the cards.
+    problem = _problem(3, 2, 2)
+    names = problem.layer_names
+    plan = Plan((Stage(names[:2], (0, 2), 99, 99), Stage(names[2:], (1, 3), 9, 9)))
+    score = evaluate(plan, problem)
+    found = resource_loads(plan, problem, score)
+    assert score.pace_s > score.alone_s
+    assert (found[0].name, found[0].seconds) == (score.bound, pytest.approx(score.pace_s))
+
+
+def test_what_data_parallelism_sends() -> None:
+    problem = _problem(1, 4)
+    anatomy = break_down_time("it", plain_data_parallel(problem, 4), problem)
+    parameters = sum(layer.parameter_bytes for layer in problem.profile.layers)
+    # Each of 4 members sends 2 · 3/4 of the gradient, once for 4 minibatches of 8 samples.
+    assert anatomy.allreduce_bytes == pytest.approx(4 * 2 * 3 / 4 * parameters / 4 / 8)
+    assert anatomy.boundary_bytes == 0
+
+
+def test_what_a_straight_pipeline_sends() -> None:
+    problem = _problem(1, 4, options=Options(stages=4, max_replicas=1))
+    best = best_plan(problem, enumerate_cuts(problem, CUTS))
+    assert best is not None
+    anatomy = break_down_time("it", best.plan, problem)
+    assert anatomy.allreduce_bytes == 0
+    assert anatomy.sent_bytes == pytest.approx(2 * sum(tensor.bytes for tensor in problem.profile.tensors) / 8)
+
+
+def _all_plans(problem: Problem) -> Iterator[Plan]:
+    """Every pipeline of a chain on the first workers of a flat cluster, with depths that never limit."""
+    names, workers = problem.layer_names, problem.cluster.workers
+    for count in range(1, len(names) + 1):
+        for cuts in itertools.combinations(range(1, len(names)), count - 1):
+            ends = [0, *cuts, len(names)]
+            for replicas in itertools.product(range(1, workers + 1), repeat=count):
+                if sum(replicas) <= workers:
+                    firsts = [0, *itertools.accumulate(replicas)]
+                    # Far more in flight than at the stage behind.
+                    stages = tuple(
+                        Stage(
+                            names[ends[i] : ends[i + 1]],
+                            tuple(range(firsts[i], firsts[i + 1])),
+                            depth := 10 ** (4 * (count - 1 - i)),
+                            depth,
+                        )
+                        for i in range(count)
+                    )
+                    yield Plan(stages)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_other_configuration_is_better_than_an_exact_second_choice(seed: int) -> None:
+    problem = _problem(seed, 3, options=Options(memory=False, contention=False))
+    cuts = enumerate_cuts(problem, CUTS)
+    best = best_plan(problem, cuts)
+    assert best is not None
+    found = find_alternatives(problem, cuts, best.plan, best.pace_s)
+    assert found.second is not None
+    by_trying = min(evaluate(plan, problem).pace_s for plan in _all_plans(problem) if plan.config != best.plan.config)
+    assert found.second.plan.config != best.plan.config
+    assert found.second.pace_s == pytest.approx(evaluate(found.second.plan, problem).pace_s)
+    assert found.second.behind == pytest.approx(found.second.pace_s / best.pace_s - 1)
+    assert found.second.pace_s >= by_trying * (1 - 1e-9)
+    if found.exact:
+        assert found.second.pace_s == pytest.approx(by_trying)
+
+
+def test_plain_data_parallelism_has_an_exact_second_choice() -> None:
+    layers = tuple(Layer(f"l{i}", 1.0, 2.0, 0, 1) for i in range(3))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 5, 5) for i in range(2))
+    problem = Problem(Profile(layers, tensors, 1), _cluster(4), Options(memory=False, contention=False))
+    cuts = enumerate_cuts(problem, CUTS)
+    best = best_plan(problem, cuts)
+    assert best is not None
+    assert best.plan.config == "4"
+    found = find_alternatives(problem, cuts, best.plan, best.pace_s)
+    assert found.exact
+    assert found.second is not None
+    by_trying = min(evaluate(plan, problem).pace_s for plan in _all_plans(problem) if plan.config != "4")
+    assert found.second.pace_s == pytest.approx(by_trying)
+
+
+def test_what_was_searched_is_said_shortly() -> None:
+    parts = ("1 stage", "3 stages", "4 stages", "2 stages of at most 14 replicas")
+    assert merged_parts(parts) == ["1 and 3 to 4 stages", "2 stages of at most 14 replicas"]
+    assert merged_parts(("1 stage",)) == ["1 stage"]
+    assert merged_parts(("at most 3 stages", "5 stages")) == ["5 stages", "at most 3 stages"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_large_problem_is_searched_in_fewer_parts(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeplan.explanation.second_best.SMALL", 1)
+    problem = _problem(seed, 3, options=Options(memory=False, contention=False))
+    cuts = enumerate_cuts(problem, CUTS)
+    best = best_plan(problem, cuts)
+    assert best is not None
+    found = find_alternatives(problem, cuts, best.plan, best.pace_s)
+    assert found.second is not None
+    by_trying = min(evaluate(plan, problem).pace_s for plan in _all_plans(problem) if plan.config != best.plan.config)
+    assert found.second.pace_s >= by_trying * (1 - 1e-9)
+    if found.exact:
+        assert found.second.pace_s == pytest.approx(best.pace_s)
+
+
+def test_links_twice_as_fast_for_one_operation_alone() -> None:
+    cluster = replace(
+        _cluster(2, 2), levels=(Level("server", 2, 50.0, 0.0, 0.5, 0.8), Level("cluster", 2, 20.0, 0.0, 0.5, 0.8))
+    )
+    before = Links.of(cluster)
+    for level in (0, 1):
+        for operation, reduce, send in ((None, 2, 2), ("all-reduce", 2, 1), ("send/recv", 1, 2)):
+            changed = variants.with_faster_links(cluster, level, 2.0, operation)
+            rates = changed.levels[level]
+            was = cluster.levels[level]
+            assert rates.bandwidth * rates.allreduce_efficiency == pytest.approx(
+                reduce * was.bandwidth * was.allreduce_efficiency
+            )
+            assert rates.bandwidth * rates.sendrecv_efficiency == pytest.approx(
+                send * was.bandwidth * was.sendrecv_efficiency
+            )
+            assert changed.levels[1 - level] == cluster.levels[1 - level]
+    assert float(before.allreduce_bandwidth[2]) == pytest.approx(10.0)
+
+
+def test_changes_reach_every_server_of_a_mixed_cluster() -> None:
+    inside = Level("server", 2, 50.0)
+    machines = [Server(Device("a", "cuda", 100), inside, card=10.0), Server(Device("b", "cuda", 200, 2.0), inside)]
+    cluster = Cluster.of_servers("mixed", machines, (Level("cluster", 2, 20.0),))
+    assert [device.memory_bytes for device in variants.with_more_memory(cluster, 2.0).devices] == [200, 200, 400, 400]
+    assert [device.speed for device in variants.with_faster_devices(cluster, 2.0).devices] == [2.0, 2.0, 4.0, 4.0]
+    assert variants.with_faster_links(cluster, 1, 2.0).machines[0].card == 20.0
+    assert variants.with_faster_links(cluster, 0, 2.0).machines[1].inside.bandwidth == 100.0
+    more = variants.grown_cluster(cluster, 3)
+    assert (more.workers, more.servers) == (6, 3)
+    assert more.machines[2] == machines[1]
+
+
+def test_faster_devices_help_and_memory_that_is_not_short_does_not() -> None:
+    problem = _problem(2, 2, 2)
+    cuts = enumerate_cuts(problem, CUTS)
+    best = best_plan(problem, cuts)
+    assert best is not None
+    found = {effect.name.strip(): effect for effect in change_effects(problem, cuts, best.plan, best.pace_s)}
+    assert found["devices with twice the memory"].gain == pytest.approx(1.0)
+    assert (found["devices twice as fast"].gain or 0) >= 1.0
+    assert (found["one more server"].gain or 0) >= 1.0
+    both, parts = found["links of level cluster twice as fast"].gain, ("for all-reduce alone", "for send/recv alone")
+    assert both is not None
+    assert all(both >= (found[name].gain or 0) * (1 - 1e-9) for name in parts)
+
+
+def test_free_communication_makes_devices_all_that_matters() -> None:
+    layers = (Layer("a", 1.0, 2.0, 0, 0), Layer("b", 1.0, 2.0, 0, 0))
+    problem = Problem(Profile(layers, (Tensor("t", "a", ("b",), 0, 0),), 1), _cluster(2), Options(memory=False))
+    cuts = enumerate_cuts(problem, CUTS)
+    gains = {effect.name: effect.gain for effect in change_effects(problem, cuts, plain_data_parallel(problem, 2), 3.0)}
+    assert gains.pop("devices twice as fast") == pytest.approx(2.0)
+    assert gains.pop("one more server") == pytest.approx(2.0)
+    assert list(gains.values()) == pytest.approx([1.0] * 4)
+
+
+@pytest.mark.parametrize("seed", slow_but_for([0, 1], range(6)))
+def test_no_change_for_the_better_does_harm(seed: int) -> None:
+    """Also under contention, where no solver promises it."""
+    problem = _problem(seed, 2, 3)
+    cuts = enumerate_cuts(problem, CUTS)
+    best = best_plan(problem, cuts)
+    assert best is not None
+    for effect in change_effects(problem, cuts, best.plan, best.pace_s):
+        if effect.name != "devices twice as fast":  # Its depths are those of the slower pace.
+            assert (effect.gain or 0) >= 1 - 1e-9, effect
+
+
+def test_one_more_of_what_there_is_one_level_of_is_a_worker() -> None:
+    flat = Cluster("flat", Device("chip", "cpu", 10**9), (Level("server", 2, 50.0),))
+    assert variants.unit_of_growth(flat) == "worker"
+    assert variants.grown_cluster(flat, 3).workers == 3
+
+
+def test_drawing_times_again_is_deterministic_and_stays_in_bounds() -> None:
+    profile = _profile(3, spread=4.0)
+    once, again = (sensitivity.resample_times(profile, random.Random(5)) for _ in range(2))
+    assert once == again
+    assert once != sensitivity.resample_times(profile, random.Random(6))
+    for drawn, layer in zip(once.layers, profile.layers, strict=True):
+        assert 0.1 * layer.forward_s <= drawn.forward_s <= 10 * layer.forward_s
+    assert sensitivity.resample_times(_profile(3), random.Random(5)) == _profile(3)
+
+
+def test_the_drawn_times_have_the_quartiles_that_were_measured() -> None:
+    profile = replace(_profile(3), layers=(Layer("a", 100.0, 100.0, 0, 0, forward_spread_s=8.0),), tensors=())
+    rng = random.Random(0)
+    drawn = sorted(sensitivity.resample_times(profile, rng).layers[0].forward_s for _ in range(4000))
+    assert drawn[3000] - drawn[1000] == pytest.approx(8.0, rel=0.08)
+    assert drawn[2000] == pytest.approx(100.0, rel=0.01)
+
+
+def test_a_plan_without_rivals_stays_best_and_one_with_twins_does_not() -> None:
+    alone = Problem(_profile(1, layers=1), _cluster(2), Options(memory=False))
+    explanation = explain_plan(alone, DP, RobustnessSettings(samples=6, spread=0.2))
+    assert explanation.robustness is not None
+    assert explanation.robustness.stays_best == 6
+    assert explanation.robustness.worst == 0.0
+    # Two equal layers on two workers, gradients too costly to replicate: which is slower is a matter of chance,
+    # and so with three layers is the side on which the middle one belongs.
+    layers = tuple(Layer(name, 1.0, 2.0, 10**6, 0) for name in "abc")
+    tensors = (Tensor("t", "a", ("b",), 1, 1), Tensor("u", "b", ("c",), 1, 1))
+    twins = Problem(Profile(layers, tensors, 1), _cluster(2), Options(memory=False))
+    found = explain_plan(twins, DP, RobustnessSettings(samples=12, spread=0.2)).robustness
+    assert found is not None
+    assert 0 < found.stays_best < 12
+    assert found.same_config == 12
+    assert found.worst > found.median >= 0
+
+
+def test_without_a_spread_nothing_is_said() -> None:
+    assert explain_plan(_problem(), DP, RobustnessSettings()).robustness is None
+    with pytest.raises(InputError, match="between 0 and 1"):
+        sensitivity.with_spread(_profile(), 1.5)
+
+
+def test_a_given_plan_is_compared_with_the_best() -> None:
+    problem = _problem(4, 4)
+    poor = Plan((Stage(problem.layer_names, (0,), 1, 1),))
+    found = explain_plan(problem, DP, RobustnessSettings(), poor)
+    assert found.behind_best > 0
+    assert found.alternatives.second is not None
+    assert found.alternatives.second.behind < 0
+    document = explanation_json(found)
+    assert (document["plan"]["config"], document["behind_best"]) == ("1", found.behind_best)
+
+
+def test_reasons_name_the_larger_loss() -> None:
+    problem = Problem(
+        Profile((Layer("a", 1.0, 2.0, 10**6, 0), Layer("b", 1.0, 2.0, 10**6, 0)), (Tensor("t", "a", ("b",), 1, 1),), 1),
+        _cluster(2),
+        Options(memory=False),
+    )
+    found = explain_plan(problem, DP, RobustnessSettings())
+    lines = baseline_reasons(found.anatomies, problem.capacity)
+    assert found.plan.config == "1-1"
+    assert lines[0].startswith("Data parallelism is ")
+    assert "is lost to communication, it sends " in lines[0]
+    assert lines[1] == "This plan is the best uniform grid."
+
+
+# The command.
+
+
+def _save(spread: float = 0.0, saved: int = 6) -> None:
+    profile = _profile(1, spread=spread)
+    layers = (*profile.layers[:-1], replace(profile.layers[-1], saved_bytes=saved))
+    replace(profile, layers=layers).save(Path("profile.json"))
+
+
+@pytest.mark.slow
+def test_it_explains_in_80_columns_without_colour(run: Run) -> None:
+    _save(spread=0.5)
+    done = run("explain", "--cluster", "A", "--samples", "3")
+    assert done.code == 0, done.err
+    for heading in ("What bounds the pace", "Where the time goes", "Second choice", "What would help", "How firmly"):
+        assert heading in done.out
+    assert "again 3 times within their spread (as measured; seed 0)" in " ".join(done.out.split())
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert "\x1b" not in done.out + done.err
+    assert run("explain", "--cluster", "A", "--samples", "3").out == done.out
+
+
+def test_json_says_the_same(run: Run) -> None:
+    _save()
+    document = json.loads(run("explain", "--cluster", "A", "--samples", "4", "--spread", "10%", "--json").out)
+    assert (document["format"], document["version"], document["feasible"]) == ("pipeplan-explanation", 1, True)
+    assert document["robustness"]["samples"] == 4
+    assert document["robustness"]["assumed_spread"] == pytest.approx(0.1)
+    assert document["second_choice"]["config"] != document["plan"]["config"]
+    assert document["resources"][0]["name"] == document["bound_by"]
+    assert [one["name"] for one in document["comparison"]][:2] == ["this plan", "data parallelism"]
+
+
+@pytest.mark.slow
+def test_a_written_plan_is_explained_with_its_profile(run: Run) -> None:
+    _save()
+    assert run("solve", "--cluster", "A", "--overlap", "0.5", "--minibatch", "16", "--solver", "dp").code == 0
+    written = json.loads(Path("plan/plan.json").read_text())
+    for path in ("plan", "plan/plan.json"):
+        done = run("explain", path, "--profile", "profile.json", "--json")
+        assert done.code == 0, done.err
+        document = json.loads(done.out)
+        assert document["plan"]["config"] == written["plan"]["config"]
+        assert document["minibatch_s"] == pytest.approx(written["prediction"]["minibatch_s"])
+        assert document["behind_best"] == 0
+    Path("other.json").write_text(Path("profile.json").read_text().replace('"l0"', '"first"'))
+    for arguments, complaint in (
+        (["plan"], "plan is a plan: say which profile it was made from with --profile"),
+        (["plan", "--profile", "other.json"], "was not made from other.json"),
+        (["plan", "--profile", "profile.json", "--cluster", "A"], "--cluster is part of plan already"),
+        (["profile.json", "--profile", "profile.json"], "leave out --profile"),
+    ):
+        done = run("explain", *arguments)
+        assert (done.code, done.out) == (2, "")
+        assert complaint in done.err.splitlines()[-1]
+
+
+def test_where_nothing_fits_it_says_what_would(run: Run) -> None:
+    _save(saved=30 << 30)
+    done = run("explain", "--cluster", "A")
+    assert done.code == 2
+    assert "too large for a device, alone" in done.out
+    assert "Least memory that would do: 30 GiB" in done.out
+    assert "error: nothing fits in memory: layer 'l3' alone needs 30 GiB" in done.err
+    assert max(map(len, done.out.splitlines())) <= 80
+    document = json.loads(run("explain", "--cluster", "A", "--json").out)
+    assert document["feasible"] is False
+    assert document["oversized"][0]["layers"] == ["l3"]
+    assert document["enough_memory"]["bytes"] >= 30 << 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--spread", "much"], "--spread: expected a share such as '5%'"),
+        (["--spread", "500%"], "between 0 and 1"),
+        (["--samples", "-1"], "'--samples'"),
+        (["--cluster", "locla"], "did you mean 'local'"),
+        (["nowhere.json"], "cannot read nowhere.json"),
+    ],
+)
+def test_what_cannot_be_used_gets_one_line(run: Run, arguments: list[str], complaint: str) -> None:
+    _save()
+    done = run("explain", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert complaint in done.err.splitlines()[-1]

@@ -1,0 +1,144 @@
+"""Plans of one stage wait for their update; where that makes them worse than the solvers take them for, the answer is
+still the best of all plans, and proven."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeplan.checker import ddp_overlap as checker
+from pipeplan.checker.verify import CheckResult, verify_plan
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cost import ddp_overlap
+from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning import single_stage
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_json
+from pipeplan.util.files import Node
+from pipeplan_launch.comm import buckets
+
+MIB = 2**20
+
+
+def _problem(seed: int, overlap: float = 1.0, *, equal: bool = True) -> Problem:
+    """A chain whose gradients take about as long as its computing; nothing else is slow."""
+    rng = random.Random(seed)
+    names = [f"l{index}" for index in range(4)]
+    layers = tuple(Layer(name, rng.random(), 2 * rng.random(), rng.randint(1, 60) * MIB, 0) for name in names)
+    tensors = tuple(Tensor(f"t{a}", a, (b,), 1000, 1000) for a, b in itertools.pairwise(names))
+    device, inside = Device("d", "cuda", 2**40), Level("server", 4, rng.choice([40.0, 80.0, 160.0]) * MIB)
+    cluster = Cluster("t", device, (inside,))
+    if not equal:
+        machines = [Server(replace(device, speed=speed), replace(inside, count=2)) for speed in (1.0, 1.5)]
+        cluster = Cluster.of_servers("t", machines, [Level("cluster", 2, 80.0 * MIB)])
+    return Problem(Profile(layers, tensors, 1), cluster, Options(overlap=overlap))
+
+
+def _all_plans(problem: Problem) -> Iterator[Plan]:
+    """Every way to cut the chain and to hand consecutive workers to the stages."""
+    names, total = problem.layer_names, problem.cluster.workers
+    for stages in range(1, total + 1):
+        for cuts in itertools.combinations(range(1, len(names)), stages - 1):
+            edges = [0, *cuts, len(names)]
+            for marks in itertools.combinations(range(total + 1), stages + 1):
+                made = tuple(
+                    Stage(tuple(names[a:b]), tuple(range(first, last)), 1, 1)
+                    for (a, b), (first, last) in zip(itertools.pairwise(edges), itertools.pairwise(marks), strict=True)
+                )
+                yield Plan(made)
+
+
+def _least(problem: Problem) -> float:
+    """Of all plans, at depths that do not limit."""
+    paces = []
+    for plan in _all_plans(problem):
+        deep = [100 ** (len(plan.stages) - number) for number in range(1, len(plan.stages) + 1)]
+        stages = tuple(replace(stage, depth=depth) for stage, depth in zip(plan.stages, deep, strict=True))
+        paces.append(evaluate(Plan(stages), problem).pace_s)
+    return min(paces)
+
+
+def _binds(problem: Problem) -> bool:
+    bare = solve(replace(problem, options=replace(problem.options, contention=False)), Settings("dp", certify=False))
+    return single_stage.is_bound_by_allreduce(bare.plan, evaluate(bare.plan, problem))
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_best_of_all_plans_is_found_and_proven(equal: bool) -> None:
+    seeds = [seed for seed in range(12 if equal else 40) if _binds(_problem(seed, equal=equal))]
+    assert len(seeds) >= 3, "chosen so that waiting matters"
+    kinds = set()
+    for seed in seeds:
+        outcome = solve(_problem(seed, equal=equal))
+        kinds.add(len(outcome.plan.stages) == 1)
+        assert outcome.objective_s == pytest.approx(_least(outcome.problem), rel=1e-9)
+        assert outcome.verdict.proven, outcome.verdict.text
+        assert outcome.gap < 1e-9
+    assert kinds == {True, False} or not equal, "some stay with one stage, some do not"
+
+
+def test_the_proof_of_one_stage_is_checked() -> None:
+    """Where it is the best: also that no other number of workers does better, and that no state is left out."""
+    outcomes = (solve(_problem(seed)) for seed in range(12))
+    outcome = next(one for one in outcomes if one.evaluation.bound == WAITS_FOR_UPDATE)
+    document = json.loads(json.dumps(plan_json.plan_document(outcome)))
+    profile = outcome.problem.profile
+
+    def said(changed: dict[str, Any]) -> CheckResult:
+        return {found.what: found for found in verify_plan(Node(changed, "plan.json"), profile)}["optimality"]
+
+    assert said(document).holds
+    assert document["certificate"]["several"] is True
+    greedy = copy.deepcopy(document)
+    greedy["certificate"]["bound_s"] *= 1.1
+    assert not said(greedy).holds
+    silent = copy.deepcopy(document)
+    del silent["certificate"]["several"]
+    assert not said(silent).holds, "then plans of one stage are not excluded"
+    wrong = copy.deepcopy(document)
+    wrong["prediction"]["stages"][0]["exposed_sync_s"] *= 1.01
+    assert not {found.what: found for found in verify_plan(Node(wrong, "plan.json"), profile)}["stages"].holds
+
+
+def test_buckets_close_where_those_of_the_executor_do() -> None:
+    planned = ddp_overlap.FIRST_BUCKET_BYTES, ddp_overlap.BUCKET_BYTES
+    checked = checker.FIRST_BUCKET_BYTES, checker.BUCKET_BYTES
+    assert planned == checked == (buckets.FIRST_BUCKET_BYTES, buckets.BUCKET_BYTES)
+
+
+def test_nothing_waits_where_nothing_overlaps() -> None:
+    """On CPUs all of the all-reduce is exposed by either formula."""
+    for seed in range(6):
+        problem = _problem(seed, overlap=0.0)
+        plan = Plan((Stage(problem.layer_names, (0, 1, 2, 3), 1, 1),))
+        score = evaluate(plan, problem)
+        assert score.pace_s == pytest.approx(score.alone_s)
+        assert score.bound != WAITS_FOR_UPDATE
+
+
+def test_copies_of_one_stage_count_where_replicas_are_limited() -> None:
+    """Two replicas at most in a copy: four workers can still be used, as two copies of two."""
+    layers = tuple(Layer(f"l{index}", 1.0, 2.0, 60 * MIB, 0) for index in range(2))
+    tensors = (Tensor("t", "l0", ("l1",), 10**10, 10**10),)
+    levels = (Level("server", 2, 400.0 * MIB), Level("cluster", 2, 200.0 * MIB))
+    cluster = Cluster("t", Device("d", "cuda", 2**60), levels)
+    problem = Problem(Profile(layers, tensors, 1), cluster, Options(max_replicas=2))
+    outcome = solve(problem)
+    assert (outcome.plan.config, len(outcome.plan.stages)) == ("2×(2)", 1)
+    assert outcome.evaluation.bound == WAITS_FOR_UPDATE
+    assert outcome.bound_s <= outcome.objective_s * (1 + 1e-9)
+    assert outcome.verdict.proven
+    document = json.loads(json.dumps(plan_json.plan_document(outcome)))
+    found = {one.what: one for one in verify_plan(Node(document, "plan.json"), problem.profile)}
+    assert found["optimality"].holds, found["optimality"].text

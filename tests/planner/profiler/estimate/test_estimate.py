@@ -1,0 +1,253 @@
+"""Estimates: FLOPs and bytes against closed forms, sizes against the measuring profiler, times against the roofline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from repository import ROOT
+from torch import nn
+
+from pipeplan.cluster_data import devices
+from pipeplan.errors import InputError
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profiler import ProfilerOptions, profile_model
+from pipeplan.profiler.estimate.flops import WorkCounts, count_work
+from pipeplan.profiler.estimate.model_on_meta import TracedJob, trace_for_estimate
+from pipeplan.profiler.estimate.roofline import operator_seconds, tile_padding
+from pipeplan.profiler.estimate.work import TransformedWork, Work
+from pipeplan.profiler.passes import sum_of_outputs
+
+JOBS = ROOT / "tests" / "support" / "estimate_jobs.py"
+V100 = devices.load_device("v100")
+
+
+def ref(name: str) -> str:
+    return f"{JOBS}:{name}"
+
+
+@cache
+def counted(name: str) -> tuple[TracedJob, WorkCounts]:
+    built = trace_for_estimate(ref(name), 0, None, "layer")
+    return built, count_work(built.traced, built.job.example_batch(built.job.minibatch), sum_of_outputs)
+
+
+def flops(name: str, layer: str) -> tuple[float, float]:
+    """Forward and backward."""
+    _, counts = counted(name)
+    forward, backward = counts.forward[layer], counts.backward[layer]
+    return sum(work.flops for work in forward), sum(work.flops for work in backward)
+
+
+def test_a_linear_layer_multiplies_once_forwards_and_twice_backwards_but_the_first() -> None:
+    first, second = 2 * 64 * 100 * 200, 2 * 64 * 200 * 50
+    assert flops("mlp", "0") == (first, first)
+    assert flops("mlp", "2") == (second, 2 * second)
+
+
+def test_bytes_of_a_linear_layer() -> None:
+    _, counts = counted("mlp")
+    (work,) = counts.forward["2"]
+    assert work.bytes == 4 * (64 * 200 + 200 * 50 + 50 + 64 * 50)
+    (relu,) = counts.forward["1"]
+    assert (relu.kind, relu.bytes) == ("elementwise", 4 * 2 * 64 * 200)
+    (back,) = counts.backward["1"]
+    assert back.bytes == 4 * 3 * 64 * 200
+
+
+def test_autocast_halves_what_is_computed_and_sent() -> None:
+    built, counts = counted("mlp_in_bfloat16")
+    assert counts.tensor_bytes["0"] == 2 * 64 * 200
+    assert {work.arithmetic for work in counts.forward["2"] if work.kind == "matmul"} == {"bfloat16"}
+    assert built.traced.autocast is torch.bfloat16
+
+
+def multiplications(conv: nn.Conv2d | nn.ConvTranspose2d, size: int) -> tuple[int, int]:
+    """Of a convolution of 4 samples, by counting; and the side of what it makes."""
+    kernel, stride, padded = conv.kernel_size[0], conv.stride[0], int(conv.padding[0])
+    a_place = conv.in_channels // conv.groups * conv.out_channels * kernel * kernel
+    if isinstance(conv, nn.ConvTranspose2d):
+        return 4 * size * size * a_place, (size - 1) * stride + kernel
+    made = sum(
+        1 for left in range(-padded, size + padded) if left + kernel <= size + padded and not (left + padded) % stride
+    )
+    return 4 * made * made * a_place, made
+
+
+def test_convolutions_of_every_kind_multiply_as_often_as_by_counting() -> None:
+    built, _ = counted("convolutions")
+    size = 20
+    for index, conv in enumerate(built.job.model.children()):
+        expected, size = multiplications(conv, size)
+        forward, backward = flops("convolutions", str(index))
+        assert forward == 2 * expected
+        # The first needs no gradient by its input.
+        assert backward == 2 * expected * (2 if index else 1)
+
+
+@pytest.mark.slow
+def test_recurrent_layers_multiply_by_all_weights_at_every_step() -> None:
+    forward, backward = flops("recurrent", "first")
+    weights = [4 * 32 * (24 + 32), 4 * 32 * (64 + 32)]
+    assert forward == 2 * 8 * 10 * 2 * sum(weights)
+    # Backwards twice that, but for the gradients by the input of the first layer.
+    assert backward == 2 * forward - 2 * 8 * 10 * 2 * 4 * 32 * 24
+    second, back = flops("recurrent", "second")
+    assert (second, back) == (2 * 8 * 10 * 3 * 16 * (64 + 16), 2 * 2 * 8 * 10 * 3 * 16 * (64 + 16))
+
+
+def test_recurrent_layers_make_and_keep_what_they_should() -> None:
+    built, counts = counted("recurrent")
+    made = {spec.name: spec for spec in built.traced.tensors}
+    assert counts.tensor_bytes["first"] == 4 * 8 * 10 * 64 == made["first"].bytes(8)
+    gates_and_cells, between, out = 5 * 2 * 2 * 32, 64, 64
+    assert counts.saved_bytes["first"] >= 4 * 8 * 10 * (gates_and_cells + between + out)
+    steps = [work for work in counts.forward["first"] if work.kind == "recurrent"]
+    assert [work.kernels for work in steps] == [10] * 4
+
+
+def test_attention_never_writes_its_matrix_and_computes_half_of_it() -> None:
+    _, counts = counted("attention")
+    name = next(layer for layer in counts.forward if "attention" in layer)
+    (work,) = counts.forward[name]
+    assert work.flops == 0.5 * 2 * 2 * 4 * 2 * 128 * 128 * 8
+    (back,) = counts.backward[name]
+    assert back.flops == 2.5 * work.flops
+    tensor = 4 * 2 * 4 * 128 * 8
+    assert work.bytes == 4 * tensor
+    # The output and one number a query; the inputs are one projection's.
+    assert counts.saved_bytes[name] == 3 * tensor + tensor + 4 * 2 * 4 * 128
+
+
+def test_sizes_are_those_that_are_measured() -> None:
+    measured = profile_model(ref("residual"), ProfilerOptions(repeats=1, warmup=0, batches=(4,)))
+    estimated = profile_model(ref("residual"), ProfilerOptions(device="v100", batches=(4, 6)))
+    sizes = ("name", "module", "op", "parameter_bytes", "buffer_bytes", "saved_bytes")
+    for one, other in zip(measured.layers, estimated.layers, strict=True):
+        assert [getattr(one, size) for size in sizes] == [getattr(other, size) for size in sizes]
+    assert measured.tensors == estimated.tensors
+    assert measured.together == estimated.together
+    assert [size.minibatch for size in estimated.sizes] == [6]
+    assert estimated.sizes[0].tensors[0].bytes == estimated.tensors[0].bytes * 6 // 4
+    assert estimated.provenance.kind == "modelled"
+    assert estimated.provenance.notes == V100.checked
+    # A frozen layer has neither gradients nor an update.
+    frozen = next(layer for layer in estimated.layers if layer.name == "stem")
+    assert (frozen.backward_s, frozen.update_s) == (0.0, 0.0)
+    assert frozen.parameter_bytes > 0
+
+
+def test_a_model_larger_than_memory_is_estimated() -> None:
+    profile = profile_model(ref("enormous"), ProfilerOptions(device="h100"))
+    assert profile.layers[0].parameter_bytes == 4 * (200_000 * 200_000 + 200_000)
+    # SGD with momentum reads and writes five times the parameters.
+    h100 = devices.load_device("h100")
+    update = 5 * profile.layers[0].parameter_bytes / (h100.bandwidth * h100.shares["elementwise"].memory)
+    assert profile.layers[0].update_s == pytest.approx(update, rel=1e-3)
+
+
+def test_a_model_that_insists_on_numbers_is_built_with_them() -> None:
+    profile = profile_model(ref("insists"), ProfilerOptions(device="v100"))
+    assert "built on the CPU" in profile.provenance.notes[-1]
+
+
+def test_ties_hold_where_parameters_have_data() -> None:
+    profile = profile_model(ref("tied_with_data"), ProfilerOptions(device="v100"))
+    assert profile.together == (("0", "1"),)
+    assert sum(layer.parameter_bytes for layer in profile.layers) == 4 * 4 * 4
+
+
+def test_a_model_that_looks_at_its_data_gets_one_line() -> None:
+    with pytest.raises(InputError) as caught:
+        profile_model(ref("looks"), ProfilerOptions(device="v100"))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_taken_whole_is_said_to_be_known_by_its_bytes_only() -> None:
+    profile = profile_model(ref("alone"), ProfilerOptions(device="v100"))
+    assert profile.provenance.notes[-1].startswith("'1' is opaque")
+    (layer,) = [layer for layer in profile.layers if layer.name == "1"]
+    assert 0 < layer.forward_s <= layer.backward_s
+
+
+def test_times_are_the_roofline() -> None:
+    share = V100.shares["matmul"]
+    thick = Work("matmul", "float32", flops=1e12, bytes=1e6, sides=(128, 128))
+    assert operator_seconds(thick, V100) == pytest.approx(V100.kernel_s + 1e12 / (15.7e12 * share.compute))
+    thin = replace(thick, flops=1e6, bytes=9e9)
+    assert operator_seconds(thin, V100) == pytest.approx(V100.kernel_s + 0.01 / share.memory)
+    assert operator_seconds(Work("elementwise", "float32", kernels=3), V100) == pytest.approx(3 * V100.kernel_s)
+    # A V100 has no bfloat16, and computes in float32; an A100 takes tf32 for convolutions, not for products.
+    assert operator_seconds(replace(thick, arithmetic="bfloat16"), V100) == operator_seconds(thick, V100)
+    a100 = devices.load_device("a100")
+    fast, slow = (operator_seconds(replace(thick, kind=kind), a100) for kind in ("convolution", "matmul"))
+    assert slow > 5 * fast
+
+
+def test_transforms_are_taken_where_they_are_faster_and_fit() -> None:
+    other = TransformedWork(flops=1e11, bytes=9e8, workspace_bytes=1e9, sides=(64, 128))
+    work = Work("convolution", "float32", flops=1e12, sides=(64, 128), transformed=other)
+    direct = operator_seconds(replace(work, transformed=None), V100)
+    assert operator_seconds(work, V100) < 0.25 * direct
+    assert operator_seconds(replace(work, transformed=replace(other, workspace_bytes=5e9)), V100) == direct
+    assert operator_seconds(replace(work, transformed=replace(other, bytes=9e11)), V100) == direct
+    # The tf32 of an A100's convolutions has none.
+    a100 = devices.load_device("a100")
+    assert operator_seconds(work, a100) == operator_seconds(replace(work, transformed=None), a100)
+
+
+def test_tensor_cores_pay_for_channels_that_are_not_last() -> None:
+    _, counts = counted("convolutions")
+    (work,) = counts.forward["1"]
+    assert work.converted_bytes == 2 * 4 * 4 * (8 + 16) * 20 * 20
+    a100 = devices.load_device("a100")
+    extra = work.converted_bytes / (a100.bandwidth * a100.shares["elementwise"].memory)
+    last = replace(work, converted_bytes=0.0)
+    assert operator_seconds(work, a100) == pytest.approx(operator_seconds(last, a100) + extra)
+    assert operator_seconds(work, V100) == operator_seconds(last, V100)
+
+
+def test_padding_is_what_the_tiles_cover() -> None:
+    for rows, columns in ((1, 1), (64, 128), (65, 129), (27, 64), (200, 3)):
+        covered = []
+        for high, wide in ((8, 4), (4, 8)):
+            tiles = {(row // high, column // wide) for row in range(rows) for column in range(columns)}
+            covered.append(len(tiles) * high * wide)
+        assert tile_padding((rows, columns), (8, 4)) == min(covered) / (rows * columns)
+
+
+def test_more_work_takes_longer() -> None:
+    profiles = [profile_model(ref("mlp"), ProfilerOptions(device="v100", batches=(n,))) for n in (64, 4096)]
+    small, large = (profile.total_s for profile in profiles)
+    assert large > small
+    faster = [
+        profile_model(ref("mlp"), ProfilerOptions(device=name, batches=(4096,))) for name in ("titan-x", "v100", "h100")
+    ]
+    assert all(slow.total_s > fast.total_s for slow, fast in pairwise(faster))
+
+
+def test_bundled_profile_of_the_digits_is_what_its_script_makes() -> None:
+    _check_bundled("mnist")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vgg16", "alexnet", "resnet50", "gnmt8", "gnmt16", "awd-lm", "s2vt"])
+def test_bundled_profiles_are_what_their_script_makes(name: str) -> None:
+    _check_bundled(name)
+
+
+def _check_bundled(name: str) -> None:
+    import importlib.util
+
+    folder = ROOT / "profiles"
+    spec = importlib.util.spec_from_file_location("v100", folder / "v100.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    made, kept = script.build(name), Profile.load(folder / f"{name}-v100.json")
+    assert (made.layers, made.tensors, made.together) == (kept.layers, kept.tensors, kept.together)
+    assert script.text_of(kept).count("\n") < 400

@@ -1,0 +1,153 @@
+"""launch.slurm with stand-ins for SLURM's commands: the arguments of launch.sh when a job starts again."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from small_plans import outcome
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Problem
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launchers import LAUNCHERS
+from pipeplan.rendering.plan_folder import write_plan
+
+JOB = 70123
+STAND_INS = {
+    # Prints the variables and arguments of srun, each on a line.
+    "srun": 'printf "%s\\n" "$MASTER_ADDR" "$NNODES" "$@"',
+    "scontrol": '[[ "$2" == job ]] && printf "   Command=%s --a b\\n" "$FILE" || printf "node7\\nnode8\\n"',
+    "getent": "exit 0",
+}
+
+
+class Slurm:
+    """A plan for two servers, and jobs that run it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.plan, self.path = folder / "a plan", folder / "bin"
+        small = outcome().problem
+        levels = (Level("server", 1, 100.0), Level("cluster", 2, 10.0))
+        self.write(Problem(small.profile, Cluster("two", small.cluster.device, levels)))
+        self.path.mkdir()
+        for name, text in STAND_INS.items():
+            self.stand_in(name, text)
+        self.copy = folder / "slurm_script"  # SLURM runs a copy of launch.slurm
+
+    def write(self, problem: Problem) -> None:
+        write_plan(solve(problem, Settings()), self.plan, force=True)
+        kind = LAUNCHERS["slurm"]
+        script = self.plan / kind.file_name
+        plan_folder.write_launch_file(script, plan_folder.launch_file_text(self.plan, kind, {}), kind, force=True)
+
+    def stand_in(self, name: str, text: str) -> None:
+        (self.path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (self.path / name).chmod(0o755)
+
+    def launch_arguments(self, *options: str, restart: int = 0) -> list[str]:
+        """Run a job; the arguments of launch.sh on every node."""
+        return self.srun_arguments(*options, restart=restart)[-1]
+
+    def srun_arguments(self, *options: str, restart: int = 0) -> tuple[list[str], list[str]]:
+        """Run a job; the arguments of srun, and those of launch.sh among them."""
+        done = self.run_job(*options, restart=restart)
+        lines = done.stdout.splitlines()
+        assert lines[:2] == ["node7", str(2)], done.stdout
+        return lines[2:], lines[lines.index(f"{self.plan}/launch.sh") + 1 :]
+
+    def run_job(self, *options: str, restart: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a job from start to end."""
+        script = self.plan / "launch.slurm"
+        self.copy.write_text(script.read_text())
+        environment = {
+            "PATH": f"{self.path}:/usr/bin:/bin",
+            "SLURM_JOB_ID": str(JOB),
+            "SLURM_JOB_NODELIST": "node[7-8]",
+        }
+        environment |= {"FILE": str(script)} | ({"SLURM_RESTART_COUNT": str(restart)} if restart else {})
+        command = ["bash", self.copy, *options]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, cwd=self.plan.parent, timeout=60
+        )
+
+    def checkpoint(self, run: Path) -> None:
+        (run / "checkpoints" / "epoch-0001").mkdir(parents=True)
+        (run / "checkpoints" / "epoch-0001" / "manifest.json").write_text("{}")
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    return Slurm(tmp_path)
+
+
+def test_a_job_makes_its_own_run_and_finds_it_again(slurm: Slurm) -> None:
+    *words, option, folder = slurm.launch_arguments("--epochs", "5", "--resume-from", "elsewhere")
+    assert (words, option) == (["--epochs", "5", "--resume-from", "elsewhere"], "--run-dir")
+    run = Path(folder)
+    assert run.parent == slurm.plan / "runs"
+    assert run.name.endswith(f"Z-slurm-{JOB}")
+    run.mkdir(parents=True)
+    # The job starts again before it has a checkpoint. The metrics of its first start stay in their folder.
+    assert slurm.launch_arguments("--epochs", "5", restart=1) == ["--epochs", "5", "--run-dir", f"{run}-restart-1"]
+    slurm.checkpoint(Path(f"{run}-restart-1"))
+    resumed = ["--resume", "--epochs", "5", "--run-dir", f"{run}-restart-1"]
+    assert slurm.launch_arguments("--epochs", "5", "--resume-from", "elsewhere", restart=2) == resumed
+    assert slurm.launch_arguments("--epochs", "5", "--weights=elsewhere", restart=2) == resumed
+
+
+def test_a_run_folder_that_was_named_is_kept(slurm: Slurm, tmp_path: Path) -> None:
+    mine = str(tmp_path / "my run")
+    assert slurm.launch_arguments("--run-dir", mine) == ["--run-dir", mine]
+    assert slurm.launch_arguments("--run-dir", mine, restart=1) == ["--run-dir", mine]
+    slurm.checkpoint(Path(mine))
+    assert slurm.launch_arguments("--run-dir", mine) == ["--run-dir", mine], "the first start follows the options"
+    assert slurm.launch_arguments(f"--run-dir={mine}", "--seed", "3", restart=1) == [
+        "--resume",
+        "--seed",
+        "3",
+        "--run-dir",
+        mine,
+    ]
+    assert slurm.launch_arguments("--resume", "--run-dir", mine, restart=4) == ["--resume", "--run-dir", mine]
+    assert slurm.launch_arguments("--resume") == ["--resume"], "launch.sh reports that there is no run"
+
+
+def test_the_latest_run_is_named_so_that_the_job_knows_it(slurm: Slurm) -> None:
+    older, latest, empty = (slurm.plan / "runs" / name for name in ("2026a b", "2026c", "2026d"))
+    slurm.checkpoint(older)
+    slurm.checkpoint(latest)
+    empty.mkdir()
+    assert slurm.launch_arguments("--resume", "--seed", "3") == ["--resume", "--seed", "3", "--run-dir", str(latest)]
+
+
+def test_a_step_that_ends_before_scancel_does_keeps_its_status(slurm: Slurm, tmp_path: Path) -> None:
+    """SLURM may be slow to pass a signal on: the step can end before scancel does."""
+    slurm.stand_in(
+        "srun",
+        'run="${!#}"\nmkdir -p "$run"\nprintf \'"stopped": {}\' >"$run/summary.json"\n'
+        'cd "$(dirname "$0")"\necho $$ >pid\nsleep 0.1\nkill -USR1 $PPID\n'
+        "until [[ -f asked ]]; do sleep 0.02; done",
+    )
+    slurm.stand_in(
+        "scancel", 'cd "$(dirname "$0")"\ntouch asked\nwhile kill -0 "$(<pid)" 2>/dev/null; do sleep 0.02; done'
+    )
+    slurm.stand_in("scontrol", f'if [[ "$1" == requeue ]]; then echo requeued; else {STAND_INS["scontrol"]}; fi')
+    assert slurm.run_job().stdout.splitlines()[0] == "requeued"
+
+
+def test_components_are_one_step(slurm: Slurm) -> None:
+    device = Device("d", "cpu", 10_000)
+    servers = [Server(device, Level("server", size, 100.0)) for size in (2, 1)]
+    profile = outcome().problem.profile
+    slurm.write(Problem(profile, Cluster.of_servers("two", servers, [Level("cluster", 2, 10.0)])))
+    words, _ = slurm.srun_arguments("--epochs", "2")
+    assert words.count(":") == 1
+    halves = words[: words.index(":")], words[words.index(":") + 1 :]
+    assert [[word for word in half if "het" in word or "cpus" in word] for half in halves] == [
+        ["--het-group=0", "--cpus-per-task=2"],
+        ["--het-group=1", "--cpus-per-task=1"],
+    ]
+    assert halves[0][-4:-2] == halves[1][-4:-2] == ["--epochs", "2"]

@@ -1,0 +1,228 @@
+"""`pipeplan render`: every kind of file that starts a plan, whatever names contain, and users' templates."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from commandline import Run
+from repository import ROOT
+from small_plans import NASTY, outcome
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.errors import InputError
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem import plan_file
+from pipeplan.problem.problem import Problem
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launcher import Launcher, TemplateContext
+from pipeplan.rendering.launchers import LAUNCHERS
+from pipeplan.rendering.plan_folder import write_plan
+
+SCRIPTS = (
+    *(("local", "one"), ("local", "uneven"), ("ssh", "two"), ("slurm", "one"), ("slurm", "uneven")),
+    *(("torchrun", "one"), ("torchrun", "uneven")),
+)
+DOCUMENT = ROOT / "docs" / "launch.md"
+
+
+def clusters() -> dict[str, Cluster]:
+    """Clusters of one server, of two equal servers, and of three servers of which one is smaller."""
+    core = Device("d", "cpu", 10_000)
+    gpu = Device(NASTY, "cuda", 10_000)
+    server = Level("server", 2, 100.0)
+    sized = [Server(gpu, Level("server", size, 100.0)) for size in (2, 2, 1)]
+    return {
+        "one": Cluster(NASTY, core, (server,)),
+        "two": Cluster(NASTY, core, (server, Level("cluster", 2, 10.0))),
+        "uneven": Cluster.of_servers(NASTY, sized, [Level("cluster", 3, 10.0)]),
+    }
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A plan folder for each cluster, with names that a shell must not interpret."""
+    folder = tmp_path_factory.mktemp("plans $(touch pwned) 'x'")
+    profile = replace(outcome(model=NASTY, layer=NASTY).problem.profile, model_ref=f"/{NASTY}.py:{NASTY}")
+    made = {}
+    for name, cluster in clusters().items():
+        write_plan(solve(Problem(profile, cluster), Settings()), folder / name)
+        made[name] = folder / name
+    return made
+
+
+def _text(plan: Path, kind: str, **settings: object) -> str:
+    return plan_folder.launch_file_text(plan, LAUNCHERS[kind], settings, command=f"pipeplan {NASTY}")
+
+
+@pytest.mark.parametrize(("kind", "cluster"), SCRIPTS)
+def test_scripts_are_clean_and_no_name_can_run_anything(
+    plans: dict[str, Path], tmp_path: Path, kind: str, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", f"/no/{NASTY}")
+    script = tmp_path / "script"
+    script.write_text(_text(plans[cluster], kind))
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    comments = [line for line in script.read_text().splitlines() if line.startswith("#")]
+    assert all("\x1b" not in line for line in comments)
+    assert any("Written by pipeplan" in line for line in comments)
+    # Without the programs that it needs the script fails, and no command in a name has run.
+    subprocess.run(["bash", script], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=False)
+    assert not list(tmp_path.rglob("pwned"))
+    if shutil.which("shellcheck"):
+        done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_a_job_asks_for_what_the_plan_needs(plans: dict[str, Path]) -> None:
+    def sbatch_options(text: str) -> list[str]:
+        return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+
+    settings = {"partition": "gpu", "time": "1:00:00", "gpu_type": "v100", "cpus": 3, "sbatch": ("--exclusive",)}
+    lines = sbatch_options(_text(plans["uneven"], "slurm", **settings))
+    first, second = lines[: lines.index("hetjob")], lines[lines.index("hetjob") + 1 :]
+    assert [*first[-7:]] == [
+        *("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=6", "--gres=gpu:v100:2"),
+        *("--partition=gpu", "--time=1:00:00", "--exclusive"),
+    ]
+    assert second == [
+        *("--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=3", "--gres=gpu:v100:1"),
+        *("--partition=gpu", "--time=1:00:00", "--exclusive"),
+    ]
+    plain = sbatch_options(_text(plans["two"], "slurm"))
+    assert plain[-3:] == ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
+    assert "--requeue" in plain
+    assert "--no-requeue" in sbatch_options(_text(plans["two"], "slurm", no_requeue=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "said"),
+    [
+        ("slurm", {"partition": "a b"}, "--partition must be one word without quotes, not 'a b'"),
+        ("slurm", {"time": "1#2"}, "--time must be one word"),
+        ("slurm", {"sbatch": ("x",)}, "--sbatch takes an option of sbatch"),
+        ("slurm", {"setup": ("a\nb",)}, "setup must be on one line"),
+        ("slurm", {"cpus": 0}, "cpus must be a whole number of at least 1, not 0"),
+        ("slurm", {"partitions": "gpu"}, "slurm has no option 'partitions'; did you mean 'partition'?"),
+        ("ssh", {"hosts": "gpu1"}, "ssh has no option 'hosts'; it has none"),
+    ],
+)
+def test_wrong_settings_are_refused(plans: dict[str, Path], kind: str, settings: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said.replace("?", r"\?")):
+        _text(plans["two"], kind, **settings)
+
+
+def test_lines_for_torchrun_name_every_worker_once(plans: dict[str, Path]) -> None:
+    lines = _text(plans["uneven"], "torchrun").splitlines()
+    titles = [line for line in lines if line.startswith("# Server ")]
+    assert titles == ["# Server 0: workers 0 to 1", "# Server 1: workers 2 to 3", "# Server 2: worker 4"]
+    counts = [line.split("--nproc-per-node ")[1].split()[0] for line in lines if "--nproc-per-node " in line[4:]]
+    assert counts == ["2", "2", "1"]
+
+
+def test_the_context_agrees_with_the_stage_files(plans: dict[str, Path]) -> None:
+    stage = plan_file.read_document(plans["uneven"] / "stages" / "stage-0.json", "pipeplan-stage", 1)
+    context = TemplateContext.of(plan_file.read_plan_document(plans["uneven"]))
+    assert context.digest == stage["plan"].text()
+    assert list(context.server_sizes) == stage["server_sizes"].value
+    assert (context.servers, context.workers, context.uneven) == (3, 5, True)
+    assert context.model_ref == stage["model"]["ref"].text()
+
+
+def test_a_plan_of_an_older_version_has_no_reference_and_one_thread(plans: dict[str, Path]) -> None:
+    root = plan_file.read_plan_document(plans["two"])
+    for name in ("ref", "threads"):
+        root.value["profile"].pop(name)
+    assert (TemplateContext.of(root).model_ref, TemplateContext.of(root).threads) == ("", 1)
+
+
+def test_the_document_lists_the_context_and_the_kinds() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for one in fields(TemplateContext):
+        assert f"`{one.name}`" in text, one.name
+    for name in LAUNCHERS:
+        assert f"`{name}`" in text
+
+
+def test_render_writes_beside_the_plan_and_twice(plans: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    shutil.copytree(plans["two"], tmp_path / "plan")
+    assert run("render", "ssh").code == 0
+    script = tmp_path / "plan" / "launch-ssh.sh"
+    assert script.stat().st_mode & 0o111
+    assert "pipeplan render ssh" in script.read_text()
+    before = script.read_bytes()
+    assert run("render", "ssh").code == 0, "the same file may be written again"
+    assert script.read_bytes() == before
+    script.write_text("edited")
+    again = run("render", "ssh")
+    assert (again.code, again.err.count("\n")) == (2, 1)
+    assert "launch-ssh.sh exists with another content: give another file with -o, or --force" in again.err
+    assert run("render", "ssh", "--force").code == 0
+    assert script.read_bytes() != b"edited"
+    elsewhere = run("render", "slurm", "plan", "-o", "-", "--partition", "gpu").out
+    assert "#SBATCH --partition=gpu" in elsewhere
+    assert run("render", "local", "-o", "elsewhere.sh").code == 0
+    assert f"here={tmp_path}/plan" in (tmp_path / "elsewhere.sh").read_text().replace("'", "")
+
+
+def test_render_says_what_is_wrong(plans: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    shutil.copytree(plans["two"], tmp_path / "plan")
+    for arguments, said in (
+        ([], "say what to render: local, ssh, slurm"),
+        (["slrum"], "there is no kind 'slrum' of file to start a plan; did you mean 'slurm'?"),
+        (["ssh", "nowhere"], "nowhere has no plan.json"),
+        (["ssh", "-o", "plan"], "plan is a folder: name the file to write with -o"),
+        (["slurm", "--cpus", "0"], "0 is not in the range x>=1"),
+        (["--template", "none.j2"], "cannot read none.j2"),
+    ):
+        ran = run("render", *arguments)
+        assert (ran.code, ran.err.count("\n")) == (2, 1), arguments
+        assert said in ran.err
+    listed = run("render", "--list").out
+    assert [line.split()[0] for line in listed.splitlines()] == list(LAUNCHERS)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("a\n{{ server }}\n", "line 2: 'server' is undefined; did you mean 'servers'"),
+        ("a\n{% if %}\n", "line 2: Expected an expression"),
+        ("\n\n{{ 1 / 0 }}", "line 3: division by zero"),
+        ("{% for one in server_sizes %}\n{{ one.name }}{% endfor %}", "line 2: 'int object' has no attribute 'name'"),
+        ("a\n{{ x | nothing }}", "line 2: No filter named 'nothing'"),
+        ("{{ ''.__class__ }}", "line 1: access to attribute '__class__' of 'str' object is unsafe"),
+        ("\n{% include 'other' %}", "line 2: 'other' not found"),
+    ],
+)
+def test_a_broken_template_is_one_line(
+    plans: dict[str, Path], run: Run, tmp_path: Path, template: str, said: str
+) -> None:
+    (tmp_path / "mine.sh.j2").write_text(template)
+    ran = run("render", "--template", "mine.sh.j2", str(plans["two"]), "-o", "out", "--set", "x=1")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert f"mine.sh.j2, {said}" in ran.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_template_of_the_users_own(plans: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    own = tmp_path / "start.sh.j2"
+    own.write_text("#!/bin/sh\n# {{ title }}\n{% include 'more' %}printf '%s|' {{ model | shell_quote }} {{ queue }}\n")
+    own.chmod(0o755)
+    (tmp_path / "more").write_text("# {{ workers }} workers\n")
+    shutil.copytree(plans["two"], tmp_path / "plan")
+    assert run("render", "--template", str(own), "--set", "queue=long").code == 0
+    script = tmp_path / "plan" / "start.sh"
+    done = subprocess.run([script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{NASTY}|long|"
+    assert not (tmp_path / "pwned").exists()
+    # In place of the bundled template of a kind it gets the settings of that kind.
+    own.write_text("{{ partition }} {{ components }}\n")
+    assert run("render", "slurm", "--template", str(own), "--partition", "p", "-o", "-").out == "p [(2, 2)]\n"
+
+
+def test_kinds_have_names_of_their_own() -> None:
+    kinds: list[Launcher] = list(LAUNCHERS.values())
+    assert len({kind.file_name for kind in kinds}) == len(kinds)

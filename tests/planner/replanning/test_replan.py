@@ -1,0 +1,357 @@
+"""`pipeplan replan`: the plan for what is left after a loss, and how training goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Ran, Run
+
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+
+TWO_BY_TWO = """
+format = "pipeplan-cluster"
+version = 1
+name = "lab"
+[device]
+name = "core"
+kind = "{kind}"
+memory = "{memory}"
+[[level]]
+name = "server"
+count = {inside}
+bandwidth = "1 GB/s"
+latency = "5 us"
+[[level]]
+name = "cluster"
+count = {servers}
+bandwidth = "1 Gbit/s"
+latency = "50 us"
+"""
+UNEQUAL = """
+format = "pipeplan-cluster"
+version = 1
+name = "lab"
+[[device]]
+name = "core"
+kind = "cpu"
+memory = "4 GiB"
+[[server]]
+device = "core"
+devices = 2
+bandwidth = "1 GB/s"
+latency = "5 us"
+[[server]]
+device = "core"
+devices = 1
+bandwidth = "1 GB/s"
+latency = "5 us"
+[[server]]
+device = "core"
+devices = 2
+bandwidth = "1 GB/s"
+latency = "5 us"
+[[level]]
+name = "cluster"
+bandwidth = "1 Gbit/s"
+latency = "50 us"
+"""
+
+
+def _files(
+    servers: int = 3,
+    inside: int = 2,
+    kind: str = "cpu",
+    memory: str = "4 GiB",
+    minibatch: int = 8,
+    saved: int = 1 << 20,
+) -> None:
+    text = TWO_BY_TWO.format(servers=servers, inside=inside, kind=kind, memory=memory)
+    Path("lab.toml").write_text(text)
+    sizes = [40, 10, 20, 200, 30, 10]
+    Profile(
+        layers=tuple(
+            Layer(f"l{number}", 0.01 * (number + 1), 0.02 * (number + 1), size << 16, saved, buffer_bytes=64)
+            for number, size in enumerate(sizes)
+        ),
+        tensors=tuple(Tensor(f"t{n}", f"l{n}", (f"l{n + 1}",), 1 << 20, 1 << 20) for n in range(len(sizes) - 1)),
+        minibatch=minibatch,
+        model_ref="/model.py:build",
+        model_name="chain",
+        graph_hash="sha256:abc",
+    ).save(Path("profile.json"))
+
+
+def _solve(run: Run, *options: str) -> dict[str, Any]:
+    done = run("solve", "--cluster", "lab.toml", *options)
+    assert done.code == 0, done.err
+    return _plan("plan")
+
+
+def _plan(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(folder, "plan.json").read_text())
+    return found
+
+
+def _replan(run: Run, *arguments: str) -> dict[str, Any]:
+    done = run("replan", *arguments, "--json")
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def _checkpoint(run: str, name: str, **changes: Any) -> None:
+    folder = Path(run, "checkpoints", name)
+    folder.mkdir(parents=True)
+    content = {"format": "pipeplan-checkpoint", "version": 2, "model": {"graph_hash": "sha256:abc"}}
+    content |= {"epoch": 0, "minibatch": 5, "minibatches": 9, "files": {"__0_0.distcp": 3}}
+    (folder / "__0_0.distcp").write_text("abc")
+    (folder / "manifest.json").write_text(json.dumps(content | changes))
+
+
+LAST = "epoch-0011-sample-00000024"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        pytest.param(["--schedule", "2bw", "--accumulate", "4"], marks=pytest.mark.slow),
+        pytest.param(["--schedule", "vertical-sync", "--overlap", "0.5"], marks=pytest.mark.slow),
+        ["--straight", "--no-recompute"],
+        ["--stages", "2", "--pin", "l1=1", "--together", "l3,l4", "--no-cut-after", "l4"],
+        ["--inference", "--max-replicas", "2", "--max-stages", "4", "--max-workers", "4"],
+        ["--minibatch", "16", "--no-contention", "--boundary", "parallel", "--ignore-memory"],
+    ],
+)
+def test_the_plan_is_that_of_a_fresh_solve_for_what_is_left(run: Run, options: list[str]) -> None:
+    _files()
+    before = _solve(run, *options)
+    report = _replan(run, "plan", "--lost", "server1.worker0")
+    Path("lab.toml").write_text(UNEQUAL)
+    assert run("solve", "--cluster", "lab.toml", *options, "-o", "fresh").code == 0
+    replanned, fresh = _plan("plan-replanned"), _plan("fresh")
+    for part in ("plan", "prediction", "cluster", "options", "profile", "bound_s", "baselines"):
+        assert replanned[part] == fresh[part], part
+    assert replanned["options"] == before["options"]
+    assert replanned["verdict"]["proven"] is fresh["verdict"]["proven"]
+    assert {worker for stage in replanned["plan"]["stages"] for worker in stage["workers"]} <= set(range(5))
+    assert [worker["was"] for worker in report["workers"]] == [0, 1, 3, 4, 5]
+    assert report["now"]["minibatch_s"] == fresh["prediction"]["minibatch_s"]
+    assert report["plan"]["plan"] == replanned["plan"]
+    assert run("check", "plan-replanned").code == 0
+
+
+def test_a_server_less_is_a_cluster_with_fewer(run: Run) -> None:
+    _files()
+    before = _solve(run)
+    report = _replan(run, "plan", "--lost", "worker0, worker1", "--lost", "server2")
+    assert run("solve", "--cluster", "lab.toml", "--servers", "1", "-o", "fresh").code == 0
+    assert _plan("plan-replanned")["cluster"] == _plan("fresh")["cluster"]
+    assert _plan("plan-replanned")["certificate"] == _plan("fresh")["certificate"] is not None
+    assert report["servers"] == [{"server": 0, "was": 1}]
+    assert (report["before"]["workers"], report["now"]["workers"]) == (6, 2)
+    pace = before["prediction"]["minibatch_s"] / _plan("fresh")["prediction"]["minibatch_s"]
+    assert report["pace"] == pytest.approx(pace)
+    assert _plan("plan") == before
+
+
+def test_launching_says_which_server_is_which(run: Run) -> None:
+    _files(kind="cuda", inside=3)
+    _solve(run)
+    _checkpoint("plan/runs/20260101T000000Z", "epoch-0001-sample-00000040")
+    done = run("replan", "--lost", "server0", "--lost", "server1.worker0")
+    assert done.code == 0, done.err
+    said = " ".join(done.out.split())
+    assert "Without server0, server1.worker0: 2 of 3 servers and 5 of 9 workers are left." in said
+    assert "MASTER_ADDR and MASTER_PORT being those of server 0 (server 1 of before):" in said
+    resume = "plan-replanned/launch.sh --resume-from plan/runs/20260101T000000Z"
+    assert f"  NODE_RANK=0 CUDA_VISIBLE_DEVICES=1,2 {resume}\n  NODE_RANK=1 {resume}\n" in done.out
+    name = "epoch-0001-sample-00000040"
+    last = f"Last checkpoint: plan/runs/20260101T000000Z/checkpoints/{name}, after 5 of 9 minibatches of epoch 1."
+    assert last in done.out.splitlines()
+    done = run("replan", "plan-replanned", "--lost", "server1", "--run", "plan/runs/20260101T000000Z")
+    assert ", on server 0 of before:\n  plan-replanned-2/launch.sh --resume-from plan/runs/" in done.out
+    assert run("replan", "plan-replanned-2", "--lost", "worker1", "--no-write").code == 0
+    assert not Path("plan-replanned-3").exists()
+    assert run("replan", "plan-replanned-2", "--lost", "worker1").code == 0
+    assert Path("plan-replanned-3/launch.sh").exists()
+
+
+def test_the_latest_complete_checkpoint_is_found(run: Run) -> None:
+    _files()
+    _solve(run)
+    assert _replan(run, "--lost", "server0", "--no-write")["checkpoint"] is None
+    assert "No complete checkpoint in plan/runs" in run("replan", "--lost", "server0", "--no-write").out
+    for epoch, minibatch in ((1, 9), (10, 3), (10, 2), (2, 8)):
+        name = f"epoch-{epoch + 1:04d}-sample-{minibatch * 8:08d}"
+        _checkpoint("plan/runs/20260101T000000Z", name, epoch=epoch, minibatch=minibatch)
+    Path("plan/runs/20260102T000000Z/checkpoints/epoch-0001-sample-00000040").mkdir(parents=True)
+    found = _replan(run, "--lost", "server0", "--no-write")["checkpoint"]
+    assert found["run"] == "plan/runs/20260101T000000Z"
+    assert (found["folder"], found["epoch"], found["minibatch"]) == (f"{found['run']}/checkpoints/{LAST}", 10, 3)
+    _checkpoint("elsewhere", "epoch-0004-sample-00000040", epoch=3)
+    named = "elsewhere/checkpoints/epoch-0004-sample-00000040"
+    for number, path in enumerate(("elsewhere", named)):
+        report = _replan(run, "--lost", "server0", "--run", path, "-o", f"new-{number}")
+        assert (report["checkpoint"]["run"], report["checkpoint"]["epoch"]) == ("elsewhere", 3)
+        assert report["commands"][0]["arguments"] == [f"new-{number}/launch.sh", "--resume-from", path]
+
+
+def test_a_damaged_checkpoint_is_left_out(run: Run) -> None:
+    _files()
+    _solve(run)
+    _checkpoint("plan/runs/a", "epoch-0001-sample-00000040")
+    _checkpoint("plan/runs/b", "epoch-0001-sample-00000040", epoch=1)
+    _checkpoint("plan/runs/b", "epoch-0001-sample-00000080", files={"__0_0.distcp": 3, "__1_0.distcp": 3})
+    _checkpoint("plan/runs/b", "epoch-0001-sample-00000120")
+    Path("plan/runs/b/checkpoints/epoch-0001-sample-00000120/manifest.json").write_text('{"format": ')
+    done = run("replan", "--lost", "server0,server1")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("Left out: "))
+    assert "epoch-0001-sample-00000120/manifest.json is not valid JSON" in lines[start]
+    assert "epoch-0001-sample-00000080/__1_0.distcp is missing" in lines[start + 1]
+    assert lines[start + 2].startswith("Last checkpoint: plan/runs/b/checkpoints/epoch-0001-sample-00000040,")
+    # The run's latest is not the one, so that it is named itself.
+    assert lines[start + 4].endswith("--resume-from plan/runs/b/checkpoints/epoch-0001-sample-00000040")
+    Path("plan/runs/b/checkpoints/epoch-0001-sample-00000040/__0_0.distcp").write_text("")
+    found = _replan(run, "--lost", "server0", "--no-write")["checkpoint"]
+    assert (found["run"], len(found["damaged"])) == ("plan/runs/a", 3)
+    said = _refused(run, "--lost", "server0", "-o", "other", "--run", "plan/runs/b")
+    assert "plan/runs/b has no complete checkpoint to go on from: " in said
+
+
+def _refused(run: Run, *arguments: str) -> str:
+    before = sorted(str(path) for path in Path().rglob("*"))
+    done = run("replan", *arguments)
+    assert done.code == 2, done
+    assert done.err.splitlines()[-1].startswith("error: ")
+    assert done.err.count("error: ") == 1
+    assert sorted(str(path) for path in Path().rglob("*")) == before, "something was written"
+    return done.err
+
+
+def test_what_cannot_be_is_refused_in_one_line(run: Run) -> None:
+    _files()
+    assert "has no plan.json" in _refused(run, "plan", "--lost", "server0")
+    _solve(run, "--stages", "4")
+    assert "say what is gone" in _refused(run)
+    assert "has no server 3: it has servers 0 to 2" in _refused(run, "--lost", "server3")
+    assert "all 6 workers of cluster lab are lost" in _refused(run, "--lost", "server0,server1,server2")
+    assert "give one of them" in _refused(run, "--lost", "server0", "--cluster", "A")
+    assert "go with --cluster" in _refused(run, "--lost", "server0", "--servers", "1")
+    assert "there is no cluster 'Z'" in _refused(run, "--cluster", "Z")
+    few = _refused(run, "--lost", "server0,server1")
+    assert "4 stages were asked for, and 2 workers are left" in few
+    assert "--relax stages" in few
+    assert "number of stages must be at least 1" in _refused(run, "--lost", "server0", "--stages", "0")
+    assert "already holds a plan" in _refused(run, "--lost", "server0", "-o", "plan")
+    assert "has no complete checkpoint" in _refused(run, "--lost", "server0", "--run", "nowhere")
+    assert "needs a number of minibatches per update" in _refused(run, "--lost", "server0", "--schedule", "gpipe")
+    _checkpoint("plan/runs/a", "epoch-0001-sample-00000040", model={"graph_hash": "sha256:other"})
+    assert "is of another model" in _refused(run, "--lost", "server0")
+
+
+def test_the_profile_has_to_be_the_plans(run: Run) -> None:
+    _files()
+    _solve(run)
+    Path("here").mkdir()
+    Path("profile.json").rename("here/mine.json")
+    assert "name it with --profile" in _refused(run, "--lost", "server0")
+    assert _replan(run, "--lost", "server0", "--profile", "here/mine.json", "--no-write")["lost"] == ["server0"]
+    _files(minibatch=4)
+    assert "their digests differ" in _refused(run, "--lost", "server0", "--profile", "profile.json")
+
+
+def test_a_damaged_plan_is_no_plan_to_begin_with(run: Run) -> None:
+    _files()
+    document = _solve(run, "--stages", "2")
+    document["plan"]["stages"][0]["workers"] = [77]
+    Path("plan/plan.json").write_text(json.dumps(document))
+    assert "cannot be replanned: the plan uses worker 77" in _refused(run, "--lost", "server0")
+    document["plan"]["stages"][0] |= {"workers": [0], "layers": ["l0"]}
+    Path("plan/plan.json").write_text(json.dumps(document))
+    assert "in the profile but not the plan" in _refused(run, "--lost", "server0")
+    document["prediction"]["minibatch_s"] = 0
+    Path("plan/plan.json").write_text(json.dumps(document))
+    assert "it states no pace" in _refused(run, "--lost", "server0")
+
+
+def test_the_old_plan_is_replaced_where_asked_only(run: Run) -> None:
+    _files()
+    before = _solve(run)
+    _checkpoint("plan/runs/a", "epoch-0001-sample-00000040")
+    report = _replan(run, "--lost", "server0", "-o", "plan", "--force")
+    assert _plan("plan")["cluster"]["levels"][1]["count"] == 2
+    assert report["before"]["config"] == before["plan"]["config"]
+    assert report["checkpoint"]["run"] == "plan/runs/a"
+    assert Path("plan/runs/a/checkpoints/epoch-0001-sample-00000040/manifest.json").exists()
+
+
+def test_options_given_here_replace_those_of_the_plan(run: Run) -> None:
+    _files()
+    before = _solve(run, "--schedule", "gpipe", "--accumulate", "4", "--stages", "4", "--straight")
+    report = _replan(run, "--lost", "server0,server1", "--relax", "stages", "--schedule", "1f1b-flush", "--no-write")
+    options = report["plan"]["options"]
+    changed = {"stages": None, "schedule": "1f1b-flush"}
+    assert options == before["options"] | changed
+    options = _replan(run, "--lost", "server0", "--relax", "straight", "--stages", "2", "--no-write")["plan"]["options"]
+    assert options == before["options"] | {"stages": 2, "max_replicas": None, "allow_copies": True}
+    options = _replan(run, "--lost", "server0", "--schedule", "1f1b-stashing", "--no-write")["plan"]["options"]
+    assert options == before["options"] | {"schedule": "1f1b-stashing", "accumulate": None}
+    report = _replan(run, "--lost", "server0", "--minibatch", "16", "--no-write")
+    assert report["plan"]["profile"]["minibatch"] == 16
+    # Four minibatches an update as before, each of twice the samples.
+    assert {(batch["samples_was"], batch["samples"], batch["rate"]) for batch in report["updates"]} == {(32, 64, 2.0)}
+
+
+def test_another_cluster_altogether(run: Run) -> None:
+    _files()
+    before = _solve(run)
+    assert before["options"]["overlap"] == 0.0
+    report = _replan(run, "--cluster", "A", "--servers", "2")
+    assert report["plan"]["cluster"]["name"] == "A"
+    assert report["plan"]["options"] == before["options"] | {"overlap": 1.0}, "the usual one for devices of its kind"
+    assert {worker["was"] for worker in report["workers"]} == {None}
+    done = run("replan", "--cluster", "local", "--workers", "3", "--no-write")
+    assert done.code == 0
+    assert "Another cluster, local: 1 server instead of 3, 3 workers instead of 6." in done.out
+
+
+def test_too_little_memory_says_what_would_do(run: Run) -> None:
+    # With one worker a stage the first stage has as many minibatches in flight as there are stages.
+    _files(memory="80 MiB", saved=8 << 20)
+    _solve(run, "--no-recompute", "--stages", "2")
+    gone = ["--lost", "server0,server1"]
+    said = _refused(run, *gone)
+    assert "nothing fits in memory" in said
+    hints = said.split("of the options here ")[1].removesuffix(" would do\n").split(", ")
+    assert hints == ["--relax no-recompute", "--minibatch 4"]
+    for hint in hints:
+        assert run("replan", *gone, *hint.split(), "--no-write").code == 0
+
+
+def test_replanning_never_imports_torch(run: Run, tmp_path: Path) -> None:
+    _files()
+    _solve(run)
+    code = (
+        "import sys\nfrom pipeplan.cli import cli\ncli.main(['replan', '--lost', 'server1'], standalone_mode=False)\n"
+    )
+    code += "assert not [name for name in sys.modules if name.partition('.')[0] == 'torch']"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    assert Path("plan-replanned/plan.json").exists()
+
+
+def test_the_table_puts_like_workers_together(run: Run) -> None:
+    _files(inside=4, servers=2)
+    _solve(run, "--stages", "1")
+    done: Ran = run("replan", "--lost", "server1", "--no-write")
+    rows = [line.split() for line in done.out.splitlines()]
+    assert ["0-3", "0-3", "0", "0", "1", "1", "-"] in [row[:7] for row in rows]
+    assert "Batch: an update of l0 … l5 (6) averages 4 minibatches instead of 8" in " ".join(done.out.split())

@@ -1,0 +1,105 @@
+"""What a report is read from, the plan and its options, and what it is written as."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from reported import Document, branching, report_of, small_cluster, source_of
+from repository import ROOT
+
+from pipeplan.errors import InputError
+from pipeplan.problem import plan_file
+from pipeplan.problem.problem import Options
+from pipeplan.report.build import report_page, script_safe_json
+from pipeplan.report.source import ReportSource, read_report_source
+from pipeplan.util.files import Node
+
+
+def test_every_option_is_read_back() -> None:
+    options = Options(
+        overlap=0.5,
+        memory=False,
+        max_replicas=3,
+        allow_copies=False,
+        recompute=False,
+        contention=False,
+        boundary="parallel",
+        max_stages=3,
+        max_workers=3,
+        pins=(("l0", 1),),
+        together=(("l2", "l3"),),
+        no_cut_after=("l4",),
+    )
+    found = source_of(branching(), small_cluster(), options)
+    assert found.known is not None
+    assert found.known.problem.options == options
+    assert set(plan_file.OPTION_READERS) >= {field.name for field in fields(Options)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("pins", [[]], "pins.0.: expected a layer and its stage"),
+        ("pins", 3, "pins: expected a list"),
+        ("together", [3], "together.0.: expected a list"),
+        ("no_cut_after", [1], "expected text"),
+        ("max_stages", 2.5, "expected a whole number"),
+        ("memory", "no", "expected true or false"),
+    ],
+)
+def test_damaged_options_are_named(straight: ReportSource, name: str, value: Any, complaint: str) -> None:
+    root = json.loads(json.dumps(straight.root.value))
+    root["options"][name] = value
+    with pytest.raises(InputError, match=complaint):
+        read_report_source(Node(root, "plan.json"), branching())
+
+
+def test_what_the_plan_says_and_the_cost_model_does_not_is_told(straight: ReportSource) -> None:
+    root = json.loads(json.dumps(straight.root.value))
+    root["prediction"]["minibatch_s"] *= 1.5
+    notes = report_of(read_report_source(Node(root, "plan.json"), branching()))["notes"]
+    assert any("solve again" in note for note in notes)
+
+
+def test_a_plan_of_no_time_is_refused(source: ReportSource) -> None:
+    root = json.loads(json.dumps(source.root.value))
+    root["prediction"]["minibatch_s"] = 0.0
+    with pytest.raises(InputError, match="more than 0 seconds"):
+        read_report_source(Node(root, "plan.json"), None)
+
+
+def test_depths_that_keep_no_pace_are_refused() -> None:
+    found = source_of(branching(4), small_cluster(), Options(schedule="gpipe", accumulate=4, max_replicas=1))
+    root = json.loads(json.dumps(found.root.value))
+    root["plan"]["accumulate"] = 80
+    with pytest.raises(InputError, match="allow no steady pace"):
+        read_report_source(Node(root, "plan.json"), branching(4))
+
+
+def test_the_document_survives_the_page(source: ReportSource) -> None:
+    hostile = "</script><script>alert(1)</script>\u2028<!-- & \"'\\"
+    root = json.loads(json.dumps(source.root.value))
+    root["profile"]["model"] = hostile
+    told = report_of(read_report_source(Node(root, "plan.json"), None))
+    text = script_safe_json(told)
+    assert json.loads(text) == told
+    assert not set(text) & set("<>&\u2028\u2029")
+    whole = report_page(told)
+    assert whole.count(text) == 1
+    assert "<script>alert" not in whole
+
+
+def test_every_field_of_the_document_is_described(document: Document) -> None:
+    page = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
+    text = page.split("## The document")[1]
+    names = {name for name in document if name != "words"}
+    for part in ("made", "prediction", "timeline", "graph", "scaling", "certificate"):
+        names |= document[part].keys()
+    for part in ("stages", "links", "memory", "comparisons", "placement"):
+        names |= document[part][0].keys()
+    names |= document["prediction"]["bounds"][0].keys() | document["graph"]["nodes"].keys()
+    names |= document["scaling"]["points"].keys() | document["timeline"]["predicted"].keys()
+    assert not {name for name in names if f"`{name}`" not in text}

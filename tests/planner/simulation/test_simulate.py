@@ -1,0 +1,478 @@
+"""The replay of plans: against the evaluator's pace, against figures by hand, and where a schedule cannot work."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from extents import first_few
+from instances import random_instance, to_problem
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.formulas import overlapped
+from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.verdict import Verdict
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering.plan_json import plan_document
+from pipeplan.simulation.engine import SimulatedEvents, simulate_schedule
+from pipeplan.simulation.fair_share import NetworkFlow, SharedNetwork, Use, share_cards
+from pipeplan.simulation.memory import memory_over_time, peak_memory
+from pipeplan.simulation.metrics import SimulationReport, enough_minibatches, in_flight, summarise_simulation
+from pipeplan.simulation.perfetto import trace_document
+from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad, scenario_from_document
+from pipeplan.simulation.terminal import draw_timeline
+from pipeplan.util.files import Node
+from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, Schedule, StageShape, version_fixed
+
+TRAINING = SCHEDULES["1f1b-stashing"]
+
+
+def _scenario(
+    *stages: tuple[int, int, float, float], sync: float = 0.0, overlap: float = 1.0, hop: StageBoundary | None = None
+) -> Scenario:
+    """Stages as (replicas, depth, forward_s, backward_s); all-reduces of `sync` seconds where there are replicas."""
+    loads, worker = [], 0
+    for replicas, depth, forward, backward in stages:
+        mine = tuple(range(worker, worker + replicas))
+        loads.append(StageLoad(mine, depth, forward, backward, sync if replicas > 1 else 0.0, 8, 500, 10, depth + 1))
+        worker += replicas
+    hops = tuple((hop or StageBoundary(0.0, 0.0),) for _ in stages[1:])
+    config = "-".join(str(stage[0]) for stage in stages)
+    return Scenario(config, tuple(loads), hops, TRAINING, overlap, 1.0)
+
+
+def _run(scenario: Scenario, minibatches: int | None = None) -> tuple[SimulatedEvents, SimulationReport]:
+    count = minibatches or enough_minibatches(scenario)
+    replayed = simulate_schedule(scenario, count)
+    return replayed, summarise_simulation(scenario, replayed, count)
+
+
+def _pace(scenario: Scenario) -> float:
+    steady = _run(scenario)[1].steady
+    assert steady is not None
+    return steady.pace_s
+
+
+SEEDS = range(110)
+"""Of the random problems that are solved and replayed."""
+
+
+@cache
+def _solved(seed: int) -> Outcome | None:
+    """A random problem solved by the dynamic program, or None where there is nothing to plan or no plan."""
+    try:
+        return solve(to_problem(random_instance(seed)), Settings(solver="dp", certify=False))
+    except (InfeasibleError, InputError):
+        return None
+
+
+@cache
+def _solved_scenarios(seeds: range = SEEDS) -> list[tuple[int, Scenario]]:
+    found = ((seed, _solved(seed)) for seed in seeds)
+    return [
+        (seed, scenario_from_document(Node(plan_document(outcome), f"seed {seed}")))
+        for seed, outcome in found
+        if outcome
+    ]
+
+
+@pytest.mark.slow
+def test_random_plans_run_at_the_pace_that_the_evaluator_says() -> None:
+    kinds = set()
+    checked = 0
+    for seed, scenario in _solved_scenarios():
+        if scenario.copies > 1:
+            continue
+        ratio = _run(scenario)[1].ratio
+        assert ratio == pytest.approx(1.0, rel=0.01), f"seed {seed}: {scenario.config}"
+        checked += 1
+        kinds.add((len(scenario.stages) > 1, scenario.schedule.trains, scenario.overlap))
+    assert checked >= 60
+    assert len(kinds) >= 10, "not every kind of plan came up"
+
+
+@pytest.mark.parametrize("seeds", first_few(SEEDS, 35))
+def test_no_random_plan_is_faster_than_predicted_or_holds_more_than_its_depth(seeds: range) -> None:
+    for seed, scenario in _solved_scenarios(seeds):
+        report = _run(scenario)[1]
+        assert all(stage.peak_in_flight <= stage.depth for stage in report.stages), f"seed {seed}"
+        if scenario.copies == 1:
+            assert report.ratio is not None
+            assert report.ratio > 0.999, f"seed {seed}: {scenario.config}"
+
+
+@pytest.mark.parametrize(("update_first", "period"), [(True, 2.0 + 2.5), (False, 3.0)])
+def test_an_all_reduce_hides_behind_what_the_schedule_puts_before_its_update(update_first: bool, period: float) -> None:
+    """Forward 1 s, backward 2 s, all-reduce 2.5 s: awaited before the backward, it can hide behind the forward only."""
+
+    def stream(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+        steps = list(TRAINING.stream(pipeline, stage, replica, minibatches))
+        updates = [step for step in steps if step.kind is ActionKind.UPDATE]
+        awaits = ActionKind.BACKWARD if update_first else ActionKind.REDUCE
+        for step in (step for step in steps if step.kind is not ActionKind.UPDATE):
+            group = step.index if step.kind is ActionKind.REDUCE else step.index // pipeline[stage].replicas
+            if step.kind is awaits and updates[0].index < group:
+                yield updates.pop(0)
+            yield step
+        yield from updates
+
+    scenario = _scenario((2, 6, 1.0, 2.0), (1, 1, 0.1, 0.1), sync=2.5)
+    assert _pace(replace(scenario, schedule=replace(TRAINING, stream=stream))) == pytest.approx(period / 2)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.25, 0.7, 1.0])
+@pytest.mark.parametrize("sync", [0.0, 1.0, 3.0, 10.0])
+def test_data_parallelism_needs_what_the_cost_model_says(overlap: float, sync: float) -> None:
+    scenario = _scenario((3, 1, 1.0, 2.0), sync=sync, overlap=overlap)
+    assert _pace(scenario) == pytest.approx(float(overlapped(3.0, sync, overlap)) / 3)
+
+
+def test_a_straight_pipeline_by_hand() -> None:
+    """Two stages of 1 + 2 s, messages of 0.5 s that arrive 0.25 s later.
+
+    F0 of stage 1 ends at 1 and is there at 1.75. Depth 3 then keeps stage 2 busy, 3 s a minibatch. The last gradient is
+    at stage 1 after 0.75, and the backward pass takes 2 s: a drain of 2.75.
+    """
+    scenario = _scenario((1, 3, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=StageBoundary(0.5, 0.25))
+    replayed, report = _run(scenario, 30)
+    assert report.fill_s == pytest.approx(1.75)
+    assert report.drain_s == pytest.approx(2.75)
+    assert report.total_s == pytest.approx(1.75 + 30 * 3.0 + 2.75)
+    assert report.steady is not None
+    assert report.steady.pace_s == pytest.approx(3.0)
+    assert [stage.peak_in_flight for stage in report.stages] == [3, 1]
+    assert [stage.computing for stage in report.stages] == pytest.approx([1.0, 1.0])
+    assert report.links == pytest.approx({"stage 1 → 2": 0.5 / 3, "stage 2 → 1": 0.5 / 3})
+    first = [(str(done.action), done.start_s) for done in replayed.passes if done.stage == 1][:3]
+    assert first == [("F0", 1.75), ("B0", 2.75), ("F1", 4.75)]
+
+
+def test_too_small_a_depth_is_seen() -> None:
+    """Depth 1 leaves one minibatch under way: both stages and two transfers in turn."""
+    scenario = _scenario((1, 1, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=StageBoundary(0.5, 0.25))
+    assert _pace(scenario) == pytest.approx(6.0 + 2 * 0.75)
+
+
+def test_a_link_carries_one_message_at_a_time_whatever_the_replicas() -> None:
+    scenario = _scenario((2, 20, 0.1, 0.2), (2, 1, 0.1, 0.2), hop=StageBoundary(1.0, 0.5))
+    replayed, report = _run(scenario)
+    assert report.steady is not None
+    assert report.steady.pace_s == pytest.approx(1.0)
+    forward = [done for done in replayed.transfers if done.row == "stage 1 → 2"]
+    assert all(later.start_s >= earlier.end_s for earlier, later in pairwise(forward))
+
+
+def test_copies_have_boundaries_of_their_own_and_share_the_link_between_them() -> None:
+    """Two copies of 1-1: four workers, 3 s of work each a minibatch, and two all-reduces for every two minibatches."""
+    loads = tuple(StageLoad(workers, depth, 1.0, 2.0, 4.0) for workers, depth in (((0, 2), 5), ((1, 3), 1)))
+    hops = ((StageBoundary(0.5, 0.0), StageBoundary(0.5, 0.0)),)
+    scenario = Scenario("2×(1-1)", loads, hops, TRAINING, 1.0, 4.0, copies=2)
+    assert _pace(scenario) >= 4.0, "two of 4 s on one link"
+    replayed, report = _run(scenario)
+    shared = [done for done in replayed.transfers if done.row == "all-reduce"]
+    assert all(later.start_s >= earlier.end_s for earlier, later in pairwise(shared))
+    assert {"stage 1 → 2, copy 1", "stage 1 → 2, copy 2"} <= report.links.keys()
+
+
+def test_gradients_take_as_long_as_they_are_large() -> None:
+    """0.5 s there, 4 s back: the way back is the slowest part."""
+    scenario = _scenario((1, 8, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=StageBoundary(0.5, 0.0, 4.0))
+    assert _pace(scenario) == pytest.approx(4.0)
+    assert _run(scenario)[1].links == pytest.approx({"stage 1 → 2": 0.5 / 4, "stage 2 → 1": 1.0})
+
+
+def test_parallel_links_are_taken_in_turn() -> None:
+    """Messages of 4 s over two links, between two replicas and two: 2 s a minibatch."""
+    scenario = _scenario((2, 9, 0.5, 1.0), (2, 1, 0.5, 1.0), hop=StageBoundary(4.0, 0.0, 4.0, 2))
+    report = _run(scenario)[1]
+    assert report.steady is not None
+    assert report.steady.pace_s == pytest.approx(2.0)
+    assert list(report.links) == [f"stage {way}, link {link}" for way in ("1 → 2", "2 → 1") for link in (1, 2)]
+
+
+def _accumulating(name: str, accumulate: int, *stages: tuple[int, int, float, float], sync: float = 0.0) -> Scenario:
+    scenario = _scenario(*stages, sync=sync, overlap=0.0 if "2bw" not in name else 1.0)
+    return replace(scenario, schedule=SCHEDULES[name], accumulate=accumulate)
+
+
+def test_a_pipeline_that_drains_by_hand() -> None:
+    """GPipe, two stages of 1 + 2 s, three minibatches: 1 + 3 s of forwards, then 3 · 2 s and 2 s of backwards: 12 s.
+
+    1F1B with depths 2 and 1 needs as long: the last stage is busy for 9 s, 1 s later, and the first 2 s after it.
+    """
+    for name, held in (("gpipe", (3, 3)), ("1f1b-flush", (2, 1))):
+        scenario = _accumulating(name, 3, *((1, depth, 1.0, 2.0) for depth in held))
+        replayed, report = _run(scenario, 9)
+        assert report.total_s == pytest.approx(3 * 12.0)
+        assert _pace(scenario) == pytest.approx(4.0)
+        begun = [done.start_s for done in replayed.passes if str(done.action) in ("F0", "F3", "F6") and done.stage == 0]
+        assert begun == pytest.approx([0.0, 12.0, 24.0])
+        assert [stage.peak_in_flight for stage in report.stages] == list(held)
+
+
+def test_an_all_reduce_after_a_flush_holds_its_replicas_up() -> None:
+    """One stage on two replicas, 4 minibatches of 3 s, and 2.5 s that nothing hides."""
+    scenario = _accumulating("gpipe", 4, (2, 2, 1.0, 2.0), sync=2.5)
+    assert _pace(scenario) == pytest.approx((2 * 3.0 + 2.5) / 4)
+    # The second of two stages waits for its own while the first drains (2 s) and fills (1 s) again.
+    scenario = _accumulating("1f1b-flush", 4, (1, 2, 1.0, 2.0), (2, 1, 1.0, 2.0), sync=3.0)
+    assert _pace(scenario) == pytest.approx(
+        _pace(_accumulating("1f1b-flush", 4, *([(1, 2, 1.0, 2.0), (2, 1, 1.0, 2.0)])))
+    )
+
+
+def test_an_all_reduce_of_two_buffers_hides_behind_a_whole_group() -> None:
+    """6 minibatches per update, 1.5 s each: with 4 in flight 3 of them are left to hide an all-reduce: 4.5 s."""
+    stages = ((2, 2, 1.0, 2.0), (1, 1, 0.5, 1.0))
+    assert _pace(_accumulating("2bw", 6, *stages, sync=4.5)) == pytest.approx(1.5)
+    assert _pace(_accumulating("2bw", 6, *stages, sync=12.0)) > 1.9
+
+
+def _peaks(scenario: Scenario, minibatches: int) -> list[int]:
+    replayed = simulate_schedule(scenario, minibatches)
+    return peak_memory(scenario, memory_over_time(scenario, replayed, minibatches))
+
+
+def test_memory_over_time_by_hand() -> None:
+    """Two straight stages, weights of 10 bytes and 8 for each minibatch in flight; 500 are planned for each worker."""
+    scenario = _scenario((1, 2, 1.0, 2.0), (1, 1, 1.0, 2.0))
+    fixed = [500 - 3 * 10 - 2 * 8, 500 - 2 * 10 - 8]
+    assert [load.fixed_bytes for load in scenario.stages] == fixed
+    steps = memory_over_time(scenario, simulate_schedule(scenario, 3), 3)
+    # F0 F1 B0 U0 F2 B1 U1 B2 U2 at the first stage: a version is kept as long as a minibatch has to use it.
+    held = [(size - fixed[0]) for _, size in steps[0, 0]]
+    assert held == [10 + 8, 10 + 16, 10 + 8, 20 + 8, 20 + 16, 10 + 8, 20 + 8, 10, 10]
+    assert _peaks(scenario, 3) == [fixed[0] + 20 + 16, fixed[1] + 10 + 8]
+
+
+@pytest.mark.parametrize("name", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
+def test_no_worker_holds_more_than_is_planned(name: str) -> None:
+    kept = {"1f1b-stashing": (4, 2), "vertical-sync": (4, 8), "2bw": (2, 2), "gpipe": (1, 1), "1f1b-flush": (1, 1)}[
+        name
+    ]
+    held = (3, 6) if name == "gpipe" else (3, 1)
+    scenario = _scenario((2, held[0], 1.0, 2.0), (1, held[1], 0.5, 1.0), sync=0.1)
+    loads = tuple(replace(load, versions=count) for load, count in zip(scenario.stages, kept, strict=True))
+    scenario = replace(scenario, stages=loads, schedule=SCHEDULES[name], accumulate=6)
+    late = (1, 0) if name in ("1f1b-stashing", "vertical-sync") else (0, 0)
+    # One version less is in use where an update is late: that one is for the gradients on their way. A depth of 1 needs
+    # one version only, and has put off the update of 2bw until the other is free.
+    unused = (0, 1) if name in ("1f1b-stashing", "2bw") else (0, 0)
+    planned = [load.memory_bytes - 10 * (lag + spare) for load, lag, spare in zip(loads, late, unused, strict=True)]
+    assert _peaks(scenario, 60) == planned
+
+
+def test_inference_runs_at_the_pace_of_its_slowest_part() -> None:
+    scenario = replace(_scenario((1, 1, 1.0, 0.0), (2, 1, 3.0, 0.0)), schedule=SCHEDULES["forward-only"])
+    replayed, report = _run(scenario)
+    assert report.steady is not None
+    assert report.steady.pace_s == pytest.approx(1.5)
+    assert {done.action.kind for done in replayed.passes} == {ActionKind.FORWARD}
+    assert [stage.peak_in_flight for stage in report.stages] == [1, 1]
+    assert report.fill_s == pytest.approx(1.0)
+
+
+def _of(*streams: str) -> Schedule:
+    """A schedule that gives stage s the actions of the s-th text, on every replica."""
+
+    def stream(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+        return (Action.parse(text) for text in streams[stage].split())
+
+    return Schedule("made up", stream, frozenset(ActionKind), trains=True, version=version_fixed)
+
+
+@pytest.mark.parametrize(
+    ("streams", "where"),
+    [
+        (("B0 F0", "F0 B0"), r"worker 0 \(stage 1\) waits forever at B0"),
+        (("F0 B0 F1 B1", "F0 F1 B0 B1"), r"worker 0 \(stage 1\) waits forever at B0"),
+        (("F0 B0", "F1 B1"), r"worker 0 \(stage 1\) waits forever at B0"),
+        (("F0 U0 B0 R0", "F0 B0"), r"worker 0 \(stage 1\) waits forever at U0"),
+    ],
+)
+def test_an_impossible_schedule_is_reported(streams: tuple[str, ...], where: str) -> None:
+    scenario = replace(_scenario((1, 2, 1.0, 1.0), (1, 2, 1.0, 1.0)), schedule=_of(*streams))
+    with pytest.raises(InputError, match=f"made up comes to a deadlock after .* s: {where}"):
+        simulate_schedule(scenario, 2)
+
+
+def test_the_hidden_part_of_an_all_reduce_goes_on_behind_what_the_schedule_puts_before_its_update() -> None:
+    """R0 at 2; 3 s of all-reduce end at 5, while F1 and B1 take until 4."""
+    late = _of("F0 B0 R0 F1 B1 U0 R1 U1")
+    scenario = replace(_scenario((2, 1, 1.0, 1.0), sync=3.0), schedule=late)
+    replayed = simulate_schedule(scenario, 2)
+    assert [(done.start_s, done.end_s) for done in replayed.transfers] == [(2.0, 5.0), (5.0, 8.0)]
+    assert summarise_simulation(scenario, replayed, 2).steady is None
+
+
+def test_replays_repeat_exactly() -> None:
+    scenario = _scenario((3, 4, 0.7, 1.3), (2, 3, 0.9, 1.1), (1, 1, 0.3, 0.4), sync=0.2, hop=StageBoundary(0.1, 0.05))
+    assert simulate_schedule(scenario, 100) == simulate_schedule(scenario, 100)
+
+
+def test_times_of_zero_do_no_harm() -> None:
+    scenario = _scenario((2, 2, 0.0, 0.0), (1, 1, 0.0, 0.0))
+    replayed, report = _run(replace(scenario, predicted_s=0.0), 20)
+    assert report.total_s == 0
+    assert report.ratio is None
+    assert all(count >= 0 for steps in in_flight(scenario, replayed).values() for _, count in steps)
+
+
+def test_a_trace_has_the_fields_that_viewers_require() -> None:
+    scenario = replace(
+        _scenario((2, 3, 1.0, 2.0), (1, 1, 0.5, 1.0), sync=0.5, overlap=0.5, hop=StageBoundary(0.25, 0.0)),
+        workers_per_server=2,
+    )
+    replayed = simulate_schedule(scenario, 6)
+    document = json.loads(json.dumps(trace_document(scenario, replayed), allow_nan=False))
+    events = document["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    for event in events:
+        assert isinstance(event["name"], str)
+        assert all(isinstance(event[key], int) for key in ("pid", "tid"))
+        assert event["ts"] >= 0
+        assert event["ph"] != "X" or event["dur"] >= 0
+        assert event["ph"] != "C" or all(value >= 0 for value in event["args"].values())
+    named = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert named == ["server 0, predicted", "server 1, predicted", "links, predicted"]
+    # Three workers, two of them with all-reduces, and three links.
+    assert sum(event["name"] == "thread_name" for event in events) == 3 + 2 + 3
+    forward = next(event for event in events if event["ph"] == "X" and event["name"] == "F1" and event["pid"] == 1)
+    assert (forward["ts"], forward["dur"], forward["tid"]) == (0.0, 1e6, 3)
+    assert sum(event["ph"] == "X" and event["name"][0] in "FB" for event in events) == 2 * 2 * 6
+    _rows_do_not_overlap(events)
+
+
+def _rows_do_not_overlap(events: list[dict[str, float]]) -> None:
+    ends: dict[tuple[float, float], float] = {}
+    for event in sorted((event for event in events if event["ph"] == "X"), key=lambda event: event["ts"]):
+        row = event["pid"], event["tid"]
+        assert event["ts"] >= ends.get(row, 0.0) - 1e-6
+        ends[row] = event["ts"] + event["dur"]
+
+
+def test_the_timeline_is_a_row_a_worker_in_the_columns_given() -> None:
+    scenario = _scenario((1, 2, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=StageBoundary(0.0, 0.5))
+    replayed, report = _run(scenario)
+    lines = [line.plain for line in draw_timeline(scenario, replayed, report, 66)]
+    assert lines == [
+        "w0 s1 F0----F1---..................B0=========F2----B1=========F3-",
+        "w1 s2 .........F0---B0==========F1---B1==========......F2---B2====",
+        "      0                                                   10500 ms",
+    ]
+    assert all(len(line) <= 66 for line in lines)
+
+
+def test_a_steady_part_is_a_whole_number_of_rounds() -> None:
+    scenario = _scenario((3, 4, 1.0, 2.0), (2, 2, 1.0, 1.0), (1, 1, 0.3, 0.6))
+    steady = _run(scenario)[1].steady
+    assert steady is not None
+    assert (steady.last - steady.first) % 6 == 0
+
+
+def test_a_plan_over_two_servers_reads_its_links_from_the_cluster() -> None:
+    profile = Profile(
+        layers=(Layer("a", 1.0, 2.0, 0, 1), Layer("b", 1.0, 2.0, 0, 1)),
+        tensors=(Tensor("x", "a", ("b",), 40, 40),),
+        minibatch=1,
+    )
+    levels = (Level("server", 1, 0.0), Level("cluster", 2, 100.0, 0.25, sendrecv_efficiency=0.5))
+    problem = Problem(profile, Cluster("t", Device("d", "cpu", 10_000, speed=2.0), levels), Options(stages=2))
+    scenario = scenario_from_document(Node(plan_document(solve(problem, Settings(solver="dp"))), "plan.json"))
+    assert scenario.hops == ((StageBoundary(0.8, 0.25, 0.8, 1, 50.0),),)
+    assert [stage.forward_s for stage in scenario.stages] == [0.5, 0.5]
+    assert math.isclose(_pace(scenario), 1.5)
+
+
+def _over_two_servers(contention: bool) -> tuple[Scenario, Evaluation]:
+    """a on server 0, b on server 1, c on server 0 again: what a sends and what c returns leave by the same card.
+
+    100 bytes/s between servers: 1 s for either, so that the card is busy for 2 s a minibatch, each stage for 1.5 s.
+    """
+    profile = Profile(
+        layers=tuple(Layer(name, 0.5, 1.0, 0, 1) for name in "abc"),
+        tensors=(Tensor("x", "a", ("b",), 100, 1), Tensor("y", "b", ("c",), 1, 100)),
+        minibatch=1,
+    )
+    levels = (Level("server", 2, 1e6), Level("cluster", 2, 100.0))
+    problem = Problem(profile, Cluster("t", Device("d", "cuda", 10**6), levels), Options(contention=contention))
+    stages = tuple(Stage((name,), (worker,), 1, 1) for name, worker in zip("abc", (0, 2, 1), strict=True))
+    plan = depths.assign_depths(Plan(stages), problem, 1.5)
+    score = evaluate(plan, problem)
+    outcome = Outcome(problem, plan, score, (), Verdict(True, False, ""), (), {})
+    return scenario_from_document(Node(plan_document(outcome), "plan.json")), score
+
+
+def test_what_shares_a_network_card_shares_its_time() -> None:
+    scenario, score = _over_two_servers(contention=True)
+    assert score.bound == "network card of server 0, outgoing"
+    assert score.pace_s == pytest.approx(2.0)
+    assert _pace(scenario) == pytest.approx(2.0, rel=1e-3)
+    scenario, score = _over_two_servers(contention=False)
+    assert score.pace_s == pytest.approx(1.5)
+    assert _pace(scenario) == pytest.approx(1.5)
+
+
+def test_what_a_flush_waits_for_is_in_sync_also_where_it_is_a_flow() -> None:
+    """Two replicas on two servers, two minibatches of 1.5 s, and 100 bytes reduced at 100 bytes/s: 1 s of 2.5 s."""
+    layer = Layer("a", 0.5, 1.0, 100, 1)
+    cluster = Cluster("t", Device("d", "cuda", 10**6), (Level("server", 1, 0.0), Level("cluster", 2, 100.0)))
+    problem = Problem(Profile((layer,), (), 1), cluster, Options(schedule="gpipe", accumulate=2))
+    plan = plain_data_parallel(problem, 2)
+    outcome = Outcome(problem, plan, evaluate(plan, problem), (), Verdict(True, False, ""), (), {})
+    scenario = scenario_from_document(Node(plan_document(outcome), "plan.json"))
+    assert scenario.cards is not None
+    report = _run(scenario)[1]
+    assert report.ratio == pytest.approx(1.0)
+    assert (report.stages[0].computing, report.stages[0].synchronising) == (pytest.approx(0.6), pytest.approx(0.4))
+
+
+def test_flows_share_cards_fairly() -> None:
+    """Two flows of 4 s over one card: the second, which began at 1 s, slows the first down, and then has it alone."""
+    now = 0.0
+    ended: dict[str, float] = {}
+    events: list[tuple[float, int, Callable[[], None]]] = []
+    network = SharedNetwork(lambda: now, lambda time, event: events.append((time, len(events), event)))
+
+    def flow(name: str, duration: float, use: Use) -> Callable[[], None]:
+        return lambda: network.start(duration, use, lambda: ended.setdefault(name, now))
+
+    card, other = (0, 1, 0), (1, 1, 1)
+    events.append((0.0, -3, flow("first", 4.0, {card: 1.0})))
+    events.append((1.0, -2, flow("second", 4.0, {card: 1.0, other: 0.1})))
+    events.append((1.0, -1, flow("apart", 3.0, {other: 0.5})))
+    while events:
+        events.sort(key=lambda entry: entry[:2])
+        now, _, event = events.pop(0)
+        event()
+    # The first has 3 s left at 1 s, and half the card until 7 s; the second then 1 s.
+    assert ended == pytest.approx({"apart": 4.0, "first": 7.0, "second": 8.0})
+
+
+def test_a_flow_has_what_the_others_cannot_use() -> None:
+    """Shares of two cards at full speed, and the speeds that are max-min fair."""
+    a, b = (0, 1, 0), (0, 1, 1)
+    for uses, speeds in (
+        ([{a: 1.0}, {a: 1.0}], [0.5, 0.5]),
+        ([{a: 0.2}, {a: 1.0}], [1.0, 0.8]),
+        ([{a: 2.0}], [0.5]),
+        # The first is held to half of b by the second, which leaves the third the rest of a.
+        ([{a: 1.0, b: 1.0}, {b: 1.0}, {a: 0.5}], [0.5, 0.5, 1.0]),
+        ([{a: 1.0, b: 1.0}, {b: 1.0}, {b: 1.0}, {a: 1.0}], [1 / 3, 1 / 3, 1 / 3, 2 / 3]),
+        ([{}, {a: 3.0}, {a: 1.0}], [1.0, 1 / 6, 0.5]),
+    ):
+        flows = [NetworkFlow(1.0, use, lambda: None) for use in uses]
+        share_cards(flows)
+        assert [flow.speed for flow in flows] == pytest.approx(speeds)

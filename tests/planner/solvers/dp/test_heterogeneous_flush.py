@@ -1,0 +1,134 @@
+"""The schedules with a flush, and vertical sync in memory, on servers that differ and over parallel links."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from brute_machines import Instance
+from extents import first_few
+from instances import drawn, mixed_instance, unequal_instance
+from solver_contract import check_solvers, solve_by_dp
+
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.plan import schedules
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, Step
+from pipeplan.solvers.dp.flush_search import BatchBounds, BatchObjective
+from pipeplan.solvers.dp.heterogeneous_flush import HeterogeneousBatchObjective, HeterogeneousFlushSearch
+from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
+from pipeplan.solvers.dp.labels import SearchStates
+from pipeplan.solvers.result import Status
+
+FLUSHING = ("gpipe", "1f1b-flush")
+SCHEDULES = (*FLUSHING, "vertical-sync")
+MACHINES = ("parallel", "unequal", "both")
+
+
+def _problem(seed: int, schedule: str, machines: str) -> tuple[Instance, Problem]:
+    draw = unequal_instance if machines in ("unequal", "both") else mixed_instance
+    boundary = "parallel" if machines in ("parallel", "both") else "single"
+    return drawn(seed, lambda one: replace(draw(one, layers=4, schedule=schedule), boundary=boundary))
+
+
+@pytest.mark.parametrize("seeds", first_few(range(10), 4))
+@pytest.mark.parametrize("machines", MACHINES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_dynamic_program_finds_what_brute_force_finds(schedule: str, machines: str, seeds: range) -> None:
+    for seed in seeds:
+        check_solvers(*_problem(seed, schedule, machines))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(20_000, 20_250, 50))
+@pytest.mark.parametrize("machines", MACHINES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_dynamic_program_finds_what_brute_force_finds_at_length(schedule: str, machines: str, start: int) -> None:
+    for seed in range(start, start + 50):
+        check_solvers(*_problem(seed, schedule, machines))
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_vertical_sync_keeps_no_fewer_versions_than_stashing(copies: int) -> None:
+    """So a search with stashing may rule out vertical sync: at the input stage, and at one behind it that it covers."""
+    for first, delay in itertools.product(range(1, 9), range(1, 20)):
+        for replicas, depth in itertools.product(range(1, 9), range(1, 12)):
+            behind = first + depth * replicas
+            if (first, delay) != (replicas, depth) and delay * first < behind:
+                continue
+            lags = [int(schedules.update_lag(count * copies, False)) for count in (first, replicas)]
+            assert schedules.vertical_versions(delay + lags[0], first, replicas) >= depth + lags[1]
+
+
+def _stop_after(searches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every branch and bound run out of time after so many searches of its own."""
+    for kind in (BatchObjective, HeterogeneousBatchObjective):
+
+        def search(
+            self: BatchObjective, bounds: BatchBounds, whole: object = kind.search
+        ) -> tuple[float, list[Step]] | None:
+            done = self.__dict__.get("done", 0)
+            self.__dict__["done"] = done + 1
+            if done == searches:
+                raise OutOfTime
+            return whole(self, bounds)  # type: ignore[operator,no-any-return]
+
+        monkeypatch.setattr(kind, "search", search)
+
+
+@pytest.mark.parametrize("seeds", first_few(range(8), 3))
+@pytest.mark.parametrize("machines", ["equal", *MACHINES])
+@pytest.mark.parametrize("searches", [0, 1, 3])
+def test_a_search_that_is_stopped_returns_only_plans_that_fit(
+    searches: int, machines: str, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a limit on memory the search finds plans that do not fit; its bound holds all the same."""
+    found = 0
+    for seed in seeds:
+        for schedule in FLUSHING:
+            _, problem = _problem(seed, schedule, machines)
+            best = solve_by_dp(problem)
+            with monkeypatch.context() as patch:
+                _stop_after(searches, patch)
+                result = solve_by_dp(problem)
+            if result.status == Status.INFEASIBLE:
+                assert best.status == Status.INFEASIBLE
+                continue
+            assert result.bound_s <= best.objective_s * (1 + 1e-9)
+            if result.plan is not None:
+                found += 1
+                score = evaluate(result.plan, problem)
+                assert score.fits
+                assert score.alone_s == pytest.approx(result.objective_s, rel=1e-6)
+                assert result.objective_s >= best.objective_s * (1 - 1e-9)
+    assert (found > 0) == (searches > 0)
+
+
+def test_of_one_place_only_states_that_no_other_beats_are_compared() -> None:
+    """`_thinned` against its definition, on random states with many ties."""
+    _, problem = _problem(3, "1f1b-flush", "both")
+    terms = HeterogeneousTerms(problem, enumerate_cuts(problem, 10_000))
+    search = HeterogeneousFlushSearch(HeterogeneousBatchObjective(terms, SearchLimits(memory=True)), (1.0, 1.0))
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        count = int(rng.integers(1, 60))
+        numbers = rng.integers(0, 2, (9, count)).astype(np.intp)
+        demand, extra = (rng.integers(0, 5, count).astype(float) for _ in range(2))
+        states = SearchStates(numbers, demand, extra)
+        place = [tuple(column) for column in search._keys(states).T]
+        kept = {(place[row], demand[row], extra[row]) for row in search._thinned(states)}
+        every = set(zip(place, demand, extra, strict=True))
+        front = {
+            one
+            for one in every
+            if not any(
+                other != one and other[0] == one[0] and other[1] <= one[1] and other[2] <= one[2] for other in every
+            )
+        }
+        assert front <= kept
+        assert not any(
+            other[0] == one[0] and other[1] < one[1] and other[2] < one[2] for one in kept for other in every
+        )

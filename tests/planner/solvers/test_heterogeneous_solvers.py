@@ -1,0 +1,85 @@
+"""Solvers and evaluator on servers that differ, against the oracle."""
+
+from __future__ import annotations
+
+import brute_force
+import pytest
+from extents import first_few
+from instances import drawn, unequal_instance
+from solver_contract import assert_proves, solve_by_dp, solve_by_ilp
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.errors import InputError
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp import dynamic_program, heterogeneous_search, topology
+from pipeplan.solvers.result import Status
+
+SCHEDULES = ("1f1b-stashing", "2bw", "gpipe", "1f1b-flush", "vertical-sync")
+
+
+def _drawn(seed: int) -> tuple[float, Problem]:
+    """What the oracle says of a random problem, and the problem."""
+    instance, problem = drawn(seed, lambda one: unequal_instance(one, schedule=SCHEDULES[seed % len(SCHEDULES)]))
+    return brute_force.best(instance), problem
+
+
+def _dp(seed: int) -> None:
+    expected, problem = _drawn(seed)
+    assert_proves(solve_by_dp(problem), expected, problem)
+
+
+def _ilp(seed: int) -> None:
+    expected, problem = _drawn(seed)
+    if problem.options.boundary == "single" and problem.options.schedule in SCHEDULES[:2]:
+        assert_proves(solve_by_ilp(problem), expected, problem)
+
+
+@pytest.mark.parametrize("seeds", first_few(range(60), 15))
+def test_the_dynamic_program_finds_what_brute_force_finds(seeds: range) -> None:
+    for seed in seeds:
+        _dp(seed)
+
+
+@pytest.mark.parametrize("start", range(0, 20, 10))
+def test_the_integer_program_finds_what_brute_force_finds(start: int) -> None:
+    for seed in range(start, start + 10):
+        _ilp(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [60, *range(10_000, 11_000, 50)])
+def test_the_dynamic_program_finds_what_brute_force_finds_at_length(start: int) -> None:
+    for seed in range(start, start + 50):
+        _dp(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [20, *range(10_000, 10_200, 20)])
+def test_the_integer_program_finds_what_brute_force_finds_at_length(start: int) -> None:
+    for seed in range(start, start + 20):
+        _ilp(seed)
+
+
+@pytest.mark.parametrize("seeds", first_few(range(300, 320), 8))
+def test_few_stages_at_a_time_give_the_same_answer(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in seeds:
+        expected, problem = _drawn(seed)
+        monkeypatch.setattr(heterogeneous_search, "_AT_ONCE", 5)
+        monkeypatch.setattr(heterogeneous_search, "_CHUNK", 3)
+        assert_proves(solve_by_dp(problem), expected, problem)
+
+
+def test_more_workers_than_can_be_searched_are_refused() -> None:
+    _, problem = _drawn(1)
+    servers = [Server(Device("d", "cpu", 10**9), Level("server", size, 1e9)) for size in (topology.MOST_WORKERS, 1)]
+    large = problem.within(Cluster.of_servers("large", servers, [Level("cluster", 2, 1e9)]))
+    with pytest.raises(InputError, match=r"large has 1025 workers; with servers that differ .* at most 1024"):
+        dynamic_program.solve(large, enumerate_cuts(large, 10_000))
+
+
+def test_a_deadline_ends_the_search() -> None:
+    _, problem = _drawn(2)
+    result = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000), seconds=0.0)
+    assert result.status == Status.TIME_LIMIT
+    assert result.plan is None

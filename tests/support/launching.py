@@ -1,0 +1,175 @@
+"""A launch.sh that runs in the background, and what a test or a benchmark asks of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGKILL
+from types import TracebackType
+from typing import Self
+
+PATIENCE_S = 120.0
+"""For whatever a loaded machine takes."""
+
+
+class Launch:
+    """`with Launch(script, run, …) as launch:`; ends with every process of it dead."""
+
+    def __init__(self, script: Path, run: Path, *options: str, **environment: str) -> None:
+        self.run = run
+        self.lines: list[str] = []
+        """Of stderr, so far."""
+        clean = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "OMP_NUM_THREADS")}
+        self.process = subprocess.Popen(
+            [script, "--run-dir", str(run), *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=clean | {"TMPDIR": str(run.parent)} | environment,
+        )
+        self._seen: dict[int, int] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pid in self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, SIGKILL)
+
+    def workers(self) -> dict[int, int]:
+        """rank -> process id, of those that run now."""
+        found = {}
+        for pid, rank, port in _workers(self.process.pid):
+            found[rank] = pid
+            self._seen[pid] = port
+        return found
+
+    def alive(self) -> list[int]:
+        """The workers ever seen that are still there."""
+        return [pid for pid in self._seen if _is_alive(pid)]
+
+    def port(self) -> int:
+        """Where the workers' common store was."""
+        return next(reversed(self._seen.values()))
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition, as long as the launch runs."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.returncode} before {what}: {self.lines}"
+            assert time.monotonic() < deadline, f"no {what}: {self.lines}"
+            time.sleep(0.005)
+
+    def wait(self) -> int:
+        """The status."""
+        status = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return status
+
+    def said(self, text: str) -> bool:
+        """Whether a line on stderr holds this."""
+        return any(text in line for line in list(self.lines))
+
+    def latest_s(self) -> float:
+        """When the last minibatch was finished at the last stage, in seconds since 1970; 0 if none was."""
+        step = last_step(self.run)
+        return 0.0 if step is None else float(step["time_s"])
+
+    def trains(self) -> None:
+        """Wait until minibatches are run from now on, and take note of the workers."""
+        now = time.time()
+        self.until(lambda: self.latest_s() > now, "minibatch")
+        self.workers()
+
+    def kill(self, rank: int, number: int = SIGKILL) -> None:
+        """Send a worker a signal."""
+        os.kill(self.workers()[rank], number)
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+
+
+def last_step(run: Path) -> dict[str, float] | None:
+    """The last line of metrics of the worker with the highest rank that has one."""
+    steps = last_steps(run)
+    return steps[-1] if steps else None
+
+
+def last_steps(run: Path) -> list[dict[str, float]]:
+    """The last lines, some twenty: workers write several at a time."""
+    for path in sorted(run.glob("metrics/rank-*.jsonl"), reverse=True):
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 10_000))
+            *whole, _ = file.read().split(b"\n")
+        steps: list[dict[str, float]] = []
+        for line in whole:
+            with suppress(ValueError):  # the first may be cut off
+                steps.append(json.loads(line))
+        if steps:
+            return steps
+    return []
+
+
+def curve(run: Path) -> dict[tuple[int, int], float]:
+    """(epoch, minibatch) -> loss; raises if one is there twice."""
+    found: dict[tuple[int, int], float] = {}
+    for path in run.glob("metrics/rank-*.jsonl"):
+        for line in path.read_text().splitlines():
+            step = json.loads(line)
+            if step["loss"] is not None:
+                assert (step["epoch"], step["minibatch"]) not in found
+                found[step["epoch"], step["minibatch"]] = step["loss"]
+    return found
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen there."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def _workers(launcher: int) -> list[tuple[int, int, int]]:
+    """(process id, rank, port of the store)."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, KeyError, ValueError):
+            state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(parent) == launcher and state not in "ZX":
+                pairs = (entry.partition("=") for entry in (folder / "environ").read_text().split("\0"))
+                environment = {name: value for name, _, value in pairs}
+                found.append((int(folder.name), int(environment["RANK"]), int(environment["MASTER_PORT"])))
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(OSError):
+        return (Path("/proc") / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def left_nothing(launch: Launch) -> bool:
+    """No process, and no port that is still taken."""
+    deadline = time.monotonic() + 20
+    while (launch.alive() or not is_free(launch.port())) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not launch.alive() and is_free(launch.port())

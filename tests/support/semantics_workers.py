@@ -1,0 +1,163 @@
+"""Real workers for the tests of weight semantics, forked from a host that has the traced models already.
+
+Every worker runs the executor's own `main`, from reading the plan's stage files to the last checkpoint. Only building
+and tracing the model are taken from the parent, which has done so with the executor's own `trace`: that takes longer
+than training it. What each worker is left with, replicas included, is what it hands back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from semantics_models import OPTIMIZERS, SUBJECTS, job_of
+from torch import Tensor
+from worker_host import launch_environment, start_workers
+
+from pipeplan_launch.tracing import split
+from pipeplan_launch.tracing.split import StageProgram
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training run."""
+
+    subject: str
+    schedule: str
+    replicas: tuple[int, ...]
+    depths: tuple[int, ...]
+    accumulate: int
+    optimizer: str
+    samples: int
+    minibatch: int = 3
+    epochs: int = 2
+    seed: int = 0
+    dropout: bool = True
+    recompute: bool = False
+    clip: float | None = None
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """Where the second and later stages begin: with two stages, at a place that depends on the shape."""
+        cuts = SUBJECTS[self.subject].cuts
+        return cuts if len(self.replicas) == 3 else cuts[self.replicas[-1] > 1 :][: len(self.replicas) - 1]
+
+
+Left = dict[str, dict[str, Tensor]]
+"""`parameters` and `buffers` of a worker, by name."""
+
+
+class CaseRun:
+    """The workers of a case, started, and what they leave behind."""
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        """Start the workers; stage files and what is left go into `folder`."""
+        world = sum(case.replicas)
+        self._folder, self._case = folder, case
+        self._store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._workers = start_workers(
+            _work,
+            [(folder, case, rank) for rank in range(world)],
+            folder,
+            environments=[launch_environment(rank, world, self._store.port) for rank in range(world)],
+            prepare=(_prepare, (folder, case)),
+        )
+
+    def left(self) -> list[list[Left]]:
+        """Wait for the workers: by stage, what each replica is left with."""
+        ended = self._workers.finish()
+        assert ended.statuses == [0] * sum(self._case.replicas), ended.err
+        return [[torch.load(self._folder / f"{rank}.pt") for rank in ranks] for ranks in _ranks(self._case.replicas)]
+
+
+def _prepare(folder: Path, case: Case) -> TracedModel:
+    """Trace the model of a case and write its stage files; the host traces each model once."""
+    traced = _traced(case.subject, case.dropout, case.minibatch)
+    _write_plan(folder, case, traced)
+    return traced
+
+
+@cache
+def _traced(subject: str, dropout: bool, minibatch: int) -> TracedModel:
+    return trace_job(job_of(SUBJECTS[subject], next(iter(OPTIMIZERS)), 6, dropout), minibatch)
+
+
+def _work(traced: TracedModel, folder: Path, case: Case, rank: int) -> int:
+    """Be one worker, and leave its parameters and buffers in a file."""
+    from pipeplan_launch import __main__
+    from pipeplan_launch.runtime import stage_setup
+
+    job = job_of(SUBJECTS[case.subject], case.optimizer, case.samples, case.dropout, case.clip)
+    kept: list[StageProgram] = []
+
+    def stage_program(*arguments: Any) -> StageProgram:
+        kept.append(split.build_stage_program(*arguments))
+        return kept[-1]
+
+    stage_setup.load_job = lambda *_: job
+    stage_setup.trace_job = lambda *_: traced
+    stage_setup.build_stage_program = stage_program
+    given = [
+        "--run-dir",
+        folder / "run",
+        "--epochs",
+        case.epochs,
+        "--seed",
+        case.seed,
+        "--threads",
+        1,
+        "--log-every",
+        0,
+    ]
+    status = __main__.main([str(folder), *map(str, given), "--checkpoint-every", str(case.epochs)])
+    (program,) = kept
+    left: Left = {"parameters": program.parameters_by_name(), "buffers": program.buffers_by_name()}
+    detached = {kind: {name: one.detach().clone() for name, one in of.items()} for kind, of in left.items()}
+    torch.save(detached, folder / f"{rank}.pt")
+    return status
+
+
+def _ranks(replicas: Sequence[int]) -> list[list[int]]:
+    firsts = [sum(replicas[:stage]) for stage in range(len(replicas))]
+    return [list(range(first, first + count)) for first, count in zip(firsts, replicas, strict=True)]
+
+
+def _layers(traced: TracedModel, cuts: Sequence[str]) -> list[list[str]]:
+    """The layers of each stage, in the order in which the model runs."""
+    stages: list[list[str]] = [[]]
+    for layer in traced.layers:
+        if layer.name in cuts:
+            stages.append([])
+        stages[-1].append(layer.name)
+    return stages
+
+
+def _write_plan(folder: Path, case: Case, traced: TracedModel) -> None:
+    """The stage files of a case, as the planner writes them."""
+    pipeline = [
+        {"workers": ranks, "depth": depth, "versions": depth + 1, "recompute": case.recompute}
+        for ranks, depth in zip(_ranks(case.replicas), case.depths, strict=True)
+    ]
+    shared = {
+        "format": "pipeplan-stage",
+        "version": 1,
+        "plan": "sha256:plan",
+        "mode": "training",
+        "model": {"ref": case.subject, "graph_hash": traced.graph_hash},
+        "minibatch": case.minibatch,
+        "device": "cpu",
+        "servers": 1,
+        "workers_per_server": sum(case.replicas),
+        "schedule": {"name": case.schedule, "accumulate": case.accumulate},
+        "pipeline": pipeline,
+    }
+    (folder / "stages").mkdir(parents=True)
+    for stage, layers in enumerate(_layers(traced, case.cuts)):
+        content = shared | {"stage": stage, "layers": layers}
+        (folder / "stages" / f"stage-{stage}.json").write_text(json.dumps(content))

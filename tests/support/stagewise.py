@@ -1,0 +1,157 @@
+"""Run stage programs one after the other in one process, with the tensors between them sent by hand."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from pipeplan_launch.job.job import call_model
+from pipeplan_launch.tracing.model_outputs import without_unknown_objects
+from pipeplan_launch.tracing.split import StageProgram, build_stage_program
+from pipeplan_launch.tracing.trace import TracedModel
+
+torch.set_num_threads(1)
+BATCH = 6
+# Slices become contiguous on the wire, and a product of contiguous matrices may round elsewhere.
+ROUNDS = {"wraps"}
+
+
+def random_pipeline(traced: TracedModel, stages: int, seed: int) -> list[list[str]]:
+    """A random valid pipeline of at most that many stages."""
+    chance = random.Random(seed)
+    stage_of = {layer.name: 0 for layer in traced.layers}
+    edges = [(one.producer, consumer) for one in traced.tensors for consumer in one.consumers]
+    for layer in traced.layers:
+        earliest = max((stage_of[a] for a, b in edges if b == layer.name), default=0)
+        step = chance.random() < 2.0 * stages / len(traced.layers)
+        stage_of[layer.name] = min(stages - 1, chance.randint(0, 1) if not earliest and step else earliest + step)
+    stage_of["loss"] = max(stage_of.values())
+    while True:
+        before = dict(stage_of)
+        for group in traced.together:
+            latest = max(stage_of[name] for name in group)
+            stage_of.update(dict.fromkeys(group, latest))
+        for a, b in edges:
+            stage_of[b] = max(stage_of[a], stage_of[b])
+        if before == stage_of:
+            break
+    used = sorted(set(stage_of.values()))
+    return [[layer.name for layer in traced.layers if stage_of[layer.name] == stage] for stage in used]
+
+
+def consecutive_pipeline(traced: TracedModel, stages: int, seed: int) -> list[list[str]]:
+    """The model's layers in their order, cut at random: random numbers are then drawn as by the whole model, too."""
+    names = [layer.name for layer in traced.layers]
+    before = [set(names[:at]) for at in range(len(names))]
+    allowed = [
+        at
+        for at in range(1, len(names))
+        if all(before[at].issuperset(group) or before[at].isdisjoint(group) for group in traced.together)
+    ]
+    cuts = sorted(random.Random(seed).sample(allowed, min(stages - 1, len(allowed))))
+    return [names[start:end] for start, end in zip([0, *cuts], [*cuts, len(names)], strict=True)]
+
+
+def programs(traced: TracedModel, pipeline: Sequence[Sequence[str]]) -> list[StageProgram]:
+    return [build_stage_program(traced, pipeline, stage) for stage in range(len(pipeline))]
+
+
+def forward(
+    stages: Sequence[StageProgram], inputs: Sequence[Tensor], batch: int
+) -> tuple[Any, list[list[Tensor]], Any]:
+    """The model's output, what each stage received, and what each stage sent."""
+    sent: Sequence[Tensor] = ()
+    received, made = [], []
+    for stage in stages:
+        arrived = [
+            # Without gradients none may ask for one: some operators choose their kernel by that.
+            tensor.detach().clone().requires_grad_(spec.requires_grad and torch.is_grad_enabled())
+            for spec, tensor in zip(stage.receives, sent, strict=True)
+        ]
+        for spec, tensor in zip(stage.receives, arrived, strict=True):
+            assert (tuple(tensor.shape), tensor.dtype) == (spec.shape(batch), spec.dtype), spec.name
+        received.append(arrived)
+        own = [inputs[index] for index in stage.model_inputs]
+        sent = stage.call(stage.parameters_by_name(), arrived, own, batch)
+        made.append(sent)
+    return sent, received, made
+
+
+def backward(loss: Tensor, received: list[list[Tensor]], made: list[Sequence[Tensor]]) -> None:
+    """Send the gradients back, stage by stage."""
+    loss.backward()
+    for stage in reversed(range(len(made) - 1)):
+        pairs = [
+            (tensor, torch.zeros_like(later) if later.grad is None else later.grad)
+            for tensor, later in zip(made[stage], received[stage + 1], strict=True)
+            if later.requires_grad
+        ]
+        if pairs:
+            torch.autograd.backward([one for one, _ in pairs], [gradient for _, gradient in pairs])
+
+
+def equal(one, other, name: str = "") -> bool:
+    if not isinstance(one, torch.Tensor):
+        return one == other
+    if name in ROUNDS and one.is_floating_point():
+        return torch.allclose(one, other, rtol=1e-5, atol=1e-7)
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def inputs_of(job, batch):
+    torch.manual_seed(7)
+    return job.example_inputs(batch)
+
+
+def call(job, model, inputs):
+    """What the model returns, less what no stage can send."""
+    return without_unknown_objects(call_model(model, inputs, job.input_names), {})
+
+
+def target_of(job, batch):
+    return torch.arange(batch) % 10 if job.name else None
+
+
+def check_training(model, job, stages, batch):
+    whole = copy.deepcopy(job.model).train()
+    inputs = inputs_of(job, batch)
+    torch.manual_seed(3)
+    expected = call(job, whole, copy.deepcopy(inputs))
+    expected_loss = job.loss(expected, target_of(job, batch))
+    expected_loss.backward()
+
+    job.model.zero_grad()
+    for stage in stages:
+        stage.train()
+    torch.manual_seed(3)
+    output, received, made = forward(stages, copy.deepcopy(inputs), batch)
+    loss = job.loss(output, target_of(job, batch))
+    backward(loss, received, made)
+
+    assert equal(loss, expected_loss, model)
+    assert type(output) is type(expected)
+    assert all(equal(a, b, model) for a, b in zip(tree_leaves(output), tree_leaves(expected), strict=True))
+    gradients = {name: one.grad for name, one in job.model.named_parameters()}
+    for name, parameter in whole.named_parameters():
+        assert equal(gradients[name], parameter.grad, model), name
+    for (name, own), (_, other) in zip(job.model.named_buffers(), whole.named_buffers(), strict=True):
+        assert equal(own, other, model), name
+
+
+def check_evaluation(model, job, stages, batch):
+    whole = copy.deepcopy(job.model).eval()
+    inputs = inputs_of(job, batch)
+    with torch.no_grad():
+        expected = call(job, whole, copy.deepcopy(inputs))
+        for stage in stages:
+            stage.eval()
+        output, _, _ = forward(stages, copy.deepcopy(inputs), batch)
+    assert all(equal(a, b, model) for a, b in zip(tree_leaves(output), tree_leaves(expected), strict=True))
+    for (name, own), (_, other) in zip(job.model.named_buffers(), whole.named_buffers(), strict=True):
+        assert equal(own, other, model), name
