@@ -26,7 +26,7 @@ __all__ = [
     "load_job",
 ]
 
-_HOMES = {
+_MODULE_OF = {
     "Callback": "job.callbacks",
     "Data": "job.job",
     "EpochResult": "job.callbacks",
@@ -40,8 +40,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

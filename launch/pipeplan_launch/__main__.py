@@ -51,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: the worker is done. 1: an unforeseen error. 2: an error that was reported in one line. 3: a fault after which all
     workers start again. 130: the worker was interrupted.
     """
-    given_up = restart_state.given_up()
-    if given_up is not None:
-        return given_up  # the previous attempt has printed the reason
+    final_status = restart_state.final_status()
+    if final_status is not None:
+        return final_status  # the previous attempt has printed the reason
     catch_signals()
     options = options_from(arguments)
     from pipeplan_launch import worker
@@ -67,38 +67,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if process_groups.will_restart():
             process_groups.announce_end(fault=one_line(error))
             return restart_state.STATUS_PEER_LOST
-        status = _ended(2, f"error: {one_line(error)}")
+        status = _end(2, f"error: {one_line(error)}")
     except LaunchError as error:
-        status = _ended(2, f"error: {one_line(error)}")
+        status = _end(2, f"error: {one_line(error)}")
     except (FailedElsewhere, LaunchOver):
-        status = _ended(2)
+        status = _end(2)
     except Interrupted as signal:
-        if restart_state.has_launcher() and restart_state.stop_asked() is None:
+        if restart_state.has_launcher() and restart_state.stop_signal() is None:
             process_groups.announce_end()
             return restart_state.STATUS_PEER_LOST  # torchrun sends this SIGTERM after another worker has ended
-        # The launcher, where there is one, prints this line itself; otherwise a SIGTERM comes from torchrun.
-        speaks = not restart_state.has_launcher() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"
-        status = _ended(
-            INTERRUPTED, f"stopped by {signal}: --resume goes on from the last checkpoint, if there is one" * speaks
+        # A launcher prints this line itself; without one, a SIGTERM comes from torchrun.
+        prints = not restart_state.has_launcher() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"
+        status = _end(
+            INTERRUPTED, f"stopped by {signal}: --resume goes on from the last checkpoint, if there is one" * prints
         )
     except worker.UnexpectedError as error:
-        status = _ended(1, f"error: {one_line(error)}")
+        status = _end(1, f"error: {one_line(error)}")
     except Exception as error:  # no run folder exists yet for the traceback
         from pipeplan_launch.job.user_code import describe_error
 
         rank = os.environ.get("RANK", "0")
-        status = _ended(1, f"error: something failed unexpectedly (rank {rank}): {describe_error(error)}")
+        status = _end(1, f"error: something failed unexpectedly (rank {rank}): {describe_error(error)}")
     else:
         return 0
     process_groups.announce_end(over=True)
     return status
 
 
-def _ended(status: int, line: str = "") -> int:
+def _end(status: int, line: str = "") -> int:
     """Print the line, and rule out any further attempt."""
     if line:
         print(line, file=sys.stderr, flush=True)
-    restart_state.give_up(status)
+    restart_state.record_final_status(status)
     return status
 
 
@@ -108,7 +108,7 @@ def one_line(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    gc.disable()  # imported modules are never garbage; `setup` enables it again when the stage is built
+    gc.disable()  # imported modules are never garbage; `stage_setup` enables it again when the stage is built
     die_with_parent()  # a worker that waits for a message would keep its memory and ports for as long as --timeout
     status = main()
     sys.stdout.flush()

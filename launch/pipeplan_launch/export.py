@@ -1,5 +1,4 @@
-"""`python -m pipeplan_launch.export RUN_OR_CHECKPOINT -o model.pt` exports a checkpoint as the model's ordinary
-state_dict.
+"""`python -m pipeplan_launch.export RUN_OR_CHECKPOINT -o model.pt`: exports a checkpoint as an ordinary state_dict.
 
 The file is the same as from `torch.save(model.state_dict(), …)` for the user's own module. Read it with
 `model.load_state_dict(torch.load("model.pt", weights_only=True))`. Writing it runs none of the user's code.
@@ -34,7 +33,8 @@ def exported_state_dict(manifest: Manifest) -> dict[str, Tensor]:
 
 
 def export_checkpoint(source: Path, output: Path) -> tuple[Manifest, int]:
-    """(the checkpoint, bytes written). `source` is the checkpoint, or a run folder, of which the last is taken.
+    """(the checkpoint, bytes written). `source`: a checkpoint, or a run folder, whose last checkpoint is exported.
+
     Raises `LaunchError`.
     """
     manifest = checkpoint.find_checkpoint(source)

@@ -1,11 +1,8 @@
-"""Checks of a run's options, folders and port before its workers are started. Torch-free.
+"""`python -m pipeplan_launch.preflight PLAN_FOLDER …`: checks before the workers start. launch.sh runs it first.
 
-Workers take seconds to start, and a mistake that ends a run at once should not wait for them.
-
-`python -m pipeplan_launch.preflight PLAN_FOLDER …`: checks whether this machine can run its part of the plan.
-
-launch.sh runs it first. It checks the stage files, compares the devices of this machine with those that one server of
-the plan needs, and prints the number of workers to start. Torch is imported only for a plan on GPUs.
+It checks the stage files, the options, the folders and the port of the run, compares the devices of this machine with
+those that one server of the plan needs, and prints the number of workers to start. Workers take seconds to start, and a
+mistake that ends a run at once should not wait for them. Torch is imported only for a plan on GPUs.
 
 The launch need not know which server of the plan this machine is: ranks are assigned when all processes have started
 (`pipeplan_launch.rank_mapping`). The number of workers to start is the first of these that is known: WORKERS; the
@@ -27,12 +24,15 @@ from pipeplan_launch.checkpoint import checkpoint
 from pipeplan_launch.command_line import check_start_options, worker_parser
 from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.files import explain_errors
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.telemetry import run_folder
-from pipeplan_launch.torch_check import lacking
+from pipeplan_launch.torch_check import version_problem
 
 MIN_FREE_BYTES = 2**20
 """Free space below which a run folder is refused."""
+REQUIRED_VARIABLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that every launch of a run with several launches must have."""
 
 
 def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[str, str], launches: int) -> None:
@@ -59,8 +59,8 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
 
 
 def check_torch() -> None:
-    """Raise `LaunchError` if torch is missing or too old. Whether it can be imported shows only later."""
-    if problem := lacking():
+    """Raise `LaunchError` if torch is missing or too old. The workers report later if it cannot be imported."""
+    if problem := version_problem():
         raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
 
 
@@ -68,7 +68,7 @@ def _check_room(run: Path) -> None:
     """Raise `LaunchError` if the disk is full or the folder cannot be written to."""
     with explain_errors(run, "writing the run folder"):
         if any(place.exists() and not place.is_dir() for place in (run, *run.parents)):
-            raise LaunchError(f"{run} is not a folder, nor can it be made one: choose another --run-dir")
+            raise LaunchError(f"{run} cannot be a folder, because it or a parent is a file: choose another --run-dir")
         existing = next(place for place in (run, *run.absolute().parents) if place.is_dir())
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(MIN_FREE_BYTES))
@@ -92,9 +92,6 @@ def _check_port(environment: Mapping[str, str]) -> None:
         ) from error
 
 
-REQUIRED_VARIABLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
 def usable_cores() -> int:
     """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -112,22 +109,22 @@ def gpus() -> int:
 def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu_count: int) -> str | None:
     """A note for the user, or None. Raises `LaunchError` if the plan cannot run on this machine."""
     launches = launch_count(plan, environment)
-    workers, fits = workers_to_start(plan, environment, gpu_count), gpu_count if gpu_count else max(1, core_count)
-    instead = f"for this machine: pipeplan solve --cluster local --workers {fits}"
+    workers = workers_to_start(plan, environment, gpu_count)
+    advice = f"for this machine: pipeplan solve --cluster local --workers {gpu_count or max(1, core_count)}"
     if plan.device == "cuda" and gpu_count < workers:
         raise LaunchError(
-            f"the plan needs {_count(workers, 'CUDA device')}{_where(plan, environment)}, and this machine has "
-            f"{gpu_count or 'none'}; {instead}"
+            f"the plan needs {_count(workers, 'CUDA device')}{_place_text(plan, environment)}, and this machine has "
+            f"{gpu_count or 'none'}; {advice}"
         )
     if launches > 1:
         missing = [name for name in REQUIRED_VARIABLES if not environment.get(name)]
         if missing:
-            several = f"NNODES is {launches}: run launch.sh {launches} times"
+            requirement = f"NNODES is {launches}: run launch.sh {launches} times"
             if launches == plan.servers:
-                several = f"the plan spans {plan.servers} servers of {_workers_each(plan)}: run launch.sh on each"
+                requirement = f"the plan spans {plan.servers} servers of {_workers_each(plan)}: run launch.sh on each"
             raise LaunchError(
-                f"{several} with NODE_RANK=0 to {launches - 1}, and MASTER_ADDR and MASTER_PORT of server 0 (not set: "
-                f"{', '.join(missing)}); {instead}"
+                f"{requirement} with NODE_RANK=0 to {launches - 1}, and MASTER_ADDR and MASTER_PORT of server 0 "
+                f"(not set: {', '.join(missing)}); {advice}"
             )
         _check_node(environment["NODE_RANK"], launches)
     elif workers != plan.world:
@@ -146,7 +143,7 @@ def launch_count(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
 
 
 def workers_to_start(plan: LaunchPlan, environment: Mapping[str, str], gpu_count: int) -> int:
-    """Number of workers to start on this machine: those of the largest server where nothing tells which one it is.
+    """Number of workers to start on this machine, which is that of the largest server if its server is not known.
 
     Raises `LaunchError` for a wrong value of WORKERS.
     """
@@ -173,7 +170,7 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _where(plan: LaunchPlan, environment: Mapping[str, str]) -> str:
+def _place_text(plan: LaunchPlan, environment: Mapping[str, str]) -> str:
     if environment.get("WORKERS"):
         return " on this machine (by WORKERS)"
     if plan.server_sizes:

@@ -21,7 +21,7 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from pipeplan_launch.torch_check import lacking
+from pipeplan_launch.torch_check import version_problem
 
 PATIENCE_S = 10.0
 
@@ -29,7 +29,7 @@ PATIENCE_S = 10.0
 def torch_report() -> dict[str, Any]:
     """The content of the JSON line."""
     base: dict[str, Any] = {"torch": None, "sklearn": _version("scikit-learn")}
-    if problem := lacking():
+    if problem := version_problem():
         return base | {"error": problem[0], "todo": problem[1]}
     try:
         import torch

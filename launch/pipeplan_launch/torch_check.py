@@ -12,7 +12,7 @@ OLDEST = (2, 8)
 """The oldest torch that the executor supports, as in pyproject.toml."""
 
 
-def lacking() -> tuple[str, str] | None:
+def version_problem() -> tuple[str, str] | None:
     """(problem, remedy) where torch is missing or too old, without importing it; None where it is neither."""
     try:
         spec = importlib.util.find_spec("torch")
@@ -28,12 +28,12 @@ def lacking() -> tuple[str, str] | None:
     return None
 
 
-def unusable() -> tuple[str, str] | None:
+def import_problem() -> tuple[str, str] | None:
     """(problem, remedy) where torch is missing, too old or cannot be imported; None where it is usable.
 
     Imports torch, since a library that it needs may be missing.
     """
-    if problem := lacking():
+    if problem := version_problem():
         return problem
     try:
         importlib.import_module("torch.distributed")

@@ -26,7 +26,7 @@ from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.signals import watch_signals
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.torch_check import unusable
+from pipeplan_launch.torch_check import import_problem
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -49,15 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with restart_state.attempts_folder() as folder:
             return _launch(list(sys.argv[1:] if arguments is None else arguments), folder)
     except LaunchError as error:
-        _say(f"error: {error}")
+        _print_line(f"error: {error}")
         return STATUS_REPORTED
     except KeyboardInterrupt:  # came before `watch_signals`
-        _say(STOPPED_EARLY_LINE)
+        _print_line(STOPPED_EARLY_LINE)
         return STATUS_STOPPED
 
 
 def _launch(arguments: list[str], folder: Path) -> int:
-    if problem := unusable():
+    if problem := import_problem():
         raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -67,34 +67,34 @@ def _launch(arguments: list[str], folder: Path) -> int:
     from pipeplan_launch import worker_monitor
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    options = _workers_options(arguments)
-    worker_monitor.monitor_workers(options.timeout if options else None, _reach(arguments, options))
-    watch_signals(_pass_on)
+    options = _worker_options(arguments)
+    worker_monitor.monitor_workers(options.timeout if options else None, _store_reachability(arguments, options))
+    watch_signals(_forward_signal)
     try:
-        torchrun([*_own_options(options, folder), *arguments])
+        torchrun([*_torchrun_options(options, folder), *arguments])
     except ChildFailedError as error:
-        return _end_of_failure(_report(error))
+        return _status_after_failure(_report_failure(error))
     except worker_monitor.NoFurtherAttempt:
-        return _end_of_failure(STATUS_STOPPED)
+        return _status_after_failure(STATUS_STOPPED)
     except SignalException:  # torchrun before 2.9 always handles all signals itself
-        return _end_of_stop(STATUS_STOPPED)
+        return _status_after_stop(STATUS_STOPPED)
     except DistError as error:
-        _say(f"error: server 0, where the workers' common store is, cannot be reached: {_one_line(error)}")
+        _print_line(f"error: server 0, where the workers' common store is, cannot be reached: {_one_line(error)}")
         return STATUS_REPORTED
     except Exception as error:
-        _say(f"error: torchrun ended: {type(error).__name__}: {_one_line(error)}")
+        _print_line(f"error: torchrun ended: {type(error).__name__}: {_one_line(error)}")
         return 1
-    return _end_of_stop(0)
+    return _status_after_stop(0)
 
 
-def _workers_options(arguments: Sequence[str]) -> Namespace | None:
+def _worker_options(arguments: Sequence[str]) -> Namespace | None:
     """The options of the workers; None where torchrun starts another program."""
     if "pipeplan_launch" not in arguments:
         return None
     return worker_parser(prog="launch.sh").parse_args(arguments[arguments.index("pipeplan_launch") + 1 :])
 
 
-def _reach(arguments: Sequence[str], options: Namespace | None) -> StoreReachability | None:
+def _store_reachability(arguments: Sequence[str], options: Namespace | None) -> StoreReachability | None:
     """Watches the connection to the store; None on the server that keeps the store."""
     from pipeplan_launch.worker_monitor import StoreReachability
 
@@ -102,65 +102,65 @@ def _reach(arguments: Sequence[str], options: Namespace | None) -> StoreReachabi
     address, port = named.get("--master-addr"), named.get("--master-port", "")
     if options is None or address is None or not port.isdecimal() or named.get("--node-rank") in (None, "0"):
         return None
-    return StoreReachability((address, int(port)), options.timeout, _cut_off)
+    return StoreReachability((address, int(port)), options.timeout, _end_without_store)
 
 
-def _cut_off() -> None:
+def _end_without_store() -> None:
     """End the launch. Called in a separate thread, as torchrun's thread waits for the store."""
-    _say("error: server 0, where the workers' common store is, cannot be reached any more")
+    _print_line("error: server 0, where the workers' common store is, cannot be reached any more")
     child_processes.signal_all(child_processes.child_pids(), signal.SIGKILL)
     restart_state.remove_attempts_folder()
     os._exit(STATUS_REPORTED)
 
 
-def _own_options(options: Namespace | None, folder: Path) -> list[str]:
+def _torchrun_options(options: Namespace | None, folder: Path) -> list[str]:
     """Options for torchrun. Without a log folder it would leave one of its own behind."""
     from torch.distributed.launcher.api import LaunchConfig
 
     own = [f"--max-restarts={options.restarts if options else 0}", f"--log-dir={folder}"]
     if hasattr(LaunchConfig, "signals_to_handle"):
-        own.append("--signals-to-handle=SIGHUP,SIGQUIT")  # `_pass_on` handles the others
+        own.append("--signals-to-handle=SIGHUP,SIGQUIT")  # `_forward_signal` handles the others
     return own
 
 
-_first_signal: list[float] = []
+_first_signal_s: list[float] = []
 
 
-def _pass_on(number: int) -> None:
+def _forward_signal(number: int) -> None:
     """Handle a signal. Called in a separate thread, as the main thread may be waiting for another server."""
     workers = child_processes.child_pids()
-    again = bool(_first_signal) and time.monotonic() - _first_signal[0] > 1
+    again = bool(_first_signal_s) and time.monotonic() - _first_signal_s[0] > 1
     if workers and not again:
-        if not _first_signal:
-            _first_signal.append(time.monotonic())
-            restart_state.ask_to_stop(number)
+        if not _first_signal_s:
+            _first_signal_s.append(time.monotonic())
+            restart_state.record_stop_signal(number)
             # SIGTERM rather than SIGINT: a worker that is still starting would print a traceback for SIGINT.
             child_processes.signal_all(workers, signal.SIGTERM)
         return
     child_processes.signal_all(workers, signal.SIGKILL)
-    _say(STOPPED_LINE)
+    _print_line(STOPPED_LINE)
     restart_state.remove_attempts_folder()
     os._exit(STATUS_STOPPED)
 
 
-def _end_of_failure(status: int) -> int:
-    if restart_state.stop_asked() is None:
-        return restart_state.given_up() or status
-    return _end_of_stop(restart_state.given_up() or STATUS_STOPPED)
+def _status_after_failure(status: int) -> int:
+    if restart_state.stop_signal() is None:
+        return restart_state.final_status() or status
+    return _status_after_stop(restart_state.final_status() or STATUS_STOPPED)
 
 
-def _end_of_stop(status: int) -> int:
+def _status_after_stop(status: int) -> int:
     """Print where training stopped, if it stopped; returns the exit status."""
-    line = restart_state.stop_announced()
+    line = restart_state.stop_line()
     if line is not None and status in (0, STATUS_STOPPED):
-        _say(line)
+        _print_line(line)
         return 0
     if status == STATUS_STOPPED:
-        _say(STOPPED_LINE)
+        _print_line(STOPPED_LINE)
     return status
 
 
-def _report(error: ChildFailedError) -> int:
+def _report_failure(error: ChildFailedError) -> int:
     """Name the worker that first ended without a message, and because of which torchrun ended the others."""
     statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
     silent = [rank for rank, status in statuses.items() if status not in EXPLAINED_STATUSES]
@@ -169,7 +169,7 @@ def _report(error: ChildFailedError) -> int:
         candidates = silent  # no other worker ended, so somebody else sent this SIGTERM
     if candidates:
         first = min(candidates, key=lambda rank: (error.failures[rank].timestamp, rank))
-        _say(f"error: worker {restart_state.worker_of(first)} {_end_text(statuses[first])}")
+        _print_line(f"error: worker {restart_state.worker_of(first)} {_end_text(statuses[first])}")
     return STATUS_REPORTED if STATUS_REPORTED in statuses.values() else 1
 
 
@@ -184,7 +184,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -23,13 +23,13 @@ from pipeplan_launch.job.callback_calls import CallbackList
 from pipeplan_launch.job.callbacks import accuracy_text
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
-from pipeplan_launch.runtime import run_start as start
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
 from pipeplan_launch.runtime.epochs import EpochLoop
 from pipeplan_launch.runtime.inference import Score
-from pipeplan_launch.runtime.run_start import RunStart
+from pipeplan_launch.runtime.run_start import RunStart, build_own_stage, decide_start
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.telemetry.memory import peak_resident_bytes, reset_peak, resident_bytes
@@ -54,9 +54,7 @@ def run_worker(options: RunOptions) -> None:
     keep_freed_memory()
     groups = process_groups.join_workers(plan, options.timeout_s)
     rank = dist.get_rank()
-    run_start = run_in_all(
-        groups.everyone, lambda: start.decide_start(options, plan, groups.attempt) if rank == 0 else None
-    )
+    run_start = run_in_all(groups.everyone, lambda: decide_start(options, plan, groups.attempt) if rank == 0 else None)
     run_start = process_groups.broadcast(run_start, 0, groups.everyone)
     assert run_start is not None
     if run_start.finished is not None:
@@ -69,7 +67,7 @@ def run_worker(options: RunOptions) -> None:
     try:
         for note in check_planned_links(plan, groups, options.probe_s, options.timeout_s):
             print_status(note)
-        _work(options, plan, groups, run_start)
+        _build_and_run(options, plan, groups, run_start)
     except PeerLost as error:
         check_any_signal()  # a peer that is gone after a signal was asked to stop as well
         if process_groups.will_restart() or run_folder.claim_error(run_start.run, str(error)):
@@ -90,17 +88,19 @@ def run_worker(options: RunOptions) -> None:
     dist.destroy_process_group()
 
 
-def _work(options: RunOptions, plan: LaunchPlan, groups: Groups, run_start: RunStart) -> None:
-    built = run_in_all(groups.everyone, lambda: start.build_own_stage(options, plan, groups, run_start))
-    fingerprints = process_groups.gather_everywhere(None if built is None else built[0].fingerprint, groups.everyone)
+def _build_and_run(options: RunOptions, plan: LaunchPlan, groups: Groups, run_start: RunStart) -> None:
+    built_stage = run_in_all(groups.everyone, lambda: build_own_stage(options, plan, groups, run_start))
+    fingerprints = process_groups.gather_everywhere(
+        None if built_stage is None else built_stage[0].fingerprint, groups.everyone
+    )
     run_in_all(
         groups.everyone, lambda: consistency_check.check_agreement([one for one in fingerprints if one is not None])
     )
-    if built is not None:
-        stage, resumed = built
+    if built_stage is not None:
+        stage, resumed = built_stage
         ActiveWorker(options, plan, groups, stage, run_start, resumed).run()
     else:
-        forward_stop_requests(groups.attempt.keys)
+        forward_stop_requests(groups.attempt.attempt_store)
     process_groups.wait_for(groups.everyone)
 
 
@@ -120,7 +120,7 @@ def _unexpected(run: Path, plan: LaunchPlan, error: Exception) -> Exception:
 
 
 class ActiveWorker:
-    """A worker that belongs to a stage, while it trains or infers."""
+    """Trains or infers on a worker that belongs to a stage, and reports the result."""
 
     def __init__(
         self,
@@ -139,20 +139,20 @@ class ActiveWorker:
         self._resumed = resumed
         self._leader = plan.active[0]
         place = stage.place
-        self._leads = place.rank == self._leader
+        self._is_leader = place.rank == self._leader
         self._outcome: str | None = None
         """The last line of the report."""
-        self._speaks = place.is_last and place.replica == 0
+        self._prints_status = place.is_last and place.replica == 0
         state = [*place.program.parameters_by_name().values(), *place.program.buffers_by_name().values()]
         if stage.training is not None:
             state += optimizer_tensors(stage.training.optimizer)  # state that a checkpoint may have restored
         reset_peak()
-        self._before = resident_bytes() - sum(tensor.numel() * tensor.element_size() for tensor in state)
+        self._memory_before_bytes = resident_bytes() - sum(tensor.numel() * tensor.element_size() for tensor in state)
 
     def run(self) -> None:
         """Train or infer, then report."""
-        after_fault = self._groups.attempt.after_fault()
-        if self._speaks and not after_fault:
+        restart_prefix = self._groups.attempt.restart_prefix()
+        if self._prints_status and not restart_prefix:
             print_status(f"plan {self._plan.written()}, minibatch {self._plan.minibatch}, run folder {self._start.run}")
             for sizes in (self._stage.train_sizes, self._stage.test_sizes):
                 if sizes is not None and sizes.note:
@@ -166,7 +166,7 @@ class ActiveWorker:
         return (self._stage.training or self._stage.forward).recorder
 
     def _train(self) -> dict[str, Any]:
-        stopping = GracefulStop(self._groups.attempt.keys, self._plan)
+        stopping = GracefulStop(self._groups.attempt.attempt_store, self._plan)
         loop = EpochLoop(self._options, self._groups, self._stage, self._start, self._resumed, stopping)
         extra = loop.run()
         if loop.results and loop.results[-1].test_judged:
@@ -179,9 +179,9 @@ class ActiveWorker:
 
     def _infer(self) -> dict[str, Any]:
         passes = self._options.epochs or 1
-        after_fault = self._groups.attempt.after_fault()
-        if self._speaks and after_fault:
-            print_status(f"{after_fault}inference begins anew")
+        restart_prefix = self._groups.attempt.restart_prefix()
+        if self._prints_status and restart_prefix:
+            print_status(f"{restart_prefix}inference begins anew")
         self._stage.forward.on_minibatch = None
         for number in range(passes):
             met_s = process_groups.synchronise_workers(self._groups.active)
@@ -191,7 +191,7 @@ class ActiveWorker:
             total = score.from_sum(process_groups.sum_over(score.as_list(), self._groups.active))
             taken = time.perf_counter() - begun
             self._recorder.end_epoch()
-            if self._speaks:
+            if self._prints_status:
                 print_status(f"pass {number + 1}/{passes}  {accuracy_text(total.correct, total.judged)}")
         rate = total.samples / taken
         self._outcome = f"{accuracy_text(total.correct, total.samples)}, {rate:.1f} images/s"
@@ -217,12 +217,12 @@ class ActiveWorker:
         report = WorkerReport(place.rank, place.stage, place.replica, self._recorder.steady, self._peak())
         reports = process_groups.gather_at(report, self._leader, self._groups.active)
         summary: dict[str, Any] | None = None
-        if self._leads:
+        if self._is_leader:
             summary = summarise(self._plan, reports) | {"seed": self._start.seed, "torch": torch.__version__} | extra
             self._print(summary)
         if place.job.callbacks and self._plan.mode == "training":
             summary = process_groups.broadcast(summary, self._leader, self._groups.active)
-            if self._speaks and summary is not None:
+            if self._prints_status and summary is not None:
                 CallbackList(place.job.callbacks).end(summary)
 
     def _print(self, summary: dict[str, Any]) -> None:
@@ -236,4 +236,4 @@ class ActiveWorker:
         device = self._stage.place.device
         if device.type == "cuda":
             return torch.cuda.max_memory_allocated(device)
-        return max(0, peak_resident_bytes() - self._before)
+        return max(0, peak_resident_bytes() - self._memory_before_bytes)

@@ -20,13 +20,13 @@ class NoFurtherAttempt(Exception):
     """torchrun must not make a further attempt, although it would."""
 
 
-def monitor_workers(patience_s: float | None, reach: StoreReachability | None = None) -> None:
+def monitor_workers(patience_s: float | None, reachability: StoreReachability | None = None) -> None:
     """Monitor the workers of the torchrun that runs in this process.
 
-    `patience_s`: how long a worker may be stopped (SIGSTOP) before it is killed; None: for ever. `reach`: watches the
-    store, where another server keeps it.
+    `patience_s`: how long a worker may be stopped (SIGSTOP) before it is killed; None: for ever. `reachability`: to
+    watch the store if another server keeps it.
     """
-    configure(_Overseer(patience_s, reach))
+    configure(_HealthCheckHandler(patience_s, reachability))
 
 
 class StoreReachability:
@@ -35,13 +35,13 @@ class StoreReachability:
     torchrun itself asks the store to join the next attempt; without a connection it waits for a quarter of an hour.
     """
 
-    def __init__(self, address: tuple[str, int], patience_s: float, give_up: Callable[[], None]) -> None:
-        """`give_up` is called, in another thread, once the store has been out of reach for `patience_s`."""
-        self._address, self._patience_s, self._give_up = address, patience_s, give_up
+    def __init__(self, address: tuple[str, int], patience_s: float, end_launch: Callable[[], None]) -> None:
+        """`end_launch` is called, in another thread, once the store has been out of reach for `patience_s`."""
+        self._address, self._patience_s, self._end_launch = address, patience_s, end_launch
         self._enabled = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="reach").start()
 
-    def ask(self, enabled: bool) -> None:
+    def watch(self, enabled: bool) -> None:
         """Begin or end watching."""
         if enabled:
             self._enabled.set()
@@ -54,13 +54,13 @@ class StoreReachability:
             if not self._enabled.wait(CONNECTING_S):
                 last = time.monotonic()
                 continue
-            if self._answers():
+            if self._store_answers():
                 last = time.monotonic()
             elif time.monotonic() - last > self._patience_s:
-                self._give_up()
+                self._end_launch()
             time.sleep(0.1)
 
-    def _answers(self) -> bool:
+    def _store_answers(self) -> bool:
         try:
             socket.create_connection(self._address, timeout=CONNECTING_S).close()
         except OSError:
@@ -68,11 +68,11 @@ class StoreReachability:
         return True
 
 
-class _Overseer(MetricHandler):
-    def __init__(self, patience_s: float | None, reach: StoreReachability | None = None) -> None:
-        self._reach = reach
+class _HealthCheckHandler(MetricHandler):
+    def __init__(self, patience_s: float | None, reachability: StoreReachability | None = None) -> None:
+        self._reachability = reachability
         # Ends a stopped worker shortly before its peers give up, as torchrun then waits half a minute for it to end.
-        self._stopped = child_processes.StoppedChildren(None if patience_s is None else 0.9 * patience_s)
+        self._stopped_children = child_processes.StoppedChildren(None if patience_s is None else 0.9 * patience_s)
         self._restarts_left = 0
 
     def emit(self, metric_data: Any) -> None:
@@ -82,12 +82,12 @@ class _Overseer(MetricHandler):
         if metric == "remaining_restarts":
             self._restarts_left = metric_data.value
         elif metric == "healthy":
-            if self._reach is not None:
-                self._reach.ask(False)
-            self._stopped.end_those_stopped_too_long()
+            if self._reachability is not None:
+                self._reachability.watch(False)
+            self._stopped_children.end_those_stopped_too_long()
         elif metric in ("failed", "unhealthy"):
-            over = restart_state.given_up() is not None or restart_state.stop_asked() is not None
+            over = restart_state.final_status() is not None or restart_state.stop_signal() is not None
             if over and self._restarts_left:
                 raise NoFurtherAttempt
-            if self._reach is not None:
-                self._reach.ask(True)
+            if self._reachability is not None:
+                self._reachability.watch(True)

@@ -34,7 +34,7 @@ from peers_table import Found, Row, Settings, add
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan_launch.plan.launch_plan import load_plan
+from pipeplan_launch.plan.stage_files import load_plan
 
 INSIDE = "PIPEPLAN_BENCHMARK_INSIDE"
 TOLERANCE = 1e-3

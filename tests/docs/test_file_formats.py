@@ -23,7 +23,8 @@ from pipeplan.profile_data.layers import Layer, Provenance, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util.files import Node
-from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction, StagePlacement, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction, StagePlacement
+from pipeplan_launch.plan.stage_files import load_plan
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "file-formats.md"
 WIDTH = 108

@@ -15,7 +15,8 @@ from launch_scripts import render
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.preflight import check_machine, workers_to_start
 
 THERE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}

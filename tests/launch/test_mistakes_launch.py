@@ -157,7 +157,7 @@ def test_ctrl_c_before_there_is_a_run(monkeypatch: pytest.MonkeyPatch, capsys: p
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(torchrun, "unusable", interrupted)
+    monkeypatch.setattr(torchrun, "import_problem", interrupted)
     assert torchrun.main([]) == 130
     assert capsys.readouterr().err == "stopped before any worker was started\n"
 

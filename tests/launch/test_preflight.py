@@ -17,7 +17,8 @@ from toy_workers import stage_contents, write_plan
 from pipeplan_launch import preflight
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.preflight import check_machine, main
 
 
@@ -68,10 +69,10 @@ def test_a_torch_that_is_missing_or_broken_is_said_before_devices(
 ) -> None:
     folder = write_plan(tmp_path, [content | {"device": "cuda"} for content in stage_contents([1])])
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(preflight, "lacking", lambda: None)
+    monkeypatch.setattr(preflight, "version_problem", lambda: None)
     assert main([str(folder)]) == 2
     assert "running a plan needs torch, and importing it failed: " in capsys.readouterr().err
-    monkeypatch.setattr(preflight, "lacking", lambda: ("torch is not installed", "pip install it"))
+    monkeypatch.setattr(preflight, "version_problem", lambda: ("torch is not installed", "pip install it"))
     monkeypatch.setattr(preflight, "gpus", lambda: 0)
     assert main([str(folder)]) == 2
     assert capsys.readouterr().err == "error: running a plan needs torch: torch is not installed; pip install it\n"

@@ -17,7 +17,7 @@ import pytest
 
 from pipeplan_launch import child_processes
 from pipeplan_launch.elastic import restart_state
-from pipeplan_launch.torchrun import _own_options, _report, _workers_options
+from pipeplan_launch.torchrun import _report_failure, _torchrun_options, _worker_options
 
 
 @dataclass
@@ -48,34 +48,34 @@ def test_only_the_workers_at_fault_are_named(
     statuses: dict[int, int], status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = Error({rank: Failure(code) for rank, code in statuses.items()})
-    assert _report(error) == status  # type: ignore[arg-type]
+    assert _report_failure(error) == status  # type: ignore[arg-type]
     assert capsys.readouterr().err == said
 
 
 def test_the_first_to_fail_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     error = Error({0: Failure(-6, timestamp=11), 1: Failure(-15, timestamp=9), 2: Failure(-9, timestamp=10)})
-    assert _report(error) == 1  # type: ignore[arg-type]
+    assert _report_failure(error) == 1  # type: ignore[arg-type]
     assert "worker 2 was ended by SIGKILL" in capsys.readouterr().err
 
 
 def test_restarts_are_those_of_the_workers_options(tmp_path: Path) -> None:
     command = ["--standalone", "-m", "pipeplan_launch", "plan", "--epochs", "2"]
-    given = _workers_options(command)
+    given = _worker_options(command)
     assert given is not None
-    assert "--max-restarts=3" in _own_options(given, tmp_path)
-    given = _workers_options([*command, "--restarts=0"])
-    assert "--max-restarts=0" in _own_options(given, tmp_path)
-    assert _workers_options(["--standalone", "else.py", "--restarts", "7"]) is None
-    assert "--max-restarts=0" in _own_options(None, tmp_path)
+    assert "--max-restarts=3" in _torchrun_options(given, tmp_path)
+    given = _worker_options([*command, "--restarts=0"])
+    assert "--max-restarts=0" in _torchrun_options(given, tmp_path)
+    assert _worker_options(["--standalone", "else.py", "--restarts", "7"]) is None
+    assert "--max-restarts=0" in _torchrun_options(None, tmp_path)
 
 
 @pytest.fixture
 def overseer() -> Iterator[Any]:
     """What torchrun's metrics go to, in a launcher."""
-    from pipeplan_launch.worker_monitor import _Overseer
+    from pipeplan_launch.worker_monitor import _HealthCheckHandler
 
     with restart_state.attempts_folder():
-        yield _Overseer(None)
+        yield _HealthCheckHandler(None)
 
 
 def tell(overseer: Any, left: int, state: str) -> None:
@@ -90,9 +90,9 @@ def test_nothing_is_started_again_in_vain(overseer: Any, why: str) -> None:
 
     tell(overseer, 2, "failed")  # a fault
     if why == "an error":
-        restart_state.give_up(2)
+        restart_state.record_final_status(2)
     else:
-        restart_state.ask_to_stop(signal.SIGTERM)
+        restart_state.record_stop_signal(signal.SIGTERM)
     tell(overseer, 2, "healthy")
     tell(overseer, 0, "failed")  # torchrun then ends by itself, and names the worker
     with pytest.raises(NoFurtherAttempt):

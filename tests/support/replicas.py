@@ -91,7 +91,7 @@ def train(rank: int, given: Sequence[Group], bucket_bytes: int, early: bool, exc
     reducer = GradientReducer(parameters, group, other)
     for number, update in enumerate(given):
         total = sum(share for replica in update for _, share, _ in replica)
-        of = UpdateGroup(total, number, whole=number == len(given) - 1)
+        of = UpdateGroup(total, number, ends_segment=number == len(given) - 1)
         for position, (inputs, share, uses) in enumerate(update[rank]):
             final = of if early and position == len(update[rank]) - 1 else None
             with reducer.backward(parameters, share, final):

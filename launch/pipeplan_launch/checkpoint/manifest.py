@@ -1,7 +1,4 @@
-"""The manifest of a checkpoint, `manifest.json`. Torch-free.
-
-Reading and checking `manifest.json`, which is JSON, so that nothing in it is run. Torch-free.
-"""
+"""The manifest of a checkpoint, `manifest.json`. It is JSON, so that reading it runs no code. Torch-free."""
 
 from __future__ import annotations
 
@@ -35,12 +32,14 @@ class Position:
     """Number of minibatches in the epoch."""
 
     @property
-    def whole(self) -> bool:
+    def epoch_trained(self) -> bool:
         """Whether the epoch's training is finished; its evaluation may not be."""
         return self.minibatch == self.minibatches
 
     def __str__(self) -> str:
-        return f"epoch {self.epoch + 1}" if self.whole else f"epoch {self.epoch + 1}, minibatch {self.minibatch}"
+        return (
+            f"epoch {self.epoch + 1}" if self.epoch_trained else f"epoch {self.epoch + 1}, minibatch {self.minibatch}"
+        )
 
 
 @dataclass
@@ -96,7 +95,7 @@ class Manifest:
     state_dict: dict[str, str]
     """For every name in the model's state_dict, the name of the saved tensor: tied parameters are saved once."""
     optimizer: dict[str, Any]
-    """`groups` and `state`, in the form that `optimizers` writes."""
+    """`groups` and `state`, in the form that `optimizer_state.optimizer_state` writes."""
     tensors: dict[str, SavedTensor]
     files: dict[str, int]
     """Size in bytes of every file beside the manifest."""
@@ -108,13 +107,13 @@ class Manifest:
 
     def as_json(self) -> dict[str, Any]:
         """The content of manifest.json."""
-        at, loss = self.position, self.history.loss_sum
+        position, loss = self.position, self.history.loss_sum
         return {
             "format": CHECKPOINT_FORMAT,
             "version": CHECKPOINT_VERSION,
-            "epoch": at.epoch,
-            "minibatch": at.minibatch,
-            "minibatches": at.minibatches,
+            "epoch": position.epoch,
+            "minibatch": position.minibatch,
+            "minibatches": position.minibatches,
             "minibatch_samples": self.minibatch_samples,
             "samples": self.samples,
             "seed": self.seed,
@@ -191,7 +190,7 @@ def _manifest(folder: Path, content: dict[str, Any], where: str) -> Manifest:
         tensors={name: _tensor(name, tensor, files, where) for name, tensor in tensors.items()},
         files=files,
     )
-    if manifest.finished > manifest.position.epoch + manifest.position.whole:
+    if manifest.finished > manifest.position.epoch + manifest.position.epoch_trained:
         raise LaunchError(f"{where}: it has the results of {manifest.finished} epochs but ends earlier: it was damaged")
     return manifest
 

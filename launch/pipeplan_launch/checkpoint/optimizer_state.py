@@ -4,10 +4,8 @@ Every stage builds its optimiser for its own parameters. Under another cut of th
 from several stages' optimisers. State then follows the parameter, and a parameter group takes the settings that its
 members had.
 
-Encoding of values as JSON with their tensors taken out, for an optimiser's settings in a checkpoint without code.
-
-Values that JSON has are encoded as themselves. Other values are objects with one key: `tensor` (the name under which
-the tensor is kept), `tuple`, `dict`, or `float` (for a number that is not finite).
+A checkpoint holds no code. Values that JSON has are encoded as themselves. Other values are objects with one key:
+`tensor` (the name under which the tensor is saved), `tuple`, `dict`, or `float` (for a number that is not finite).
 """
 
 from __future__ import annotations
@@ -22,62 +20,6 @@ from torch.optim import Optimizer
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.user_code import user_code_errors
-
-
-class NotEncodable(Exception):
-    """A value that only code could rebuild; the argument describes it."""
-
-
-def encode_value(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON. Its tensors are added to `tensors`, under names that start with `name`. Raises
-    `NotEncodable`."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"float": str(value)}
-    if isinstance(value, Tensor):
-        tensors[name] = value
-        return {"tensor": name}
-    if isinstance(value, list | tuple):
-        inner = [encode_value(member, f"{name}.{index}", tensors) for index, member in enumerate(value)]
-        return {"tuple": inner} if isinstance(value, tuple) else inner
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: encode_value(member, f"{name}.{key}", tensors) for key, member in value.items()}}
-    raise NotEncodable(type(value).__name__)
-
-
-def tensor_names_in(encoded: Any) -> Iterator[str]:
-    """The names of the tensors in an encoded value."""
-    if isinstance(encoded, list):
-        for member in encoded:
-            yield from tensor_names_in(member)
-    elif isinstance(encoded, dict):
-        for kind, inner in encoded.items():
-            if kind == "tensor" and isinstance(inner, str):
-                yield inner
-            elif kind == "dict" and isinstance(inner, dict):
-                yield from tensor_names_in(list(inner.values()))
-            else:
-                yield from tensor_names_in(inner)
-
-
-def decode_value(encoded: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `encode_value`. Raises `NotEncodable` for input that `encode_value` never writes."""
-    if isinstance(encoded, list):
-        return [decode_value(member, tensors) for member in encoded]
-    if not isinstance(encoded, dict):
-        return encoded
-    match list(encoded.items()):
-        case [("tensor", str(name))] if name in tensors:
-            return tensors[name]
-        case [("tuple", list(inner))]:
-            return tuple(decode_value(member, tensors) for member in inner)
-        case [("dict", dict(inner))]:
-            return {key: decode_value(member, tensors) for key, member in inner.items()}
-        case [("float", "nan" | "inf" | "-inf" as text)]:
-            return float(text)
-    raise NotEncodable(f"an object with {', '.join(encoded) or 'nothing'} in it")
-
 
 TensorLoader = Callable[[Iterable[str]], dict[str, Tensor]]
 """Loads saved tensors by name."""
@@ -117,21 +59,6 @@ def optimizer_state(
     return content, tensors
 
 
-def optimizer_tensors(optimizer: Optimizer | None) -> list[Tensor]:
-    """The tensors in an optimiser's state."""
-    states = optimizer.state.values() if optimizer is not None else ()
-    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
-
-
-def merge_optimizer_states(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The optimiser states of all stages as one."""
-    merged: dict[str, Any] = {"groups": [], "state": {}}
-    for part in parts:
-        merged["groups"] += part["groups"]
-        merged["state"] |= part["state"]
-    return merged
-
-
 def load_optimizer(
     optimizer: Optimizer | None,
     parameters: Mapping[str, nn.Parameter],
@@ -140,7 +67,7 @@ def load_optimizer(
     where: str,
     own: Collection[str] = (),
 ) -> None:
-    """Load the saved state and settings of an optimiser's parameters, whichever stages they were saved by.
+    """Load the saved state and settings of an optimiser's parameters, which any stages may have saved.
 
     `own`: settings that the optimiser keeps. Raises `LaunchError` if the saved groups do not fit this optimiser.
     """
@@ -171,6 +98,21 @@ def load_optimizer(
     _keep_dtypes(optimizer, parameters, decoded)
 
 
+def merge_optimizer_states(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The optimiser states of all stages as one."""
+    merged: dict[str, Any] = {"groups": [], "state": {}}
+    for part in parts:
+        merged["groups"] += part["groups"]
+        merged["state"] |= part["state"]
+    return merged
+
+
+def optimizer_tensors(optimizer: Optimizer | None) -> list[Tensor]:
+    """The tensors in an optimiser's state."""
+    states = optimizer.state.values() if optimizer is not None else ()
+    return [value for state in states for value in state.values() if isinstance(value, Tensor)]
+
+
 def _settings(
     names: list[str],
     group_of: Mapping[str, Any],
@@ -187,7 +129,9 @@ def _settings(
     for name in names:
         group = group_of.get(name)
         if group is None:
-            raise LaunchError(f"{where}: it has no optimiser settings for {name!r}, which its run did not train")
+            raise LaunchError(
+                f"{where}: it has no optimiser settings for {name!r}, which its run did not train"
+            )
         if group["kind"] != kind:
             raise LaunchError(f"{where} was saved with the optimiser {group['kind']}, and the job's is {kind} now")
         settings = {key: value for key, value in _decode(group["settings"], tensors, where).items() if key not in own}
@@ -245,3 +189,58 @@ def _equal(first: Any, second: Any) -> bool:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:50]}…"
+
+
+class NotEncodable(Exception):
+    """A value that only code could rebuild; the argument describes it."""
+
+
+def encode_value(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """`value` as JSON. Its tensors are added to `tensors`, under names that start with `name`. Raises
+    `NotEncodable`."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, list | tuple):
+        inner = [encode_value(member, f"{name}.{index}", tensors) for index, member in enumerate(value)]
+        return {"tuple": inner} if isinstance(value, tuple) else inner
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: encode_value(member, f"{name}.{key}", tensors) for key, member in value.items()}}
+    raise NotEncodable(type(value).__name__)
+
+
+def tensor_names_in(encoded: Any) -> Iterator[str]:
+    """The names of the tensors in an encoded value."""
+    if isinstance(encoded, list):
+        for member in encoded:
+            yield from tensor_names_in(member)
+    elif isinstance(encoded, dict):
+        for kind, inner in encoded.items():
+            if kind == "tensor" and isinstance(inner, str):
+                yield inner
+            elif kind == "dict" and isinstance(inner, dict):
+                yield from tensor_names_in(list(inner.values()))
+            else:
+                yield from tensor_names_in(inner)
+
+
+def decode_value(encoded: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The inverse of `encode_value`. Raises `NotEncodable` for input that `encode_value` never writes."""
+    if isinstance(encoded, list):
+        return [decode_value(member, tensors) for member in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    match list(encoded.items()):
+        case [("tensor", str(name))] if name in tensors:
+            return tensors[name]
+        case [("tuple", list(inner))]:
+            return tuple(decode_value(member, tensors) for member in inner)
+        case [("dict", dict(inner))]:
+            return {key: decode_value(member, tensors) for key, member in inner.items()}
+        case [("float", "nan" | "inf" | "-inf" as text)]:
+            return float(text)
+    raise NotEncodable(f"an object with {', '.join(encoded) or 'nothing'} in it")

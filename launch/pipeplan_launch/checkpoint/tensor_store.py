@@ -121,7 +121,7 @@ def dtype_of(saved: SavedTensor) -> torch.dtype:
     """The dtype of a saved tensor. Raises `LaunchError` for one that no parameter can have."""
     dtype = getattr(torch, saved.dtype, None)
     if not isinstance(dtype, torch.dtype) or saved.dtype.startswith("q"):  # quantised tensors are never written
-        raise LaunchError(f"there is no dtype {saved.dtype!r}, which the checkpoint gives for a tensor")
+        raise LaunchError(f"the checkpoint holds a tensor of dtype {saved.dtype!r}, which no parameter can have")
     return dtype
 
 

@@ -76,7 +76,7 @@ class UpdateGroup:
     """Sum of the shares of the group's minibatches over all replicas, as expected when the segment began."""
     number: int = 0
     """Number of updates that the stage has made before this one, since the job began."""
-    whole: bool = False
+    ends_segment: bool = False
     """Whether an exchange must send all of the gradient: the group is the last one of the segment."""
 
 

@@ -154,7 +154,7 @@ class SignificanceFilter:
     def _between_servers(self, bucket: Bucket, update: UpdateGroup) -> None:
         servers, values = self._servers, bucket.values
         assert servers.leader_group is not None
-        if update.whole:
+        if update.ends_segment:
             dist.all_reduce(values, group=servers.leader_group)
             return
         chosen = self._significant(bucket, update).nonzero().squeeze(1)

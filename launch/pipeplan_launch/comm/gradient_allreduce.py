@@ -1,4 +1,4 @@
-"""Averages the gradients of a stage's replicas at every update.
+"""Averages the gradients of a stage's replicas at every update, and their buffers when a segment has drained.
 
 Gradients are all-reduced in flat buckets (`buckets`). torch's DDP cannot be used: with several minibatches in flight,
 its hooks miss the second backward pass. The all-reduces of a group of minibatches start
@@ -14,8 +14,6 @@ the remaining buckets are sent; action U waits for all of them.
 A gradient is multiplied by share / total as it is written to its bucket. `share` is its minibatch's part of the group's
 samples and `total` the sum of these shares over the group, so the sum over replicas is the mean over samples. The total
 is known in advance unless the segment is ended early; so the shares are summed too, and the mean is corrected.
-
-Averages the buffers of a stage's replicas (running statistics, counters) when a segment has drained.
 """
 
 from __future__ import annotations
@@ -54,23 +52,23 @@ class GradientReducer:
         self._bucket_of: dict[str, Bucket] = {}
         self._pending: dict[str, Tensor] = {}
         """Sums of gradients over the minibatches of the group being collected, each multiplied by its share."""
-        self._weight = 0.0
+        self._share_sum = 0.0
         """Sum of these minibatches' shares."""
-        self._alone: tuple[dict[str, Tensor], float] = ({}, 1.0)
+        self._single_replica_sums: tuple[dict[str, Tensor], float] = ({}, 1.0)
         """(gradients, sum of shares) of a collected group, where the stage has one replica."""
-        self._round: UpdateGroup | None = None
+        self._sending: UpdateGroup | None = None
         """The group that is being sent, from its first bucket until `finish`."""
         self.begun_s = 0.0
         """Time at which the first bucket of the latest group was sent, by `time.perf_counter`."""
-        self._next = 0
+        self._next_bucket = 0
         """Index of the bucket to send next."""
         self._waits: list[Callable[[], object]] = []
-        self._own_total = torch.zeros(1, dtype=torch.float64)
+        self._share_total = torch.zeros(1, dtype=torch.float64)
         self._share: float | None = None
         """Share of the minibatch whose backward pass runs, while hooks take its gradients; else None."""
         self._sends = False
         """Whether the hooks write these gradients straight into the buckets."""
-        self._hooked: Mapping[str, Tensor] | None = None
+        self._hooked_leaves: Mapping[str, Tensor] | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
     def reset(self) -> None:
@@ -85,14 +83,14 @@ class GradientReducer:
         `final`: the group, if this minibatch is the replica's last one of it. The caller passes the gradients that are
         left on the leaves afterwards to `add`.
         """
-        sends = final is not None and self._group is not None and self._round is None
+        sends = final is not None and self._group is not None and self._sending is None
         if not sends and not self._pending:  # there is nothing to send or to add to during the pass
             yield
             return
-        self._hook(leaves)
+        self._register_hooks(leaves)
         if sends:
             assert final is not None
-            self._begin(final, self._weight + share)
+            self._begin_sending(final, self._share_sum + share)
         self._share, self._sends = share, sends
         try:
             yield
@@ -104,24 +102,24 @@ class GradientReducer:
 
         `share`: the minibatch's weight in the group's mean. The reducer owns the tensors from now on.
         """
-        self._weight += share
+        self._share_sum += share
         for name, gradient in gradients.items():
             if name in self._parameters:
-                self._keep(name, gradient, share)
+                self._accumulate(name, gradient, share)
 
     def start(self, update: UpdateGroup) -> None:
         """Send the buckets of the collected group that have not been sent. Missing gradients are sent as zeros."""
         if self._group is None:
-            self._alone, self._pending = (self._pending, self._weight), {}
-            self._weight = 0.0
+            self._single_replica_sums, self._pending = (self._pending, self._share_sum), {}
+            self._share_sum = 0.0
             return
-        if self._round is None:
-            self._begin(update, self._weight)
-        for bucket in self._to_send():
+        if self._sending is None:
+            self._begin_sending(update, self._share_sum)
+        for bucket in self._unsent_buckets():
             for name in bucket.views.keys() & self._pending.keys():
-                self._put(name, None, 0.0)
-            self._send(bucket)
-        self._pending, self._weight = {}, 0.0
+                self._write_to_bucket(name, None, 0.0)
+            self._send_bucket(bucket)
+        self._pending, self._share_sum = {}, 0.0
 
     def finish(self) -> dict[str, Tensor]:
         """Wait for the weighted mean of the group's gradients, by parameter name.
@@ -129,15 +127,15 @@ class GradientReducer:
         Parameters for which no replica has a gradient are left out. The next group overwrites the tensors.
         """
         if self._group is None:
-            averaged, weight = self._alone
-            self._alone = ({}, 1.0)
+            averaged, weight = self._single_replica_sums
+            self._single_replica_sums = ({}, 1.0)
             return averaged if weight == 1.0 else {name: one.div_(weight) for name, one in averaged.items()}
-        assert self._round is not None
+        assert self._sending is not None
         waits, self._waits = self._waits, []
         for wait in waits:
             wait()
-        expected, weight = self._round.total, float(self._own_total)
-        self._round = None
+        expected, weight = self._sending.total, float(self._share_total)
+        self._sending = None
         result: dict[str, Tensor] = {}
         for bucket in self._buckets or ():
             if weight and abs(weight - expected) > 1e-9 * expected:
@@ -145,34 +143,34 @@ class GradientReducer:
             result |= bucket.present()
         return result
 
-    def _hook(self, leaves: Mapping[str, Tensor]) -> None:
+    def _register_hooks(self, leaves: Mapping[str, Tensor]) -> None:
         """Register hooks through which autograd hands over each gradient of these leaves once it is complete."""
-        if leaves is self._hooked:
+        if leaves is self._hooked_leaves:
             return
         for hook in self._hooks:
             hook.remove()
-        self._hooked = leaves
+        self._hooked_leaves = leaves
         self._hooks = [
-            leaves[name].register_post_accumulate_grad_hook(partial(self._arrived, name))  # type: ignore[no-untyped-call]
+            leaves[name].register_post_accumulate_grad_hook(partial(self._on_gradient, name))  # type: ignore[no-untyped-call]
             for name in self._parameters
         ]
 
-    def _arrived(self, name: str, leaf: Tensor) -> None:
+    def _on_gradient(self, name: str, leaf: Tensor) -> None:
         gradient, share = leaf.grad, self._share
         if share is None or gradient is None:
             return
         leaf.grad = None
         if not self._sends:
-            self._keep(name, gradient, share)
+            self._accumulate(name, gradient, share)
             return
-        self._put(name, gradient, share)
+        self._write_to_bucket(name, gradient, share)
         assert self._buckets is not None
-        for bucket in self._to_send():
+        for bucket in self._unsent_buckets():
             if not bucket.is_full:
                 break
-            self._send(bucket)
+            self._send_bucket(bucket)
 
-    def _keep(self, name: str, gradient: Tensor, share: float) -> None:
+    def _accumulate(self, name: str, gradient: Tensor, share: float) -> None:
         if self._group is not None:
             _check_dense(name, gradient)
         before = self._pending.get(name)
@@ -181,20 +179,21 @@ class GradientReducer:
         else:
             self._pending[name] = gradient if share == 1.0 else gradient.mul_(share)
 
-    def _put(self, name: str, gradient: Tensor | None, share: float) -> None:
+    def _write_to_bucket(self, name: str, gradient: Tensor | None, share: float) -> None:
         """Write a parameter's collected gradient plus this one into its bucket."""
         bucket, total = self._bucket_of.get(name), self._pending.pop(name, None)
         if bucket is None:
             return  # the parameter has no elements
-        assert self._round is not None
-        scale = (1.0 if self._exchange is None else self._exchange.scale) / self._round.total
+        assert self._sending is not None
+        scale = (1.0 if self._exchange is None else self._exchange.scale) / self._sending.total
         view = bucket.views[name]
         if gradient is not None:
             _check_dense(name, gradient)
         if name in bucket.filled:
-            if bucket.index < self._next or gradient is None:
+            if bucket.index < self._next_bucket or gradient is None:
                 raise LaunchError(
-                    f"one backward pass computed the gradient of {name!r} twice, the second time too late"
+                    f"the backward pass made the gradient of {name!r} again after it was sent to the other replicas: "
+                    "solve for a plan without replicas of its stage"
                 )
             view.add_(gradient, alpha=share * scale)
             return
@@ -205,37 +204,37 @@ class GradientReducer:
             torch.mul(total if gradient is None else total.add_(gradient, alpha=share), scale, out=view)
         bucket.filled.add(name)
 
-    def _begin(self, update: UpdateGroup, weight: float) -> None:
+    def _begin_sending(self, update: UpdateGroup, weight: float) -> None:
         """Begin to send a group. `weight`: sum of the shares of this replica's minibatches."""
         if self._buckets is None:
             self._buckets = make_buckets(self._parameters)
             self._bucket_of = bucket_by_parameter(self._buckets)
-        self._round, self._next = update, 0
+        self._sending, self._next_bucket = update, 0
         self.begun_s = time.perf_counter()
         for bucket in self._buckets:
             bucket.filled.clear()
-        self._own_total.fill_(weight)
+        self._share_total.fill_(weight)
         if self._buckets:
-            self._sum(self._own_total)
+            self._start_sum(self._share_total)
 
-    def _to_send(self) -> Sequence[Bucket]:
-        return (self._buckets or ())[self._next :]
+    def _unsent_buckets(self) -> Sequence[Bucket]:
+        return (self._buckets or ())[self._next_bucket :]
 
-    def _send(self, bucket: Bucket) -> None:
-        assert self._round is not None
-        self._next += 1
+    def _send_bucket(self, bucket: Bucket) -> None:
+        assert self._sending is not None
+        self._next_bucket += 1
         bucket.complete()
         if self._exchange is None:
-            self._sum(bucket.flat)
+            self._start_sum(bucket.flat)
         else:
             assert self._thread is not None
-            alone = self._exchange.draws(bucket, self._round)
-            averaging = self._thread.submit(self._exchange, bucket, self._round)
-            if alone:  # a forward pass at the same time would draw other numbers for its dropout
+            draws = self._exchange.draws(bucket, self._sending)
+            averaging = self._thread.submit(self._exchange, bucket, self._sending)
+            if draws:  # a forward pass at the same time would draw other numbers for its dropout
                 wait_until_done([averaging])
             self._waits.append(averaging.result)
 
-    def _sum(self, tensor: Tensor) -> None:
+    def _start_sum(self, tensor: Tensor) -> None:
         try:
             work = dist.all_reduce(tensor, group=self._group, async_op=True)
         except RuntimeError as error:  # raised by `finish`: in a backward pass it would look like the model's error
@@ -270,7 +269,7 @@ def _mean(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
 def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Replace each buffer by the replicas' mean (floating-point buffers) or maximum (integer counters).
 
-    Boolean buffers are left alone.
+    Buffers are running statistics and counters. Boolean ones are left alone.
     """
     for buffer in buffers:
         if buffer.is_floating_point():

@@ -111,7 +111,7 @@ class PowerSGDExchange:
         self._state = None
 
     def _is_exact(self, update: UpdateGroup) -> bool:
-        return update.whole or update.number < self._exact
+        return update.ends_segment or update.number < self._exact
 
     def _add_held_back_error(self, bucket: Bucket) -> None:
         held = None if self._state is None else self._state.error_dict.pop(bucket.index, None)

@@ -51,7 +51,7 @@ class _Transfer:
     peer: int
     tensors: Sequence[Tensor] = ()
     works: list[dist.Work] = field(default_factory=list)
-    wires: Sequence[MessageTensor] = ()
+    layout: Sequence[MessageTensor] = ()
     slot: Slot | None = None
     """The slot that receives the message; None for Gloo and for messages that this worker sends."""
     sending: PendingSend | None = None
@@ -71,14 +71,14 @@ class Transport:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         """`neighbours`: ranks that exchange messages with this one. `timeout_s`: how long to wait for one message."""
-        self._where = f"stage {stage} (rank {rank})"
+        self._worker_name = f"stage {stage} (rank {rank})"
         self._rank = rank
         self._device = device
         self._neighbours = neighbours
         self._timeout_s = timeout_s
         self._group = group
         self._is_open = False
-        self._links: dict[int, SharedMemoryChannel] = {}
+        self._channels: dict[int, SharedMemoryChannel] = {}
         self._slots = SlotPool()
         self._receiving: dict[Key, _Transfer] = {}
         self._sending: dict[Key, _Transfer] = {}
@@ -87,8 +87,8 @@ class Transport:
         """Connect to the neighbours on this machine. All neighbours call this together; a second call does nothing."""
         if self._is_open or not self._neighbours:
             return
-        listener = self._listener()
-        with peer_loss_explained(f"{self._where} could not reach the ranks {list(self._neighbours)}"):
+        listener = self._open_listener()
+        with peer_loss_explained(f"{self._worker_name} could not reach the ranks {list(self._neighbours)}"):
             addresses = self._exchange_addresses("" if listener is None else listener.address)
             if listener is not None:
                 local = {
@@ -96,29 +96,29 @@ class Transport:
                     for peer, address in addresses.items()
                     if can_connect_locally(address, listener.address)
                 }
-                self._links = listener.link(self._rank, local, self._timeout_s)
+                self._channels = listener.connect(self._rank, local, self._timeout_s)
                 listener.close()
         self._is_open = True
 
-    def post(self, direction: Direction, minibatch: int, source: int, wires: Sequence[MessageTensor]) -> None:
+    def post(self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]) -> None:
         """Post the receive of a message; `take` waits for it later."""
         earlier = self._receiving.get((direction, minibatch))
         if earlier is not None and earlier.peer == source:
             return  # an earlier segment posted it and ended before this minibatch
-        with peer_loss_explained(self._missing(direction, minibatch, source)):
-            if source in self._links:
-                transfer = self._offer_slot(direction, minibatch, source, wires)
+        with peer_loss_explained(self._not_received(direction, minibatch, source)):
+            if source in self._channels:
+                transfer = self._offer_slot(direction, minibatch, source, layout)
             else:
-                transfer = self._post_gloo(direction, minibatch, source, wires)
+                transfer = self._post_gloo(direction, minibatch, source, layout)
         self._receiving[direction, minibatch] = transfer
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         """Wait for a posted message; returns its tensors. Raises `PeerLost` if it does not come."""
         transfer = self._receiving.pop((direction, minibatch))
-        with peer_loss_explained(self._missing(direction, minibatch, transfer.peer)):
+        with peer_loss_explained(self._not_received(direction, minibatch, transfer.peer)):
             if transfer.slot is not None:
-                self._links[transfer.peer].wait_for((direction, minibatch))
-                return self._slots.tensors(transfer.slot, transfer.wires)
+                self._channels[transfer.peer].wait_for((direction, minibatch))
+                return self._slots.tensors(transfer.slot, transfer.layout)
             for work in transfer.works:
                 work.wait()
         return [tensor.to(self._device, non_blocking=True) for tensor in transfer.tensors]
@@ -126,10 +126,10 @@ class Transport:
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
         """Start sending tensors. They must not be modified until `settle` or `drain`."""
         ready = [self._to_wire(tensor.detach()) for tensor in tensors]
-        link = self._links.get(destination)
+        channel = self._channels.get(destination)
         with peer_loss_explained(self._undelivered(direction, minibatch, destination)):
-            if link is not None:
-                transfer = _Transfer(destination, sending=link.send((direction, minibatch), ready))
+            if channel is not None:
+                transfer = _Transfer(destination, sending=channel.send((direction, minibatch), ready))
             else:
                 transfer = _Transfer(destination, ready)
                 for index, tensor in enumerate(ready):
@@ -145,7 +145,7 @@ class Transport:
             return
         with peer_loss_explained(self._undelivered(direction, minibatch, transfer.peer)):
             if transfer.sending is not None:
-                self._links[transfer.peer].settle(transfer.sending)
+                self._channels[transfer.peer].settle(transfer.sending)
             for work in transfer.works:
                 work.wait()
 
@@ -154,7 +154,7 @@ class Transport:
         for direction, minibatch in list(self._sending):
             self.settle(direction, minibatch)
 
-    def _listener(self) -> LocalListener | None:
+    def _open_listener(self) -> LocalListener | None:
         """The socket to which workers of this machine connect; None where all messages go over Gloo."""
         if self._on_gpu or not hasattr(os, "memfd_create") or os.environ.get(SHARED_MEMORY) == "0":
             return None
@@ -174,17 +174,17 @@ class Transport:
         return {peer: bytes(one.tolist()).rstrip(b"\0").decode() for peer, one in theirs.items()}
 
     def _offer_slot(
-        self, direction: Direction, minibatch: int, source: int, wires: Sequence[MessageTensor]
+        self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]
     ) -> _Transfer:
-        size = tensor_offsets([wire.size for wire in wires])[-1]
+        size = tensor_offsets([spec.size for spec in layout])[-1]
         slot = self._slots.take(size)
-        self._links[source].offer((direction, minibatch), slot, size)
-        return _Transfer(source, wires=wires, slot=slot)
+        self._channels[source].offer((direction, minibatch), slot, size)
+        return _Transfer(source, layout=layout, slot=slot)
 
     def _post_gloo(
-        self, direction: Direction, minibatch: int, source: int, wires: Sequence[MessageTensor]
+        self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]
     ) -> _Transfer:
-        tensors = [torch.empty(wire.shape, dtype=wire.dtype, pin_memory=self._on_gpu) for wire in wires]
+        tensors = [torch.empty(spec.shape, dtype=spec.dtype, pin_memory=self._on_gpu) for spec in layout]
         transfer = _Transfer(source, tensors)
         for index, tensor in enumerate(tensors):
             if tensor.numel():
@@ -202,17 +202,18 @@ class Transport:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor)  # blocks until the GPU has written the copy, because Gloo reads it at once
 
-    def _missing(self, direction: Direction, minibatch: int, peer: int) -> str:
+    def _not_received(self, direction: Direction, minibatch: int, peer: int) -> str:
         message = f"the {direction.name.lower()} of minibatch {minibatch} from rank {peer}"
-        return f"{self._where} waited for {message}, which did not come"
+        return f"{self._worker_name} waited for {message}, which did not come"
 
     def _undelivered(self, direction: Direction, minibatch: int, peer: int) -> str:
-        return f"{self._where} could not deliver the {direction.name.lower()} of minibatch {minibatch} to rank {peer}"
+        message = f"the {direction.name.lower()} of minibatch {minibatch} to rank {peer}"
+        return f"{self._worker_name} could not deliver {message}"
 
 
 @contextmanager
 def peer_loss_explained(message: str) -> Iterator[None]:
-    """Turn errors of torch.distributed and of links into `PeerLost`, with one line that begins with `message`."""
+    """Turn errors of torch.distributed and of channels into `PeerLost`, with one line that begins with `message`."""
     try:
         yield
     except (RuntimeError, OSError) as error:

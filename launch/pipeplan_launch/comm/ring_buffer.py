@@ -71,7 +71,7 @@ class SlotPool:
         self._free.remove(slot)
         return slot
 
-    def tensors(self, slot: Slot, wires: Sequence[MessageTensor]) -> list[Tensor]:
+    def tensors(self, slot: Slot, layout: Sequence[MessageTensor]) -> list[Tensor]:
         """The tensors of the message in a slot. The slot is free again when they and all their views are gone."""
         memory = memoryview(slot.memory)
 
@@ -79,8 +79,8 @@ class SlotPool:
             self._free.append(slot)
 
         slot.holder = weakref.ref(memory, free)
-        offsets = tensor_offsets([wire.size for wire in wires])
-        return [_tensor(memory, wire, offset) for wire, offset in zip(wires, offsets, strict=False)]
+        offsets = tensor_offsets([spec.size for spec in layout])
+        return [_tensor(memory, spec, offset) for spec, offset in zip(layout, offsets, strict=False)]
 
     def _make(self, size: int) -> Slot:
         file = os.memfd_create("pipeplan")
@@ -107,10 +107,10 @@ def write_message(file: int, tensors: Sequence[Tensor]) -> None:
                 done += os.pwrite(file, data[done:], offset + done)
 
 
-def _tensor(memory: memoryview, wire: MessageTensor, offset: int) -> Tensor:
-    if not wire.size:
-        return torch.empty(wire.shape, dtype=wire.dtype)
-    return torch.frombuffer(memory, dtype=wire.dtype, count=wire.numbers, offset=offset).view(wire.shape)
+def _tensor(memory: memoryview, spec: MessageTensor, offset: int) -> Tensor:
+    if not spec.size:
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    return torch.frombuffer(memory, dtype=spec.dtype, count=spec.numbers, offset=offset).view(spec.shape)
 
 
 def _whole_pages(size: int) -> int:

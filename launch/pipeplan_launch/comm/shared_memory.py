@@ -3,9 +3,8 @@
 The receiver offers a slot for a message that it expects; the sender writes the message into the slot and notifies the
 receiver. Both notices are datagrams on a Unix socket, which also carries the slot's file descriptor. A thread that
 waits for a notice reads the socket itself, so no other thread has to be woken. Messages that are large, or that the
-receiver does not expect yet, are written by a separate thread while the worker computes.
-
-Connections between workers of one machine, through abstract Unix sockets that only their own user may use.
+receiver does not expect yet, are written by a separate thread while the worker computes. Workers connect through
+abstract Unix sockets, and accept connections of their own user only.
 """
 
 from __future__ import annotations
@@ -28,14 +27,13 @@ from pipeplan_launch.comm.ring_buffer import Slot, tensor_offsets, write_message
 
 AT_ONCE_BYTES = 512 * 1024
 """Messages up to this size are written at once: handing them to the writer thread would take longer."""
-
 OFFER, WRITTEN = range(2)
 _NOTICE = struct.Struct("<BBIQQ")
 _TIMEVAL = struct.Struct("ll")
 _FILE_SPACE = socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
-
 Key = tuple[int, int]
 """(direction, minibatch) of a message."""
+_HELLO = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class SharedMemoryChannel:
         """Ask the other end to write a message of `size` bytes into this slot."""
         file = None if self.peer in slot.known else slot.file
         slot.known.add(self.peer)
-        self._tell(_Notice(OFFER, key, slot.number, size, file))
+        self._notify(_Notice(OFFER, key, slot.number, size, file))
 
     def wait_for(self, key: Key) -> None:
         """Wait until a message is in the slot that was offered for it."""
@@ -135,12 +133,12 @@ class SharedMemoryChannel:
         if offer.size != sending.size:
             raise OSError(f"the message has {sending.size} bytes where {offer.size} were expected")
         write_message(self._files[offer.slot], sending.tensors)
-        self._tell(_Notice(WRITTEN, sending.key))
+        self._notify(_Notice(WRITTEN, sending.key))
         with self._turn:
             sending.tensors, sending.done = (), True
             self._turn.notify_all()
 
-    def _tell(self, notice: _Notice) -> None:
+    def _notify(self, notice: _Notice) -> None:
         files = [] if notice.file is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [notice.file]))]
         self._socket.sendmsg([notice.packed()], files)
 
@@ -214,9 +212,6 @@ def set_socket_timeouts(connection: socket.socket, timeout_s: float) -> None:
         connection.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6)))
 
 
-_HELLO = struct.Struct("<I")
-
-
 class LocalListener:
     """A listening socket to which other workers of the machine connect."""
 
@@ -231,8 +226,8 @@ class LocalListener:
         self.address = f"{boot}/{network}/{os.getuid()}/{name}"
         """`BOOT/NETWORK/USER/NAME`: workers that can connect to each other have the same text before the last slash."""
 
-    def link(self, rank: int, addresses: dict[int, str], timeout_s: float) -> dict[int, SharedMemoryChannel]:
-        """Links to the workers at these addresses, by rank. Lower ranks connect to higher ones. Raises `OSError`."""
+    def connect(self, rank: int, addresses: dict[int, str], timeout_s: float) -> dict[int, SharedMemoryChannel]:
+        """Channels to the workers at these addresses, by rank. Lower ranks connect to higher ones. Raises `OSError`."""
         connections: dict[int, socket.socket] = {}
         for peer in (one for one in addresses if one > rank):
             connections[peer] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

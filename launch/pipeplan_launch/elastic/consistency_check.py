@@ -1,7 +1,7 @@
 """Checks that all workers have the same data and that the replicas of a stage have the same initial weights.
 
-Each worker builds its own. Without this check, a run whose workers differ would silently train on inputs and targets
-that do not belong together.
+Every worker builds its own data and weights. Without this check, a run whose workers differ would silently train on
+inputs and targets that do not belong together.
 """
 
 from __future__ import annotations

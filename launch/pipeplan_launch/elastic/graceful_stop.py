@@ -1,8 +1,8 @@
-"""Graceful stop: all workers end a segment at the same minibatch, whichever worker is asked to stop, and whenever.
+"""Graceful stop: after a request to any worker, all workers end a segment at the same minibatch.
 
 A minibatch of a segment may begin if its index is below the segment's *grant*, a number in the store that all workers
 share. A worker that reaches the end of the grant it knows looks the grant up and, if no other worker has, raises it by
-about `AHEAD_S` seconds of its own minibatches. Most minibatches therefore cost one comparison. A worker that is asked
+about `GRANT_S` seconds of its own minibatches. Most minibatches therefore cost one comparison. A worker that is asked
 to stop, or that learns at a look-up of a request to another worker, makes the grant final. No minibatch beyond it has
 begun in any worker, so all of them end there. The first worker at the end of the segment closes the grant, unless it is
 final; the others find the grant closed or final.
@@ -25,10 +25,12 @@ from pipeplan_launch.elastic import signals
 from pipeplan_launch.elastic.rendezvous import KeyValueStore
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 
-AHEAD_S = 0.5
+GRANT_S = 0.5
+"""Time for which a worker raises the grant ahead of its own minibatches."""
 STOP_KEY = "stop"
 FINAL, CLOSED = "final", "closed"
-MOST_AHEAD = 10_000
+MAX_GRANT = 10_000
+"""Most minibatches by which a grant is raised at once."""
 
 
 def forward_stop_requests(store: KeyValueStore) -> None:
@@ -47,12 +49,12 @@ class GracefulStop:
     def __init__(self, store: KeyValueStore, plan: LaunchPlan, clock: Callable[[], float] = time.perf_counter) -> None:
         """`store`: the store with the keys of this attempt only. From now on a signal is a request to stop."""
         self._store = store
-        self._unit = (plan.accumulate or 1) if plan.schedule.accumulates else 1
+        self._group_size = (plan.accumulate or 1) if plan.schedule.accumulates else 1
         self._clock = clock
         self._segment = -1
         self._granted = 0
         self._end: int | None = None
-        self._looked_up = (0, 0.0)
+        self._last_look_up = (0, 0.0)
         self._requested = False
         signals.handle_requests_with(self.request)
 
@@ -66,7 +68,7 @@ class GracefulStop:
         """Begin the next segment."""
         self._segment += 1
         self._granted, self._end = 0, None
-        self._looked_up = (0, self._clock())
+        self._last_look_up = (0, self._clock())
 
     def limit(self, index: int) -> int | None:
         """None if the minibatch with this index may begin, else the index at which all workers end the segment.
@@ -91,23 +93,23 @@ class GracefulStop:
     def _look_up(self, index: int) -> None:
         step = self._step(index)
 
-        def raised(granted: int) -> tuple[int, str]:
+        def raise_grant(granted: int) -> tuple[int, str]:
             if self._stop_requested():
                 return granted, FINAL
             wanted = index + step
-            return max(granted, wanted + -wanted % self._unit) if granted <= index else granted, ""
+            return max(granted, wanted + -wanted % self._group_size) if granted <= index else granted, ""
 
-        granted, state = self._change(raised)
+        granted, state = self._change(raise_grant)
         self._end = granted if state == FINAL else None
         self._granted = granted if state != CLOSED else 2**63  # another worker has reached the end of the segment
 
     def _step(self, index: int) -> int:
-        """Number of minibatches that this worker runs in `AHEAD_S`, by its pace since the last look-up."""
-        now, (last_index, last) = self._clock(), self._looked_up
-        self._looked_up = (index, now)
+        """Number of minibatches that this worker runs in `GRANT_S`, by its pace since the last look-up."""
+        now, (last_index, last) = self._clock(), self._last_look_up
+        self._last_look_up = (index, now)
         if index <= last_index or now <= last:
             return 1
-        return max(1, min(MOST_AHEAD, int(AHEAD_S * (index - last_index) / (now - last))))
+        return max(1, min(MAX_GRANT, int(GRANT_S * (index - last_index) / (now - last))))
 
     def _stop_requested(self) -> bool:
         return self._requested or self._store.check([STOP_KEY])

@@ -1,7 +1,4 @@
-"""Process groups of a run: joining the other workers, and exchanging small values with them.
-
-Runs a function in all workers of a group, where it may fail in any of them.
-"""
+"""Process groups of a run: joining the other workers, exchanging small values, and agreeing on failures."""
 
 from __future__ import annotations
 
@@ -28,12 +25,22 @@ from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
+T = TypeVar("T")
+
 # An idle worker, and the first stages at the end of an epoch, wait as long as the other workers need. The death of a
 # peer is noticed at once all the same, because its connection closes.
 NO_TIMEOUT = timedelta(days=30)
 LOST_MID_MESSAGE = "a worker was lost in the middle of a message"
 FINAL_ERROR_S = 10.0
-"""How long processes wait for process 0 to report an error of all: torchrun kills it as soon as one of them ends."""
+"""Time for process 0 to report an error that concerns all: torchrun kills it as soon as another process ends."""
+_attempt: list[Attempt] = []
+"""The attempt that this worker has joined; empty before."""
+_device_number: list[int] = []
+"""The number of this process's CUDA device among its visible devices; empty as long as ranks are not assigned."""
+
+
+class FailedElsewhere(Exception):
+    """Another worker has reported an error, so this one ends without a message."""
 
 
 @dataclass(frozen=True)
@@ -48,59 +55,74 @@ class Groups:
     flush: dist.ProcessGroup | None
     """The workers that belong to a stage, if the schedule flushes and there are several stages; else None."""
     attempt: Attempt
-    seats: RankAssignment
+    assignment: RankAssignment
     """The assignment of processes to workers, servers and devices."""
 
 
-_attempt: list[Attempt] = []
-"""The attempt that this worker has joined; empty before."""
-_device_number: list[int] = []
-"""The number of this process's CUDA device among those that it sees; empty as long as ranks are not assigned."""
-
-
-def device_of(plan: LaunchPlan) -> torch.device:
-    """The device on which this worker computes. Raises `LaunchError` where a CUDA plan finds no CUDA device."""
-    if plan.device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise LaunchError("the plan is for CUDA devices, and torch finds none here")
-    number = _device_number[0] if _device_number else int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", number % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
 def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
-    """Join the other workers as torchrun's environment says, assign ranks, and make the process groups.
+    """Join the other workers by torchrun's environment, assign ranks, and make the process groups.
 
     RANK in the environment is the worker's number in the plan from then on. Raises `LaunchError` (`PeerLost` if some
-    workers are missing) or `gathering.AllOver`.
+    workers are missing) or `LaunchOver`.
     """
     size = os.environ.get("WORLD_SIZE")
     if size is None or "RANK" not in os.environ:
-        raise LaunchError("this is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder")
+        raise LaunchError(
+            "this command is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder"
+        )
     attempt = rendezvous.join_attempt(timeout_s, _cards() if plan.device == "cuda" else ())
-    attempt, seats = _with_ranks(plan, attempt)
+    attempt, assignment = _with_ranks(plan, attempt)
     timeout, rank = timedelta(seconds=timeout_s), attempt.rank
     _attempt[:] = [attempt]
     call_before_exit(lambda over: announce_end(over=over))
-    rendezvous.watch_for_restart(attempt, _end_as_succeeded)
-    if seats.is_one_server and seats.is_one_network and Path("/sys/class/net/lo").exists():
+    rendezvous.watch_for_restart(attempt, _end_as_superseded)
+    if assignment.is_one_server and assignment.is_one_network and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no socket has to listen on the network
-    backend = "cpu:gloo,cuda:nccl" if plan.device == "cuda" and seats.own_device_each() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if plan.device == "cuda" and assignment.own_device_each() else "gloo"
     with peer_loss_explained(f"rank {rank} could not connect to the other workers"):
-        dist.init_process_group(backend, store=attempt.store, rank=rank, world_size=plan.world, timeout=timeout)
+        dist.init_process_group(backend, store=attempt.torch_store, rank=rank, world_size=plan.world, timeout=timeout)
         everyone = _group(list(range(plan.world)), "gloo", NO_TIMEOUT)
         active = _group(list(plan.active), "gloo", NO_TIMEOUT)
         flush = None
         if plan.schedule.flushes and len(plan.pipeline) > 1:
             flush = _group(list(plan.active), "gloo", timeout)
-        mine = None
+        own_replicas = None
         for stage in plan.pipeline:
             if len(stage.workers) > 1:
                 group = _group(list(stage.workers), backend, timeout)
-                mine = group if rank in stage.workers else mine
-    return Groups(everyone, active, mine, flush, attempt, seats)
+                own_replicas = group if rank in stage.workers else own_replicas
+    return Groups(everyone, active, own_replicas, flush, attempt, assignment)
+
+
+def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
+    """Run `call` in all workers of the group; returns its result in this worker.
+
+    If it raises `LaunchError` in any of them, the failing worker with the lowest rank raises its error and all others
+    raise `FailedElsewhere`.
+    """
+    error, result = None, None
+    try:
+        result = call()
+    except LaunchError as caught:
+        error = caught
+    lowest = first_failure(error is not None, group)
+    if lowest is not None:
+        if error is not None and lowest == dist.get_rank():
+            raise error
+        raise FailedElsewhere
+    return result  # type: ignore[return-value]
+
+
+def device_of(plan: LaunchPlan) -> torch.device:
+    """The device on which this worker computes. Raises `LaunchError` if a CUDA plan finds no CUDA device."""
+    if plan.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise LaunchError("the plan is for CUDA devices, and torch finds none on this machine")
+    number = _device_number[0] if _device_number else int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", number % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def _cards() -> list[str]:
@@ -113,7 +135,7 @@ def _with_ranks(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, RankAssign
     """The attempt with this process's rank in the plan, and the rank assignment.
 
     If the number of processes differs from the plan's number of workers, process 0 raises `LaunchError` and the others
-    raise `gathering.AllOver`.
+    raise `LaunchOver`.
     """
     sizes = [plan.workers_on(server) for server in range(plan.servers)]
     if attempt.world != plan.world:
@@ -121,18 +143,18 @@ def _with_ranks(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, RankAssign
         if attempt.rank:
             attempt.await_end(FINAL_ERROR_S)
             raise rendezvous.LaunchOver
-        started = RankAssignment.of([attempt.world], attempt.wheres).started()
+        started = RankAssignment.of([attempt.world], attempt.locations).started()
         on_servers = f" ({', '.join(map(str, sizes))} on its servers)" if len(sizes) > 1 else ""
         raise LaunchError(
             f"the plan has {plan.world} workers{on_servers}, and {attempt.world} were started, {started}: run its "
             "launch.sh on every server; WORKERS sets how many one launch starts"
         )
-    seats = RankAssignment.of(sizes, attempt.wheres)
+    assignment = RankAssignment.of(sizes, attempt.locations)
     process = attempt.rank
-    _device_number[:] = [seats.device(process)]
-    os.environ["RANK"] = str(seats.workers[process])
-    restart_state.remember_workers(seats.workers)
-    return replace(attempt, rank=seats.workers[process]), seats
+    _device_number[:] = [assignment.device(process)]
+    os.environ["RANK"] = str(assignment.workers[process])
+    restart_state.remember_workers(assignment.workers)
+    return replace(attempt, rank=assignment.workers[process]), assignment
 
 
 def will_restart() -> bool:
@@ -143,19 +165,19 @@ def will_restart() -> bool:
 def announce_end(fault: str | None = None, over: bool = False) -> None:
     """Announce to the next attempt that this worker ends in an orderly way.
 
-    `fault`: the fault that it noticed. `over`: whether there will be no next attempt.
+    `fault`: the fault that this worker noticed. `over`: whether there will be no next attempt.
     """
     if _attempt:
         _attempt[0].leave(fault, over)
 
 
-def _end_as_succeeded() -> None:
+def _end_as_superseded() -> None:
     """End this worker after another server has restarted one. Called in a thread, as the main thread is blocked."""
     if will_restart():
         announce_end(fault=LOST_MID_MESSAGE)
         os._exit(restart_state.STATUS_PEER_LOST)
     print(f"error: {LOST_MID_MESSAGE}", file=sys.stderr, flush=True)
-    restart_state.give_up(2)
+    restart_state.record_final_status(2)
     announce_end(over=True)
     os._exit(2)
 
@@ -196,11 +218,11 @@ def synchronise_workers(group: dist.ProcessGroup) -> float:
     """
     wait_for(group)
     # Processes of one boot of a system share a clock, even in different containers.
-    mine = torch.tensor([crc32(machine_and_network()[0].encode()), time.perf_counter()], dtype=torch.float64)
-    theirs = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
+    own_replicas = torch.tensor([crc32(machine_and_network()[0].encode()), time.perf_counter()], dtype=torch.float64)
+    theirs = [torch.zeros_like(own_replicas) for _ in range(dist.get_world_size(group))]
     with _lost_peers():
-        dist.all_gather(theirs, mine, group=group)
-    return min(float(moment) for machine, moment in theirs if machine == mine[0])
+        dist.all_gather(theirs, own_replicas, group=group)
+    return min(float(moment) for machine, moment in theirs if machine == own_replicas[0])
 
 
 def broadcast(value: Any, source: int, group: dist.ProcessGroup) -> Any:
@@ -230,29 +252,3 @@ def gather_at(value: Any, destination: int, group: dist.ProcessGroup) -> list[An
 
 def _lost_peers() -> AbstractContextManager[None]:
     return peer_loss_explained(f"rank {dist.get_rank()} lost another worker")
-
-
-T = TypeVar("T")
-
-
-class FailedElsewhere(Exception):
-    """Another worker has reported an error, so this one ends without a message."""
-
-
-def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
-    """Run `call` in all workers of the group; returns its result in this worker.
-
-    If it raises `LaunchError` in any of them, the failing worker with the lowest rank raises its error and all others
-    raise `FailedElsewhere`.
-    """
-    error, result = None, None
-    try:
-        result = call()
-    except LaunchError as caught:
-        error = caught
-    lowest = first_failure(error is not None, group)
-    if lowest is not None:
-        if error is not None and lowest == dist.get_rank():
-            raise error
-        raise FailedElsewhere
-    return result  # type: ignore[return-value]

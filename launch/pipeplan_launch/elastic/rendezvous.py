@@ -16,12 +16,6 @@ announces when all processes are present.
 
 A process is numbered by its launcher's rank. Which worker of the plan it is follows from the locations of all processes
 (`pipeplan_launch.rank_mapping`), and may change in the next attempt.
-
-Notices that another server has restarted a worker of this attempt, which ends the attempt.
-
-The peers of a dead worker usually notice, because their connections to it close. But if Gloo has received the beginning
-of a message, it waits for the rest until its timeout: `Pair::signalException` wakes only those that wait for a message
-to begin.
 """
 
 from __future__ import annotations
@@ -55,6 +49,9 @@ from pipeplan_launch.rank_mapping.host_identity import (
 POLL_S = 0.01
 OVER_KEY = "over"
 STORE_LOST = "the workers' common store was lost"
+WATCH_INTERVAL_S = 0.5
+GRACE_S = 1.0
+"""Time for workers that notice the restart by themselves, since they can report the message they waited for."""
 
 
 class KeyValueStore(Protocol):
@@ -86,24 +83,24 @@ class Attempt:
 
     number: int
     """Number of the attempt, from 1."""
-    store: Any
+    torch_store: Any
     """torch's store with the keys of this attempt only, for torch's own use."""
-    launch: KeyValueStore
+    launch_store: KeyValueStore
     """The store with the keys of all attempts."""
     rank: int
-    """The worker of the plan that this process is, or the launcher's rank as long as ranks are not assigned."""
+    """Rank of this process in the plan, or the launcher's rank as long as ranks are not assigned."""
     world: int
-    wheres: tuple[Location, ...] = ()
+    locations: tuple[Location, ...] = ()
     """Locations of all processes, by the launcher's rank."""
 
     @property
-    def keys(self) -> KeyValueStore:
+    def attempt_store(self) -> KeyValueStore:
         """The store with the keys of this attempt only."""
-        keys: KeyValueStore = _under(str(self.number), self.launch)
-        return keys
+        store: KeyValueStore = _under(str(self.number), self.launch_store)
+        return store
 
-    def after_fault(self) -> str:
-        """Beginning of the line that says where this attempt starts: the fault and the restart; "" in the first."""
+    def restart_prefix(self) -> str:
+        """The fault and the number of the restart, as the beginning of a status line; "" in the first attempt."""
         fault = self.last_fault()
         if fault is None:
             return ""
@@ -113,7 +110,7 @@ class Attempt:
         """The reason why the previous attempt ended; None in the first attempt."""
         if self.number == 1:
             return None
-        before = _under(str(self.number - 1), self.launch)
+        before = _under(str(self.number - 1), self.launch_store)
         if not before.check(["go"]):
             return "not all workers started"
         lost = [rank for rank in range(self.world) if not before.check([f"left/{rank}"])]
@@ -128,31 +125,31 @@ class Attempt:
         """
         with suppress(RuntimeError):  # the fault may be the loss of the store itself
             if fault is not None:
-                self.keys.compare_set("fault", "", fault)
+                self.attempt_store.compare_set("fault", "", fault)
             if over:
-                self.launch.set(OVER_KEY, "")
-            self.keys.set(f"left/{self.rank}", "")
+                self.launch_store.set(OVER_KEY, "")
+            self.attempt_store.set(f"left/{self.rank}", "")
 
     def remember_run(self, run: Path) -> None:
         """Remember the run folder for the next attempt, in which worker 0 may be on another server."""
         with peer_loss_explained(STORE_LOST):
-            self.launch.set("run", str(run.resolve()))
+            self.launch_store.set("run", str(run.resolve()))
 
-    def run_before(self) -> Path | None:
+    def previous_run(self) -> Path | None:
         """The run folder of the previous attempts; None if there is none."""
         with peer_loss_explained(STORE_LOST):
-            if self.number == 1 or not self.launch.check(["run"]):
+            if self.number == 1 or not self.launch_store.check(["run"]):
                 return None
-            return Path(self.launch.get("run").decode())
+            return Path(self.launch_store.get("run").decode())
 
-    def is_succeeded(self) -> bool:
+    def is_superseded(self) -> bool:
         """Whether another server has restarted a worker of this attempt. Raises `RuntimeError` if the store is lost."""
-        return self.keys.check(["again"]) or self.launch.add("attempt", 0) != self.number
+        return self.attempt_store.check(["again"]) or self.launch_store.add("attempt", 0) != self.number
 
     def is_over(self) -> bool:
         """Whether a worker has ended the launch for good; False if the store does not answer."""
         with suppress(RuntimeError):  # the next attempt will find out
-            return self.launch.check([OVER_KEY])
+            return self.launch_store.check([OVER_KEY])
         return False
 
     def await_end(self, patience_s: float) -> None:
@@ -172,44 +169,48 @@ def join_attempt(timeout_s: float, cards: Sequence[str] = ()) -> Attempt:
     deadline = time.monotonic() + timeout_s
     with peer_loss_explained("the workers' common store could not be reached"):
         base, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-        asked = StoreClient(base, timeout_s).under("pipeplan")
-        mine = location_json(own_location(os.environ, cards))
-        number = _come(asked, rank, deadline, mine) if rank else _call_together(asked, world, deadline, mine)
-        wheres = read_locations(asked.get(f"{number}/go").decode())
-    return Attempt(number, _under(str(number), _under("pipeplan", base)), asked, rank, world, wheres)
+        launch_store = StoreClient(base, timeout_s).under("pipeplan")
+        own_json = location_json(own_location(os.environ, cards))
+        if rank:
+            number = _join_attempt(launch_store, rank, deadline, own_json)
+        else:
+            number = _assemble_attempt(launch_store, world, deadline, own_json)
+        locations = read_locations(launch_store.get(f"{number}/go").decode())
+    return Attempt(number, _under(str(number), _under("pipeplan", base)), launch_store, rank, world, locations)
 
 
-def _call_together(launch: KeyValueStore, world: int, deadline: float, mine: str) -> int:
-    number = launch.add("attempt", 1)
+def _assemble_attempt(launch_store: KeyValueStore, world: int, deadline: float, own_location_json: str) -> int:
+    """At process 0: begin an attempt, and wait until all processes are present. Returns its number."""
+    number = launch_store.add("attempt", 1)
     missing = list(range(1, world))
     while missing:
-        missing = [rank for rank in missing if not launch.check([f"{number}/here/{rank}"])]
+        missing = [rank for rank in missing if not launch_store.check([f"{number}/here/{rank}"])]
         if missing:
-            _pause(launch, deadline, f"{_workers_text(missing)} did not come")
-    others = (launch.get(f"{number}/here/{rank}").decode() for rank in range(1, world))
-    launch.set(f"{number}/go", locations_json([mine, *others]))
+            _pause(launch_store, deadline, f"{_workers_text(missing)} did not come")
+    others = (launch_store.get(f"{number}/here/{rank}").decode() for rank in range(1, world))
+    launch_store.set(f"{number}/go", locations_json([own_location_json, *others]))
     return number
 
 
-def _come(launch: KeyValueStore, rank: int, deadline: float, mine: str) -> int:
-    """Join the current attempt. A process that finds an attempt complete without it waits for the next one."""
+def _join_attempt(launch_store: KeyValueStore, rank: int, deadline: float, own_location_json: str) -> int:
+    """Join the current attempt; returns its number. A process that finds it complete waits for the next one."""
     joined = 0
     while True:
-        number = launch.add("attempt", 0)
-        complete = number > 0 and launch.check([f"{number}/go"])
+        number = launch_store.add("attempt", 0)
+        complete = number > 0 and launch_store.check([f"{number}/go"])
         if complete and joined == number:
             return number
         if complete and joined < number:
-            launch.set(f"{number}/again", "")
+            launch_store.set(f"{number}/again", "")
         if number > joined and not complete:
-            launch.set(f"{number}/here/{rank}", mine)
+            launch_store.set(f"{number}/here/{rank}", own_location_json)
             joined = number
-        _pause(launch, deadline, "worker 0 did not come")
+        _pause(launch_store, deadline, "worker 0 did not come")
 
 
-def _pause(launch: KeyValueStore, deadline: float, late: str) -> None:
+def _pause(launch_store: KeyValueStore, deadline: float, late: str) -> None:
     check_interrupt()
-    if launch.check([OVER_KEY]):
+    if launch_store.check([OVER_KEY]):
         raise LaunchOver
     if time.monotonic() > deadline:
         raise PeerLost(late)
@@ -227,30 +228,27 @@ def _workers_text(ranks: Sequence[int]) -> str:
     return f"worker{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
 
 
-EVERY_S = 0.5
-GRACE_S = 1.0
-"""Time for workers that notice by themselves, since they can report the message for which they waited."""
-
-
 def watch_for_restart(attempt: Attempt, act: Callable[[], None]) -> None:
-    """Start a thread that calls `act` once the attempt is over, if this worker has not noticed by itself.
+    """Start a thread that calls `act` once another server has restarted a worker of this attempt, which ends it.
 
-    Does nothing where one launcher started all workers, since it ends them.
+    The peers of a dead worker usually notice, because their connections to it close. But if Gloo has received the
+    beginning of a message, it waits for the rest until its timeout: `Pair::signalException` wakes only those that wait
+    for a message to begin. Does nothing if one launcher started all workers, since it ends them.
     """
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
         return
-    threading.Thread(target=_watch, args=(attempt, act), daemon=True, name="succession").start()
+    threading.Thread(target=_watch, args=(attempt, act), daemon=True, name="restart-watch").start()
 
 
 def _watch(attempt: Attempt, act: Callable[[], None]) -> None:
     with suppress(RuntimeError):  # the main thread notices by itself that the store is lost
-        while not _is_succeeded(attempt):
-            time.sleep(EVERY_S)
+        while not _is_superseded(attempt):
+            time.sleep(WATCH_INTERVAL_S)
         time.sleep(GRACE_S)
         act()
 
 
-def _is_succeeded(attempt: Attempt) -> bool:
+def _is_superseded(attempt: Attempt) -> bool:
     with suppress(StoreTimeout):  # tries again until the connection is back
-        return attempt.is_succeeded()
+        return attempt.is_superseded()
     return False

@@ -67,7 +67,7 @@ def most_restarts() -> int:
 
 def may_restart() -> bool:
     """Whether a fault now is followed by another attempt."""
-    return restart_number() < most_restarts() and given_up() is None and stop_asked() is None
+    return restart_number() < most_restarts() and final_status() is None and stop_signal() is None
 
 
 def remember_run(run: Path) -> None:
@@ -94,36 +94,36 @@ def worker_of(rank: int) -> int:
     return int(workers[rank]) if rank < len(workers) else rank
 
 
-def give_up(status: int) -> None:
+def record_final_status(status: int) -> None:
     """Rule out further attempts: a final error was reported, or a stop was requested."""
     assert status in FINAL_STATUSES
     _write(f"final-{status}", "")
 
 
-def given_up() -> int | None:
+def final_status() -> int | None:
     """The exit status if further attempts are ruled out; else None."""
     return next((status for status in FINAL_STATUSES if _read(f"final-{status}") is not None), None)
 
 
-def ask_to_stop(number: int) -> None:
+def record_stop_signal(number: int) -> None:
     """Note that the launcher received this signal."""
     _write("stop", str(number))
 
 
-def stop_asked() -> int | None:
+def stop_signal() -> int | None:
     """The signal that the launcher received; None if it received none."""
     text = _read("stop")
     return int(text) if text else None
 
 
-def announce_stop(line: str) -> None:
+def record_stop_line(line: str) -> None:
     """Note that training has stopped as requested, after a checkpoint. The launcher prints the line in the end."""
     if not _write("stopped", line):
         print(line, file=sys.stderr, flush=True)
 
 
-def stop_announced() -> str | None:
-    """The line of `announce_stop`; None if training has not stopped."""
+def stop_line() -> str | None:
+    """The line of `record_stop_line`; None if training has not stopped."""
     return _read("stopped")
 
 

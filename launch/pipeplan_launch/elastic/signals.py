@@ -33,15 +33,15 @@ class Interrupted(Exception):
 
 _requested: list[tuple[int, float]] = []
 """(signal, time of arrival) of the first and the second request."""
-_handed_to: list[Callable[[], None]] = []
-_last_words: list[Callable[[bool], None]] = []
+_stop_handlers: list[Callable[[], None]] = []
+_exit_callbacks: list[Callable[[bool], None]] = []
 _wakeup: list[int] = []
 """The file descriptor to which Python writes the number of each signal."""
 
 
 def catch_signals() -> None:
     """Note SIGINT and SIGTERM from now on instead of their default actions. To be called in the main thread."""
-    watch_signals(_note)
+    watch_signals(_on_signal)
 
 
 def watch_signals(act: Callable[[int], None]) -> None:
@@ -53,7 +53,7 @@ def watch_signals(act: Callable[[int], None]) -> None:
     os.set_blocking(writer, False)
     _wakeup[:] = [writer]
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _pass_on)
+        signal.signal(number, _wake_signal_thread)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_restore_defaults)
     threading.Thread(target=_watch, args=(reader, act), daemon=True, name="signals").start()
@@ -61,14 +61,14 @@ def watch_signals(act: Callable[[int], None]) -> None:
 
 def handle_requests_with(request: Callable[[], None]) -> None:
     """Handle a signal by calling `request`, in another thread, instead of ending the worker."""
-    _handed_to[:] = [request]
+    _stop_handlers[:] = [request]
     if _requested:
         request()
 
 
-def call_before_exit(say: Callable[[bool], None]) -> None:
-    """Call `say` before a signal ends this process, with True if no restart follows. It may take `NOTED_S` seconds."""
-    _last_words[:] = [say]
+def call_before_exit(callback: Callable[[bool], None]) -> None:
+    """Call `callback(whether the launch is over)` before a signal ends this process. It may take `NOTED_S` seconds."""
+    _exit_callbacks[:] = [callback]
 
 
 def die_with_parent() -> bool:
@@ -81,7 +81,7 @@ def die_with_parent() -> bool:
 
 def check_interrupt() -> None:
     """Raise `Interrupted` if a signal has arrived that ends this worker at once."""
-    if _requested and (not _handed_to or len(_requested) > 1):
+    if _requested and (not _stop_handlers or len(_requested) > 1):
         raise Interrupted(signal.Signals(_requested[0][0]).name)
 
 
@@ -91,7 +91,7 @@ def check_any_signal() -> None:
         raise Interrupted(signal.Signals(_requested[0][0]).name)
 
 
-def _pass_on(number: int, _frame: FrameType | None) -> None:
+def _wake_signal_thread(number: int, _frame: FrameType | None) -> None:
     """Wake the signal thread, in case other code, such as an event loop, has replaced the wakeup file descriptor."""
     current = signal.set_wakeup_fd(_wakeup[0], warn_on_full_buffer=False)
     if current != _wakeup[0]:
@@ -107,44 +107,44 @@ def _watch(reader: int, act: Callable[[int], None]) -> None:
                 act(number)
 
 
-def _note(number: int) -> None:
+def _on_signal(number: int) -> None:
     now = time.monotonic()
     if not _requested or (len(_requested) == 1 and now - _requested[0][1] > REPEAT_S):
         _requested.append((number, now))
-        _act(number)
+        _handle(number)
 
 
-def _act(number: int) -> None:
+def _handle(number: int) -> None:
     if not restart_state.has_launcher():
-        if _handed_to:
-            _hand_on()
+        if _stop_handlers:
+            _call_stop_handler()
         return  # without a handler, `check_interrupt` ends the worker
     if number == signal.SIGTERM and not _known_to_launcher():
-        _end(restart_state.STATUS_PEER_LOST)
-    if not _handed_to or len(_requested) > 1:
-        restart_state.give_up(restart_state.STATUS_INTERRUPTED)
-        _end(restart_state.STATUS_INTERRUPTED)
-    _hand_on()
+        _exit(restart_state.STATUS_PEER_LOST)
+    if not _stop_handlers or len(_requested) > 1:
+        restart_state.record_final_status(restart_state.STATUS_INTERRUPTED)
+        _exit(restart_state.STATUS_INTERRUPTED)
+    _call_stop_handler()
 
 
-def _hand_on() -> None:
+def _call_stop_handler() -> None:
     """Pass the request on in a thread, as that may block if other servers are unreachable, and wait for `NOTED_S`."""
-    request = threading.Thread(target=_handed_to[0], daemon=True)
+    request = threading.Thread(target=_stop_handlers[0], daemon=True)
     request.start()
     request.join(NOTED_S)
 
 
-def _end(status: int) -> None:
-    for say in _last_words:  # called in a thread, because it may block on a lock or a lost store
-        words = threading.Thread(target=say, args=(status in restart_state.FINAL_STATUSES,), daemon=True)
-        words.start()
-        words.join(NOTED_S)
+def _exit(status: int) -> None:
+    for callback in _exit_callbacks:  # called in a thread, because it may block on a lock or a lost store
+        thread = threading.Thread(target=callback, args=(status in restart_state.FINAL_STATUSES,), daemon=True)
+        thread.start()
+        thread.join(NOTED_S)
     os._exit(status)
 
 
 def _known_to_launcher() -> bool:
     deadline = time.monotonic() + NOTED_S
-    while restart_state.stop_asked() is None:
+    while restart_state.stop_signal() is None:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
@@ -154,6 +154,6 @@ def _known_to_launcher() -> bool:
 def _restore_defaults() -> None:
     """Restore the default actions in a forked process, such as a data loader, so that these signals end it."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is _pass_on:
+        if signal.getsignal(number) is _wake_signal_thread:
             signal.signal(number, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)

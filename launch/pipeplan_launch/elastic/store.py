@@ -27,7 +27,7 @@ class StoreClient:
         self._requests = _RequestThread(patience_s)
 
     def under(self, prefix: str) -> StoreClient:
-        """The same store with a key prefix, compatible with torch's `PrefixStore`."""
+        """A client of this store that prefixes all keys, compatible with torch's `PrefixStore`."""
         other = StoreClient.__new__(StoreClient)
         other._store, other._requests = self._store, self._requests
         other._prefix = f"{self._prefix}{prefix}/"

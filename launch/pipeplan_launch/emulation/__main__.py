@@ -1,14 +1,14 @@
 """`python -m pipeplan_launch.emulation ORDER`: run a plan folder's workers on emulated servers.
 
-To be started by `network.INSIDE`. ORDER is a JSON file:
+The command prefix `network_namespaces.OWN_NAMESPACES` starts it. ORDER is a JSON file:
 
     plan        the plan folder
-    network     the tree of switches and servers, as `network.Node`
+    network     the tree of switches and servers, as `network_namespaces.NetworkNode`
     arguments   arguments of every worker after the plan folder
     out         the file for the results
     limit_s     time limit of the run, in seconds
-    fault       the fault to inject, as `faults.Fault`, or null; with a fault, launchers run the workers, which are
-                otherwise forked from this process after one import of torch
+    fault       the fault to inject, as `fault_injection.InjectedFault`, or null. With a fault, launchers run the
+                workers, which are otherwise forked from this process after one import of torch
 
 Standard input is a pipe that the starting process holds open as long as it wants the results.
 """
@@ -33,7 +33,7 @@ from pipeplan_launch.emulation.network_namespaces import Network, NetworkNode
 from pipeplan_launch.emulation.parent_watch import end_with_parent
 
 PORT = 29400
-SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"  # `transport` has the same constant, but imports torch
+SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"  # `comm.p2p` has the same constant, but imports torch
 FAILED = 2
 
 

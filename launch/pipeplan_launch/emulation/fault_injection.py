@@ -36,7 +36,7 @@ class InjectedFault:
     lasts_s: float | None = None
     """Time after which the cable is connected again."""
     after_minibatches: int | None = None
-    """Minibatches after which the fault occurs, if it is not given by `after_s`."""
+    """Minibatches after which the fault occurs; None if `after_s` sets the time."""
     after_s: float | None = None
     """Seconds since the first minibatch after which the fault occurs."""
 

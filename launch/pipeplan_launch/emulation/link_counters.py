@@ -71,7 +71,7 @@ def _count(ports: Sequence[SwitchPort], path: Path) -> None:
     with path.open("w") as file:
         while True:
             counters = _counters()
-            row = [time.time(), [counters[port.interface] for port in ports], _worked()]
+            row = [time.time(), [counters[port.interface] for port in ports], _core_ticks()]
             file.write(json.dumps(row) + "\n")
             file.flush()
             time.sleep(EVERY_S)
@@ -87,7 +87,7 @@ def _counters() -> dict[str, tuple[int, int]]:
     return counters
 
 
-def _worked() -> tuple[int, int]:
+def _core_ticks() -> tuple[int, int]:
     """(busy ticks, all ticks) of all cores since the machine started, from the first line of /proc/stat."""
     with open("/proc/stat") as file:
         user, nice, system, idle, waiting, *others = map(int, file.readline().split()[1:9])

@@ -1,7 +1,7 @@
 """Catalogue of the bundled models. Torch-free.
 
-Each model is a module `<name>.py` in this package with a function `build() -> Job`, unless `builder_of` names another
-function.
+Each model is a module `<name>.py` in pipeplan_launch/models with a function `build() -> Job`, unless `builder_of` names
+another function.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BUILDERS = {"gnmt8": ("gnmt", "gnmt8"), "gnmt16": ("gnmt", "gnmt16")}
 
 
 def builder_of(name: str) -> tuple[str, str]:
-    """(module in this package, function in it that builds the job) of a bundled model."""
+    """(module in pipeplan_launch.models, function in it that builds the job) of a bundled model."""
     return _BUILDERS.get(name, (name.replace("-", "_"), "build"))
 
 

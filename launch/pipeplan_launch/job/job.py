@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, default_collate
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job import autocast as precision
 from pipeplan_launch.job import validation
+from pipeplan_launch.job.autocast import check_autocast_type
 from pipeplan_launch.job.callbacks import Callback
 from pipeplan_launch.job.user_code import user_code_errors
 
@@ -131,7 +131,7 @@ class Job:
         validation.check_model(self.model)
         validation.check_job_functions(self)
         validation.check_callbacks(self.callbacks)
-        precision.check_autocast_type(self.autocast)
+        check_autocast_type(self.autocast)
         self._check_training()
         validation.check_minibatch(self.minibatch)
         if self.inputs is None and self.data is None:
@@ -230,7 +230,7 @@ class Job:
         return self.scale_lr is not None or (self.optimizer is not None and _takes_stage(self.optimizer))
 
     def correct(self, output: Any, target: Any) -> Tensor | None:
-        """How many samples of the minibatch are right, or None if no metric applies."""
+        """The number of samples of the minibatch that are right, or None if no metric applies."""
         if self.metric is not None:
             return self.metric(output, target)
         if not (isinstance(output, Tensor) and isinstance(target, Tensor)):

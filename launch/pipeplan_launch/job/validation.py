@@ -98,7 +98,7 @@ def check_data_functions(data: Any) -> None:
 
 
 def _advice(name: str, value: Any) -> str:
-    """What to write instead, where the value itself shows it; otherwise an empty string."""
+    """A hint that follows from the value itself on what to write instead; otherwise an empty string."""
     if name == "data" and type(value).__name__ == "Data":
         return "a function that returns it, without parentheses: write data=spirals, not data=spirals()"
     if name == "optimizer" and isinstance(value, Optimizer):

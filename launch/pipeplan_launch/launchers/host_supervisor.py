@@ -3,8 +3,8 @@
 `launchers.ssh` starts it on every host, over ssh.
 
 Requests come as lines on standard input: `stop` (SIGTERM), `kill` (SIGKILL), and anything else as a sign of life.
-After the end of the input, or a minute without a line, nobody at the other end wants the training any more: it then has
-GRACE seconds to end at a checkpoint. So no worker outlives the script that started it, nor its connection.
+At the end of the input, or after a minute without a line, the script that started this process is taken to be gone, and
+training has GRACE seconds to end at a checkpoint. So no worker outlives that script, or the connection to it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class HostSupervisor:
     def __init__(self, command: Sequence[str], grace_s: float, silence_s: float = SILENCE_S) -> None:
         self._grace_s, self._silence_s = grace_s, silence_s
         self._ended = threading.Event()
-        self._disowned = threading.Event()
-        # It inherits that SIGHUP and SIGPIPE are ignored.
+        self._abandoned = threading.Event()
+        # The command inherits that SIGHUP and SIGPIPE are ignored.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -43,14 +43,14 @@ class HostSupervisor:
         )
 
     def run(self, requests: int = 0, output: int = 1, errors: int = 2) -> int:
-        """Wait for the end of the command; its exit status, as a shell has it. The arguments are file descriptors."""
+        """Wait until the command ends; returns its exit status as in a shell. The arguments are file descriptors."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         relays = [
             threading.Thread(target=self._relay, args=(source.fileno(), target), daemon=True)
             for source, target in ((self._process.stdout, output), (self._process.stderr, errors))
         ]
-        for thread in (*relays, threading.Thread(target=self._obey, args=(requests,), daemon=True)):
+        for thread in (*relays, threading.Thread(target=self._follow_requests, args=(requests,), daemon=True)):
             thread.start()
         status = self._process.wait()
         self._ended.set()
@@ -62,13 +62,13 @@ class HostSupervisor:
         """Ask the command to end."""
         self._send(signal.SIGTERM)
 
-    def _obey(self, requests: int) -> None:
+    def _follow_requests(self, requests: int) -> None:
         for request in self._requests(requests):
             if request == b"stop":
                 self.stop()
             elif request == b"kill":
                 self._send(signal.SIGKILL)
-        self._disowned.set()
+        self._abandoned.set()
         self.stop()
         if not self._ended.wait(self._grace_s):
             self.stop()
@@ -90,10 +90,10 @@ class HostSupervisor:
             self._process.send_signal(number)
 
     def _relay(self, source: int, target: int) -> None:
-        """Pass output on. What nobody reads is dropped: workers must be able to write until their last checkpoint."""
+        """Relay output. Output that nobody reads is dropped, so that workers can write until their last checkpoint."""
         unread = False
         while chunk := os.read(source, select.PIPE_BUF):
-            while not unread and not self._disowned.is_set():
+            while not unread and not self._abandoned.is_set():
                 if select.select([], [target], [], 1.0)[1]:  # there is room for PIPE_BUF bytes
                     try:
                         _write_fully(target, chunk)
@@ -108,7 +108,7 @@ def _write_fully(target: int, data: bytes) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status of launch.sh, 128 and more for the signal that ended it."""
+    """Run the command line; returns the exit status of launch.sh, 128 and more for the signal that ended it."""
     grace, *command = sys.argv[1:] if arguments is None else arguments
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)

@@ -16,15 +16,15 @@ class Host:
     """One line of the file."""
 
     name: str
-    """Destination as ssh takes it: `gpu1`, `me@gpu2`, or a name of ~/.ssh/config."""
+    """Destination for ssh: `gpu1`, `me@gpu2`, or a name of ~/.ssh/config."""
     port: str = ""
-    """Port of its ssh server. Empty: ssh decides."""
+    """Port of its ssh server; if empty, ssh decides."""
     folder: str = ""
     """Plan folder on the host. A relative one is in the home folder of the host. Empty: the path on this machine."""
     python: str = ""
     """Interpreter on the host that has pipeplan; `~/` is the home folder of the host. Empty: launch.sh decides."""
     address: str = ""
-    """Address by which the other hosts reach this one. Only that of the first host matters."""
+    """Address by which the other hosts reach this one. Used for the first host only."""
     variables: tuple[str, ...] = ()
     """Environment variables of this host alone, as NAME=VALUE."""
 

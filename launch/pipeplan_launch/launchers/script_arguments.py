@@ -1,7 +1,4 @@
-"""The command line of a module that a rendered script calls: facts of the plan, `--`, and the user's arguments.
-
-`check_digest` refuses a plan folder that no longer holds the plan that the script was rendered for.
-"""
+"""Arguments of the modules that rendered scripts call: facts of the plan, `--`, and the user's arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +20,10 @@ def parse_script_arguments(
 
 
 def check_digest(plan_folder: str, digest: str, kind: str) -> None:
-    """Raise `LaunchError` unless the first stage file of `plan_folder` names `digest`; `kind` is ssh or slurm."""
+    """Raise `LaunchError` unless `plan_folder` still holds the plan that the script was rendered for.
+
+    `digest`: the digest of that plan, which stage files name. `kind`: `ssh` or `slurm`.
+    """
     stage = Path(plan_folder, "stages", "stage-0.json")
     try:
         same = digest in stage.read_text(encoding="utf-8", errors="replace")

@@ -21,16 +21,16 @@ from types import FrameType
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launchers.script_arguments import check_digest, parse_script_arguments
-from pipeplan_launch.launchers.slurm_nodes import Component, meeting_variables, output_lines, srun_command
+from pipeplan_launch.launchers.slurm_nodes import Component, output_lines, rendezvous_variables, srun_command
 from pipeplan_launch.launchers.slurm_run_folder import JobRun, choose_run
 
 INVALID = 2
 TASK = 'export NODE_RANK="$SLURM_PROCID" PIPEPLAN_SERVER="$SLURMD_NODENAME"\nexec "$0" "$@"'
-"""The task on every node: the server of its number, and a machine of its own because SLURM says so."""
+"""The task on every node. It tells launch.sh the number of its server, and names the server after the node."""
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
-class Step:
+class SlurmStep:
     """The srun that runs launch.sh on all nodes of the job."""
 
     def __init__(self, job: str, command: Sequence[str]) -> None:
@@ -43,10 +43,10 @@ class Step:
         except OSError as error:
             raise LaunchError(f"cannot run {command[0]}: {error.strerror}") from error
         for number in _STOPPING:
-            signal.signal(number, self._pass_on)
+            signal.signal(number, self._forward_stop)
 
     def wait(self) -> int:
-        """Wait for its end; the exit status, 128 and more for a signal. Requests to stop come in meanwhile."""
+        """Wait until the step ends; returns its exit status, 128 and more for a signal."""
         status = self._process.wait()
         for number in _STOPPING:  # queueing the job again sends SIGTERM
             signal.signal(number, signal.SIG_IGN)
@@ -54,8 +54,8 @@ class Step:
             request.wait()
         return 128 - status if status < 0 else status
 
-    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
-        """Signal the tasks through SLURM: srun itself would take a signal as a reason to kill them.
+    def _forward_stop(self, number: int, _frame: FrameType | None) -> None:
+        """Signal the tasks through SLURM, because srun itself would kill them after a signal.
 
         This does not wait for scancel, which may end after the step.
         """
@@ -65,7 +65,7 @@ class Step:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: facts of the plan, `--`, then arguments of launch.sh. Returns the exit status of the job."""
+    """Run the command line: facts of the plan, `--`, then arguments of launch.sh. Returns the job's exit status."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback before there is a step to end
     try:
         return _run(*_parse(sys.argv[1:] if arguments is None else arguments))
@@ -100,18 +100,18 @@ def _run(plan: argparse.Namespace, arguments: list[str]) -> int:
     job = os.environ["SLURM_JOB_ID"]
     folder = _plan_folder(plan.plan, job)
     check_digest(folder, plan.digest, "slurm")
-    os.environ |= meeting_variables(job, plan.components, os.environ)
+    os.environ |= rendezvous_variables(job, plan.components, os.environ)
     run = choose_run(folder, job, int(os.environ.get("SLURM_RESTART_COUNT") or 0), arguments)
     task = ["bash", "-c", f"{plan.setup}\n{TASK}" if plan.setup else TASK, f"{folder}/launch.sh", *run.arguments]
-    step = Step(job, srun_command(plan.components, task, os.environ))
+    step = SlurmStep(job, srun_command(plan.components, task, os.environ))
     status = step.wait()
     if step.at_time_limit and status == 0 and plan.at_time_limit != "end" and _stopped_early(run):
-        return _go_on_later(job, run, requeue=plan.at_time_limit == "requeue")
+        return _continue_later(job, run, requeue=plan.at_time_limit == "requeue")
     return status
 
 
 def _plan_folder(folder: str, job: str) -> str:
-    """The folder of launch.slurm. SLURM runs a copy of it, and knows where it lies: a path, and then the arguments."""
+    """The plan folder. SLURM runs a copy of its launch.slurm; scontrol prints the original's path and arguments."""
     if not Path(folder, "launch.sh").is_file():
         lines = output_lines("scontrol", "show", "job", job)
         commands = (line.strip() for line in lines)
@@ -125,7 +125,7 @@ def _plan_folder(folder: str, job: str) -> str:
 
 
 def _stopped_early(run: JobRun) -> bool:
-    """Whether training is to go on: the run has no summary that says it went to its end."""
+    """Whether training must continue: the run has no summary that says that it finished."""
     if not run.folder:
         return False
     try:
@@ -134,8 +134,8 @@ def _stopped_early(run: JobRun) -> bool:
         return True
 
 
-def _go_on_later(job: str, run: JobRun, *, requeue: bool) -> int:
-    """Queue the job again, or print how the user can."""
+def _continue_later(job: str, run: JobRun, *, requeue: bool) -> int:
+    """Queue the job again, or print how the user can continue. Returns the exit status."""
     if requeue and subprocess.run(["scontrol", "requeue", job], check=False).returncode == 0:
         print("the time limit is reached: the job is queued again, and goes on from its checkpoint")
     else:

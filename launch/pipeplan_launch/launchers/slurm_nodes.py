@@ -29,7 +29,7 @@ class Component:
         return cls(nodes, cores)
 
 
-def meeting_variables(job: str, components: Sequence[Component], environment: Mapping[str, str]) -> dict[str, str]:
+def rendezvous_variables(job: str, components: Sequence[Component], environment: Mapping[str, str]) -> dict[str, str]:
     """MASTER_ADDR, MASTER_PORT and NNODES for launch.sh. To be called on the first node. Raises `LaunchError`."""
     count = sum(component.nodes for component in components)
     nodes = environment.get("SLURM_JOB_NODELIST_HET_GROUP_0") or environment.get("SLURM_JOB_NODELIST", "")
@@ -79,11 +79,11 @@ def _address(node: str) -> str:
     for line in output_lines("scontrol", "show", "node", node):
         if found := re.search(r"NodeAddr=(\S+)", line):
             return found[1]
-    raise LaunchError(f"{node} has no address")
+    raise LaunchError(f"{node} has no address that the other nodes can reach: `scontrol show node` gives no NodeAddr")
 
 
 def _free_port(job: str) -> int:
-    """A port of this machine to which nothing answers, the same for a job that starts again unless it is taken."""
+    """A free port of this machine; a restarted job gets the same one unless it is taken by then."""
     port = FIRST_PORT + int(job) % 10000
     while True:
         with socket.socket() as probe:

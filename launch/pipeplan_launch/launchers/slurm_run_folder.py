@@ -1,4 +1,4 @@
-"""Which run folder a SLURM job trains in. Its name has the job's number, by which a job that starts again finds it."""
+"""The choice of a SLURM job's run folder. A restarted job finds it by the number of the job in its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 _CHECKPOINTS = "checkpoints/epoch-*/manifest.json"
 _STARTING_POINTS = ("--resume-from", "--weights", "--run-dir")
-"""Options of launch.sh that a job which goes on from a checkpoint of its own does without. Each has a value."""
+"""Options of launch.sh that are dropped when a job continues from its own checkpoint. Each has a value."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def choose_run(plan_folder: str, job: str, restart: int, arguments: Sequence[str
     """Choose the run folder of a job that has started again `restart` times.
 
     The first start makes a folder, unless the user named one, or `--resume` means the latest run of the plan. A later
-    one goes on from the checkpoint of an earlier one. If there is none, it begins again in a folder beside.
+    start continues from the last checkpoint of an earlier one. If there is none, it begins again in a new folder.
     """
     named, resumes = _run_options(arguments)
     if resumes and not named:
@@ -61,7 +61,7 @@ def _run_options(arguments: Sequence[str]) -> tuple[str, bool]:
 
 
 def _latest_run(plan_folder: str, arguments: Sequence[str]) -> JobRun:
-    """The run that launch.sh would resume, by its name, so that this job knows it after its time limit."""
+    """The run that launch.sh would resume. Its folder is named, so that this job knows it after its time limit."""
     runs = sorted(glob.glob(os.path.join(glob.escape(plan_folder), "runs", "*")))
     saved = [folder for folder in runs if has_checkpoint(folder)]
     if not saved:
@@ -79,7 +79,7 @@ def _folder_of_job(plan_folder: str, job: str) -> str:
 
 
 def _without_starting_point(arguments: Sequence[str]) -> list[str]:
-    """The arguments but for those that say where to begin and in which folder."""
+    """The arguments without those that say where to begin and in which folder."""
     kept = []
     words = iter(arguments)
     for word in words:

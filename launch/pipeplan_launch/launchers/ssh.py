@@ -2,7 +2,7 @@
 
 1. Read the options (`ssh_options`) and the hosts (`hosts_file`).
 2. With `--copy`, bring the plan to all hosts (`ssh_copy`).
-3. Ask all hosts whether they can take part (`ssh_check`). Unless all can, nothing trains.
+3. Check whether all hosts can take part (`ssh_check`). If one cannot, training does not start.
 4. Run launch.sh on all hosts and pass on requests to stop (`ssh_training`, and on each host `host_supervisor`).
 """
 
@@ -32,7 +32,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: facts of the plan, `--`, then what the user wrote. Returns the exit status."""
+    """Run the command line: facts of the plan, `--`, then the user's arguments. Returns the exit status."""
     _on_signals(_abandon)
     try:
         plan, user_arguments = _parse(sys.argv[1:] if arguments is None else arguments)
@@ -86,7 +86,7 @@ def _launch(plan: argparse.Namespace, options: SshOptions) -> int:
 
 
 def _hosts(plan: argparse.Namespace, options: SshOptions) -> list[Host]:
-    """The hosts that take part. Raises `LaunchError` for options, a plan or a hosts file that cannot be."""
+    """The hosts that take part. Raises `LaunchError` for invalid options, plans or hosts files."""
     if not options.hosts_file:
         raise LaunchError("say where to run: --hosts FILE, with one host a line (--help tells more)")
     if not os.access(options.hosts_file, os.R_OK):
@@ -106,7 +106,7 @@ def _hosts(plan: argparse.Namespace, options: SshOptions) -> list[Host]:
 
 
 def _working_folder() -> str:
-    """The working folder as the shell names it: hosts may have it under a symbolic link that means another there."""
+    """The working folder by the shell's name, in which hosts may have a symbolic link that points elsewhere there."""
     named = os.environ.get("PWD", "")
     if os.path.isabs(named) and os.path.isdir(named) and os.path.samefile(named, "."):
         return named
@@ -114,7 +114,7 @@ def _working_folder() -> str:
 
 
 def _on_signals(act: Callable[[], None]) -> None:
-    """Have requests to stop call `act`, but for signals that this process was started to ignore (nohup)."""
+    """Let signals call `act`, except those that this process was started to ignore (nohup)."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         act()
@@ -125,7 +125,7 @@ def _on_signals(act: Callable[[], None]) -> None:
 
 
 def _abandon() -> None:
-    for number in _SIGNALS:  # another one must not interrupt the end of what runs
+    for number in _SIGNALS:  # a further signal must not interrupt the cleanup
         signal.signal(number, signal.SIG_IGN)
     raise Abandoned
 

@@ -17,9 +17,9 @@ _NO_ADDRESS = "-"
 
 
 def check_hosts(requests: HostRequests, address: str) -> Launch | None:
-    """Ask all hosts with the program `CHECK`; the launch with the address and port at which the workers will meet.
+    """Run the program `CHECK` on all hosts; returns the launch with the address and port at which the workers meet.
 
-    None, after an error line for each, where hosts cannot take part. `address` is one that the user gave, or empty.
+    If some hosts cannot take part, prints an error line for each and returns None. `address`: the user's own, or empty.
     Raises `LaunchError` for an error that concerns no single host.
     """
     launch = requests.launch
@@ -33,7 +33,7 @@ def check_hosts(requests: HostRequests, address: str) -> Launch | None:
     ends = [answer.split() for answer in answers]
     if not address:
         address = _address_of_first(launch, [end[1] for end in ends])
-    return launch.meeting_at(address, launch.port or ends[0][2])
+    return launch.with_rendezvous(address, launch.port or ends[0][2])
 
 
 def _examine(requests: HostRequests, number: int) -> Reply:
@@ -59,7 +59,7 @@ def _problem(host: Host, reply: Reply, replies: list[Reply]) -> str:
 
 
 def _address_of_first(launch: Launch, addresses: list[str]) -> str:
-    """Where the others reach the first host: the address by which ssh reached it, else its name."""
+    """The address at which other hosts reach the first one: that by which ssh reached it, else its name."""
     first, *others = addresses
     if _LOOPBACK.match(first):
         for host, address in zip(launch.hosts[1:], others, strict=True):

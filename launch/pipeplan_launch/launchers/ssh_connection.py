@@ -1,4 +1,4 @@
-"""How a launch over ssh runs a program on a host.
+"""Runs programs on the hosts of a launch over ssh.
 
 Whichever login shell a host has, ssh makes it start bash. That bash reads its program from standard input up to a null
 byte, so that no program needs quoting for a shell that we do not know. The program's own input follows the null byte.
@@ -26,12 +26,12 @@ CONNECTION_LOST = 255
 """Exit status of ssh for an error of its own."""
 
 CHECK = resources.files(__package__).joinpath("check_host.sh").read_text(encoding="utf-8")
-"""Program: can this host take part? Prints `ok ADDRESS PORT`, or what is wrong."""
+"""Program that checks whether a host can take part. It prints `ok ADDRESS PORT`, or the problem."""
 TRAIN = """
 cd -- "$workdir" || exit 2
 exec "$python" -m pipeplan_launch.launchers.host_supervisor "$grace" "$folder/launch.sh" "${arguments[@]}"
 """
-"""Program: run launch.sh under the supervision of `host_supervisor`, which reads requests from standard input."""
+"""Program that runs launch.sh under `host_supervisor`, which reads requests from standard input."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Launch:
     grace: str
     copy: bool
     port: str
-    """MASTER_PORT; empty: the first host finds one."""
+    """MASTER_PORT; if empty, the first host finds a free one."""
     variables: Sequence[str]
     """Environment variables of all hosts, as NAME=VALUE."""
     arguments: Sequence[str]
@@ -62,10 +62,10 @@ class Launch:
         """Plan folder on a host; a relative one is in the home folder there."""
         return (self.hosts[number].folder or self.plan_folder).removeprefix("~/")
 
-    def meeting_at(self, address: str, port: str) -> Launch:
-        """The same launch once it is known where the workers of all hosts meet."""
-        meeting = (f"MASTER_ADDR={address}", f"MASTER_PORT={port}")
-        return replace(self, port=port, variables=(*self.variables, *meeting))
+    def with_rendezvous(self, address: str, port: str) -> Launch:
+        """A copy of this launch with the address and port at which the workers of all hosts meet."""
+        rendezvous = (f"MASTER_ADDR={address}", f"MASTER_PORT={port}")
+        return replace(self, port=port, variables=(*self.variables, *rendezvous))
 
 
 def ssh_command(launch: Launch, number: int) -> list[str]:
@@ -111,14 +111,14 @@ def host_program(launch: Launch, number: int, program: str) -> bytes:
     if host.variables:
         lines.append(f"export {shlex.join(host.variables)}")
     lines.append(f"arguments=({shlex.join(launch.arguments)})")
-    # As launch.sh chooses its interpreter.
+    # launch.sh chooses its interpreter in the same way.
     lines.append('python="${PYTHON:-$planned_python}"')
     lines.append('[[ -n "${PYTHON:-}" || -x "$python" ]] || python=python3')
     return closed_program("\n".join([*lines, program]))
 
 
 def closed_program(text: str) -> bytes:
-    """The bytes by which bash at the other end takes `text` for its program."""
+    """A program as the bytes that bash on the host reads, with the null byte at its end."""
     return os.fsencode(text) + b"\0"
 
 

@@ -1,4 +1,4 @@
-"""`--copy`: bring the plan, the file of its model and what `--with` names to every host."""
+"""Copies the plan, the file of its model and the paths of `--with` to every host, for `--copy`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeplan_launch.launchers.ssh_connection import closed_program
 from pipeplan_launch.launchers.ssh_requests import HostRequests, Reply, last_line
 
 _IDENTITY = ("stat", "-c", "%i %z", "--")
-"""Prints the inode and the time of the last change: equal only for one and the same file."""
+"""Command that prints the inode and the time of the last change, which are equal only for the same file."""
 _RECEIVE = """
 if [[ "$(TZ=UTC0 stat -c "%i %z" -- "$mark" 2>/dev/null)" == "$identity" ]]; then cat >/dev/null; exit 0; fi
 mkdir -p -- "$to" && tar -C "$to" -xf -
@@ -34,16 +34,16 @@ def copy_to_all(requests: HostRequests, paths: Sequence[str]) -> bool:
 
 def _copy_to(requests: HostRequests, paths: Sequence[str], number: int) -> Reply:
     plan_folder = requests.launch.plan_folder
-    reply = _bring(requests, number, plan_folder, requests.launch.folder(number), ".", mark="plan.json")
+    reply = _copy_path(requests, number, plan_folder, requests.launch.folder(number), ".", mark="plan.json")
     for path in paths:
         if reply.status == 0:
             folder, name = os.path.split(path)
-            reply = _bring(requests, number, folder, folder, name, mark=name)
+            reply = _copy_path(requests, number, folder, folder, name, mark=name)
     return reply
 
 
-def _bring(requests: HostRequests, number: int, folder: str, to: str, name: str, *, mark: str) -> Reply:
-    """Copy `name` of a folder here to the folder `to` of a host, unless the file `mark` there is the one here."""
+def _copy_path(requests: HostRequests, number: int, folder: str, to: str, name: str, *, mark: str) -> Reply:
+    """Copy `name` from a local folder to the folder `to` of a host, unless the host sees this very file `mark`."""
     values = {"to": to, "mark": f"{to}/{mark}", "identity": _identity(os.path.join(folder, mark))}
     program = " ".join(f"{key}={shlex.quote(value)}" for key, value in values.items()) + _RECEIVE
     problems = []

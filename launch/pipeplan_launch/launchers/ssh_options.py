@@ -55,7 +55,7 @@ class SshOptions:
 
     @classmethod
     def parse(cls, arguments: Sequence[str], environment: Mapping[str, str], workdir: str) -> SshOptions:
-        """Parse a command line. Raises `LaunchError` for a value that cannot be."""
+        """Parse a command line. Raises `LaunchError` for an invalid value."""
         options = cls(
             workdir=workdir, address=environment.get("MASTER_ADDR", ""), port=environment.get("MASTER_PORT", "")
         )

@@ -1,4 +1,4 @@
-"""Short programs on all hosts at the same time: the copying and the checks that come before training."""
+"""Runs short programs on all hosts at the same time: the copying and the checks that come before training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reply:
 
 
 class Abandoned(Exception):
-    """The user stopped the launch while hosts were being asked."""
+    """The user stopped the launch while programs ran on the hosts."""
 
 
 class HostRequests:
@@ -49,7 +49,7 @@ class HostRequests:
             self.abandon()
 
     def on_all(self, request: Callable[[int], Reply]) -> list[Reply]:
-        """Call `request` with the number of every host, each in a thread of its own; the replies in that order."""
+        """Call `request` with the number of every host, each in its own thread; returns the replies in that order."""
         count = len(self.launch.hosts)
         with ThreadPoolExecutor(count) as pool:
             pending = [pool.submit(request, number) for number in range(count)]
@@ -62,7 +62,7 @@ class HostRequests:
 
     def run(self, number: int, feed: Callable[[IO[bytes]], None]) -> Reply:
         """Run one program on one host; `feed` writes it, and its input, to the standard input of ssh."""
-        # In files, because a background process of ssh (ControlPersist) may hold a pipe open.
+        # The output goes to files, because a background process of ssh (ControlPersist) may hold a pipe open.
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = self._start(number, output, errors)
             try:

@@ -21,7 +21,7 @@ from typing import IO
 from pipeplan_launch.launchers.ssh_connection import CONNECTION_LOST, TRAIN, Launch, host_program, start_ssh
 
 ALIVE_S = 5.0
-"""Time between two `here`."""
+"""Time between two `here` requests."""
 STOP_OTHERS_S, KILL_OTHERS_S = 10.0, 30.0
 """Time after the first failure at which the other hosts are stopped, and killed. Most of them fail by themselves, and
 say why."""
@@ -34,7 +34,7 @@ class HostProcess:
     """The ssh that runs launch.sh on one host."""
 
     def __init__(self, launch: Launch, number: int, label: bool, ended: queue.SimpleQueue[int]) -> None:
-        """Start it. `number` is put to `ended` when it has ended."""
+        """Start ssh. `number` is put into `ended` when it has ended."""
         self.name = launch.hosts[number].name
         self._label = label
         streams = (subprocess.PIPE, subprocess.STDOUT) if label else (None, subprocess.PIPE)
@@ -47,7 +47,7 @@ class HostProcess:
         os.set_blocking(self._control.fileno(), False)
         threading.Thread(target=self._watch, args=(number, ended), daemon=True).start()
 
-    def tell(self, request: str) -> None:
+    def request(self, request: str) -> None:
         """Send a request. One that cannot be sent is lost: the connection is dead, or hangs."""
         with suppress(OSError):
             os.write(self._control.fileno(), request.encode() + b"\n")
@@ -68,7 +68,7 @@ class HostProcess:
 
     def _relay(self, source: IO[bytes], target: int) -> None:
         for line in _lines(source):
-            # Nobody may be reading any more. What is not read must not end training.
+            # Nobody may be reading any more, and output that is not read must not end training.
             with suppress(OSError):
                 _write_line(target, self._marked(line))
 
@@ -93,32 +93,32 @@ class Training:
         self._failure: tuple[int, float] | None = None
 
     def stop(self) -> None:
-        """End training at a checkpoint; the second time at once, which launch.sh sees to; the third time by SIGKILL."""
+        """End training at a checkpoint. A second call ends it at once, a third one by SIGKILL."""
         self._stop_requests += 1
-        self._tell("stop" if self._stop_requests < 3 else "kill")
+        self._request_all("stop" if self._stop_requests < 3 else "kill")
 
     def run(self) -> int:
-        """Start launch.sh everywhere and wait for its end; the exit status of the first host that failed, or 0."""
+        """Start launch.sh everywhere and wait until it ends; returns the exit status of the first failed host, or 0."""
         ended: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(len(self._launch.hosts)):
             self._running[number] = HostProcess(self._launch, number, self._label, ended)
             if self._stop_requests:
-                self._running[number].tell("stop")
+                self._running[number].request("stop")
         while self._running:
             try:
                 number = ended.get(timeout=ALIVE_S)
             except queue.Empty:
-                self._tell("here")
+                self._request_all("here")
             else:
-                self._end_of(self._running.pop(number))
+                self._note_end(self._running.pop(number))
             self._end_others_after_failure()
         return self._failure[0] if self._failure else 0
 
-    def _tell(self, request: str) -> None:
+    def _request_all(self, request: str) -> None:
         for host in list(self._running.values()):
-            host.tell(request)
+            host.request(request)
 
-    def _end_of(self, host: HostProcess) -> None:
+    def _note_end(self, host: HostProcess) -> None:
         status = host.status()
         if status == 0:
             return
@@ -137,7 +137,7 @@ class Training:
             return
         waited = time.monotonic() - self._failure[1]
         if waited > KILL_OTHERS_S:
-            self._tell("kill")
+            self._request_all("kill")
         elif waited > STOP_OTHERS_S and not self._stop_requests:
             self.stop()
 

@@ -71,7 +71,7 @@ class MeasuredLinks:
     machines: tuple[str, ...]
     """The machine of every worker. Several places may be on one machine."""
     facts: tuple[Mapping[str, str | int | float], ...]
-    """`Settings.facts` of every worker."""
+    """`BenchmarkSettings.facts` of every worker."""
     timed: tuple[TimedOperation, ...]
     """Times of the messages and all-reduces of every level."""
 

@@ -1,11 +1,8 @@
-"""Which workers talk to each other across servers under a plan, busiest first: the teams that a probe measures.
+"""Measures the rates that messages and all-reduces between servers reach, for about two seconds before training.
 
-Torch-free.
-
-Measures the rates that messages and all-reduces between servers reach, for about two seconds before training.
-
-All workers go through the same rounds, whether or not they take part in one. The time limit is for all rounds together:
-those that come after it is used up, which carry the least traffic, are left out.
+The teams that a probe measures are the workers that a plan makes communicate across servers, busiest first. All workers
+go through the same rounds, whether or not they take part in one. The time limit is for all rounds together: when it is
+used up, the remaining rounds, which carry the least traffic, are left out.
 """
 
 from __future__ import annotations
@@ -38,6 +35,11 @@ MOST_ROUNDS = 20
 """Rounds that a probe measures at most. With the default of two seconds, each then has a tenth of a second."""
 MOST_MINIBATCHES = 2_000
 """Minibatches by which the pairs of replicas of two stages are enumerated. Later ones mostly repeat these pairs."""
+PROBE_SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
+ENOUGH_S = 0.05
+"""A size whose operation takes longer than this is the last one of its round."""
+LEAST_S = 0.02
+"""A round does not begin if less time than this remains."""
 
 
 @dataclass(frozen=True)
@@ -58,51 +60,6 @@ class CommunicatingTeam:
         return (links.ring if self.is_ring else links.message)(self.workers)
 
 
-def communicating_pairs(plan: LaunchPlan, stage: int) -> Iterator[tuple[int, int]]:
-    """Pairs of a worker of a stage and a worker of the next stage between which minibatches travel."""
-    senders, receivers = plan.pipeline[stage].workers, plan.pipeline[stage + 1].workers
-    count = min(math.lcm(len(senders), len(receivers)), MOST_MINIBATCHES)
-    return ((senders[number % len(senders)], receivers[number % len(receivers)]) for number in range(count))
-
-
-def teams_across_servers(plan: LaunchPlan, seats: RankAssignment) -> list[CommunicatingTeam]:
-    """The busiest pair of every two servers that exchange messages, and every stage on several servers.
-
-    Sorted by `Team.share`, largest first.
-    """
-    busiest: dict[frozenset[int], CommunicatingTeam] = {}
-    rings = []
-    for stage, prediction in enumerate(plan.predictions):
-        pace = prediction.minibatch_s or math.inf
-        if stage + 1 < len(plan.pipeline):
-            share = (prediction.boundary_s or 0.0) / pace
-            for pair in communicating_pairs(plan, stage):
-                ends = frozenset(seats.servers[worker] for worker in pair)
-                if len(ends) > 1 and (ends not in busiest or busiest[ends].share < share):
-                    busiest[ends] = CommunicatingTeam(pair, stage, False, share)
-        workers = plan.pipeline[stage].workers
-        if plan.mode == "training" and len({seats.servers[worker] for worker in workers}) > 1:
-            allreduce_s = (prediction.sync_s or 0.0) / (plan.accumulate or len(workers))
-            rings.append(CommunicatingTeam(workers, stage, True, allreduce_s / pace))
-    return sorted([*busiest.values(), *rings], key=lambda team: (-team.share, team.stage, team.workers))
-
-
-def probe_rounds(plan: LaunchPlan, seats: RankAssignment) -> list[list[CommunicatingTeam]]:
-    """The teams by rounds. Teams of one round are measured at the same time, as they have no server in common."""
-
-    def servers_of(team: CommunicatingTeam) -> set[Hashable]:
-        return {seats.servers[worker] for worker in team.workers}
-
-    return pack_rounds(teams_across_servers(plan, seats), servers_of)[:MOST_ROUNDS]
-
-
-PROBE_SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
-ENOUGH_S = 0.05
-"""A size whose operation takes longer than this is the last one of its round."""
-LEAST_S = 0.02
-"""A round does not begin with less time than this left."""
-
-
 @dataclass(frozen=True)
 class ProbeTask:
     """The measurements of a probe. Worker 0 sends it to all workers."""
@@ -113,6 +70,44 @@ class ProbeTask:
     links: PlannedLinks
     seconds: float
     """Time limit for all rounds together."""
+
+
+def communicating_pairs(plan: LaunchPlan, stage: int) -> Iterator[tuple[int, int]]:
+    """Pairs of a worker of a stage and a worker of the next stage between which minibatches travel."""
+    senders, receivers = plan.pipeline[stage].workers, plan.pipeline[stage + 1].workers
+    count = min(math.lcm(len(senders), len(receivers)), MOST_MINIBATCHES)
+    return ((senders[number % len(senders)], receivers[number % len(receivers)]) for number in range(count))
+
+
+def teams_across_servers(plan: LaunchPlan, assignment: RankAssignment) -> list[CommunicatingTeam]:
+    """The busiest pair of every two servers that exchange messages, and every stage on several servers.
+
+    Sorted by `CommunicatingTeam.share`, largest first.
+    """
+    busiest: dict[frozenset[int], CommunicatingTeam] = {}
+    rings = []
+    for stage, prediction in enumerate(plan.predictions):
+        pace = prediction.minibatch_s or math.inf
+        if stage + 1 < len(plan.pipeline):
+            share = (prediction.boundary_s or 0.0) / pace
+            for pair in communicating_pairs(plan, stage):
+                ends = frozenset(assignment.servers[worker] for worker in pair)
+                if len(ends) > 1 and (ends not in busiest or busiest[ends].share < share):
+                    busiest[ends] = CommunicatingTeam(pair, stage, False, share)
+        workers = plan.pipeline[stage].workers
+        if plan.mode == "training" and len({assignment.servers[worker] for worker in workers}) > 1:
+            allreduce_s = (prediction.sync_s or 0.0) / (plan.accumulate or len(workers))
+            rings.append(CommunicatingTeam(workers, stage, True, allreduce_s / pace))
+    return sorted([*busiest.values(), *rings], key=lambda team: (-team.share, team.stage, team.workers))
+
+
+def probe_rounds(plan: LaunchPlan, assignment: RankAssignment) -> list[list[CommunicatingTeam]]:
+    """The teams by rounds. Teams of one round are measured at the same time, as they have no server in common."""
+
+    def servers_of(team: CommunicatingTeam) -> set[Hashable]:
+        return {assignment.servers[worker] for worker in team.workers}
+
+    return pack_rounds(teams_across_servers(plan, assignment), servers_of)[:MOST_ROUNDS]
 
 
 def make_task(plan: LaunchPlan, rounds: Sequence[Sequence[CommunicatingTeam]], seconds: float) -> ProbeTask | None:

@@ -3,17 +3,6 @@
 here/RANK    description of that worker, or the reason why it cannot take part
 go           descriptions of all workers, once they are present
 missing      set if some workers did not come in time or cannot take part
-
-Finds out which worker was lost when the link benchmark fails, and which worker reports that.
-
-The peers of a lost worker notice the loss, and their peers notice when these end; no worker knows from its own
-connections who was lost first. So a worker that notices sets `fault` in the common store, and a thread of every worker
-that is still alive answers there. A worker that does not answer was lost. Of those that answer, the one with the lowest
-rank reports the loss.
-
-    fault         set once a worker has noticed a failure
-    alive/RANK    that worker is alive after the failure
-    error/RANK    the error of a worker that caused the failure itself
 """
 
 from __future__ import annotations
@@ -21,10 +10,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -34,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from pipeplan_launch.comm.p2p import SHARED_MEMORY, error_cause, peer_loss_explained
-from pipeplan_launch.errors import LaunchError, PeerLost, listed
+from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.link_benchmark.config import BenchmarkSettings
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
 
@@ -53,16 +40,16 @@ class WorkerDescription:
     """Description of one worker."""
 
     place: str
-    """The same text for workers that can share memory."""
+    """Id of the place, equal for workers that can share memory."""
     machine: str
-    """The same text for workers on one machine, even in different containers."""
+    """Id of the machine, equal for all its containers."""
     host: str
     device: str
     """`cpu` or `cuda`."""
     gpus: int
     """CUDA devices that the worker sees."""
     facts: dict[str, str | int | float]
-    """Further facts for rank 0, as in `Settings.facts`."""
+    """Further facts for rank 0, as in `BenchmarkSettings.facts`."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +58,22 @@ class Participants:
 
     store: Any
     rank: int
-    hellos: tuple[WorkerDescription, ...]
+    descriptions: tuple[WorkerDescription, ...]
 
     @property
     def world(self) -> int:
         """Number of workers."""
-        return len(self.hellos)
+        return len(self.descriptions)
 
     @property
     def places(self) -> tuple[str, ...]:
-        """`Hello.place` of every worker."""
-        return tuple(hello.place for hello in self.hellos)
+        """`WorkerDescription.place` of every worker."""
+        return tuple(description.place for description in self.descriptions)
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """`Hello.machine` of every worker."""
-        return tuple(hello.machine for hello in self.hellos)
+        """`WorkerDescription.machine` of every worker."""
+        return tuple(description.machine for description in self.descriptions)
 
 
 def describe_worker(settings: BenchmarkSettings) -> WorkerDescription:
@@ -144,7 +131,7 @@ def _await(address: str, port: int, timeout_s: float) -> None:
 
 
 def tcp_store(address: str, port: int, timeout_s: float, *, keeps: bool, listening: int | None = None) -> Any:
-    """torch's key-value store. `keeps`: whether this process serves it, on the socket `listening` if that is given.
+    """torch's key-value store. `keeps`: whether this process serves it, on the socket `listening` if there is one.
 
     Raises the errors that torch raises.
     """
@@ -176,8 +163,8 @@ def meet_workers(store: Any, rank: int, world: int, mine: WorkerDescription | st
             if time.monotonic() > deadline + GRACE_S:
                 raise LaunchError(f"rank 0 did not come within {timeout_s:g} s; nothing was written")
             time.sleep(POLL_S)
-        hellos = tuple(WorkerDescription(**one) for one in json.loads(store.get("go")))
-    return Participants(store, rank, hellos)
+        descriptions = tuple(WorkerDescription(**one) for one in json.loads(store.get("go")))
+    return Participants(store, rank, descriptions)
 
 
 def _await_all(store: Any, world: int, deadline: float, timeout_s: float) -> None:
@@ -186,7 +173,7 @@ def _await_all(store: Any, world: int, deadline: float, timeout_s: float) -> Non
     while missing:
         missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
         if missing and time.monotonic() > deadline:
-            _call_off(store)
+            _announce_failure(store)
             raise LaunchError(
                 f"{ranks_text(missing)} of {world} did not come within {timeout_s:g} s; nothing was written: start "
                 "all, or wait longer with --timeout"
@@ -196,35 +183,37 @@ def _await_all(store: Any, world: int, deadline: float, timeout_s: float) -> Non
     answers = [json.loads(store.get(f"here/{rank}")) for rank in range(world)]
     for rank, answer in enumerate(answers):
         if isinstance(answer, str):
-            _call_off(store)
+            _announce_failure(store)
             raise LaunchError(answer if rank == 0 else f"rank {rank}: {answer}")
     store.set("go", json.dumps(answers))
 
 
-def _call_off(store: Any) -> None:
+def _announce_failure(store: Any) -> None:
     """Announce the failure, and give the others time to read it, since the store ends with this worker."""
     store.set("missing", "")
     time.sleep(10 * POLL_S)
 
 
-def join_process_group(meeting: Participants, timeout_s: float) -> tuple[torch.device, str]:
+def join_process_group(participants: Participants, timeout_s: float) -> tuple[torch.device, str]:
     """Make the process group of all workers; returns (this worker's device, the backend of all-reduces).
 
     Raises `LaunchError`, or `ReportedElsewhere` where rank 0 reports the error.
     """
-    mine = meeting.hellos[meeting.rank]
-    kinds = sorted({hello.device for hello in meeting.hellos})
+    mine = participants.descriptions[participants.rank]
+    kinds = sorted({description.device for description in participants.descriptions})
     if len(kinds) > 1:
-        raise (LaunchError if meeting.rank == 0 else ReportedElsewhere)(
+        raise (LaunchError if participants.rank == 0 else ReportedElsewhere)(
             f"some workers measure {kinds[0]} and some {kinds[1]}: give all of them the same --device"
         )
-    if len(set(meeting.places)) == 1 and Path("/sys/class/net/lo").exists():
+    if len(set(participants.places)) == 1 and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # workers of one machine do the same in a run
-    here = [rank for rank, place in enumerate(meeting.places) if place == mine.place]
-    own_gpu = all(hello.gpus >= meeting.places.count(hello.place) for hello in meeting.hellos)
+    here = [rank for rank, place in enumerate(participants.places) if place == mine.place]
+    own_gpu = all(
+        description.gpus >= participants.places.count(description.place) for description in participants.descriptions
+    )
     device = torch.device("cpu")
     if mine.device == "cuda":
-        device = torch.device("cuda", here.index(meeting.rank) % mine.gpus)
+        device = torch.device("cuda", here.index(participants.rank) % mine.gpus)
         torch.cuda.set_device(device)
         if own_gpu and not dist.is_nccl_available():
             raise LaunchError("this build of torch has no NCCL, by which GPUs reduce gradients in a run")
@@ -233,9 +222,9 @@ def join_process_group(meeting: Participants, timeout_s: float) -> tuple[torch.d
     with peer_loss_explained("the workers could not connect to each other"):
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
-            store=dist.PrefixStore("group", meeting.store),  # type: ignore[attr-defined]
-            rank=meeting.rank,
-            world_size=meeting.world,
+            store=dist.PrefixStore("group", participants.store),  # type: ignore[attr-defined]
+            rank=participants.rank,
+            world_size=participants.world,
             timeout=timeout,
         )
     return device, backend
@@ -249,66 +238,3 @@ def shares_memory(device: torch.device) -> bool:
 def ranks_text(ranks: Sequence[int]) -> str:
     """Format ranks as `rank 2` or `ranks 2 and 3`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
-
-
-LOOK_S = 0.25
-ANSWER_S = 2.0
-"""Time for the other workers to answer."""
-END_S = 6.0
-"""Time after which a worker that is stuck in a receive is ended."""
-STATUS = 2
-
-
-class LossDetector:
-    """Watches for failures. Every worker creates one as soon as all of them have met."""
-
-    def __init__(self, meeting: Participants) -> None:
-        self._meeting = meeting
-        self._over = threading.Event()
-        self._noticed = threading.Event()
-        threading.Thread(target=self._watch, daemon=True, name="parting").start()
-
-    def end(self) -> None:
-        """Stop watching, after the benchmark has succeeded."""
-        self._over.set()
-
-    def explain(self, error: LaunchError) -> LaunchError | ReportedElsewhere:
-        """The exception that this worker should raise in place of `error`."""
-        store, rank, world = self._meeting.store, self._meeting.rank, self._meeting.world
-        own = not isinstance(error, PeerLost)
-        try:
-            if own:
-                store.set(f"error/{rank}", str(error))
-            store.set(f"alive/{rank}", "")
-            store.set("fault", "")
-            deadline = time.monotonic() + ANSWER_S
-            silent = list(range(world))
-            while silent and time.monotonic() < deadline:
-                time.sleep(LOOK_S / 5)
-                silent = [one for one in silent if not store.check([f"alive/{one}"])]
-            guilty = [one for one in range(world) if store.check([f"error/{one}"])]
-        except RuntimeError:  # the store is gone, and with it rank 0, which kept it
-            if self._noticed.is_set():
-                return ReportedElsewhere()  # rank 0 knew of the fault, so it has reported the fault before it ended
-            local = [one for one in range(1, world) if self._meeting.places[one] == self._meeting.places[rank]]
-            lost = PeerLost("rank 0 was lost while links were measured; nothing was written")
-            return lost if rank in local[:1] else ReportedElsewhere()
-        if guilty:
-            return error if own and rank == guilty[0] else ReportedElsewhere()
-        reporter = min(one for one in range(world) if one not in silent)
-        if rank != reporter:
-            return ReportedElsewhere()
-        if not silent:
-            return error
-        loss = f"{ranks_text(silent)} {'was' if len(silent) == 1 else 'were'} lost"
-        return PeerLost(f"{loss} while links were measured; nothing was written")
-
-    def _watch(self) -> None:
-        store, rank = self._meeting.store.clone(), self._meeting.rank
-        with suppress(RuntimeError):
-            while not self._over.wait(LOOK_S):
-                if store.check(["fault"]):
-                    self._noticed.set()
-                    store.set(f"alive/{rank}", "")
-                    if not self._over.wait(END_S):
-                        os._exit(STATUS)

@@ -1,6 +1,6 @@
-"""One worker of the link benchmark, from the rendezvous to the end.
+"""Runs the link benchmark: as one worker under torchrun, or with workers forked from this process.
 
-The link benchmark without a launcher: workers are forked from this process, so that torch is imported once.
+Forking imports torch once for all workers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pipeplan_launch.link_benchmark.config import (
     ServerShare,
     ShowProgress,
 )
+from pipeplan_launch.link_benchmark.loss_detector import LossDetector
 from pipeplan_launch.link_benchmark.rendezvous import (
-    LossDetector,
     ReportedElsewhere,
     WorkerDescription,
     describe_worker,
@@ -47,6 +47,9 @@ from pipeplan_launch.link_benchmark.survey import LinkBenchmark
 QUIET_S = 1.5
 """Delay before a worker without a message ends. torchrun kills all workers as soon as one has ended, and the one that
 reports the error must come first."""
+SHOW, DONE, FAILED = "show", "done", "failed"
+PATIENCE_S = 10.0
+"""Time for a worker to end after it has sent its results."""
 
 
 def measure_under_torchrun(settings: BenchmarkSettings, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
@@ -75,21 +78,21 @@ def run_benchmark_worker(
     """
     torch.set_num_threads(1)
     keep_freed_memory()
-    meeting = meet_workers(store, rank, world, _hello_or_refusal(settings), settings.timeout_s)
-    parting = LossDetector(meeting)
+    participants = meet_workers(store, rank, world, _description_or_refusal(settings), settings.timeout_s)
+    loss_detector = LossDetector(participants)
     try:
-        device, backend = join_process_group(meeting, settings.timeout_s)
-        survey = LinkBenchmark(meeting, settings, device, backend)
+        device, backend = join_process_group(participants, settings.timeout_s)
+        survey = LinkBenchmark(participants, settings, device, backend)
         measured = survey.run(levels, show)
         process_groups.wait_for(survey.everyone)
-        parting.end()
+        loss_detector.end()
         dist.destroy_process_group()
     except LaunchError as error:
-        raise parting.explain(error) from error
+        raise loss_detector.explain(error) from error
     return measured
 
 
-def _hello_or_refusal(settings: BenchmarkSettings) -> WorkerDescription | str:
+def _description_or_refusal(settings: BenchmarkSettings) -> WorkerDescription | str:
     if settings.refusal:
         return settings.refusal
     try:
@@ -103,11 +106,6 @@ def _number(name: str) -> int:
     if not text.isdecimal():
         raise LaunchError(f"{name} is {text!r}: it must be a number, as torchrun sets it")
     return int(text)
-
-
-SHOW, DONE, FAILED = "show", "done", "failed"
-PATIENCE_S = 10.0
-"""Time for a worker to end after it has sent its results."""
 
 
 def measure_on_this_machine(

@@ -56,10 +56,12 @@ SHORTEST_S, LONGEST_S, LONGEST_PAIR_S = 0.15, 3.0, 0.3
 class LinkBenchmark:
     """The measurements of one worker."""
 
-    def __init__(self, meeting: Participants, settings: BenchmarkSettings, device: torch.device, backend: str) -> None:
+    def __init__(
+        self, participants: Participants, settings: BenchmarkSettings, device: torch.device, backend: str
+    ) -> None:
         """Connect to all other workers, which do the same at the same time."""
-        self._meeting, self._settings, self._device, self._backend = meeting, settings, device, backend
-        self._rank, self._world = meeting.rank, meeting.world
+        self._participants, self._settings, self._device, self._backend = participants, settings, device, backend
+        self._rank, self._world = participants.rank, participants.world
         self._began = time.monotonic()
         self._number = 0
         """Messages so far. The count is the same in all workers, so that no two messages have the same number."""
@@ -78,7 +80,7 @@ class LinkBenchmark:
 
     def _run(self, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
         pairs = self._pairs(show)
-        found = PairRates(self._meeting.places, {(one.ranks[0], one.ranks[1]): _rate(one) for one in pairs})
+        found = PairRates(self._participants.places, {(one.ranks[0], one.ranks[1]): _rate(one) for one in pairs})
         partitions: tuple[Partition, ...] | None = None
         try:
             partitions = levels(found) if self._rank == 0 else None
@@ -89,11 +91,11 @@ class LinkBenchmark:
         timed = self._levels(partitions, show)
         if self._rank:
             return None
-        facts = tuple(one.facts for one in self._meeting.hellos)
-        return MeasuredLinks(found, self._meeting.machines, facts, tuple(timed))
+        facts = tuple(one.facts for one in self._participants.descriptions)
+        return MeasuredLinks(found, self._participants.machines, facts, tuple(timed))
 
     def _pairs(self, show: ShowProgress) -> list[TimedOperation]:
-        rounds = pair_schedule.pair_rounds(self._meeting.places, self._meeting.machines)
+        rounds = pair_schedule.pair_rounds(self._participants.places, self._participants.machines)
         each = self._settings.budget_s * PAIRS_SHARE / len(rounds)
         limits = TimeLimits(min(LONGEST_PAIR_S, max(SHORTEST_S / 3, each)), ENOUGH_S)
         direct = self._backend == "nccl"
@@ -108,7 +110,7 @@ class LinkBenchmark:
         return self._collected(mine)
 
     def _levels(self, partitions: Iterable[Partition], show: ShowProgress) -> list[TimedOperation]:
-        jobs = pair_schedule.level_jobs(tuple(partitions), self._meeting.machines)
+        jobs = pair_schedule.level_jobs(tuple(partitions), self._participants.machines)
         groups = self._groups(jobs)
         left = process_groups.broadcast(self._began + self._settings.budget_s - time.monotonic(), 0, self.everyone)
         limits = TimeLimits(min(LONGEST_S, max(SHORTEST_S, left / len(jobs))))
@@ -158,7 +160,7 @@ class LinkBenchmark:
     def _way(self, job: pair_schedule.MeasurementJob, team: tuple[int, ...], direct: bool) -> str:
         if direct or (job.kind == RING and self._backend == "nccl"):
             return "NCCL"
-        one_place = len({self._meeting.places[rank] for rank in team}) == 1
+        one_place = len({self._participants.places[rank] for rank in team}) == 1
         return "shared memory" if job.kind != RING and one_place and shares_memory(self._device) else "Gloo"
 
     def _collected(self, mine: list[TimedOperation]) -> list[TimedOperation]:

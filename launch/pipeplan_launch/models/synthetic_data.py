@@ -18,7 +18,7 @@ from pipeplan_launch.models.text_loss import BEGIN, END, FIRST_WORD, PAD
 
 
 class GeneratedSamples(Dataset[Any]):
-    """Samples that are made when they are asked for, each from random numbers seeded by its index."""
+    """Samples that are made on access, each from random numbers seeded by its index."""
 
     def __init__(self, samples: int, make: Callable[[int, torch.Generator], Any], seed: int) -> None:
         """`make`: makes a sample from its index and its random generator."""

@@ -24,7 +24,7 @@ class Compression:
 
 @dataclass(frozen=True)
 class GradientAveraging:
-    """How the replicas of a stage average their gradients: exactly, unless one of the fields is set."""
+    """Options for averaging the gradients of a stage's replicas: exactly, unless one of the fields is set."""
 
     compression: Compression | None = None
     significance: float | None = None

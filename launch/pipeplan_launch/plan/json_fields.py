@@ -1,6 +1,6 @@
 """Typed access to the fields of a JSON object. A missing or mistyped field is a one-line `LaunchError`.
 
-`where` names the file in errors.
+All functions take `where`, the name of the file for errors.
 """
 
 from __future__ import annotations

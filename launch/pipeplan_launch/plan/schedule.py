@@ -170,7 +170,7 @@ def _accumulated(shape: StageShape) -> int:
 
 
 def update_lag(pipeline: Sequence[StageShape], stage: int) -> int:
-    """How many updates late a stage runs: 1 if it has replicas in a pipeline of several stages, otherwise 0.
+    """Number of updates by which a stage is late: 1 if it has replicas in a pipeline of several stages, otherwise 0.
 
     Replicas must agree on an update before it, and several stages make training asynchronous anyway.
     """

@@ -1,5 +1,4 @@
-"""Which process is which worker of the plan, and whether the links between them are as planned.
+"""The assignment of processes to the workers of the plan.
 
-The mapping is derived at the start from where the processes run, never from a host name in a file. `link_check`
-compares the planned with the measured links and prints one warning.
+It is derived at the start from the locations of the processes, never from a host name in a file.
 """

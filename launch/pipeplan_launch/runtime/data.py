@@ -19,7 +19,7 @@ from pipeplan_launch.runtime.prefetch import Prefetcher
 
 @dataclass(frozen=True)
 class MinibatchSizes:
-    """How the samples of a data set are divided into minibatches.
+    """Division of a data set's samples into minibatches.
 
     A model that takes any batch size gets a smaller last minibatch. A model traced for a single size does not:
     training leaves the last samples out, and evaluation fills up the last minibatch with padding samples that do not
@@ -104,7 +104,7 @@ class Batches:
             self._prefetcher = None
 
     def load(self, minibatch: int) -> Batch:
-        """A minibatch's inputs and target."""
+        """Load a minibatch's inputs and target."""
         batch = self._prefetcher.take(minibatch) if self._prefetcher is not None else None
         return self._read(minibatch) if batch is None else batch
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from pipeplan_launch.comm.p2p import Direction, Transport
 from pipeplan_launch.comm.ring_buffer import MessageTensor
@@ -25,6 +24,7 @@ from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, own_minibatches
 from pipeplan_launch.runtime.data import Batches
+from pipeplan_launch.runtime.nested_tensors import to_device
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch
 from pipeplan_launch.telemetry.timeline import Timeline
 from pipeplan_launch.tracing.stage_program import BoundaryTensor, Program
@@ -32,9 +32,9 @@ from pipeplan_launch.tracing.stage_program import BoundaryTensor, Program
 ActionHandler = Callable[[int], None]
 """Runs an action, given its index."""
 SegmentLimit = Callable[[int], int | None]
-"""Asked for the end of the segment before the forward of a minibatch, with its index, and before the all-reduce of a
-group, with the index of the group's first minibatch. Returns None to go on, or the index at which the segment ends,
-which is at most that index. All workers of a segment must get the same end."""
+"""Returns the index at which the segment ends, or None to go on. Called with the index of a minibatch before its
+forward, and with that of a group's first minibatch before the group's all-reduce; the end is at most that index. All
+workers of a segment must get the same end."""
 POSTED_RECEIVES = 2
 """Receives of activations posted in advance: one in use and one under way. Each costs the memory of a minibatch."""
 
@@ -135,8 +135,8 @@ class Engine:
         self._handlers = handlers
         self._segment: Segment | None = None
         self._count = 0
-        self._to_post: Sequence[int] = ()
-        self._wires: dict[tuple[str, int], MessageTensor] = {}
+        self._receives_to_post: Sequence[int] = ()
+        self._message_tensors: dict[tuple[str, int], MessageTensor] = {}
 
     def run(self, segment: Segment) -> int:
         """Run this worker's share of a segment. Returns the number of minibatches of the segment, fewer if `limit`
@@ -145,10 +145,10 @@ class Engine:
         place = self.place
         self.transport.open()
         self._segment, self._count = segment, segment.count
-        self._to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, self._count)
+        self._receives_to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, self._count)
         for _ in range(POSTED_RECEIVES):
-            self._post_next()
-        with segment.batches.prefetch(self._to_read()):
+            self._post_next_receive()
+        with segment.batches.prefetch(self._minibatches_to_read()):
             for action in self._actions():
                 check_interrupt()
                 self._handlers[action.kind](action.index)
@@ -171,7 +171,7 @@ class Engine:
         if self.place.is_first:
             return []
         received = self.transport.take(Direction.ACTIVATIONS, self.segment.number(index))
-        self._post_next()
+        self._post_next_receive()
         return received
 
     def send_activations(self, index: int, outputs: Sequence[Tensor]) -> None:
@@ -183,10 +183,10 @@ class Engine:
         """Wait until the activations of a minibatch have left for the next stage, if they were sent."""
         self.transport.settle(Direction.ACTIVATIONS, self.segment.number(index))
 
-    def wires(self, tensors: Sequence[BoundaryTensor], index: int) -> list[MessageTensor]:
+    def layout(self, tensors: Sequence[BoundaryTensor], index: int) -> list[MessageTensor]:
         """Shapes and types of the tensors that cross a cut, for this minibatch's size."""
         size = self.size(index)
-        return [self._wire(tensor, size) for tensor in tensors]
+        return [self._message_tensor(tensor, size) for tensor in tensors]
 
     def size(self, index: int) -> int:
         """Samples that the model runs on in this minibatch, including padding samples."""
@@ -204,7 +204,7 @@ class Engine:
         target = to_device(batch.target, self.place.device) if self.place.is_last else None
         return inputs, target
 
-    def _to_read(self) -> list[int]:
+    def _minibatches_to_read(self) -> list[int]:
         """Numbers of the minibatches that this worker will read, in order."""
         place = self.place
         if not place.program.model_inputs and not place.is_last:
@@ -247,11 +247,9 @@ class Engine:
 
     def _actions(self) -> Iterator[Action]:
         """The schedule's stream. If `limit` ends the segment, the rest is the stream of a segment that ends there."""
-        done: dict[
-            ActionKind, int
-        ] = {}  # the last index of each kind, whose actions come in the order of their indices
+        done: dict[ActionKind, int] = {}  # last index of each kind: actions of one kind are in the order of indices
         for action in self._stream():
-            end = self._end_before(action)
+            end = self._segment_end_before(action)
             if end is not None:
                 self._count = end
                 break
@@ -263,7 +261,7 @@ class Engine:
             if action.index > done.get(action.kind, -1):
                 yield action
 
-    def _end_before(self, action: Action) -> int | None:
+    def _segment_end_before(self, action: Action) -> int | None:
         """The index at which the segment ends, if this action would go beyond it; otherwise None.
 
         A replica joins the all-reduce of a group even if it has no minibatch in it, so the group's first minibatch
@@ -279,34 +277,24 @@ class Engine:
         place = self.place
         return self.schedule.stream(place.plan.shapes, place.stage, place.replica, self._count)
 
-    def _wire(self, tensor: BoundaryTensor, size: int) -> MessageTensor:
+    def _message_tensor(self, tensor: BoundaryTensor, size: int) -> MessageTensor:
         """The shape and type of a tensor at this size. Cached, because evaluating a symbolic shape takes longer than
         sending a small tensor.
         """
-        wire = self._wires.get((tensor.name, size))
-        if wire is None:
-            wire = self._wires[tensor.name, size] = MessageTensor(tuple(tensor.shape(size)), tensor.dtype)
-        return wire
+        message_tensor = self._message_tensors.get((tensor.name, size))
+        if message_tensor is None:
+            message_tensor = self._message_tensors[tensor.name, size] = MessageTensor(
+                tuple(tensor.shape(size)), tensor.dtype
+            )
+        return message_tensor
 
-    def _post_next(self) -> None:
-        if self._to_post:
-            index, self._to_post = self._to_post[0], self._to_post[1:]
+    def _post_next_receive(self) -> None:
+        if self._receives_to_post:
+            index, self._receives_to_post = self._receives_to_post[0], self._receives_to_post[1:]
             source = self.place.peer(self.place.stage - 1, index)
-            wires = self.wires(self.place.program.receives, index)
-            self.transport.post(Direction.ACTIVATIONS, self.segment.number(index), source, wires)
+            layout = self.layout(self.place.program.receives, index)
+            self.transport.post(Direction.ACTIVATIONS, self.segment.number(index), source, layout)
 
 
 def _no_limit(_: int) -> int | None:
     return None
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """Move the tensors of a nested structure to a device."""
-    return map_tensors(value, lambda tensor: tensor.to(device))
-
-
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Apply `change` to the tensors in nested tuples, lists, dicts and other types that torch's pytree knows, such as
-    a registered dataclass. Other values stay as they are.
-    """
-    return tree_map_only(Tensor, change, value)

@@ -12,7 +12,7 @@ from pipeplan_launch.comm import gradient_exchange
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.elastic.graceful_stop import GracefulStop
 from pipeplan_launch.elastic.process_groups import Groups, run_in_all
-from pipeplan_launch.elastic.restart_state import announce_stop
+from pipeplan_launch.elastic.restart_state import record_stop_line
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.callback_calls import CallbackList
 from pipeplan_launch.job.callbacks import EpochResult, MinibatchInfo, RunInfo
@@ -48,7 +48,7 @@ class EpochLoop:
         self._training, self._sizes, self._stopping = stage.training, stage.train_sizes, stopping
         self._epochs = epoch_count(options)
         place = stage.place
-        self._leads = place.rank == place.plan.active[0]
+        self._is_leader = place.rank == place.plan.active[0]
         self._reports = place.is_last and place.replica == 0
         self._saved: tuple[Position, Path] | None = None
         """Position and folder of this run's last checkpoint."""
@@ -57,10 +57,10 @@ class EpochLoop:
         """Results of the epochs that this process has finished."""
         self.stopped: Position | None = None
         """Position at which a stop request ended the run."""
-        self._at, self._history = Position(0, 0, self._sizes.count), History()
+        self._position, self._history = Position(0, 0, self._sizes.count), History()
         if resumed is not None:
-            self._at, self._history = position_in(resumed, self._sizes), resumed.history
-            self._saved = None if start.goes_on_elsewhere else (self._at, resumed.folder)
+            self._position, self._history = position_in(resumed, self._sizes), resumed.history
+            self._saved = None if start.continues_other_run else (self._position, resumed.folder)
         self._set_rates()
         self._listeners = CallbackList(place.job.callbacks if self._reports else ())
         if self._reports:
@@ -72,30 +72,30 @@ class EpochLoop:
         if self._reports:
             self._training.on_minibatch = lambda step: self._report_minibatch(step, progress)
             self._listeners.start(self._run_info())
-        if self._start.goes_on_elsewhere:
+        if self._start.continues_other_run:
             self._save()  # from now on this run does not depend on the other run's folder
-        while self._at.epoch < self._epochs:
+        while self._position.epoch < self._epochs:
             stop = self._train_epoch() or self._finish_epoch(progress)
             if stop:
                 self._stop()
                 break
-            self._at = Position(self._at.epoch + 1, 0, self._sizes.count)
-        at = self.stopped
+            self._position = Position(self._position.epoch + 1, 0, self._sizes.count)
+        position = self.stopped
         return {
             "epochs": self._history.results,
-            "stopped": None if at is None else {"epoch": at.epoch, "minibatch": at.minibatch},
+            "stopped": None if position is None else {"epoch": position.epoch, "minibatch": position.minibatch},
         }
 
     def _train_epoch(self) -> bool:
         """Train the rest of the epoch, with checkpoints at the requested interval. Returns whether to stop before its
         end.
         """
-        batches = Batches(self._stage.data.train, self._sizes, self._start.seed, self._at.epoch, self._stage.data)
+        batches = Batches(self._stage.data.train, self._sizes, self._start.seed, self._position.epoch, self._stage.data)
         met_s = process_groups.synchronise_workers(self._groups.active)
-        self._training.begin_timeline(self._at.epoch, self._at.minibatch, self._sizes.count, met_s)
-        while not self._at.whole:
-            end = segment_end(self._at.minibatch, self._sizes.count, self._options.checkpoint_minibatches)
-            segment = Segment(self._at.epoch, batches, self._at.minibatch, end)
+        self._training.begin_timeline(self._position.epoch, self._position.minibatch, self._sizes.count, met_s)
+        while not self._position.epoch_trained:
+            end = segment_end(self._position.minibatch, self._sizes.count, self._options.checkpoint_minibatches)
+            segment = Segment(self._position.epoch, batches, self._position.minibatch, end)
             ran, stop = self._run(self._training, segment)
             self._pace = self._training.recorder.pace_s()
             steps = self._training.recorder.end_epoch(segment.first)
@@ -103,18 +103,18 @@ class EpochLoop:
             total, count = process_groups.sum_over([sum(losses), float(len(losses))], self._groups.active)
             self._history.loss_sum += total
             self._history.losses += int(count)
-            self._at = replace(self._at, minibatch=segment.first + ran)
-            if stop or self._at.whole:
+            self._position = replace(self._position, minibatch=segment.first + ran)
+            if stop or self._position.epoch_trained:
                 self._training.timeline.write(self._start.run)
             if stop:
                 return True
-            if not self._at.whole:
+            if not self._position.epoch_trained:
                 self._save()
         return False
 
     def _finish_epoch(self, progress: Progress) -> bool:
         """Write a checkpoint and evaluate. Returns whether to stop here."""
-        number, last = self._at.epoch + 1, self._at.epoch + 1 == self._epochs
+        number, last = self._position.epoch + 1, self._position.epoch + 1 == self._epochs
         if last or number % self._options.checkpoint_every == 0:
             self._save()
         due = last or number % self._options.evaluate_every == 0
@@ -130,7 +130,7 @@ class EpochLoop:
         if self._reports:
             print_status(result.line(self._epochs, self._pace))
             if result.loss is not None:
-                progress.warn_unless_finite(result.loss, self._at.epoch, None)
+                progress.warn_unless_finite(result.loss, self._position.epoch, None)
             self._listeners.epoch(result)
         return stop and not last
 
@@ -142,8 +142,8 @@ class EpochLoop:
         if stage.test_sizes is None:
             return self._no_score(), False
         data: Any = stage.data.test if stage.data.test is not None else stage.data.train
-        batches = Batches(data, stage.test_sizes, self._start.seed, self._at.epoch, stage.data)
-        segment = Segment(self._at.epoch, batches)
+        batches = Batches(data, stage.test_sizes, self._start.seed, self._position.epoch, stage.data)
+        segment = Segment(self._position.epoch, batches)
         ran, stop = self._run(stage.forward, segment)
         return (stage.forward.score if ran == segment.count else None), stop
 
@@ -155,7 +155,7 @@ class EpochLoop:
         total = score.from_sum(process_groups.sum_over(score.as_list(), self._groups.active))
         has_loss = self._stage.place.job.loss is not None and total.samples
         return EpochResult(
-            epoch=self._at.epoch + 1,
+            epoch=self._position.epoch + 1,
             loss=self._history.loss,
             test_correct=total.correct,
             test_judged=total.judged,
@@ -174,26 +174,26 @@ class EpochLoop:
     def _stop(self) -> None:
         """Save a checkpoint and record where training stopped."""
         self._save()
-        self.stopped = self._at
-        if self._leads:
-            announce_stop(f"stopped after {self._at}: --resume goes on from there")
+        self.stopped = self._position
+        if self._is_leader:
+            record_stop_line(f"stopped after {self._position}: --resume goes on from there")
 
     def _save(self) -> None:
         """Write a checkpoint of the current position, unless there is one already."""
-        if self._saved is None or self._saved[0] != self._at:
+        if self._saved is None or self._saved[0] != self._position:
             folder = stage_checkpoint.save_checkpoint(
-                self._stage, self._groups, self._start.run, self._at, self._history
+                self._stage, self._groups, self._start.run, self._position, self._history
             )
-            self._saved = self._at, folder
+            self._saved = self._position, folder
             self._listeners.checkpoint(folder)
 
     def _save_result(self) -> None:
         """Add the evaluation's result to the epoch's checkpoint, if it has one."""
-        if self._saved is not None and self._saved[0] == self._at:
+        if self._saved is not None and self._saved[0] == self._position:
             _, folder = self._saved
             run_in_all(
                 self._groups.active,
-                lambda: stage_checkpoint.add_evaluation(folder, self._history) if self._leads else None,
+                lambda: stage_checkpoint.add_evaluation(folder, self._history) if self._is_leader else None,
             )
 
     def _set_rates(self) -> None:
@@ -205,19 +205,19 @@ class EpochLoop:
             return
         if rates.needs_test_loss and self._stage.test_sizes is None:
             raise LaunchError("ReduceLROnPlateau follows the test loss: give the job's data a test set")
-        minibatches = self._at.epoch * self._sizes.count + self._at.minibatch
+        minibatches = self._position.epoch * self._sizes.count + self._position.minibatch
         rates.catch_up(minibatches, [result.get("test_loss") for result in self._history.results])
 
     def _run_info(self) -> RunInfo:
-        plan, at = self._stage.place.plan, self._at
+        plan, position = self._stage.place.plan, self._position
         return RunInfo(
             folder=self._start.run,
             plan=plan.written(),
             minibatch=plan.minibatch,
             epochs=self._epochs,
             minibatches=self._sizes.count,
-            epoch=at.epoch,
-            minibatch_of_epoch=at.minibatch,
+            epoch=position.epoch,
+            minibatch_of_epoch=position.minibatch,
         )
 
     def _report_minibatch(self, step: MinibatchRecord, progress: Progress) -> None:
@@ -256,16 +256,17 @@ class EpochLoop:
 
     def _print_start(self, resumed: Manifest | None) -> None:
         """Print the notes, and where training resumes."""
-        after_fault = self._groups.attempt.after_fault()
-        if not after_fault:  # the first attempt has printed them
+        restart_prefix = self._groups.attempt.restart_prefix()
+        if not restart_prefix:  # the first attempt has printed them
             self._print_notes()
         if resumed is None:
-            if after_fault:
-                print_status(f"{after_fault}training begins anew, as there is no checkpoint yet")
+            if restart_prefix:
+                print_status(f"{restart_prefix}training begins anew, as there is no checkpoint yet")
             return
-        print_status(f"{after_fault}resumed from {resumed.folder}, after {resumed.position}")
-        repeated = resumed.position.minibatch * resumed.minibatch_samples - self._at.minibatch * self._sizes.minibatch
-        if not resumed.position.whole and repeated:
+        print_status(f"{restart_prefix}resumed from {resumed.folder}, after {resumed.position}")
+        done = resumed.position.minibatch * resumed.minibatch_samples
+        repeated = done - self._position.minibatch * self._sizes.minibatch
+        if not resumed.position.epoch_trained and repeated:
             print_status(
                 f"note: with minibatches of {self._sizes.minibatch}, {repeated} samples of this epoch are run again"
             )
@@ -289,14 +290,15 @@ def position_in(manifest: Manifest, sizes: MinibatchSizes) -> Position:
 
     The order of the samples does not depend on the minibatch size, so the number of samples determines the position.
     """
-    at = manifest.position
-    if at.whole:
-        evaluated = manifest.finished > at.epoch
-        return Position(at.epoch + 1, 0, sizes.count) if evaluated else Position(at.epoch, sizes.count, sizes.count)
+    position = manifest.position
+    if position.epoch_trained:
+        if manifest.finished > position.epoch:  # it is evaluated, too
+            return Position(position.epoch + 1, 0, sizes.count)
+        return Position(position.epoch, sizes.count, sizes.count)
     if manifest.samples != sizes.samples:
         raise LaunchError(
             f"{manifest.folder} is in the middle of an epoch over {manifest.samples} samples, and the job's training "
-            f"data has {sizes.samples}"
+            f"data has {sizes.samples}: resume with the same training data"
         )
-    done = at.minibatch * manifest.minibatch_samples // sizes.minibatch
-    return Position(at.epoch, min(done, sizes.count), sizes.count)
+    done = position.minibatch * manifest.minibatch_samples // sizes.minibatch
+    return Position(position.epoch, min(done, sizes.count), sizes.count)

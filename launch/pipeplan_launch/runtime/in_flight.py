@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeplan_launch.runtime.engine import map_tensors
+from pipeplan_launch.runtime.nested_tensors import map_tensors
 from pipeplan_launch.runtime.recompute import ForwardConditions
 
 
@@ -24,7 +24,7 @@ class StageInputs:
 
     @property
     def write_counts(self) -> list[int]:
-        """How often each tensor that was read from the data has been written to."""
+        """Number of writes to each tensor that was read from the data."""
         tensors: list[Tensor] = []
 
         def note(tensor: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class StageInputs:
 
 @dataclass(frozen=True)
 class InFlightMinibatch:
-    """Start and end of a minibatch's backward pass: the inputs of its forward pass, and its outputs."""
+    """Inputs and outputs of a minibatch's forward pass, which its backward pass needs."""
 
     inputs: StageInputs
     outputs: Sequence[Tensor]

@@ -14,7 +14,8 @@ from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.seeds import seed_forward
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind
-from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace, map_tensors
+from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace
+from pipeplan_launch.runtime.nested_tensors import map_tensors
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.timeline import FORWARD, WAIT
 

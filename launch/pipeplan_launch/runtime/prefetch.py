@@ -30,7 +30,7 @@ class _Failed:
 
 
 class _Minibatches(Dataset[Batch | _Failed]):
-    """The minibatches as a data set, each of which is read when it is asked for."""
+    """The minibatches as a data set, which reads each on access."""
 
     def __init__(self, read: ReadMinibatch) -> None:
         self._read = read
@@ -43,7 +43,7 @@ class _Minibatches(Dataset[Batch | _Failed]):
 
 
 class Prefetcher:
-    """Prefetches minibatches in the order in which they will be asked for, each in one of several processes."""
+    """Prefetches minibatches in the order in which they are needed, each in one of several processes."""
 
     def __init__(self, read: ReadMinibatch, minibatches: Sequence[int], processes: int) -> None:
         self._expected = list(reversed(minibatches))

@@ -33,12 +33,12 @@ class RunStart:
     """The run folder."""
     seed: int
     checkpoint: Path | None = None
-    """The checkpoint from which to go on; None for a new run."""
+    """The checkpoint from which to continue; None for a new run."""
     finished: int | None = None
     """Number of epochs of the run to resume, if there is nothing left to do; else None."""
 
     @property
-    def goes_on_elsewhere(self) -> bool:
+    def continues_other_run(self) -> bool:
         """Whether the checkpoint belongs to another run."""
         return self.checkpoint is not None and self.checkpoint.parent.parent != self.run
 
@@ -51,13 +51,13 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
     check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
     # The store comes first, as rank 0 may be on another server after a restart. The launcher's folder is the fallback,
     # as torchrun may use a new store for each attempt.
-    before = (attempt.run_before() if attempt is not None else None) or restart_state.run_of_last_attempt()
-    if before is not None:
-        start = _restart(before, options, plan)
+    previous_run = (attempt.previous_run() if attempt is not None else None) or restart_state.run_of_last_attempt()
+    if previous_run is not None:
+        start = _restart(previous_run, options, plan)
     elif options.resume:
         run = run_folder.run_to_resume(options.plan_folder, options.run_dir)
         run_folder.lock_run(run, patience_s=0.0)
-        start = _go_on(run, checkpoint.find_checkpoint(run), options, plan)
+        start = _continue_run(run, checkpoint.find_checkpoint(run), options, plan)
     elif options.resume_from is not None:
         manifest = checkpoint.find_checkpoint(options.resume_from)
         _check_fits(manifest, options, plan)
@@ -79,7 +79,7 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
 def build_own_stage(
     options: RunOptions, plan: LaunchPlan, groups: Groups, start: RunStart
 ) -> tuple[WorkerStage, Manifest | None] | None:
-    """(this worker's stage, the checkpoint from which it goes on); None for an idle worker. Raises `LaunchError`."""
+    """(this worker's stage, the checkpoint it was restored from); None for an idle worker. Raises `LaunchError`."""
     rank = dist.get_rank()
     if plan.place(rank) is None:
         return None
@@ -107,7 +107,7 @@ def _new_run(options: RunOptions) -> Path:
     return run
 
 
-def _go_on(run: Path, manifest: Manifest, options: RunOptions, plan: LaunchPlan) -> RunStart:
+def _continue_run(run: Path, manifest: Manifest, options: RunOptions, plan: LaunchPlan) -> RunStart:
     """Continue a run in its own folder."""
     _check_fits(manifest, options, plan)
     if manifest.finished >= epoch_count(options) and covers_epochs(run, manifest.finished):
@@ -121,7 +121,7 @@ def _restart(run: Path, options: RunOptions, plan: LaunchPlan) -> RunStart:
     run_folder.lock_run(run)
     manifest = checkpoint.latest_checkpoint(run)
     if manifest is not None:
-        return _go_on(run, manifest, options, plan)
+        return _continue_run(run, manifest, options, plan)
     if options.resume_from is None:
         run_folder.reopen_run(run, 0, 0)
         return RunStart(run, options.seed or 0)

@@ -37,8 +37,8 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
     place, training = stage.place, stage.training
     assert training is not None
     leader = place.plan.active[0]
-    leads = place.rank == leader
-    run_in_all(groups.active, lambda: checkpoint.begin_checkpoint(run) if leads else None)
+    is_leader = place.rank == leader
+    run_in_all(groups.active, lambda: checkpoint.begin_checkpoint(run) if is_leader else None)
     try:
         plain, moments = run_in_all(
             groups.active, lambda: optimizer_state.optimizer_state(training.optimizer, training.trained)
@@ -47,9 +47,9 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
             run / checkpoint.PARTIAL_CHECKPOINT, model_state(place.program) | moments, groups.active
         )
         parts = process_groups.gather_at((plain if place.replica == 0 else None, written), leader, groups.active)
-        run_in_all(groups.active, lambda: _commit(stage, run, position, history, parts) if leads else None)
+        run_in_all(groups.active, lambda: _commit(stage, run, position, history, parts) if is_leader else None)
     except LaunchError:
-        if leads:
+        if is_leader:
             checkpoint.abandon_checkpoint(run)
         raise
     assert stage.train_sizes is not None

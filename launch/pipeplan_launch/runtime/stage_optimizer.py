@@ -1,19 +1,4 @@
-"""The stage optimiser: trained parameters, their weight versions, the job's optimiser, its learning rates, and
-clipping.
-
-The learning rate of one stage, as torch's scheduler sets it.
-
-Stages make different numbers of updates in an epoch, so a scheduler cannot step once per update. It steps per epoch,
-or per minibatch of the pipeline: after each update it steps as many times as the update covers minibatches, so that
-all stages have the same rate for the same minibatch. The scheduler's state follows from how far training has come,
-and for `ReduceLROnPlateau` also from the test losses. A checkpoint holds both for any plan, so it needs no scheduler
-state.
-
-Gradient clipping by norm, as `torch.nn.utils.clip_grad_norm_` does it.
-
-If the schedule flushes, all stages update at the same point, and the norm is that of the whole model. Otherwise each
-stage updates at its own time, and waiting for the others would drain the pipeline, so each stage uses its own norm.
-"""
+"""The stage optimiser: the job's optimiser on one stage, with weight versions, learning rates and gradient clipping."""
 
 from __future__ import annotations
 
@@ -34,9 +19,82 @@ from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.weight_stash import WeightVersions
 from pipeplan_launch.telemetry.progress import print_status
 
+_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+
+
+class StageOptimizer:
+    """Turns averaged gradients into the next version of a stage's weights."""
+
+    def __init__(self, place: WorkerPlace, flush: dist.ProcessGroup | None) -> None:
+        """`flush`: all workers of all stages, if the schedule flushes. Raises `LaunchError`."""
+        parameters = place.program.parameters_by_name()
+        self.trained: dict[str, nn.Parameter] = _trainable(parameters)
+        self.optimizer: Optimizer | None = None
+        """None if the stage trains nothing."""
+        self.rates: LearningRates | None = None
+        if self.trained:
+            info = _stage_info(place, self.trained)
+            with user_code_errors("the job's optimizer"):
+                self.optimizer = place.job.make_optimizer(list(self.trained.values()), info)
+            self.rates = LearningRates(place.job, self.optimizer, info)
+        self.versions = WeightVersions(parameters)
+        self._clipping = make_clipping(place, flush)
+
+    def clip(self, averaged: Mapping[str, Tensor]) -> None:
+        """Clip the gradients of an update in place, as the job asks."""
+        if self._clipping is not None:
+            self._clipping.clip(averaged.values())
+
+    def step(self, averaged: Mapping[str, Tensor]) -> None:
+        """Make the next version of the weights from gradients by parameter name."""
+        changed = []
+        for name, gradient in averaged.items():
+            parameter = self.trained[name]
+            parameter.grad = gradient
+            changed.append(parameter)
+        # Stages that train nothing count updates too: minibatches ask for their weights by the number of updates.
+        self.versions.update(changed, self.optimizer.step if self.optimizer is not None else _no_step)
+        for parameter in changed:
+            parameter.grad = None
+
+
+def _no_step() -> None:
+    """The optimiser step of a stage that trains nothing."""
+
+
+def _stage_info(place: WorkerPlace, trained: Mapping[str, nn.Parameter]) -> StageInfo:
+    plan = place.plan
+    return StageInfo(
+        stage=place.stage,
+        stages=len(plan.pipeline),
+        replicas=place.replicas,
+        minibatch=plan.minibatch,
+        minibatches_per_update=plan.schedule.group_size(plan.shapes[place.stage]),
+        schedule=plan.schedule.name,
+        named_parameters=tuple(trained.items()),
+    )
+
+
+def _trainable(parameters: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
+    """The trainable parameters by name, a tied one under its first name only."""
+    seen: set[int] = set()
+    result: dict[str, nn.Parameter] = {}
+    for name, parameter in parameters.items():
+        if isinstance(parameter, nn.Parameter) and parameter.requires_grad and id(parameter) not in seen:
+            seen.add(id(parameter))
+            result[name] = parameter
+    return result
+
 
 class LearningRates:
-    """Steps the job's scheduler, if it has one."""
+    """Steps the job's scheduler, if it has one.
+
+    Stages make different numbers of updates in an epoch, so a scheduler cannot step once per update. It steps per
+    epoch, or per minibatch of the pipeline: after each update it steps as many times as the update covers
+    minibatches, so that all stages have the same rate for the same minibatch. The scheduler's state follows from how
+    far training has come, and for `ReduceLROnPlateau` also from the test losses. A checkpoint holds both for any
+    plan, so it needs no scheduler state.
+    """
 
     keys: frozenset[str]
     """Optimiser settings that follow from the job, the plan and the progress of training, and not from a checkpoint."""
@@ -99,18 +157,20 @@ class LearningRates:
                 self.after_epoch(loss)
 
 
-_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-
-
 class GradientClipping:
-    """Scales the gradients of each update down to a largest norm."""
+    """Scales the gradients of each update down to a largest norm, as `torch.nn.utils.clip_grad_norm_` does.
+
+    If the schedule flushes, all stages update at the same point, and the norm is that of the whole model. Otherwise
+    each stage updates at its own time, and waiting for the others would drain the pipeline, so each stage uses its
+    own norm.
+    """
 
     def __init__(
         self, limit: float, group: dist.ProcessGroup | None, *, contributes: bool = True, warns: bool, where: str
     ) -> None:
-        """`group`: all workers of all stages if the norm is that of the whole model. Its norm sums the gradients of
-        workers with `contributes`, one replica of each stage. Workers with `warns` print warnings, which call the
-        gradients those `where`.
+        """`limit`: the largest norm. `group`: all workers of all stages if the norm is that of the whole model, which
+        sums the gradients of the workers with `contributes`, one replica of each stage. Workers with `warns` print
+        warnings about the gradients `where`, such as `of stage 1 `.
         """
         self._limit, self._group, self._contributes = limit, group, contributes
         self._warns, self._where = warns, where
@@ -134,7 +194,7 @@ class GradientClipping:
         return norm
 
 
-def clipping_of(place: WorkerPlace, flush: dist.ProcessGroup | None) -> GradientClipping | None:
+def make_clipping(place: WorkerPlace, flush: dist.ProcessGroup | None) -> GradientClipping | None:
     """The clipping that a worker's job asks for, or None. `flush`: all workers, if the schedule flushes."""
     limit, schedule, stages = place.job.clip_norm, place.plan.schedule, len(place.plan.pipeline)
     if limit is None:
@@ -157,67 +217,3 @@ def clipping_note(place: WorkerPlace) -> str | None:
         f"{place.plan.schedule.name} updates each stage at its own time, so clip_norm {place.job.clip_norm:g} "
         "limits the norm of each stage by itself"
     )
-
-
-class StageOptimizer:
-    """Turns averaged gradients into the next version of a stage's weights."""
-
-    def __init__(self, place: WorkerPlace, flush: dist.ProcessGroup | None) -> None:
-        """`flush`: all workers of all stages, if the schedule flushes. Raises `LaunchError`."""
-        parameters = place.program.parameters_by_name()
-        self.trained: dict[str, nn.Parameter] = _trainable(parameters)
-        self.optimizer: Optimizer | None = None
-        """None if the stage trains nothing."""
-        self.rates: LearningRates | None = None
-        if self.trained:
-            info = _stage_info(place, self.trained)
-            with user_code_errors("the job's optimizer"):
-                self.optimizer = place.job.make_optimizer(list(self.trained.values()), info)
-            self.rates = LearningRates(place.job, self.optimizer, info)
-        self.versions = WeightVersions(parameters)
-        self._clipping = clipping_of(place, flush)
-
-    def clip(self, averaged: Mapping[str, Tensor]) -> None:
-        """Clip the gradients of an update in place, as the job asks."""
-        if self._clipping is not None:
-            self._clipping.clip(averaged.values())
-
-    def step(self, averaged: Mapping[str, Tensor]) -> None:
-        """Make the next version of the weights from gradients by parameter name."""
-        changed = []
-        for name, gradient in averaged.items():
-            parameter = self.trained[name]
-            parameter.grad = gradient
-            changed.append(parameter)
-        # Stages that train nothing count updates too: minibatches ask for their weights by the number of updates.
-        self.versions.update(changed, self.optimizer.step if self.optimizer is not None else _no_step)
-        for parameter in changed:
-            parameter.grad = None
-
-
-def _no_step() -> None:
-    """The optimiser step of a stage that trains nothing."""
-
-
-def _stage_info(place: WorkerPlace, trained: Mapping[str, nn.Parameter]) -> StageInfo:
-    plan = place.plan
-    return StageInfo(
-        stage=place.stage,
-        stages=len(plan.pipeline),
-        replicas=place.replicas,
-        minibatch=plan.minibatch,
-        minibatches_per_update=plan.schedule.group_size(plan.shapes[place.stage]),
-        schedule=plan.schedule.name,
-        named_parameters=tuple(trained.items()),
-    )
-
-
-def _trainable(parameters: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
-    """The trainable parameters by name, a tied one under its first name only."""
-    seen: set[int] = set()
-    result: dict[str, nn.Parameter] = {}
-    for name, parameter in parameters.items():
-        if isinstance(parameter, nn.Parameter) and parameter.requires_grad and id(parameter) not in seen:
-            seen.add(id(parameter))
-            result[name] = parameter
-    return result

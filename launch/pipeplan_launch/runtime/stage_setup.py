@@ -1,4 +1,4 @@
-"""Building one worker: first the whole model, then only the worker's own stage of it."""
+"""Builds the stage of one worker: traces the whole model, and keeps only the worker's own stage of it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.runtime import sleeping_stage as emulated
 from pipeplan_launch.runtime.data import MinibatchSizes, minibatch_sizes, order_of_samples
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
+from pipeplan_launch.runtime.sleeping_stage import load_emulated_stage
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.tracing.split import build_stage_program
@@ -86,7 +86,7 @@ def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) ->
     keeps only the parameters of its own stage.
     """
     if plan.emulated:
-        return *emulated.load_emulated_stage(stage, plan.emulated[stage]), "emulated", True
+        return *load_emulated_stage(stage, plan.emulated[stage]), "emulated", True
     with _one_garbage_collection():
         return _load_stage(plan, stage, seed, device)
 
@@ -95,8 +95,8 @@ def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) ->
 def _one_garbage_collection() -> Iterator[None]:
     """Context that collects garbage once at its end, and exempts all objects that exist then from later collections.
 
-    Imports make hundreds of thousands of objects that stay. Python would scan all of them several times meanwhile,
-    for half a second in all, and for a fifth of a second now and then during training.
+    Imports make hundreds of thousands of permanent objects. Python would scan all of them several times meanwhile, for
+    half a second in all, and would pause training for a fifth of a second now and then.
     """
     gc.disable()
     try:
@@ -148,10 +148,10 @@ def build_stage(
     run: Path,
     flush: dist.ProcessGroup | None = None,
 ) -> WorkerStage:
-    """Everything that an active worker needs. Raises `LaunchError` if anything is wrong with the job or the plan."""
-    at = plan.place(rank)
-    assert at is not None
-    stage, replica = at
+    """Build the stage of an active worker, with its engines and data. Raises `LaunchError`."""
+    position = plan.place(rank)
+    assert position is not None
+    stage, replica = position
     device = device_of(plan)
     job, program, graph_hash, dynamic = load_stage(plan, stage, seed, device)
     if job.data is None:

@@ -49,7 +49,7 @@ class TrainingEngine(Engine):
         `flush`: all workers of all stages, if the schedule flushes.
         """
         passes = {ActionKind.FORWARD: self._forward, ActionKind.BACKWARD: self._backward}
-        groups = {ActionKind.REDUCE: self._reduce, ActionKind.UPDATE: self._update}
+        groups = {ActionKind.REDUCE: self._start_allreduce, ActionKind.UPDATE: self._update}
         super().__init__(place, place.plan.schedule, transport, recorder, {**passes, **groups})
         if place.is_last and place.job.loss is None:
             raise LaunchError(f"{place.plan.model_ref!r} has no loss to train with: return Job(model, loss=...)")
@@ -61,29 +61,29 @@ class TrainingEngine(Engine):
         exchange = choose_exchange(averaging, place.plan, place.stage, place.rank, group, self.optimizer)
         self._reducer = GradientReducer(self.trained, group, exchange)
         self._group = group
-        self._begun = 0
+        self._updates_before = 0
         """Updates made before the segment."""
-        self._first_group = 0
+        self._timeline_offset = 0
         """Offset from a number of updates to the timeline's group number."""
         self._in_flight: dict[int, InFlightMinibatch] = {}
-        self._latest: dict[int, int] = {}
+        self._latest_received: dict[int, int] = {}
         """Latest minibatch received from each replica of the previous stage."""
-        self._leaving: list[int] = []
+        self._unsettled: list[int] = []
         """Minibatches whose gradients may still be on their way to the previous stage."""
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
         """Start the timeline of an epoch. Segments of the epoch may end with short groups."""
         super().begin_timeline(epoch, first, count, met_s)
-        self._first_group = group_count(self._group_size, first) - self._versions.number
+        self._timeline_offset = group_count(self._group_size, first) - self._versions.number
 
     def run(self, segment: Segment) -> int:
         """Train on a segment. Afterwards the replicas of the stage agree on weights and buffers."""
-        self._latest, self._leaving = {}, []
+        self._latest_received, self._unsettled = {}, []
         self._reducer.reset()
-        self._begun = self._versions.number
+        self._updates_before = self._versions.number
         count = super().run(segment)
         if self._group is not None:
-            with self._with_replicas("buffers"):
+            with self._replica_loss_explained("buffers"):
                 average_buffers(list(self.place.program.buffers_by_name().values()), self._group)
         return count
 
@@ -94,15 +94,15 @@ class TrainingEngine(Engine):
         step.wait_s += lap()
         self.note(WAIT, index, lap, keep_brief=False)
         if not place.is_first:
-            self._latest[replica_of(index, len(place.plan.pipeline[place.stage - 1].workers))] = index
+            self._latest_received[replica_of(index, len(place.plan.pipeline[place.stage - 1].workers))] = index
         stage_inputs = StageInputs(received, *self.read(index))
         step.load_s += lap()
-        for tensor, cut in zip(received, place.program.receives, strict=True):
-            tensor.requires_grad_(cut.requires_grad)
+        for tensor, boundary in zip(received, place.program.receives, strict=True):
+            tensor.requires_grad_(boundary.requires_grad)
         self._versions.acquire(index, self._version(index), self._version(index + place.replicas))
         seed_forward(place.seed, self.segment.epoch, self.segment.number(index), place.stage)
         if place.recomputes:
-            outputs, self._in_flight[index] = self._compute_and_forget(index, stage_inputs)
+            outputs, self._in_flight[index] = self._compute_without_saving(index, stage_inputs)
         else:
             outputs = self._compute(index, stage_inputs)
             self._in_flight[index] = InFlightMinibatch(stage_inputs, outputs)
@@ -112,7 +112,7 @@ class TrainingEngine(Engine):
         self.note(FORWARD, index, lap)
         if not place.is_last:
             if not place.recomputes or index < place.replicas:
-                self._post_gradients(index)
+                self._post_gradient_receive(index)
             if place.recomputes:  # keep at most one output, which the transport holds until it has left
                 self.settle_activations(index - place.replicas)
             self.send_activations(index, outputs)
@@ -120,7 +120,7 @@ class TrainingEngine(Engine):
 
     def _version(self, index: int) -> int:
         """The weight version of a minibatch in the schedule, as the number of updates since the job began."""
-        return self._begun + self.schedule.version(self.place.plan.shapes, self.place.stage, index)
+        return self._updates_before + self.schedule.version(self.place.plan.shapes, self.place.stage, index)
 
     def _compute(
         self,
@@ -141,8 +141,10 @@ class TrainingEngine(Engine):
         outputs: Sequence[Tensor] = result
         return outputs
 
-    def _compute_and_forget(self, index: int, stage_inputs: StageInputs) -> tuple[Sequence[Tensor], InFlightMinibatch]:
-        """(outputs of the stage, what is needed to compute them again)."""
+    def _compute_without_saving(
+        self, index: int, stage_inputs: StageInputs
+    ) -> tuple[Sequence[Tensor], InFlightMinibatch]:
+        """(outputs of the stage, the state from which backward computes them again)."""
         conditions = ForwardConditions.now(self.place.program, self.place.device)
         writes = stage_inputs.write_counts
         outputs = self._compute(index, stage_inputs, saving=saving_no_tensors())
@@ -159,15 +161,15 @@ class TrainingEngine(Engine):
             with conditions.restored() as buffers:
                 return self._compute(index, stage_inputs, buffers)
 
-    def _post_gradients(self, index: int) -> None:
+    def _post_gradient_receive(self, index: int) -> None:
         """Post the receive of a minibatch's gradients before its activations leave, so that they always find it
         posted.
 
         A stage that recomputes posts it later (`gradient_receive_posted`).
         """
-        wires = self.wires(_differentiable(self.place.program.sends), index)
+        layout = self.layout(_differentiable(self.place.program.sends), index)
         source = self.place.peer(self.place.stage + 1, index)
-        self.transport.post(Direction.GRADIENTS, self.segment.number(index), source, wires)
+        self.transport.post(Direction.GRADIENTS, self.segment.number(index), source, layout)
 
     def _backward(self, index: int) -> None:
         place = self.place
@@ -184,40 +186,40 @@ class TrainingEngine(Engine):
             gradients = self.transport.take(Direction.GRADIENTS, self.segment.number(index))
             following = index + place.replicas
             if place.recomputes and following < self.count:
-                self._post_gradients(following)
-            roots = [out for out, cut in zip(outputs, place.program.sends, strict=True) if cut.requires_grad]
+                self._post_gradient_receive(following)
+            roots = [out for out, boundary in zip(outputs, place.program.sends, strict=True) if boundary.requires_grad]
             self.settle_activations(index)
         step.wait_s += lap()
         self.note(WAIT, index, lap, keep_brief=False)
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
         if pairs:
-            with self._handing_over(index), self.calling("the model's backward", index):
+            with self._gradients_to_reducer(index), self.calling("the model's backward", index):
                 torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
         step.backward_s += lap()
         self.note(BACKWARD, index, lap)
         if not place.is_first:  # before anything else, because the previous stage may be waiting
             self._send_gradients(index, state.inputs.received)
         step.send_s += lap()
-        self._reducer.add(self._versions.release(index), self._share(index))
+        self._reducer.add(self._versions.release(index), self._sample_share(index))
         step.backward_s += lap()
         self.note(BACKWARD, index, lap, keep_brief=False)
-        if index != self._own_of(index // self._group_size)[-1]:
+        if index != self._own_members(index // self._group_size)[-1]:
             self.finish_step(index)  # the update finishes the group's last minibatch
 
-    def _handing_over(self, index: int) -> AbstractContextManager[None]:
+    def _gradients_to_reducer(self, index: int) -> AbstractContextManager[None]:
         """Context around a backward pass, whose gradients may leave for the other replicas before it ends."""
         group = index // self._group_size
-        final = self._round(group) if index == self._own_of(group)[-1] else None
-        return self._reducer.backward(self._versions.leaves_of(index), self._share(index), final)
+        final = self._update_group(group) if index == self._own_members(group)[-1] else None
+        return self._reducer.backward(self._versions.leaves_of(index), self._sample_share(index), final)
 
     def _send_gradients(self, index: int, received: Sequence[Tensor]) -> None:
         gradients = [
             torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for tensor, cut in zip(received, self.place.program.receives, strict=True)
-            if cut.requires_grad
+            for tensor, boundary in zip(received, self.place.program.receives, strict=True)
+            if boundary.requires_grad
         ]
         self._settle_gradients(index - 2 * self.place.replicas)
-        self._leaving.append(index)
+        self._unsettled.append(index)
         destination = self.place.peer(self.place.stage - 1, index)
         self.transport.send(Direction.GRADIENTS, self.segment.number(index), destination, gradients)
 
@@ -227,28 +229,28 @@ class TrainingEngine(Engine):
         """
         previous = self.place.plan.pipeline[self.place.stage - 1]
         replicas = len(previous.workers)
-        for index in [minibatch for minibatch in self._leaving if minibatch <= newest]:
-            latest = self._latest[replica_of(index, replicas)]
+        for index in [minibatch for minibatch in self._unsettled if minibatch <= newest]:
+            latest = self._latest_received[replica_of(index, replicas)]
             # The receive was posted before the activations came here, unless the previous stage recomputes.
             if not previous.recompute or gradient_receive_posted(index, latest, replicas, previous.depth):
                 self.transport.settle(Direction.GRADIENTS, self.segment.number(index))
-                self._leaving.remove(index)
+                self._unsettled.remove(index)
 
-    def _reduce(self, group: int) -> None:
+    def _start_allreduce(self, group: int) -> None:
         lap = Stopwatch()
-        with self._with_replicas(f"gradients of group {group}"):
-            self._reducer.start(self._round(group))
-        own = self._own_of(group)
+        with self._replica_loss_explained(f"gradients of group {group}"):
+            self._reducer.start(self._update_group(group))
+        own = self._own_members(group)
         if own:
             self.step_of(own[-1]).sync_s += lap()
 
     def _update(self, group: int) -> None:
         lap = Stopwatch()
-        own = self._own_of(group)
-        with self._with_replicas(f"gradients of group {group}"):
+        own = self._own_members(group)
+        with self._replica_loss_explained(f"gradients of group {group}"):
             averaged = self._reducer.finish()
         synchronised = lap()
-        self._note_synchronised(group, lap)
+        self._note_allreduce(group, lap)
         with peer_loss_explained(
             f"stage {self.place.stage} (rank {self.place.rank}) could not learn the gradients' norm"
         ):
@@ -256,7 +258,7 @@ class TrainingEngine(Engine):
         with self.calling("the optimizer's step", own[-1] if own else group * self._group_size):
             self._optimiser.step(averaged)
         updated = lap()
-        self.timeline.note_group(UPDATE, *self._numbers(group), lap)
+        self.timeline.note_group(UPDATE, *self._timeline_numbers(group), lap)
         if own:
             step = self.step_of(own[-1])
             step.sync_s += synchronised
@@ -265,36 +267,36 @@ class TrainingEngine(Engine):
         if self.rates is not None:
             self.rates.after_update(len(group_members(group, self._group_size, self.count)))
 
-    def _note_synchronised(self, group: int, lap: Stopwatch) -> None:
+    def _note_allreduce(self, group: int, lap: Stopwatch) -> None:
         """Record that the stopwatch's last lap was a wait for a group's all-reduce, which has finished."""
-        numbers = self._numbers(group)
+        numbers = self._timeline_numbers(group)
         self.timeline.note_group(WAIT, *numbers, lap, keep_brief=False)
         if self._group is not None:
             self.timeline.note_group(ALL_REDUCE, *numbers, lap, since_s=self._reducer.begun_s)
 
-    def _numbers(self, group: int) -> tuple[int, int]:
+    def _timeline_numbers(self, group: int) -> tuple[int, int]:
         """(number of a group in the timeline, number of its first minibatch in the epoch)."""
-        return self._first_group + self._begun + group, self.segment.number(group * self._group_size)
+        return self._timeline_offset + self._updates_before + group, self.segment.number(group * self._group_size)
 
-    def _round(self, group: int) -> UpdateGroup:
-        """The all-reduce of a group, the same for all replicas even if some do not know yet that the segment ends
-        early.
+    def _update_group(self, group: int) -> UpdateGroup:
+        """The group as the reducer takes it. It is the same in all replicas, even if some do not know yet that the
+        segment ends early.
         """
         size, count, sizes = self._group_size, self.segment.count, self.segment.batches.sizes
         earlier = self.segment.epoch * group_count(size, sizes.count) + group_count(size, self.segment.first)
-        total = sum(self._share(index) for index in group_members(group, size, count))
-        return UpdateGroup(total, earlier + group, whole=group == group_count(size, count) - 1)
+        total = sum(self._sample_share(index) for index in group_members(group, size, count))
+        return UpdateGroup(total, earlier + group, ends_segment=group == group_count(size, count) - 1)
 
-    def _share(self, index: int) -> float:
+    def _sample_share(self, index: int) -> float:
         """Weight of a minibatch in the mean of its group: 1, or less for a short last minibatch."""
         sizes = self.segment.batches.sizes
         return sizes.real_samples(self.segment.number(index)) / sizes.minibatch
 
-    def _own_of(self, group: int) -> range:
+    def _own_members(self, group: int) -> range:
         """This replica's minibatches of a group; empty if a short last group has none for it."""
         return own_members(group, self._group_size, self.place.replica, self.place.replicas, self.count)
 
-    def _with_replicas(self, what: str) -> AbstractContextManager[None]:
+    def _replica_loss_explained(self, what: str) -> AbstractContextManager[None]:
         place = self.place
         peers = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
         return peer_loss_explained(

@@ -145,7 +145,7 @@ class PaceModel:
 
 def pace_model_of(summary: Mapping[str, Any]) -> PaceModel | None:
     """The model of a run's summary; None where a time was not predicted or not measured."""
-    # Elsewhere the difference between clock and processor time does not show whether a worker had its core.
+    # On GPUs and in emulations, clock minus processor time does not show whether a worker waited for a core.
     computes = summary["device"] == "cpu" and not summary["emulated"]
     stages = [_stage(entry, summary["profile"], computes) for entry in summary["stages"]]
     known = [stage for stage in stages if stage is not None]

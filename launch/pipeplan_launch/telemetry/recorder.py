@@ -1,7 +1,4 @@
-"""Measurements of one worker: the times of every minibatch, as JSON lines in the run folder, and its steady state.
-
-Run-queue wait: how long a thread was runnable without a core, because other threads had it.
-"""
+"""Measurements of one worker: the times of every minibatch, as JSON lines in the run folder, and its steady state."""
 
 from __future__ import annotations
 
@@ -21,7 +18,10 @@ _PATH = "/proc/thread-self/schedstat"
 
 
 class RunQueueWait:
-    """Run-queue wait of the thread that creates it. Always 0 where the kernel keeps no such account (it is Linux's)."""
+    """Run-queue wait of the thread that creates this: time in which the thread was runnable, but had no core.
+
+    Always 0 without Linux's /proc.
+    """
 
     def __init__(self) -> None:
         self._file = -1

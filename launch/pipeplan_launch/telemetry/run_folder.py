@@ -129,7 +129,7 @@ def _is_before(line: bytes, end: tuple[int, int]) -> bool:
 
 
 def claim_error(run: Path, message: str) -> bool:
-    """Whether this worker is the first to report an error of this run, because only one worker prints it."""
+    """Claim the right to print this run's error. Returns whether this worker is the first; only the first prints it."""
     try:
         with os.fdopen(os.open(run / ERROR_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644), "w") as file:
             file.write(message + "\n")

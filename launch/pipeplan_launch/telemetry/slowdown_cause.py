@@ -103,7 +103,7 @@ def _term_text(model: PaceModel, index: int, name: str, share: float) -> str:
 
 
 def _core_note(stage: StageBusyTimes, name: str) -> str:
-    """A note where the table shows another figure, which includes waiting for a core."""
+    """A note if the table shows another figure, which includes waiting for a core."""
     apart = stage.shown[CORE] > WORTH_SAYING * sum(stage.shown.values()) and name not in (CORE, "sync_s")
     return " without waiting for a core" if apart else ""
 
@@ -128,7 +128,7 @@ def _explanation(model: PaceModel, stage: StageBusyTimes, name: str) -> str:
         return "other programs use this machine"
     if name == "load_s":
         return "`Data(processes=…)` reads ahead"
-    return "what computes little is bound by it; larger minibatches or fewer stages help"
+    return "it dominates where stages compute little; larger minibatches or fewer stages help"
 
 
 def _waiting(model: PaceModel, predicted_s: float, measured_s: float, share: float) -> Cause:

@@ -1,7 +1,7 @@
 """Timeline of a worker's first minibatches of an epoch: `timeline/rank-N.json` in the run folder. Torch-free.
 
-Times count from the moment when all workers had met at the start of the epoch (`processes.meet`). Clocks of different
-machines are not compared.
+Times count from the moment when all workers had met at the start of the epoch (`synchronise_workers`). The clocks of
+different machines are not compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Timeline:
         self._identity = {"plan": plan, "rank": rank, "stage": stage, "replica": replica}
         self._intervals: list[tuple[str, int, float, float]] = []
         self._epoch, self._count, self._first, self._end = 0, 0, 0, 0
-        """Of the `_count` minibatches of the epoch `_epoch`, those from `_first` up to `_end` are recorded."""
+        """The recorded minibatches of epoch `_epoch`, which has `_count`, are those from `_first` up to `_end`."""
         self._zero_s = 0.0
 
     def begin(self, epoch: int, first: int, count: int, met_s: float) -> None:

@@ -50,11 +50,11 @@ class ExportedModel:
     """Classes of objects that the model returns and the graph does not."""
 
 
-def export_model(job: Job, minibatch: int, whole: Sequence[str] = ()) -> ExportedModel:
+def export_model(job: Job, minibatch: int, opaque_paths: Sequence[str] = ()) -> ExportedModel:
     """Export the job's model at this minibatch size, with a dynamic minibatch size if the model allows it.
 
-    `whole`: paths of the submodules to export as opaque modules. Raises any exception of torch.export, `Refused`, or
-    `DependsOnData`.
+    `opaque_paths`: the submodules to export as opaque modules. Raises any exception of torch.export, `Untraceable`,
+    or `DependsOnData`.
     """
     # Export takes a dimension of size 1 for a constant, which would make the graph static.
     traced_at = max(2, minibatch)
@@ -63,7 +63,7 @@ def export_model(job: Job, minibatch: int, whole: Sequence[str] = ()) -> Exporte
     if any(dynamic):
         try:
             # Sizes that depend on the data are unlikely to be linear in the minibatch size in four runs.
-            calls = _observe_calls(job, whole, (traced_at, traced_at + 1, traced_at + 2, traced_at))
+            calls = _observe_calls(job, opaque_paths, (traced_at, traced_at + 1, traced_at + 2, traced_at))
             exported = _Attempt(job, batch, traced_at, dynamic, calls).run()
         except Exception as error:
             if depends_on_data(error):
@@ -75,7 +75,7 @@ def export_model(job: Job, minibatch: int, whole: Sequence[str] = ()) -> Exporte
     if traced_at != minibatch:
         batch = job.example(minibatch)
     static: DynamicShapes = tuple({} for _ in batch.inputs)
-    return _Attempt(job, batch, minibatch, static, _observe_calls(job, whole, (minibatch, minibatch))).run()
+    return _Attempt(job, batch, minibatch, static, _observe_calls(job, opaque_paths, (minibatch, minibatch))).run()
 
 
 def depends_on_data(error: BaseException) -> bool:
@@ -84,14 +84,14 @@ def depends_on_data(error: BaseException) -> bool:
     return "data-dependent" in str(error).lower() or "DataDependent" in kind or isinstance(error, DependsOnData)
 
 
-def _observe_calls(job: Job, whole: Sequence[str], minibatches: Sequence[int]) -> OutputsByModule:
+def _observe_calls(job: Job, opaque_paths: Sequence[str], minibatches: Sequence[int]) -> OutputsByModule:
     """Run the model at these minibatch sizes to see what its opaque modules return."""
 
     def run(minibatch: int) -> None:
         with module_mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
             job.example(minibatch).call(job.model)
 
-    return observe_calls(job.model, whole, run, minibatches) if whole else {}
+    return observe_calls(job.model, opaque_paths, run, minibatches) if opaque_paths else {}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""Export a model by torch.export, and fall back to opaque modules for the parts that it cannot trace.
-
-Find the submodule that torch.export cannot trace.
-"""
+"""Export a model by torch.export, and fall back to opaque modules for the submodules that it cannot trace."""
 
 from __future__ import annotations
 
@@ -22,63 +19,6 @@ from pipeplan_launch.tracing.export import ExportedModel, depends_on_data, expor
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
 from pipeplan_launch.tracing.opaque_interface import CannotBeOpaque
 from pipeplan_launch.tracing.opaque_training import restored_state
-
-
-def module_of_error(model: nn.Module, error: BaseException) -> str | None:
-    """The path of the innermost submodule whose code was running when an error was raised; None for the model's own
-    code.
-    """
-    paths = {id(module): path for path, module in model.named_modules()}
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        current = waiting.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        path = _innermost(paths, current.__traceback__)
-        if path:
-            return path
-        waiting += [current.__context__, current.__cause__]
-    return None
-
-
-def _innermost(paths: dict[int, str], trace: TracebackType | None) -> str | None:
-    path = None
-    while trace is not None:
-        path = paths.get(id(trace.tb_frame.f_locals.get("self")), path)
-        trace = trace.tb_next
-    return path
-
-
-def module_of_node(model: nn.Module, node: fx.Node) -> str | None:
-    """The path of the innermost submodule whose call made a node; None for the model itself."""
-    stack = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    known = {path for path, _ in model.named_modules()}
-    return next((path for path in reversed(stack) if path in known and path), None)
-
-
-def enclosing_module(model: nn.Module, path: str) -> str | None:
-    """The path of the nearest enclosing module that has a forward() of its own; None for the model itself."""
-    while path := path.rpartition(".")[0]:
-        if type(model.get_submodule(path)).forward is not nn.Module.forward:
-            return path
-    return None
-
-
-def modules_of_same_class(model: nn.Module, path: str) -> list[str]:
-    """The paths of all submodules of the same class as this one that do not lie inside another of them."""
-    kind = type(model.get_submodule(path))
-    paths: list[str] = []
-    for candidate, module in model.named_modules():
-        if candidate and type(module) is kind and not any(is_same_or_inside(candidate, chosen) for chosen in paths):
-            paths.append(candidate)
-    return paths
-
-
-def is_same_or_inside(path: str, other: str) -> bool:
-    """Whether a module is another module, or lies inside it."""
-    return path == other or path.startswith(other + ".")
 
 
 def export_with_fallback(job: Job, minibatch: int) -> tuple[ExportedModel, str]:
@@ -203,3 +143,60 @@ def _check_loss_without(job: Job, left_out: tuple[str, ...]) -> None:
             f"the model {job.name!r} returns an object of class {left_out[0]}, in which torch sees no tensors, and the "
             f"loss needs it ({describe_error(error)}): return tensors, dataclasses, tuples and dictionaries"
         ) from error
+
+
+def module_of_error(model: nn.Module, error: BaseException) -> str | None:
+    """The path of the innermost submodule whose code was running when an error was raised; None for the model's own
+    code.
+    """
+    paths = {id(module): path for path, module in model.named_modules()}
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        path = _innermost(paths, current.__traceback__)
+        if path:
+            return path
+        waiting += [current.__context__, current.__cause__]
+    return None
+
+
+def _innermost(paths: dict[int, str], trace: TracebackType | None) -> str | None:
+    path = None
+    while trace is not None:
+        path = paths.get(id(trace.tb_frame.f_locals.get("self")), path)
+        trace = trace.tb_next
+    return path
+
+
+def module_of_node(model: nn.Module, node: fx.Node) -> str | None:
+    """The path of the innermost submodule whose call made a node; None for the model itself."""
+    stack = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    known = {path for path, _ in model.named_modules()}
+    return next((path for path in reversed(stack) if path in known and path), None)
+
+
+def enclosing_module(model: nn.Module, path: str) -> str | None:
+    """The path of the nearest enclosing module that has a forward() of its own; None for the model itself."""
+    while path := path.rpartition(".")[0]:
+        if type(model.get_submodule(path)).forward is not nn.Module.forward:
+            return path
+    return None
+
+
+def modules_of_same_class(model: nn.Module, path: str) -> list[str]:
+    """The paths of all submodules of the same class as this one that do not lie inside another of them."""
+    kind = type(model.get_submodule(path))
+    paths: list[str] = []
+    for candidate, module in model.named_modules():
+        if candidate and type(module) is kind and not any(is_same_or_inside(candidate, chosen) for chosen in paths):
+            paths.append(candidate)
+    return paths
+
+
+def is_same_or_inside(path: str, other: str) -> bool:
+    """Whether a module is another module, or lies inside it."""
+    return path == other or path.startswith(other + ".")

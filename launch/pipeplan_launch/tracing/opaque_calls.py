@@ -1,8 +1,8 @@
 """Calls that stay calls in an exported graph, because torch.export cannot trace them or would lose their gradient.
 
 During the export such a call is one operator, `pipeplan::opaque`, of which export only asks the output shapes. In the
-finished graph a callable object replaces the operator. It makes the call in Python on the tensors that it is given:
-parameters and buffers come first, so that the graph reads them like those of any layer.
+finished graph a callable object replaces the operator. It makes the call in Python on its tensor arguments. Parameters
+and buffers come first among them, so that the graph reads them like those of any layer.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pipeplan_launch.tracing.opaque_calls import ValueStructure
 
 
 class CannotBeOpaque(Exception):
-    """A module cannot be opaque; `why` says the reason."""
+    """A module cannot be opaque; `why` is the reason."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(why)

@@ -32,7 +32,7 @@ class OpaqueModuleCall(OpaqueCall):
         self._slots, self._parameters, self._state = _state_slots(module)
 
     def evaluated(self) -> OpaqueModuleCall:
-        """The same call in evaluation mode."""
+        """A copy of this call in evaluation mode."""
         changed = copy.copy(self)
         changed._modes = [(submodule, False) for submodule, _ in self._modes]
         return changed

@@ -1,7 +1,4 @@
-"""Cut a traced model into the stages of a pipeline, each an nn.Module that holds only its own parameters.
-
-Names in the state_dict of the user's own module, for the tensors of a checkpoint.
-"""
+"""Cut a traced model into the stages of a pipeline, each an nn.Module that holds only its own parameters."""
 
 from __future__ import annotations
 
@@ -20,29 +17,6 @@ from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.opaque_modules import shape_text
 from pipeplan_launch.tracing.subgraph import cut_subgraph
 from pipeplan_launch.tracing.trace import TensorSpec, TracedModel, dimension_at
-
-
-@dataclass(frozen=True)
-class StateDictNames:
-    """The names of a model's state_dict."""
-
-    state_dict: Mapping[str, str] = field(default_factory=dict)
-    """For every name in the state_dict, in its order, the first name of that parameter or buffer: tied ones have
-    several."""
-    unread: Mapping[str, Tensor] = field(default_factory=dict)
-    """Tensors of the state_dict that no layer reads, by first name. They never change, and only the first stage keeps
-    them."""
-
-
-def state_dict_names(traced: TracedModel, *, keep_unread: bool) -> StateDictNames:
-    """The naming of a traced model. Entries of the state_dict that are neither parameters nor buffers are left out."""
-    model = traced.model
-    owned = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    first = {id(tensor): traced.state_names[name] for name, tensor in owned}
-    kept = {key: value for key, value in model.state_dict(keep_vars=True).items() if id(value) in first}
-    read = {name for layer in traced.layers for name in (*layer.parameters, *layer.buffers)}
-    unread = {first[id(value)]: value.detach() for value in kept.values() if first[id(value)] not in read}
-    return StateDictNames({key: first[id(value)] for key, value in kept.items()}, unread if keep_unread else {})
 
 
 def build_stage_program(
@@ -243,3 +217,26 @@ def output_spec(traced: TracedModel) -> Any:
     leaves, flat = tree_flatten(output.args[0], is_leaf=lambda leaf: isinstance(leaf, fx.Node) or leaf is None)
     assert len(leaves) == (spec.num_leaves if spec is not None else len(leaves))
     return flat if spec is None else spec
+
+
+@dataclass(frozen=True)
+class StateDictNames:
+    """The names in the state_dict of the user's own module, which the tensors of a checkpoint keep."""
+
+    state_dict: Mapping[str, str] = field(default_factory=dict)
+    """For every name in the state_dict, in its order, the first name of that parameter or buffer: tied ones have
+    several."""
+    unread: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors of the state_dict that no layer reads, by first name. They never change, and only the first stage keeps
+    them."""
+
+
+def state_dict_names(traced: TracedModel, *, keep_unread: bool) -> StateDictNames:
+    """The naming of a traced model. Entries of the state_dict that are neither parameters nor buffers are left out."""
+    model = traced.model
+    owned = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    first = {id(tensor): traced.state_names[name] for name, tensor in owned}
+    kept = {key: value for key, value in model.state_dict(keep_vars=True).items() if id(value) in first}
+    read = {name for layer in traced.layers for name in (*layer.parameters, *layer.buffers)}
+    unread = {first[id(value)]: value.detach() for value in kept.values() if first[id(value)] not in read}
+    return StateDictNames({key: first[id(value)] for key, value in kept.items()}, unread if keep_unread else {})

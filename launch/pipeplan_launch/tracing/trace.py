@@ -58,7 +58,7 @@ def dimension_at(dimension: Dimension, batch: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class TracedModel:
-    """A model as a DAG of layers, which `stage_program` cuts into stages."""
+    """A model as a DAG of layers, which `split` cuts into stages."""
 
     layers: tuple[LayerInfo, ...]
     """Layers in topological order; the last is `loss`, which consumes the model's outputs."""
@@ -78,7 +78,7 @@ class TracedModel:
     autocast: torch.dtype | None
     """The autocast type under which the model was traced and runs, or None."""
     how: str
-    """How the model was traced, for people: by torch.export alone, or with opaque modules or omitted outputs."""
+    """Description of how the model was traced: by torch.export alone, or with opaque modules or omitted outputs."""
     input_names: tuple[str, ...]
     """The keywords of the model's inputs; empty if the model takes them by position."""
     model: nn.Module = field(repr=False)
@@ -128,7 +128,7 @@ def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
             behaviour = aliasing.observe_behaviour(graph_module, batch.inputs)
     grouping = layers.group_layers(graph_module, job.model, behaviour, granularity)
     state_names = _state_names(job.model)
-    infos = _infos(graph_module, grouping, job.model, state_names)
+    infos = _layer_infos(graph_module, grouping, job.model, state_names)
     node_of, tensors = _tensors(graph_module, grouping, behaviour)
     shapes_at = 2 if exported.dynamic_batch else exported.minibatch
     return TracedModel(
@@ -160,7 +160,7 @@ def _state_names(model: nn.Module) -> dict[str, str]:
     return names
 
 
-def _infos(
+def _layer_infos(
     graph_module: fx.GraphModule, grouping: layers.Grouping, model: nn.Module, state_names: dict[str, str]
 ) -> tuple[LayerInfo, ...]:
     """The layers with their parameters and buffers."""

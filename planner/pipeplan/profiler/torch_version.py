@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeplan.errors import InputError
-from pipeplan_launch.torch_check import unusable
+from pipeplan_launch.torch_check import import_problem
 
-if why := unusable():
+if why := import_problem():
     raise InputError(f"profiling needs torch: {why[0]}; {why[1]}")

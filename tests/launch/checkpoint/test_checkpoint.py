@@ -262,8 +262,8 @@ def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path, caplog: p
     path = save(tmp_path, tensors()) / "manifest.json"
     content = json.loads(path.read_text())
     for change, message in (
-        ({"dtype": "load"}, "there is no dtype 'load'"),
-        ({"dtype": "quint8"}, "there is no dtype 'quint8'"),
+        ({"dtype": "load"}, "of dtype 'load', which no parameter can have"),
+        ({"dtype": "quint8"}, "of dtype 'quint8', which no parameter can have"),
         ({"dtype": "float64"}, "does not hold the values written|mismatch|reading"),
         ({"shape": [10**9, 10**9]}, "does not fit into the file"),
         ({"shape": [3, 300]}, "reading .* failed|does not hold"),

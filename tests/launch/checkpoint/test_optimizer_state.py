@@ -146,7 +146,7 @@ def test_another_optimiser_or_parameter_is_refused(tmp_path: Path) -> None:
     saved, load = through_disk(tmp_path, [(SGD(ours.values(), lr=0.1), ours)])
     for make, names, message in (
         (MAKE["adamw"], "a", "saved with the optimiser SGD, and the job's is AdamW now"),
-        (MAKE["sgd"], "ab", "no settings of the optimiser for 'b', which was not trained then"),
+        (MAKE["sgd"], "ab", "no optimiser settings for 'b', which its run did not train"),
     ):
         parameters = weights(names)
         with pytest.raises(LaunchError, match=message):

@@ -24,7 +24,7 @@ from pipeplan_launch import export
 from pipeplan_launch.checkpoint import checkpoint
 from pipeplan_launch.checkpoint.manifest import History, Position
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.launch_plan import load_plan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime import run_start
 from pipeplan_launch.runtime.data import MinibatchSizes
 from pipeplan_launch.runtime.epochs import position_in, segment_end
@@ -320,7 +320,7 @@ def test_positions_in_epochs_of_other_minibatches(
     assert manifest is not None
     found = position_in(manifest, MinibatchSizes(40, 40 // count, True, True))
     assert (found.epoch, found.minibatch, found.minibatches) == (*expected, count)
-    if at.whole:
+    if at.epoch_trained:
         evaluated = replace(manifest, history=History([*results, {"epoch": at.epoch + 1}]))
         assert position_in(evaluated, MinibatchSizes(40, 2, True, True)) == Position(at.epoch + 1, 0, 20)
     else:

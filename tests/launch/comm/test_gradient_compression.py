@@ -259,7 +259,7 @@ def sums(rank: int, given: list[Group], make: Any, servers: list[list[int]]) -> 
     delivered = []
     for number, update in enumerate(given):
         ((inputs, _, _),) = update[rank]
-        of = UpdateGroup(float(len(update)), number, whole=number == len(given) - 1)
+        of = UpdateGroup(float(len(update)), number, ends_segment=number == len(given) - 1)
         with reducer.backward(parameters, 1.0, of):
             model(inputs).backward()
         reducer.start(of)

@@ -146,7 +146,7 @@ def test_three_workers_find_each_other() -> None:
 
     def knock(rank: int) -> None:
         others = {peer: address for peer, address in addresses.items() if peer != rank}
-        found[rank] = doors[rank].link(rank, others, 20.0)
+        found[rank] = doors[rank].connect(rank, others, 20.0)
 
     threads = [threading.Thread(target=knock, args=(rank,)) for rank in range(3)]
     for thread in threads:

@@ -14,7 +14,7 @@ import pytest
 from schedule_shapes import fitted, least
 
 from pipeplan_launch.elastic import signals
-from pipeplan_launch.elastic.graceful_stop import AHEAD_S, STOP_KEY, GracefulStop
+from pipeplan_launch.elastic.graceful_stop import GRANT_S, STOP_KEY, GracefulStop
 from pipeplan_launch.plan.schedule import SCHEDULES, Action, Schedule, StageShape, own_minibatches
 from pipeplan_launch.plan.schedule_check import replay_schedule
 from pipeplan_launch.runtime.engine import Engine
@@ -133,7 +133,7 @@ def test_all_workers_stop_at_the_same_minibatch(accumulate: int) -> None:
     early = 0
     for seed in range(300):
         store = Memory()
-        workers = [worker(store, accumulate, seconds=AHEAD_S / (1 + seed % 7)) for _ in replicas]
+        workers = [worker(store, accumulate, seconds=GRANT_S / (1 + seed % 7)) for _ in replicas]
         ends = run_together(seed, workers, replicas, planned=24, signal_at=seed % 90)
         ((stop, end),) = set(ends)
         assert end == 24 or end % accumulate == 0
@@ -167,7 +167,7 @@ def test_asking_is_rare_and_as_far_ahead_as_the_pace_says() -> None:
     stopping.begin()
     for index in range(1000):
         assert stopping.limit(index) is None
-        seconds[0] += AHEAD_S / 100
+        seconds[0] += GRANT_S / 100
     assert int(store.values["grant/0"]) == pytest.approx(1000, abs=101)
     assert store.changes < 50
 

@@ -113,8 +113,8 @@ def stores(count: int) -> list[Any]:
 def come(store: Any, rank: int, world: int, timeout_s: float = 10.0) -> int:
     deadline = time.monotonic() + timeout_s
     if rank == 0:
-        return rendezvous._call_together(store, world, deadline, mine=HERE)
-    return rendezvous._come(store, rank, deadline, mine=HERE)
+        return rendezvous._assemble_attempt(store, world, deadline, own_location_json=HERE)
+    return rendezvous._join_attempt(store, rank, deadline, own_location_json=HERE)
 
 
 class Arrival(threading.Thread):
@@ -205,12 +205,12 @@ def test_what_the_launcher_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert restart_state.run_of_last_attempt() is None
         restart_state.remember_run(tmp_path / "a run")
         assert restart_state.run_of_last_attempt() == tmp_path / "a run"
-        restart_state.give_up(2)
-        restart_state.give_up(1)
-        assert restart_state.given_up() == 1
+        restart_state.record_final_status(2)
+        restart_state.record_final_status(1)
+        assert restart_state.final_status() == 1
         assert not restart_state.may_restart()
     assert not folder.exists()
-    assert restart_state.given_up() is None
+    assert restart_state.final_status() is None
     assert not restart_state.may_restart()
 
 

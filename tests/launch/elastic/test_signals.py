@@ -150,9 +150,9 @@ def test_one_that_it_knows_is_a_request(code: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv(restart_state.VARIABLE, str(tmp_path))
     worker = Worker(code + BLOCK, tmp_path)
     worker.send(signal.SIGTERM)
-    restart_state.ask_to_stop(signal.SIGTERM)  # it may come a moment later
+    restart_state.record_stop_signal(signal.SIGTERM)  # it may come a moment later
     assert worker.end() == ((0, "asked done") if code else (130, ""))
-    assert restart_state.given_up() == (None if code else 130)
+    assert restart_state.final_status() == (None if code else 130)
 
 
 def test_a_lost_peer_after_a_request_was_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def attempt_of(store: Any, number: int, rank: int) -> Attempt:
 def test_who_waits_for_a_worker_that_was_started_again_is_told(
     store: Any, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rendezvous, "EVERY_S", 0.01)
+    monkeypatch.setattr(rendezvous, "WATCH_INTERVAL_S", 0.01)
     monkeypatch.setattr(rendezvous, "GRACE_S", 0.01)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
@@ -149,7 +149,7 @@ def test_who_waits_for_a_worker_that_was_started_again_is_told(
     store.set("1/go", "")
     told = threading.Event()
     attempt = attempt_of(store, 1, 1 - rank)
-    assert not attempt.is_succeeded()
+    assert not attempt.is_superseded()
     rendezvous.watch_for_restart(attempt, told.set)
     assert not told.wait(0.1)
     arrival = threading.Thread(target=_arrive, args=(store, rank), daemon=True)
@@ -164,7 +164,7 @@ class Succeeded:
     def __init__(self, *said: bool | Exception) -> None:
         self._said = list(said)
 
-    def is_succeeded(self) -> bool:
+    def is_superseded(self) -> bool:
         said = self._said.pop(0)
         if isinstance(said, Exception):
             raise said
@@ -172,7 +172,7 @@ class Succeeded:
 
 
 def test_watching_goes_on_once_the_store_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "EVERY_S", 0.0)
+    monkeypatch.setattr(rendezvous, "WATCH_INTERVAL_S", 0.0)
     monkeypatch.setattr(rendezvous, "GRACE_S", 0.0)
     told: list[str] = []
     attempt: Any = Succeeded(False, StoreTimeout("silent"), StoreTimeout("silent"), False, True)
@@ -187,9 +187,9 @@ def _arrive(store: Any, rank: int) -> None:
     client = dist.TCPStore("127.0.0.1", store.port)  # type: ignore[attr-defined]
     with suppress(PeerLost):  # nobody comes to its attempt
         if rank:
-            rendezvous._come(client, rank, deadline=0.0, mine="")
+            rendezvous._join_attempt(client, rank, deadline=0.0, own_location_json="")
         else:
-            rendezvous._call_together(client, 2, deadline=0.0, mine="")
+            rendezvous._assemble_attempt(client, 2, deadline=0.0, own_location_json="")
 
 
 def test_a_launcher_gives_up_on_a_store_that_is_out_of_reach() -> None:
@@ -197,7 +197,7 @@ def test_a_launcher_gives_up_on_a_store_that_is_out_of_reach() -> None:
         address = server.getsockname()
         gave_up = threading.Event()
         reach = StoreReachability(address, 0.2, gave_up.set)
-        reach.ask(True)
+        reach.watch(True)
         assert not gave_up.wait(0.5), "it can be reached"
     assert gave_up.wait(PATIENCE_S)
     unasked = threading.Event()

@@ -9,7 +9,7 @@ import pytest
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launchers import slurm, slurm_nodes
-from pipeplan_launch.launchers.slurm_nodes import Component, meeting_variables, srun_command
+from pipeplan_launch.launchers.slurm_nodes import Component, rendezvous_variables, srun_command
 from pipeplan_launch.launchers.slurm_run_folder import choose_run, has_checkpoint
 
 
@@ -82,13 +82,13 @@ def test_workers_meet_on_the_first_node(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(slurm_nodes, "_address", lambda node: node)
     environment = {"SLURM_JOB_NODELIST": "n[1-2]"}
     components = [Component(2, 1)]
-    variables = meeting_variables("70123", components, environment)
+    variables = rendezvous_variables("70123", components, environment)
     assert (variables["MASTER_ADDR"], variables["NNODES"]) == ("n1", "2")
     assert int(variables["MASTER_PORT"]) >= 20123
     with pytest.raises(LaunchError, match="the plan is for 2 nodes, and the job has 3"):
-        meeting_variables("1", components, environment | {"SLURM_JOB_NUM_NODES": "3"})
+        rendezvous_variables("1", components, environment | {"SLURM_JOB_NUM_NODES": "3"})
     with pytest.raises(LaunchError, match="SLURM does not say which nodes"):
-        meeting_variables("1", components, {})
+        rendezvous_variables("1", components, {})
 
 
 def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

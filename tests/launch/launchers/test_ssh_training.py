@@ -58,7 +58,7 @@ def test_the_first_failure_stops_the_others_and_is_the_status(launch: Launch, mo
 def test_values_reach_the_host_as_they_are(launch: Launch) -> None:
     out = Path(launch.plan_folder, "out")
     record = f'printf \'%s|\' "$WORD" "$ALL" "$@" "$NNODES" "$MASTER_PORT" >\'{out}\''
-    assert run(launch.meeting_at("a", "123"), "exit 0", record) == 0
+    assert run(launch.with_rendezvous("a", "123"), "exit 0", record) == 0
     assert out.read_text() == "x y|'\"$x|--run-dir|a $b 'c'\n|2|123|"
 
 

@@ -13,7 +13,8 @@ from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.link_benchmark.link_check import format_rate, link_notes
 from pipeplan_launch.link_benchmark.link_probe import CommunicatingTeam, teams_across_servers
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.rank_mapping.host_identity import Location
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
@@ -65,17 +66,17 @@ def test_workers_that_are_apart_are_named_with_planned_and_measured_rates(tmp_pa
 
 def test_the_slow_link_that_the_plan_keeps_busiest_is_named(tmp_path: Path) -> None:
     plan = straight(tmp_path)
-    seats = seats_of(plan)
-    (team,) = teams_across_servers(plan, seats)
+    assignment = seats_of(plan)
+    (team,) = teams_across_servers(plan, assignment)
     assert (team.workers, team.stage, team.is_ring, team.share) == ((1, 2), 1, False, 0.5)
-    (line,) = link_notes(plan, seats, {team: 2.5e8})
+    (line,) = link_notes(plan, assignment, {team: 2.5e8})
     assert line == (
         "note: the link between host 0 and host 1: planned 8 Gbit/s, measured 2 Gbit/s, 4 times slower; check the "
         "network, or measure it with pipeplan profile --links and solve again"
     )
     # A little slower is not worth a note, faster is no news, and nor is a link that carries next to nothing.
-    assert link_notes(plan, seats, {team: 9e8}) == link_notes(plan, seats, {team: 1e12}) == []
-    assert link_notes(plan, seats, {CommunicatingTeam((1, 2), 1, False, 0.001): 2.5e8}) == []
+    assert link_notes(plan, assignment, {team: 9e8}) == link_notes(plan, assignment, {team: 1e12}) == []
+    assert link_notes(plan, assignment, {CommunicatingTeam((1, 2), 1, False, 0.001): 2.5e8}) == []
 
 
 def test_what_keeps_links_busiest_is_measured_first(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from toy_workers import stage_contents, write_plan
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.link_benchmark import link_check as checking
 from pipeplan_launch.link_benchmark.link_probe import ProbeTask
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.planned_links import PlannedLevel, PlannedLinks
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.rank_mapping.host_identity import Location
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
@@ -50,8 +51,9 @@ class Workers:
             get=lambda key: self.store[key].encode(),
             check=lambda keys: all(key in self.store for key in keys),
         )
-        seats = RankAssignment.of([1, 1], [Location(host, host, "") for host in hosts])
-        groups: Any = SimpleNamespace(seats=seats, everyone=None, attempt=SimpleNamespace(launch=launch))
+        assignment = RankAssignment.of([1, 1], [Location(host, host, "") for host in hosts])
+        attempt = SimpleNamespace(launch_store=launch)
+        groups: Any = SimpleNamespace(assignment=assignment, everyone=None, attempt=attempt)
         for self.rank, (plan, probe_s) in enumerate(options):
             checking.check_planned_links(plan, groups, probe_s, 1.0)
         return self.probed

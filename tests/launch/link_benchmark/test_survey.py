@@ -16,8 +16,8 @@ import torch.distributed as dist
 from pipeplan_launch.errors import LaunchError, PeerLost
 from pipeplan_launch.link_benchmark import rendezvous
 from pipeplan_launch.link_benchmark.config import BenchmarkSettings, PairRates
+from pipeplan_launch.link_benchmark.loss_detector import LossDetector
 from pipeplan_launch.link_benchmark.rendezvous import (
-    LossDetector,
     Participants,
     ReportedElsewhere,
     WorkerDescription,
@@ -141,7 +141,7 @@ def test_everyone_learns_what_all_said() -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert [met[rank].hellos for rank in range(3)] == [tuple(hellos)] * 3
+    assert [met[rank].descriptions for rank in range(3)] == [tuple(hellos)] * 3
 
 
 class Answering:
@@ -177,10 +177,10 @@ def test_who_was_lost_is_said_once(
     rank: int, alive: tuple[int, ...], errors: tuple[int, ...], error: LaunchError, said: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("pipeplan_launch.link_benchmark.rendezvous.ANSWER_S", 0.05)
-    parting = LossDetector(Participants(Answering(alive, errors), rank, (HELLO,) * 4))
-    parting.end()
-    explained = parting.explain(error)
+    monkeypatch.setattr("pipeplan_launch.link_benchmark.loss_detector.ANSWER_S", 0.05)
+    loss_detector = LossDetector(Participants(Answering(alive, errors), rank, (HELLO,) * 4))
+    loss_detector.end()
+    explained = loss_detector.explain(error)
     if said is None:
         assert isinstance(explained, ReportedElsewhere)
     else:

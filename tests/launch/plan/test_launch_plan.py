@@ -12,7 +12,7 @@ import pytest
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.launch_plan import load_plan
+from pipeplan_launch.plan.stage_files import load_plan
 
 Change = Callable[[list[dict[str, Any]]], object]
 

@@ -138,9 +138,9 @@ def on(hosts: str, devices: int = 0, **more: str) -> list[Location]:
 
 
 def test_devices_are_taken_in_turn_by_those_who_see_the_same() -> None:
-    seats = RankAssignment.of([2, 2], on("ABAB", devices=2))
-    assert [seats.device(process) for process in range(4)] == [0, 0, 1, 1]
-    assert seats.own_device_each()
+    assignment = RankAssignment.of([2, 2], on("ABAB", devices=2))
+    assert [assignment.device(process) for process in range(4)] == [0, 0, 1, 1]
+    assert assignment.own_device_each()
     assert not RankAssignment.of([3], on("AAA", devices=2)).own_device_each()
     one_each = [Location("A", "A", "", devices=1, visible=text) for text in "01"]
     assert [RankAssignment.of([2], one_each).device(process) for process in range(2)] == [0, 0]
@@ -148,11 +148,11 @@ def test_devices_are_taken_in_turn_by_those_who_see_the_same() -> None:
 
 
 def test_seats_know_who_is_apart_and_what_servers_are_called() -> None:
-    seats = RankAssignment.of([2, 2], on("ABBB"))
-    assert seats.apart == ((0, 1),)
-    assert not seats.is_one_server
-    assert [seats.name(server) for server in (0, 1)] == ["A", "B"]
-    assert seats.started() == "1 on A and 3 on B"
+    assignment = RankAssignment.of([2, 2], on("ABBB"))
+    assert assignment.divided_servers == ((0, 1),)
+    assert not assignment.is_one_server
+    assert [assignment.name(server) for server in (0, 1)] == ["A", "B"]
+    assert assignment.started() == "1 on A and 3 on B"
     twins = RankAssignment.of([1, 1], [Location("boot 1", "node", ""), Location("boot 2", "node", "")])
     assert [twins.name(server) for server in (0, 1)] == ["node (1)", "node (2)"]
     assert RankAssignment.of([2, 1], on("AAA")).is_one_server
@@ -160,11 +160,11 @@ def test_seats_know_who_is_apart_and_what_servers_are_called() -> None:
 
 def pods(cards: Sequence[str], networks: str) -> RankAssignment:
     """A worker each, on machines that their user says are one server; numbers of devices begin at 0 in each."""
-    wheres = [
+    locations = [
         Location("boot", f"pod {number}", network, devices=1, cards=card, named="node")
         for number, (card, network) in enumerate(zip(cards, networks, strict=True))
     ]
-    return RankAssignment.of([len(wheres)], wheres)
+    return RankAssignment.of([len(locations)], locations)
 
 
 def test_pods_that_count_as_one_server_have_networks_of_their_own() -> None:
@@ -180,9 +180,9 @@ def test_a_device_is_known_by_its_uuid_whatever_its_number_and_container() -> No
     assert pods(["", ""], "AB").own_device_each(), "a container has devices of its own, as far as is known"
     assert not pods(["u", "u"], "AB").own_device_each(), "time-slicing"
     both = [Location("boot", f"pod {number}", "", devices=2, cards="u v") for number in range(2)]
-    seats = RankAssignment.of([1, 1], both)
-    assert [seats.device(process) for process in range(2)] == [0, 1]
-    assert seats.own_device_each()
+    assignment = RankAssignment.of([1, 1], both)
+    assert [assignment.device(process) for process in range(2)] == [0, 1]
+    assert assignment.own_device_each()
     # A step of SLURM that shows every task its own one, as number 0.
     tasks = [Location("boot", "node", "", devices=1, visible="0", cards=card) for card in "uv"]
     assert RankAssignment.of([2], tasks).own_device_each()

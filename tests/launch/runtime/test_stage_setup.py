@@ -18,7 +18,8 @@ from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Data, Job
-from pipeplan_launch.plan.launch_plan import LaunchPlan, load_plan
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime import stage_setup
 
 MADE: list[weakref.ref[nn.Module | nn.Parameter]] = []

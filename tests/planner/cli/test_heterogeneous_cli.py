@@ -13,7 +13,7 @@ from commandline import Run
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation.scenario import read_scenario
-from pipeplan_launch.plan.launch_plan import load_plan
+from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.preflight import workers_to_start
 
 MIXED = """

@@ -35,7 +35,7 @@ def test_a_plan_folder_holds_what_the_executor_needs(tmp_path: Path) -> None:
 
 
 def test_the_executor_reads_what_is_written(tmp_path: Path) -> None:
-    from pipeplan_launch.plan.launch_plan import load_plan
+    from pipeplan_launch.plan.stage_files import load_plan
 
     solved = outcome()
     plan_folder.write_plan(solved, tmp_path / "plan")

@@ -18,7 +18,7 @@ from pipeplan.replay.predicted_links import Rings, unshaped_levels, with_predict
 from pipeplan.replay.run import prepare_replay
 from pipeplan.replay.scaling import Scaling
 from pipeplan.util.files import read_document
-from pipeplan_launch.plan.launch_plan import load_plan
+from pipeplan_launch.plan.stage_files import load_plan
 
 
 def cables(on: Cluster) -> list[tuple[str, float]]:

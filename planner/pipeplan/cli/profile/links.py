@@ -28,7 +28,7 @@ from pipeplan.util.units import show_size, show_time
 from pipeplan_launch.elastic.signals import watch_signals
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.link_benchmark.config import BenchmarkSettings, MeasuredLinks, PairRates, ServerShare
-from pipeplan_launch.torch_check import unusable
+from pipeplan_launch.torch_check import import_problem
 
 _HEADINGS = ("level", "joins", "link\nGbit/s", "latency", "message\nGbit/s", "±", "all-reduce\nGbit/s", "±", "sizes")
 Progress = Callable[[int, int, str], None]
@@ -204,7 +204,7 @@ def _measure(settings: BenchmarkSettings, workers: int | None, share: ServerShar
     """
     # When a worker is lost, torch would print pages of traces beside our one-line error.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    if why := unusable():
+    if why := import_problem():
         raise InputError(f"measuring links needs torch: {why[0]}; {why[1]}")
     from pipeplan_launch.link_benchmark.run import measure_on_this_machine, measure_under_torchrun
 

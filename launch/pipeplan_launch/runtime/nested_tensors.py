@@ -1,0 +1,22 @@
+"""Functions on the tensors in nested structures, such as a batch or a model's output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Move the tensors of a nested structure to a device."""
+    return map_tensors(value, lambda tensor: tensor.to(device))
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Apply `change` to the tensors in nested tuples, lists, dicts and other types that torch's pytree knows, such as
+    a registered dataclass. Other values stay as they are.
+    """
+    return tree_map_only(Tensor, change, value)
