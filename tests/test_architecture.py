@@ -149,7 +149,7 @@ def package_of(name: str) -> str:
 
 
 def room_of(module: str) -> str:
-    """`pipeplan.solvers` of `pipeplan.solvers.dp.labels`, and `pipeplan` of the package itself."""
+    """`pipeplan.solvers` of `pipeplan.solvers.dp.search_states`, and `pipeplan` of the package itself."""
     return ".".join(module.split(".")[:2])
 
 

@@ -129,9 +129,7 @@ def _settings(
     for name in names:
         group = group_of.get(name)
         if group is None:
-            raise LaunchError(
-                f"{where}: it has no optimiser settings for {name!r}, which its run did not train"
-            )
+            raise LaunchError(f"{where}: it has no optimiser settings for {name!r}, which its run did not train")
         if group["kind"] != kind:
             raise LaunchError(f"{where} was saved with the optimiser {group['kind']}, and the job's is {kind} now")
         settings = {key: value for key, value in _decode(group["settings"], tensors, where).items() if key not in own}

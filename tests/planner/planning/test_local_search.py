@@ -188,5 +188,7 @@ def test_a_baseline_that_shares_cards_better_is_taken() -> None:
         assert evaluate(found, problem) == found_score
         taken += found is not plan
         limited = replace(problem, options=replace(problem.options, pins=((problem.units[0].layers[0], 2),)))
-        assert solving._best_with_baselines(compared, limited, plan, score)[0] is plan, "no baseline keeps this constraint"
+        assert solving._best_with_baselines(compared, limited, plan, score)[0] is plan, (
+            "no baseline keeps this constraint"
+        )
     assert taken, "chosen so that contention binds"

@@ -12,7 +12,7 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import dynamic_program, heterogeneous_search, topology
+from pipeplan.solvers.dp import choose_search, dynamic_program, heterogeneous_search
 from pipeplan.solvers.result import Status
 
 SCHEDULES = ("1f1b-stashing", "2bw", "gpipe", "1f1b-flush", "vertical-sync")
@@ -72,7 +72,9 @@ def test_few_stages_at_a_time_give_the_same_answer(seeds: range, monkeypatch: py
 
 def test_more_workers_than_can_be_searched_are_refused() -> None:
     _, problem = _drawn(1)
-    servers = [Server(Device("d", "cpu", 10**9), Level("server", size, 1e9)) for size in (topology.MOST_WORKERS, 1)]
+    servers = [
+        Server(Device("d", "cpu", 10**9), Level("server", size, 1e9)) for size in (choose_search.MOST_WORKERS, 1)
+    ]
     large = problem.within(Cluster.of_servers("large", servers, [Level("cluster", 2, 1e9)]))
     with pytest.raises(InputError, match=r"large has 1025 workers; with servers that differ .* at most 1024"):
         dynamic_program.solve(large, enumerate_cuts(large, 10_000))

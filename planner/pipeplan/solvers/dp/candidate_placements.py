@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
-from pipeplan.solvers.dp.labels import SearchStates
+from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import StageTerms
 
 

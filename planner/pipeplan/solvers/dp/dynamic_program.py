@@ -20,8 +20,8 @@ from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.frames import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.grid import UniformGrids, fastest_grid_batch, minibatches_of
+from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status

@@ -21,8 +21,8 @@ from pipeplan.cost import formulas
 from pipeplan.plan.schedules import GPIPE
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK, OutOfTime, SearchLimits, Step
-from pipeplan.solvers.dp.labels import SearchStates
 from pipeplan.solvers.dp.replicas import ReplicaIntervals
+from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 from pipeplan.solvers.dp.threshold import PRECISION
 from pipeplan.solvers.dp.uniform_plans import boundary_level, span_of, stage_terms_of

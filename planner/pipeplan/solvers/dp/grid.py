@@ -24,9 +24,9 @@ from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import flush_search
 from pipeplan.solvers.dp.budget import SLACK, SearchEffort, Step, limits_of
+from pipeplan.solvers.dp.choose_search import batch_objective
 from pipeplan.solvers.dp.flush_search import BatchBounds, BatchObjective
 from pipeplan.solvers.dp.stage_costs import CostTerms
-from pipeplan.solvers.dp.topology import batch_objective
 
 MOST_CUTS = 1500
 """The most cuts for which going over all their pairs is faster than a search."""

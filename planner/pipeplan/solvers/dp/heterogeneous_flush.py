@@ -17,7 +17,7 @@ from pipeplan.solvers.dp.budget import SLACK, Step
 from pipeplan.solvers.dp.flush_search import BatchBounds, BatchObjective
 from pipeplan.solvers.dp.heterogeneous_plans import BoundaryLink, StepTimes, boundary_links, step_times
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms, group_starts
-from pipeplan.solvers.dp.labels import SearchStates
+from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import StageTerms
 
 

@@ -23,10 +23,10 @@ from pipeplan.cost import formulas
 from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits
-from pipeplan.solvers.dp.labels import SearchStates
+from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
+from pipeplan.solvers.dp.topology import PlacementTable, levels_between
 from pipeplan.solvers.dp.uniform_search import UniformSearch
-from pipeplan.solvers.dp.worker_ranges import PlacementTable, levels_between
 
 # The number of states that are compared with all others at a time.
 _CHUNK = 128

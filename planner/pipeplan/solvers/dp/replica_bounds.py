@@ -12,7 +12,7 @@ from pipeplan.solvers.dp.budget import SLACK, SearchLimits
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, SizedStages
 from pipeplan.solvers.dp.replicas import ReplicaIntervals
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
-from pipeplan.solvers.dp.worker_ranges import ComponentLayout
+from pipeplan.solvers.dp.topology import ComponentLayout
 
 # Up to this number of further replica counts, all of them are tried at once.
 _FEW = 40

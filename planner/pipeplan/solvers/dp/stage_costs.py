@@ -15,7 +15,7 @@ from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VER
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.replicas import ReplicaIntervals, allowed_replicas
-from pipeplan.solvers.dp.worker_ranges import ComponentLayout
+from pipeplan.solvers.dp.topology import ComponentLayout
 
 
 @dataclass(frozen=True)

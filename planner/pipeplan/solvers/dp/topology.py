@@ -1,76 +1,113 @@
-"""Selects the search and the cost terms for uniform or heterogeneous clusters."""
+"""Topology of clusters: candidate placements on a heterogeneous cluster, and the components of a uniform one."""
 
 from __future__ import annotations
 
-from pipeplan.errors import InputError
-from pipeplan.plan.schedules import VERTICAL
-from pipeplan.problem.cuts import Cuts
-from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import heterogeneous_plans, uniform_plans, vertical_sync
-from pipeplan.solvers.dp.budget import SearchLimits, Step
-from pipeplan.solvers.dp.flush_search import BatchObjective
-from pipeplan.solvers.dp.heterogeneous_flush import HeterogeneousBatchObjective
-from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
-from pipeplan.solvers.dp.stage_costs import CostTerms
-from pipeplan.solvers.dp.uniform_search import UniformSearch
+from dataclasses import dataclass
 
-MOST_WORKERS = 1024
-"""The most workers for a search over all candidate placements, of which there are about half the square."""
+import numpy as np
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.links import Links
+from pipeplan.problem.cuts import Floats, Ints
 
 
-def terms_of(problem: Problem, cuts: Cuts) -> CostTerms:
-    """The terms of the cost model for the problem's cluster.
+@dataclass(frozen=True)
+class PlacementTable:
+    """All candidate placements of a stage, as arrays in the order of their ends, then of their first workers."""
 
-    Raises `InputError` if the cluster is too large for the search that it needs.
-    """
-    if problem.cluster.uniform and problem.options.boundary == "single":
-        return CostTerms(problem, cuts)
-    if problem.cluster.workers > MOST_WORKERS:
-        what = "boundaries over parallel links" if problem.cluster.uniform else "servers that differ"
-        raise InputError(
-            f"cluster {problem.cluster.name} has {problem.cluster.workers} workers; with {what} plans can be searched "
-            f"for on at most {MOST_WORKERS}"
+    first: Ints
+    end: Ints
+    """One past the last worker."""
+    replicas: Ints
+    span: Ints
+    """The level of the smallest component that holds the placement."""
+    speed: Floats
+    """Speed of the slowest device."""
+    memory: Floats
+    """Memory of the smallest device, in bytes."""
+    allreduce_bandwidth: Floats
+    allreduce_latency: Floats
+    begins: Ints
+    """For each end 0 … D, the index where the placements with that end begin; a further entry closes the last."""
+
+    @staticmethod
+    def of(cluster: Cluster, most: int) -> PlacementTable:
+        """The placements on up to `most` workers."""
+        total = cluster.workers
+        sizes = np.minimum(np.arange(total + 1), most)
+        begins = np.concatenate([[0], np.cumsum(sizes)])
+        end = np.repeat(np.arange(total + 1), sizes)
+        replicas = sizes[end] - (np.arange(len(end)) - begins[end])
+        first = end - replicas
+        span = levels_between(cluster)[first, end - 1]
+        rates = [Links.of(cluster).over_workers(level) for level in range(len(cluster.levels) + 1)]
+        bandwidth, latency = (np.array([getattr(rate, name) for rate in rates]) for name in ("allreduce", "latency"))
+        speed = _least(np.array([device.speed for device in cluster.devices]), first, end)
+        memory = _least(np.array([float(device.memory_bytes) for device in cluster.devices]), first, end)
+        return PlacementTable(
+            first, end, replicas, span, speed, memory, bandwidth[span, first], latency[span, first], begins
         )
-    return HeterogeneousTerms(problem, cuts)
+
+    def index(self, first: int, end: int) -> int:
+        """The index of the placement on workers `first` … `end` - 1."""
+        begin = int(self.begins[end])
+        return begin + first - int(self.first[begin])
+
+    def with_ends(self, ends: Ints) -> tuple[Ints, Ints]:
+        """All placements that end at one of `ends`: the index into `ends`, and the placement's own index."""
+        counts = self.begins[ends + 1] - self.begins[ends]
+        which = np.repeat(np.arange(len(ends)), counts)
+        before = np.cumsum(counts) - counts
+        return which, np.arange(len(which)) - before[which] + self.begins[ends][which]
 
 
-def find_pipeline(terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
-    """A pipeline with every resource within the limit, input to output, or None. Raises `OutOfTime`."""
-    if isinstance(terms, HeterogeneousTerms):
-        if terms.training and terms.schedule == VERTICAL and limits.memory:
-            return vertical_sync.find_vertical_sync_pipeline(
-                terms, limit, limits, lambda terms_given: find_heterogeneous_pipeline(terms_given, limit, limits)
-            )
-        return find_heterogeneous_pipeline(terms, limit, limits)
-    if terms.training and terms.schedule == VERTICAL:
-        return vertical_sync.find_vertical_sync_pipeline(terms, limit, limits)
-    return UniformSearch(terms, limit, limits).run()
+def levels_between(cluster: Cluster) -> Ints:
+    """The level of the smallest component that holds two workers, for all pairs."""
+    levels = np.zeros((cluster.workers, cluster.workers), dtype=np.intp)
+    for level in range(len(cluster.levels)):
+        home = np.repeat(np.arange(len(cluster.starts(level)) - 1), np.diff(np.array(cluster.starts(level))))
+        levels += home[:, None] != home[None, :]
+    return levels
 
 
-def find_heterogeneous_pipeline(terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
-    """Like `find_pipeline`, on a heterogeneous cluster or over parallel links, for one input stage."""
-    assert isinstance(terms, HeterogeneousTerms)
-    return HeterogeneousSearch(terms, limit, limits).run()
+def _least(values: Floats, first: Ints, end: Ints) -> Floats:
+    """The smallest of the values from each `first` to just before each `end`."""
+    table = np.minimum.accumulate(np.where(np.triu(np.ones((len(values),) * 2, dtype=bool)), values, np.inf), axis=1)
+    least: Floats = table[first, end - 1]
+    return least
 
 
-def batch_objective(terms: CostTerms, limits: SearchLimits) -> BatchObjective:
-    """Batch times under the flush schedules."""
-    return (
-        HeterogeneousBatchObjective(terms, limits)
-        if isinstance(terms, HeterogeneousTerms)
-        else BatchObjective(terms, limits)
-    )
+@dataclass(frozen=True)
+class ComponentLayout:
+    """The components of a uniform cluster, for arithmetic on workers' numbers."""
 
+    spans: Ints
+    """For each level 0 … L, the number of workers in one of its components."""
+    joins: Ints
+    """For each p from 0 to D, level(p-1, p); L at both ends, where one of the two workers does not exist."""
 
-def pipeline_pace(terms: CostTerms, steps: list[Step], *, depths: bool) -> float:
-    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the pace they sustain."""
-    if isinstance(terms, HeterogeneousTerms):
-        return heterogeneous_plans.heterogeneous_pace(terms, steps, depths=depths)
-    return uniform_plans.uniform_pace(terms, steps, depths=depths)
+    @staticmethod
+    def of(cluster: Cluster) -> ComponentLayout:
+        """The components of a cluster."""
+        spans = np.array([cluster.span(level) for level in range(len(cluster.levels) + 1)], dtype=np.intp)
+        positions = np.arange(cluster.workers + 1)
+        top = len(spans) - 1
+        joins = np.full(len(positions), top, dtype=np.intp)
+        for level in range(top - 1, -1, -1):
+            joins[positions % spans[level] != 0] = level
+        # Two different workers share no component of level 0.
+        joins = np.maximum(joins, 1)
+        joins[[0, -1]] = top
+        return ComponentLayout(spans, joins)
 
+    @property
+    def top(self) -> int:
+        """L, the number of levels."""
+        return len(self.spans) - 1
 
-def pipeline_fits(terms: CostTerms, steps: list[Step], pace_s: float) -> bool:
-    """Whether every worker's memory suffices at the depths that a pace needs."""
-    if isinstance(terms, HeterogeneousTerms):
-        return heterogeneous_plans.heterogeneous_fits(terms, steps, pace_s)
-    return uniform_plans.uniform_fits(terms, steps, pace_s)
+    def between(self, first: Ints, last: Ints) -> Ints:
+        """The level of the smallest component that holds both workers, elementwise."""
+        level = np.zeros(np.broadcast(first, last).shape, dtype=np.intp)
+        for span in self.spans[:-1]:
+            level += first // span != last // span
+        return level

@@ -1,7 +1,7 @@
 """Decides whether a uniform cluster has a pipeline with every resource within a threshold.
 
 The search goes over the cuts from the output end, because the minibatches that a stage holds in flight depend on the
-stages behind it. At every cut it keeps the states (see `labels`) that no other dominates. A stage I→J in front of a
+stages behind it. At every cut it keeps the states (see `search_states`) that no other dominates. A stage I→J in front of a
 state at J takes r workers that end at some e ≤ p. Only some values of r and e can lead to undominated states:
 
   e   p itself, or the last component edge before p at each level: an end between edges can be moved to an edge
@@ -20,8 +20,8 @@ import numpy as np
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
-from pipeplan.solvers.dp.labels import SearchStates, StatePool, undominated_states
 from pipeplan.solvers.dp.replica_bounds import StageSizing
+from pipeplan.solvers.dp.search_states import SearchStates, StatePool, undominated_states
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 
 

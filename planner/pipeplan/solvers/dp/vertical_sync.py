@@ -21,7 +21,7 @@ from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Floats
 from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
-from pipeplan.solvers.dp.labels import SearchStates
+from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms, InputStage, StageTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch
 

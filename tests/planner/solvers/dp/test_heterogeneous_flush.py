@@ -20,7 +20,7 @@ from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, Step
 from pipeplan.solvers.dp.flush_search import BatchBounds, BatchObjective
 from pipeplan.solvers.dp.heterogeneous_flush import HeterogeneousBatchObjective, HeterogeneousFlushSearch
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
-from pipeplan.solvers.dp.labels import SearchStates
+from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.result import Status
 
 FLUSHING = ("gpipe", "1f1b-flush")

@@ -25,7 +25,7 @@ import numpy as np
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import StateCounts
-from pipeplan.solvers.dp.worker_ranges import ComponentLayout
+from pipeplan.solvers.dp.topology import ComponentLayout
 
 # The number of states that are compared with all kept states at a time.
 _CHUNK = 128

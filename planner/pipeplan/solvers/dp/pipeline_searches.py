@@ -11,10 +11,10 @@ from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import flush_search, threshold
 from pipeplan.solvers.dp.budget import OutOfTime, SearchEffort, SearchLimits, StateCounts, Step, limits_of
+from pipeplan.solvers.dp.choose_search import batch_objective, find_pipeline, pipeline_fits, pipeline_pace, terms_of
 from pipeplan.solvers.dp.reduce_cuts import prune_cuts
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
-from pipeplan.solvers.dp.topology import batch_objective, find_pipeline, pipeline_fits, pipeline_pace, terms_of
 
 # Up to this number of cuts times workers, the plan with the fewest stages among the best is returned, and searches with
 # a memory limit look for some plan first: within `_FIRST_LIMIT` times the bound.
