@@ -1,8 +1,8 @@
 """Decides whether a uniform cluster has a pipeline with every resource within a threshold.
 
 The search goes over the cuts from the output end, because the minibatches that a stage holds in flight depend on the
-stages behind it. At every cut it keeps the states (see `search_states`) that no other dominates. A stage I→J in front of a
-state at J takes r workers that end at some e ≤ p. Only some values of r and e can lead to undominated states:
+stages behind it. At every cut it keeps the states (see `search_states`) that no other dominates. A stage I→J in front
+of a state at J takes r workers that end at some e ≤ p. Only some values of r and e can lead to undominated states:
 
   e   p itself, or the last component edge before p at each level: an end between edges can be moved to an edge
   r   within each level, the fewest replicas that are fast enough and fit in memory; more replicas help only if the
