@@ -65,7 +65,7 @@ def json_option(function: Function) -> Function:
 
 
 def plan_profile_option(function: Function) -> Function:
-    """`--profile FILE`, a Path named `bundled`, or None."""
+    """`--profile FILE`, a Path named `profile_file`, or None."""
     option = click.option("--profile", "profile_file", type=click.Path(path_type=Path), help=PLAN_PROFILE)
     return option(function)
 
