@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A launcher prints this line itself; without one, a SIGTERM comes from torchrun.
         prints = not restart_state.has_launcher() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"
         status = _end(
-            INTERRUPTED, f"stopped by {signal}: --resume goes on from the last checkpoint, if there is one" * prints
+            INTERRUPTED, f"stopped by {signal}: --resume continues from the last checkpoint, if there is one" * prints
         )
     except worker.UnexpectedError as error:
         status = _end(1, f"error: {one_line(error)}")

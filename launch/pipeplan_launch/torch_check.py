@@ -24,7 +24,7 @@ def version_problem() -> tuple[str, str] | None:
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if numbers and (int(numbers[1]), int(numbers[2])) < OLDEST:
         oldest = ".".join(str(number) for number in OLDEST)
-        return f"torch {version} is too old, {oldest} is the oldest that will do", f"pip install 'torch>={oldest}'"
+        return f"torch {version} is too old, {oldest} is the oldest supported version", f"pip install 'torch>={oldest}'"
     return None
 
 

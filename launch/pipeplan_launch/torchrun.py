@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 STATUS_REPORTED = 2  # status of a worker that has reported an error, or that ends because another worker has
 STATUS_STOPPED = restart_state.STATUS_INTERRUPTED  # status of a worker that was asked to stop
 EXPLAINED_STATUSES = (STATUS_REPORTED, STATUS_STOPPED, restart_state.STATUS_PEER_LOST)
-STOPPED_LINE = "stopped: --resume goes on from the last checkpoint, if there is one"
+STOPPED_LINE = "stopped: --resume continues from the last checkpoint, if there is one"
 STOPPED_EARLY_LINE = "stopped before any worker was started"
 
 

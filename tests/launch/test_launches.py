@@ -69,7 +69,7 @@ def test_a_request_before_training_ends_at_once(script: Path, tmp_path: Path) ->
         launch.process.send_signal(signal.SIGINT)
         assert launch.wait() == 130
         assert left_nothing(launch)
-    assert launch.lines[-1] == "stopped: --resume goes on from the last checkpoint, if there is one"
+    assert launch.lines[-1] == "stopped: --resume continues from the last checkpoint, if there is one"
     assert [line for line in launch.lines if not line.startswith("note")] == launch.lines[-1:]
 
 

@@ -52,7 +52,7 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
             )
     if any(stage.recompute for stage in document.stages) and not (options.recompute and model.training):
         raise InputError("a stage of the plan computes its forward pass again, which was not allowed")
-    return "the plan keeps to what was asked for"
+    return "the plan satisfies its options"
 
 
 def _grid(document: PlanDocument) -> None:

@@ -124,7 +124,7 @@ def _warnings(calibrated: Calibrated, runs: list[ObservedRun]) -> Iterator[str]:
             yield f"a worker of run {run.name} waited for a core {share:.0%} of its time: {cause}"
     if calibrated.slack > MOST_SLACK:
         unused = 1 - 1 / calibrated.slack
-        yield f"for {unused:.0%} of the time no stage was busy: this holds for little but the plan that ran"
+        yield f"for {unused:.0%} of the time no stage was busy: this is valid for hardly any other plan"
 
 
 def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | None) -> list[_PlannedRun]:

@@ -67,7 +67,7 @@ def _proof(outcome: Outcome) -> list[str]:
         cause = "Shared cores slow" if outcome.problem.cluster.shared_cores else "Shared network cards slow"
         slower = f"{cause} it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
         bound = f"With that no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."
-        lines.append(f"{slower}, and every plan to no less." if outcome.gap <= TOLERANCE else f"{slower}. {bound}")
+        lines.append(f"{slower}, and no plan is faster." if outcome.gap <= TOLERANCE else f"{slower}. {bound}")
     if outcome.certificate.document is not None:
         lines.append("Certificate: in plan.json; `pipeplan check` verifies it without the solvers.")
     return lines

@@ -36,7 +36,7 @@ def diagnosis_parts(problem: Problem, diagnosis: Diagnosis) -> Iterator[Renderab
     enough = diagnosis.enough
     if enough is not None:
         yield (
-            f"Least memory that would do: {show_size(enough.memory_bytes)} of a device instead of "
+            f"Least device memory that suffices: {show_size(enough.memory_bytes)} instead of "
             f"{show_size(enough.now_bytes)}{'' if diagnosis.uniform else ' (the smallest; others alike)'}; "
             f"stage {enough.stage} of {enough.plan.config} then needs all of it."
         )
@@ -51,7 +51,7 @@ def diagnosis_parts(problem: Problem, diagnosis: Diagnosis) -> Iterator[Renderab
 
 def _layers(diagnosis: Diagnosis) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("too large for a device, alone", overflow="fold")
+    table.add_column("too large for any device", overflow="fold")
     for heading in ("needs", f"of {show_size(diagnosis.capacity_bytes)}, missing"):
         table.add_column(heading, justify="right", no_wrap=True)
     for group in diagnosis.oversized[:MOST_LAYERS]:

@@ -405,8 +405,8 @@ def test_where_nothing_fits_it_says_what_would(run: Run) -> None:
     _save(saved=30 << 30)
     done = run("explain", "--cluster", "A")
     assert done.code == 2
-    assert "too large for a device, alone" in done.out
-    assert "Least memory that would do: 30 GiB" in done.out
+    assert "too large for any device" in done.out
+    assert "Least device memory that suffices: 30 GiB" in done.out
     assert "error: nothing fits in memory: layer 'l3' alone needs 30 GiB" in done.err
     assert max(map(len, done.out.splitlines())) <= 80
     document = json.loads(run("explain", "--cluster", "A", "--json").out)

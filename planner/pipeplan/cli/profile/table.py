@@ -129,12 +129,12 @@ def profile_totals(profile: Profile) -> list[str]:
     lines = []
     if any(layer.forward_spread_s or layer.backward_spread_s for layer in profile.layers):
         lines.append(
-            f"± is the interquartile range of {profile.provenance.repeats} passes, forward plus backward, of the time."
+            f"± is the interquartile range of the time of {profile.provenance.repeats} passes, forward plus backward."
         )
     lines += _whole(profile)
     alike = sum(bool(layer.like) for layer in profile.layers)
     if alike:
-        lines.append(f"Layers with the times of another that is the same computation (= its name): {alike}.")
+        lines.append(f"Layers that have the times of an identical layer (= its name): {alike}.")
     update = sum(layer.update_s for layer in profile.layers)
     if update:
         lines.append(f"The optimiser's step: {show_time(update)}.")
@@ -147,7 +147,8 @@ def profile_totals(profile: Profile) -> list[str]:
         lines += ["Minibatch sizes of the same run:", *(_size(size) for size in _by_size(profile))]
     if any(layer.workspace_bytes for layer in profile.layers):
         lines.append(
-            "work: what a layer takes while it runs, beyond what it is given, makes and keeps; the most of all."
+            "work: temporary memory of a layer while it runs, beyond its inputs, outputs and kept tensors; "
+            "the sum row has the largest."
         )
     return lines
 

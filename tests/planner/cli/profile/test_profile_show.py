@@ -204,7 +204,7 @@ def test_all_that_a_profile_says_is_shown(run: Run) -> None:
         "Block = h.0 1.000 2.000 7 50.0 0.500 1.00 4.00 1.00 2.00",
         "sum 3 layers 2.000 4.000 100.0 1.000 2.00 8.00 2.00 2.00",
         "Sum / whole: 1.00, 0.80",
-        "Layers with the times of another that is the same computation (= its name): 1.",
+        "Layers that have the times of an identical layer (= its name): 1.",
         "The optimiser's step: 1 ms",
         "Peak memory of a pass and update of the whole model: 3 GiB",
         "Buffers (state that is not a weight): 8 KiB",
