@@ -138,7 +138,11 @@ def test_refuses_to_evaluate_what_it_cannot() -> None:
         ("mnist", lambda names: [names[:3], [*names[3:], "conv9"]], "stage 1 names .* 'conv9': did you mean 'conv"),
         ("mnist", lambda names: [names[:3], names[2:]], "layer 'conv2' is in stage 0 and again in stage 1"),
         ("mnist", lambda names: [names[:3], names[4:]], "no stage holds layer 'relu#2'"),
-        ("mnist", lambda names: [names[3:-1], [*names[:3], "loss"]], "layer 'relu#2' in stage 0 reads what .* 'conv2'"),
+        (
+            "mnist",
+            lambda names: [names[3:-1], [*names[:3], "loss"]],
+            "layer 'relu#2' in stage 0 reads .* 'conv2' in a later stage",
+        ),
         ("mnist", lambda names: [[*names[:3], "loss"], names[3:-1]], "'loss' must be in the last stage"),
         ("gpt", lambda names: [names[:3], names[3:]], "'tokens' and 'head' share parameters or memory"),
     ],

@@ -316,7 +316,7 @@ def _confirmed(seeds: range, draw: Callable[[int], Instance]) -> int:
 @pytest.mark.parametrize("seeds", first_few(range(15), 8))
 def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance], seeds: range) -> None:
     certified = _confirmed(seeds, draw)
-    assert certified > 2 or draw is unequal_instance
+    assert 15 * certified > 2 * len(seeds) or draw is unequal_instance, "most draws have no proof, but not all"
 
 
 def test_a_pace_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> None:
