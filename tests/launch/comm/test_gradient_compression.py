@@ -125,7 +125,9 @@ def twice(rank: int, bytes_: int) -> str:
         return str(error)
 
 
-@pytest.mark.parametrize(("bytes_", "outcome"), [(ONE_BUCKET, "[2.0, 2.0, 2.0]"), (ONE_EACH, "made the gradient of 'w' again")])
+@pytest.mark.parametrize(
+    ("bytes_", "outcome"), [(ONE_BUCKET, "[2.0, 2.0, 2.0]"), (ONE_EACH, "made the gradient of 'w' again")]
+)
 def test_a_second_gradient_is_added_or_refused_but_not_lost(tmp_path: Path, bytes_: int, outcome: str) -> None:
     assert all(outcome in result for result in run(2, twice, tmp_path, bytes_))
 
