@@ -198,7 +198,7 @@ def test_the_run_is_drawn_beneath_at_the_same_scale(run: Run, planned: Path) -> 
     assert max(map(len, lines)) <= 80
     assert run("simulate", "plan", "--run", str(folder), "--trace", "both.json").code == 0
     assert {"server 0, predicted", "server 0, measured"} <= _processes(_events("both.json")).keys()
-    assert "leave out one" in run("simulate", "plan", "--run", str(folder), "--json").err
+    assert "give only one of them" in run("simulate", "plan", "--run", str(folder), "--json").err
     # Twice as long from the begin of the first forward pass to that of the first backward one.
     ratio = (drawn[0].index("B0") - 6) / (lines[predicted + 1].index("B0") - 6)
     assert ratio == pytest.approx(2.0, abs=0.3)
