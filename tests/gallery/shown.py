@@ -18,7 +18,15 @@ ROW = re.compile(r"^(\S+ {2,}\S.*?) +(?:[\d.]+ +){5}([\d.]+) +([\d.]+) +[\d.]+ +
 """A layer of a measured profile: name and operation, five figures of time, then sizes: output, weights, kept, work."""
 DEPENDS = re.compile(r"^( *\d| +stage \d+:| +server \d|Note:|note:|Shared cores|sum |  over best uniform grid)|\[\d\]")
 """Lines that another machine has in another number, or with other words."""
-AFTER = ("bound by ", "first cause: ", "proven optimal", "minibatch 32, on ", "minibatch 4, on ", "run folder")
+AFTER = (
+    "bound by ",
+    "measured on ",
+    "first cause: ",
+    "proven optimal",
+    "minibatch 32, on ",
+    "minibatch 4, on ",
+    "run folder",
+)
 """What a line has behind these depends on the machine."""
 
 
