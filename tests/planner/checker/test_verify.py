@@ -17,7 +17,6 @@ import pytest
 from brute_force import Instance
 from certificates import certificate
 from commandline import Run
-from extents import first_few
 from instances import drawn, mixed_instance, random_instance, unequal_instance
 
 from pipeplan.checker.network import UniformRates
@@ -313,10 +312,9 @@ def _confirmed(seeds: range, draw: Callable[[int], Instance]) -> int:
 
 
 @pytest.mark.parametrize("draw", [random_instance, mixed_instance, unequal_instance])
-@pytest.mark.parametrize("seeds", first_few(range(15), 8))
-def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance], seeds: range) -> None:
-    certified = _confirmed(seeds, draw)
-    assert 15 * certified > 2 * len(seeds) or draw is unequal_instance, "most draws have no proof, but not all"
+def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance]) -> None:
+    certified = _confirmed(range(15), draw)
+    assert certified > 2 or draw is unequal_instance
 
 
 def test_a_pace_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> None:
