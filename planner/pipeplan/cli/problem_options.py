@@ -155,10 +155,10 @@ def problem_of(arguments: dict[str, Any]) -> tuple[Problem, str]:
 
 def options_of(arguments: dict[str, Any], kind: str) -> Options:
     """The options that the arguments describe, for workers on devices of a kind, `cuda` or `cpu`."""
-    return from_options.options_for(kind, **option_fields(arguments))
+    return from_options.options_for(kind, **checked_option_fields(arguments))
 
 
-def option_fields(arguments: dict[str, Any]) -> dict[str, Any]:
+def checked_option_fields(arguments: dict[str, Any]) -> dict[str, Any]:
     """The fields of `Options` that the arguments set. Raises `InputError` where they contradict each other."""
     check_schedules([arguments["schedule"]] if arguments.get("schedule") else [], arguments)
     return from_options.option_fields(arguments)

@@ -15,7 +15,7 @@ from pipeplan.checker.model import checked_model
 from pipeplan.checker.structure import check_structure
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json
-from pipeplan.cli.problem_options import option_fields, problem_arguments, profile_of_plan
+from pipeplan.cli.problem_options import checked_option_fields, problem_arguments, profile_of_plan
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.drawing.plan_table import plan_table
@@ -180,7 +180,7 @@ def _options(old: Options, arguments: dict[str, Any]) -> Options:
     if accumulate is None and schedule in ACCUMULATING:
         accumulate = old.accumulate
     arguments = arguments | {"schedule": schedule, "accumulate": accumulate, "inference": old.inference}
-    return replace(old, **({"accumulate": accumulate} | option_fields(arguments)))
+    return replace(old, **({"accumulate": accumulate} | checked_option_fields(arguments)))
 
 
 def _solve(problem: Problem, settings: Settings) -> Outcome:

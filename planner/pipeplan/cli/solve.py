@@ -15,7 +15,7 @@ from pipeplan.api import cluster
 from pipeplan.cli.export import export_lines
 from pipeplan.cli.options import complete_words, force_option, json_option, output_folder, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json, print_line, status
-from pipeplan.cli.problem_options import ProfileSource, option_fields, problem_arguments, read_profile
+from pipeplan.cli.problem_options import ProfileSource, checked_option_fields, problem_arguments, read_profile
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.drawing.plan_table import plan_table
@@ -115,7 +115,7 @@ def command(
             staleness=staleness,
             target=target_name,
             maximum_cuts=settings.maximum_cuts,
-            **option_fields(arguments | {"target_name": target_name}),
+            **checked_option_fields(arguments | {"target_name": target_name}),
         )
         interrupted()  # an interrupted search may have chosen a schedule that is not the best
         with keep_disagreement(None if no_write else output):
