@@ -175,8 +175,9 @@ def test_the_canvas_is_not_blank_and_kinds_differ_without_colour(run):
       const end = Number(canvas.dataset.to);
       const at = (time) => (left + (time / end) * (parseFloat(canvas.style.width) - left)) * scale;
       const shades = (from, to, lane) => {
-        const [x, y] = [Math.round(at(from)) + 3, Math.round((lane * 24 + 5) * scale)];
-        const image = canvas.getContext('2d').getImageData(x, y, Math.max(2, Math.round(at(to)) - x - 3), 3).data;
+        // Two rows between the border of the interval and the letters on it.
+        const [x, y] = [Math.round(at(from)) + 3, Math.round((lane * 24 + 3) * scale)];
+        const image = canvas.getContext('2d').getImageData(x, y, Math.max(2, Math.round(at(to)) - x - 3), 2).data;
         const found = new Set();
         for (let i = 0; i < image.length; i += 4) found.add(Math.round((image[i] + image[i + 1] + image[i + 2]) / 24));
         return found.size;
