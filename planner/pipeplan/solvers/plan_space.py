@@ -37,6 +37,19 @@ class PlanSpace:
             return inner_s / problem.options.accumulate
         return float(formulas.overlapped(inner_s / self.copies, self.synchronisation(problem), problem.options.overlap))
 
+    def inner_pace(self, problem: Problem, pace_s: float) -> float | None:
+        """The pace of one copy at which all copies together have the given pace; None where no pace is slow enough.
+
+        It is the inverse of `pace` in the steady state.
+        """
+        overlap, reduce_s = problem.options.overlap, self.synchronisation(problem)
+        if reduce_s > pace_s:
+            return None
+        longer = pace_s - (1.0 - overlap) * reduce_s
+        if longer >= reduce_s:
+            return longer * self.copies
+        return (pace_s - reduce_s) / (1.0 - overlap) * self.copies
+
     def synchronisation(self, problem: Problem) -> float:
         """Gradient all-reduce among the copies, in seconds per minibatch: a lower bound on the pace in this space."""
         if problem.options.schedule in ACCUMULATING and problem.options.accumulate is not None:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from pipeplan.cost import depths
+from pipeplan.cost import contention, depths
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import SearchEffort
+from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPlans, Region, ScoredPlan
 from pipeplan.solvers.dp.grid import UniformGrids, fastest_grid_batch, minibatches_of
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
@@ -35,9 +37,13 @@ class _BestSoFar:
     bound: float = float("inf")
     finished: bool = True
     interrupted: bool = False
+    regions: list[Region] = field(default_factory=list)
+    """The spaces of plans, each with its own bound."""
 
     def add(self, problem: Problem, space: PlanSpace, result: BisectionResult[FoundPipeline]) -> None:
         """Take in the result of one more search."""
+        if result.best is not None or not result.finished:
+            self.regions.append(Region(space, None, space.pace(problem, result.low)))
         self.finished, self.interrupted = self.finished and result.finished, self.interrupted or result.interrupted
         if result.best is not None or not result.finished:
             self.bound = min(self.bound, space.pace(problem, result.low))
@@ -54,6 +60,7 @@ def _search_spaces(
     so_far = _BestSoFar()
     for space in plan_spaces(problem):
         if so_far.best is not None and space.synchronisation(problem) >= so_far.best[0]:
+            so_far.regions.append(Region(space, None, space.synchronisation(problem)))
             continue
         if so_far.interrupted:
             so_far.bound = min(so_far.bound, space.pace(problem, 0.0))
@@ -160,30 +167,80 @@ def solve(problem: Problem, cuts: Cuts, seconds: float | None = None, gap: float
     """
     began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), SearchEffort()
     search = _search_grids if problem.options.grid else _search_spaces
-    result = _result(problem, cuts, search(problem, cuts, deadline, gap, effort), began)
-    return replace(result, effort=effort.spent)
+    so_far = search(problem, cuts, deadline, gap, effort)
+    result = _charged if problem.options.contention and so_far.best is not None else _alone
+    answer = result(problem, cuts, so_far, deadline, gap, effort)
+    return replace(answer, effort=effort.spent, seconds=time.perf_counter() - began)
 
 
-def _result(problem: Problem, cuts: Cuts, so_far: _BestSoFar, began: float) -> Result:
-    """The result of the searches, with the proven bound."""
-    best, bound, finished, interrupted = so_far.best, so_far.bound, so_far.finished, so_far.interrupted
-    floor = problem.work_s / problem.cluster.total_speed
-    note = "the requested gap was reached" if finished else "the search ended before it could prove this plan optimal"
-    if not cuts.complete:
-        bound, note = floor, f"the search covered {len(cuts.ideals)} of the graph's cuts, not all of them"
-    proven = finished and cuts.complete
-    seconds = time.perf_counter() - began
-    if best is None:
+def _alone(
+    problem: Problem, cuts: Cuts, so_far: _BestSoFar, deadline: float | None, gap: float, effort: SearchEffort
+) -> Result:
+    """The result of the searches without shared resources, with the proven bound."""
+    finished, interrupted = so_far.finished, so_far.interrupted
+    if so_far.best is None:
+        proven, floor = finished and cuts.complete, _floor(problem)
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
-        least = float("inf") if proven else max(floor, bound if bound < float("inf") else 0.0)
-        return Result("DP", status, None, float("inf"), least, seconds, note, interrupted=interrupted)
-    pace, space, stages = best
+        bound = so_far.bound if cuts.complete and so_far.bound < float("inf") else 0.0
+        least = float("inf") if proven else max(floor, bound)
+        return Result("DP", status, None, float("inf"), least, 0.0, _note(cuts, finished), interrupted=interrupted)
+    pace, space, stages = so_far.best
     plan = _plan(problem, space, stages, pace)
-    if proven and bound >= pace * (1 - 4 * PRECISION):
-        return Result("DP", Status.OPTIMAL, plan, pace, pace, seconds)
-    return Result(
-        "DP", Status.FEASIBLE, plan, pace, min(max(bound, floor), pace), seconds, note, interrupted=interrupted
-    )
+    return _result(problem, cuts, BisectionResult(so_far.bound, pace, plan, finished, interrupted))
+
+
+def _charged(
+    problem: Problem, cuts: Cuts, so_far: _BestSoFar, deadline: float | None, gap: float, effort: SearchEffort
+) -> Result:
+    """The result with everything charged: the search goes on from the bounds without shared resources."""
+    assert so_far.best is not None
+    pace, space, stages = so_far.best
+    plan = _plan(problem, space, stages, pace)
+    known = ScoredPlan(evaluate(plan, problem).pace_s, plan)
+    bound = max(so_far.bound, contention.least_pace_of_shared_cores_s(problem))
+    interval = BisectionResult(bound, known.pace_s, plan, so_far.finished, so_far.interrupted, gap)
+    if so_far.finished and not interval.closed and problem.cluster.workers <= MOST_WORKERS:
+        regions = so_far.regions
+        if problem.options.grid:
+            regions = [Region(space, shape, low) for shape, low in _shape_floors(problem, cuts)]
+        regions = [replace(region, low_s=max(region.low_s, bound)) for region in regions]
+        interval = ChargedPlans(problem, cuts, regions, deadline, gap, effort).best(known)
+    elif so_far.finished and not interval.closed:
+        note = f"shared cards are charged exactly on at most {MOST_WORKERS} workers"
+        return replace(_result(problem, cuts, replace(interval, finished=False)), note=note, charged=True)
+    return replace(_result(problem, cuts, interval), charged=True)
+
+
+def _shape_floors(problem: Problem, cuts: Cuts) -> Iterator[tuple[GridShape, float]]:
+    """The shapes of a uniform grid with lower bounds on their paces, the most promising first."""
+    grids = UniformGrids(PipelineSearches(problem, cuts).unlimited)
+    floors = [
+        (shape, grids.least_pace(shape)[0] if grids.has_few_cuts else grids.floor(shape))
+        for shape in grid_shapes(problem)
+    ]
+    yield from sorted(floors, key=lambda entry: entry[1])
+
+
+def _floor(problem: Problem) -> float:
+    return problem.work_s / problem.cluster.total_speed
+
+
+def _note(cuts: Cuts, finished: bool) -> str:
+    if not cuts.complete:
+        return f"the search covered {len(cuts.ideals)} of the graph's cuts, not all of them"
+    return "the requested gap was reached" if finished else "the search ended before it could prove this plan optimal"
+
+
+def _result(problem: Problem, cuts: Cuts, interval: BisectionResult[Plan]) -> Result:
+    """The result of searches that found a plan."""
+    plan, pace = interval.best, interval.high
+    assert plan is not None
+    if interval.finished and cuts.complete and interval.low >= pace * (1 - 4 * PRECISION):
+        return Result("DP", Status.OPTIMAL, plan, pace, pace, 0.0)
+    floor = _floor(problem)
+    bound = min(max(interval.low if cuts.complete else floor, floor), pace)
+    note = _note(cuts, interval.finished)
+    return Result("DP", Status.FEASIBLE, plan, pace, bound, 0.0, note, interrupted=interval.interrupted)
 
 
 def _plan(problem: Problem, space: PlanSpace, stages: list[Stage], pace_s: float) -> Plan:

@@ -114,7 +114,7 @@ class HeterogeneousSearch(UniformSearch):
         self.need = np.maximum(np.ceil(speed / terms.fastest), 1).astype(np.intp)
         self.lowest[0] = self.need[0] = 0
 
-    def _undominated(self, waiting: SearchStates) -> SearchStates:
+    def _undominated(self, cut: int, waiting: SearchStates) -> SearchStates:
         """The states that no other dominates; of equal states the first in a fixed order."""
         states = waiting.take(self._thinned(waiting))
         if len(states) == 1:

@@ -102,7 +102,7 @@ class PipelineSearches:
             return self._best_batch().best is not None
         if self.limited.most_replicas < 1:
             return False
-        return self._search(self.limited, self.limited.most, self._limits(memory=True)) is not None
+        return self._search(self.limited, self.limited.most, self.limits(memory=True)) is not None
 
     def best(self) -> BisectionResult[FoundPipeline]:
         """The fastest pipeline. The result's `best` is None where none exists or none was found in time.
@@ -113,7 +113,7 @@ class PipelineSearches:
             return self._best_batch()
         if self.unlimited.most_replicas < 1:
             return BisectionResult(float("inf"))
-        limits = self._limits(memory=False)
+        limits = self.limits(memory=False)
         interval = self.without_memory or self._least(self.unlimited, limits, max(self.unlimited.floor, self.above))
         if interval.best is None:
             return interval
@@ -124,11 +124,11 @@ class PipelineSearches:
         if not interval.finished:
             interval.high, interval.best = float("inf"), None
             return interval
-        return self._least(self.limited, self._limits(memory=True), interval.low)
+        return self._least(self.limited, self.limits(memory=True), interval.low)
 
     def _best_batch(self) -> BisectionResult[FoundPipeline]:
         """The fastest pipeline under a flush schedule, in seconds per update."""
-        limits = self._limits(memory=False)
+        limits = self.limits(memory=False)
         if not self.problem.options.memory:
             return self.without_memory or self._least_batch(self.unlimited, limits)
         # A pipeline without a memory limit is only a bound, so that search gets half of the time.
@@ -136,7 +136,7 @@ class PipelineSearches:
         unlimited = self.without_memory or self._least_batch(self.unlimited, halfway)
         if unlimited.interrupted or (unlimited.finished and unlimited.best is None):
             return replace(unlimited, high=float("inf"), best=None)
-        limits = self._limits(memory=True)
+        limits = self.limits(memory=True)
         interval = self._least_batch(self.limited, replace(limits, recompute=False))
         if limits.recompute and interval.finished and interval.high > unlimited.low * (1 + PRECISION):
             with_recompute = self._least_batch(self.limited, limits)
@@ -149,7 +149,7 @@ class PipelineSearches:
     def _least_batch(self, terms: CostTerms, limits: SearchLimits) -> BisectionResult[FoundPipeline]:
         """The fastest batch under the given limits, over the numbers of stages."""
         interval = BisectionResult[FoundPipeline](float("inf"))
-        counts = self._stage_counts(terms, limits)
+        counts = self.stage_counts(terms, limits)
         for exact in counts:
             answer = flush_search.fastest_batch(
                 batch_objective(terms, replace(limits, exact_stages=exact)), self.above, self.below
@@ -164,7 +164,7 @@ class PipelineSearches:
                 break
         return interval
 
-    def _stage_counts(self, terms: CostTerms, limits: SearchLimits) -> list[int | None]:
+    def stage_counts(self, terms: CostTerms, limits: SearchLimits) -> list[int | None]:
         """The numbers of stages to search one by one, because they decide which stage a pinned layer is in."""
         lowest = max((stage for _, stage in self.problem.options.pins), default=1)
         if limits.exact_stages is not None and lowest > limits.exact_stages:
@@ -174,7 +174,8 @@ class PipelineSearches:
         highest = min(limits.max_stages or terms.workers, terms.workers, len(terms.cuts.ideals) - 1)
         return list(range(lowest, highest + 1))
 
-    def _limits(self, *, memory: bool) -> SearchLimits:
+    def limits(self, *, memory: bool) -> SearchLimits:
+        """The limits of one search, with or without memory."""
         return limits_of(self.problem, memory=memory, deadline=self.deadline, shape=self.shape, effort=self.effort)
 
     def _least(self, terms: CostTerms, limits: SearchLimits, low: float) -> BisectionResult[FoundPipeline]:
@@ -205,7 +206,7 @@ class PipelineSearches:
 
     def _search(self, terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
         """A pipeline within a threshold, over the numbers of stages, or None."""
-        for stages in self._stage_counts(terms, limits):
+        for stages in self.stage_counts(terms, limits):
             steps = find_pipeline(terms, limit, replace(limits, exact_stages=stages))
             if steps is not None:
                 return steps

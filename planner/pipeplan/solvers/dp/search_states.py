@@ -42,6 +42,9 @@ class SearchStates:
     demand: Floats
     extra: Floats | None = None
     """The sum over the stages behind the cut, in seconds of a batch; None where nothing is summed."""
+    loads: Floats | None = None
+    """Pending loads of shared resources (`shared_resources`), in seconds per minibatch, a row for each state; None
+    where they are not charged."""
 
     @staticmethod
     def of(columns: dict[str, Ints], demand: Floats, extra: Floats | None = None) -> SearchStates:
@@ -60,10 +63,12 @@ class SearchStates:
         if len(parts) == 1:
             return parts[0]
         extra = [part.extra for part in parts if part.extra is not None]
+        loads = [part.loads for part in parts if part.loads is not None]
         return SearchStates(
             np.concatenate([part.numbers for part in parts], axis=1),
             np.concatenate([part.demand for part in parts]),
             np.concatenate(extra) if extra else None,
+            np.concatenate(loads) if loads else None,
         )
 
     def __len__(self) -> int:
@@ -71,7 +76,8 @@ class SearchStates:
 
     def take(self, rows: Ints | Flags | slice) -> SearchStates:
         """The selected rows."""
-        return SearchStates(self.numbers[:, rows], self.demand[rows], None if self.extra is None else self.extra[rows])
+        extra, loads = (None if part is None else part[rows] for part in (self.extra, self.loads))
+        return SearchStates(self.numbers[:, rows], self.demand[rows], extra, loads)
 
     def _column(self, index: int) -> Ints:
         column: Ints = self.numbers[index]

@@ -51,7 +51,7 @@ class UniformSearch(StageSizing):
             if waiting is None:
                 continue
             self.limits.step(len(waiting))
-            states = self._undominated(waiting)
+            states = self._undominated(cut, waiting)
             self.kept[cut] = states
             if cut == 0:
                 return self._walk()
@@ -59,7 +59,7 @@ class UniformSearch(StageSizing):
                 pool.add(targets, new_states)
         return None
 
-    def _undominated(self, states: SearchStates) -> SearchStates:
+    def _undominated(self, cut: int, states: SearchStates) -> SearchStates:
         return undominated_states(states, self.layout, self.limits.counting)
 
     def start(self) -> SearchStates:

@@ -1,0 +1,329 @@
+"""The search over candidate placements with the loads of shared cards, ports and cores charged to every stage.
+
+It extends the searches of `heterogeneous_search` and `heterogeneous_flush`, for uniform clusters as well: a state also
+has the pending loads of the components in which its first stage begins (`shared_resources`). Two states of one cut then
+compare only where no stage in front can tell them apart: at every level that charges something, the component of the
+dominated state's first worker is either closed, because that worker is its first, or it is the same component, with no
+more load pending, and the receivers in it are the same share of their stage.
+
+Idle workers. A stage that ends before an idle worker of the server of its last worker can move by one worker, unless it
+straddles servers: it would then have more replicas on the card of the one and fewer on that of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipeplan.plan.schedules import VERTICAL
+from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.solvers.dp import vertical_sync
+from pipeplan.solvers.dp.budget import SLACK, SearchLimits, Step
+from pipeplan.solvers.dp.flush_search import BatchBounds
+from pipeplan.solvers.dp.heterogeneous_flush import (
+    HeterogeneousBatchObjective,
+    HeterogeneousFlushSearch,
+    pass_times,
+)
+from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms, group_starts
+from pipeplan.solvers.dp.search_states import SearchStates
+from pipeplan.solvers.dp.shared_resources import PendingLoads, SharedResources
+from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
+
+# The number of states that are compared with all others at a time.
+_CHUNK = 128
+
+# The number of pairs of a stage and a placement that are looked at a time.
+_AT_ONCE = 1_000_000
+
+
+@dataclass(frozen=True)
+class SharedLimit:
+    """The most seconds per minibatch that any shared resource may be busy."""
+
+    resources: SharedResources
+    limit_s: float
+
+    @property
+    def within(self) -> float:
+        """The limit with slack for rounding."""
+        return self.limit_s * (1 + SLACK)
+
+
+class _Charging(HeterogeneousSearch):
+    """The part of the search that charges shared resources, for the steady state and for flush schedules."""
+
+    shared: SharedLimit
+
+    def start(self) -> SearchStates:
+        """The initial state, with nothing pending."""
+        return replace(super().start(), loads=np.zeros((1, self.shared.resources.columns)))
+
+    def _added(self, stage: StageTerms, states: SearchStates, which: Ints, runs: Ints, target: Ints) -> Floats | None:
+        """The sum behind new states, where the objective has one."""
+        return None
+
+    # -- extension --
+
+    def _extend(self, cut: int, states: SearchStates) -> Iterator[tuple[Ints, SearchStates]]:
+        states, rows = self._open(states)
+        targets = self._leading(cut)
+        if not len(states) or not len(targets):
+            return
+        which, runs = self._pairs(states)
+        transfer, allowed = self._boundary_times(cut, states, which, runs)
+        which, runs, transfer = which[allowed], runs[allowed], transfer[allowed]
+        behind = self.shared.resources.behind(cut, states, which, runs, self.shared.within)
+        which, runs, transfer = which[behind.allowed], runs[behind.allowed], transfer[behind.allowed]
+        behind = PendingLoads(behind.busy[:, behind.allowed], behind.allowed[behind.allowed])
+        if not len(runs):
+            return
+        kinds, kind = self._kinds(runs, states.demand[which], transfer)
+        size = max(1, _AT_ONCE // len(runs))
+        for begin in range(0, len(targets), size):
+            self.limits.step(len(runs) * min(size, len(targets) - begin) / 8)
+            for recompute in (False, True) if self.limits.recompute else (False,):
+                stage = self.terms.stage(cut, targets[begin : begin + size], recompute=recompute)
+                depth, demand = self._sized(stage, *kinds)
+                target, pair = np.nonzero(np.isfinite(demand)[:, kind])
+                chosen = which[pair], runs[pair], depth[target, kind[pair]], demand[target, kind[pair]]
+                yield from self._charged(stage, states, rows, target, behind.busy[:, pair], *chosen)
+
+    def _kinds(self, runs: Ints, behind: Floats, transfer: Floats) -> tuple[tuple[Floats, Ints, Floats], Ints]:
+        """The pairs that differ in what sizes a stage (demand behind, placement, transfer), and the kind of each pair.
+
+        Stages are sized once for each kind. Where depths do not count, only the placement matters.
+        """
+        if not self.limits.memory and self.terms.accumulate is None:
+            placements, kind = np.unique(runs, return_inverse=True)
+            nothing = np.zeros(len(placements))
+            return (nothing, placements, nothing), kind.reshape(-1)
+        order = np.lexsort((transfer, behind, runs))
+        begins = group_starts(np.stack([runs, behind, transfer])[:, order])
+        kind = np.empty(len(runs), dtype=np.intp)
+        kind[order] = np.cumsum(begins) - 1
+        one = order[begins]
+        return (behind[one], runs[one], transfer[one]), kind
+
+    def _pairs(self, states: SearchStates) -> tuple[Ints, Ints]:
+        """Every state with every placement that may lie in front of it, by index."""
+        cluster, table = self.terms.problem.cluster, self.terms.runs
+        if self.limits.shape is not None:
+            which, runs = table.with_ends(states.first)
+            in_shape = table.replicas[runs] == self.limits.shape.replicas
+            return which[in_shape], runs[in_shape]
+        edges = np.zeros(cluster.workers + 1, dtype=bool)
+        edges[np.array(cluster.starts(1))] = True
+        straddles = np.zeros(len(table.first), dtype=bool)
+        for level in self.shared.resources.levels:
+            straddles |= level.first != level.last
+        anywhere = straddles | edges[table.end]
+        positions, position = np.unique(states.first, return_inverse=True)
+        groups, placements = [], []
+        for index, first in enumerate(positions.tolist()):
+            before = np.flatnonzero(anywhere[: table.begins[first]])
+            mine = np.concatenate([np.arange(table.begins[first], table.begins[first + 1]), before])
+            same = np.flatnonzero(position == index)
+            groups.append(np.repeat(same, len(mine)))
+            placements.append(np.tile(mine, len(same)))
+        return np.concatenate(groups), np.concatenate(placements)
+
+    def _charged(
+        self,
+        stage: StageTerms,
+        states: SearchStates,
+        rows: Ints,
+        target: Ints,
+        busy: Floats,
+        which: Ints,
+        runs: Ints,
+        depth: Floats,
+        demand: Floats,
+    ) -> Iterator[tuple[Ints, SearchStates]]:
+        """The new states whose shared resources keep within the limit, thinned out for each of their cuts."""
+        if not len(target):
+            return
+        allowed, loads = self.shared.resources.in_front(stage, target, runs, busy, self.shared.within)
+        target, which, runs = target[allowed], which[allowed], runs[allowed]
+        if not len(target):
+            return
+        columns = self._columns(stage, states, rows, which, runs)
+        extra = self._added(stage, states, which, runs, target)
+        columns.numbers[5] = depth[allowed]
+        new_states = SearchStates(columns.numbers, demand[allowed], extra, loads[allowed])
+        kept = self._thinned_by(new_states, target)
+        target, new_states = target[kept], new_states.take(kept)
+        completable = self._can_complete(stage.targets[target], new_states.workers, new_states.stages)
+        if completable.any():
+            yield stage.targets[target[completable]], new_states.take(completable)
+
+    # -- dominance --
+
+    def _keys(self, states: SearchStates) -> Ints:
+        keys = super()._keys(states)
+        if self.terms.parallel:
+            return keys
+        # The replicas matter where some of them lie in another component than the first.
+        straddles = np.zeros(len(states), dtype=bool)
+        for level in self.shared.resources.levels:
+            if level.is_card:
+                component = level.component[states.first]
+                beyond = states.first + states.replicas > level.stop[component]
+                straddles |= beyond & (states.first > level.start[component])
+        return np.vstack([keys, np.where(straddles, states.replicas, 0)])
+
+    def _thinned(self, states: SearchStates) -> Ints:
+        return self._thinned_by(states, np.zeros(len(states), dtype=np.intp))
+
+    def _thinned_by(self, states: SearchStates, group: Ints) -> Ints:
+        """Rows that no earlier row of their group and keys is better than in every respect, or nearly so."""
+        keys = np.vstack([group, self._keys(states)])
+        criteria = self._criteria(states)
+        order = np.lexsort((*reversed(criteria), *reversed(keys)))
+        begins = group_starts(keys[:, order])
+        kept = begins.copy()
+        for criterion in criteria[1:]:
+            rank = np.unique(criterion, return_inverse=True)[1].reshape(-1)
+            # The running minimum restarts with every group, because its ranks lie below all those before it.
+            least = np.minimum.accumulate(rank[order] - np.cumsum(begins) * len(order))
+            kept[1:] |= least[1:] < least[:-1]
+        rows: Ints = order[kept]
+        return rows
+
+    @staticmethod
+    def _criteria(states: SearchStates) -> list[Floats]:
+        """What is better when it is less: the demand, the sum and the loads, each once."""
+        assert states.loads is not None
+        found = [states.demand]
+        for values in ([] if states.extra is None else [states.extra]) + list(states.loads.T):
+            if not any(np.array_equal(values, other) for other in found):
+                found.append(np.asarray(values))
+        return found
+
+    def _undominated(self, cut: int, waiting: SearchStates) -> SearchStates:
+        states = waiting.take(self._thinned(waiting))
+        if len(states) == 1:
+            return states
+        assert states.loads is not None
+        extra = states.demand if states.extra is None else states.extra
+        counts = states.level, -states.replicas, states.workers, states.stages
+        order = np.lexsort((*counts, states.loads.sum(axis=1), extra, states.demand, -states.first))
+        states = states.take(order)
+        places = self._places_of(cut, states)
+        lost = np.zeros(len(states), dtype=bool)
+        for begin in range(0, len(states), _CHUNK):
+            chunk = slice(begin, begin + _CHUNK)
+            better = self._dominates(states, chunk)
+            for place in places:
+                better &= place.no_worse(chunk)
+            lost[chunk] = np.triu(better, 1 - begin).any(axis=0)
+        return states.take(~lost)
+
+    def _places_of(self, cut: int, states: SearchStates) -> list[_Places]:
+        """How the states lie on each level that charges something."""
+        resources, places, column = self.shared.resources, [], 0
+        assert states.loads is not None
+        for level in resources.levels:
+            component = level.component[states.first]
+            edge = states.first == level.start[component]
+            width = 2 if level.is_card else 1
+            places.append(
+                _Places(
+                    level.is_card,
+                    states.first,
+                    states.replicas,
+                    component,
+                    edge,
+                    states.first + states.replicas <= level.stop[component],
+                    edge | resources.closed(cut, states, level, column, self.shared.within),
+                    states.loads[:, column : column + width],
+                )
+            )
+            column += width
+        return places
+
+
+@dataclass(frozen=True)
+class _Places:
+    """How states lie on one level that charges something, as arrays over the states."""
+
+    is_card: bool
+    first: Ints
+    replicas: Ints
+    component: Ints
+    """The component of the first worker."""
+    edge: Flags
+    """Whether that worker is the first of its component."""
+    inside: Flags
+    """Whether the whole stage lies in that component."""
+    closed: Flags
+    """Whether the component keeps within the limit where no other stage uses it."""
+    loads: Floats
+
+    def no_worse(self, others: slice) -> Flags:
+        """Flags of shape (states, others): whether no stage in front finds less room on a state than on another."""
+        component, other = self.component[:, None], self.component[others]
+        no_more = np.ones((len(self.first), len(other)), dtype=bool)
+        for column in range(self.loads.shape[1]):
+            no_more &= self.loads[:, column, None] <= self.loads[others, column]
+        if not self.is_card:
+            return np.asarray(self.edge[others] | (component > other) | ((component == other) & no_more))
+        same = (self.first[:, None] == self.first[others]) & (self.replicas[:, None] == self.replicas[others])
+        alike = (self.inside[:, None] & self.inside[others]) | same
+        return np.where(self.edge[others], self.closed[:, None], (component == other) & no_more & alike)
+
+
+class ChargedSearch(_Charging):
+    """The search for a pipeline within one threshold, in the steady state."""
+
+    def __init__(self, terms: HeterogeneousTerms, threshold: float, limits: SearchLimits, shared: SharedLimit) -> None:
+        super().__init__(terms, threshold, limits)
+        self.shared = shared
+
+
+class ChargedFlushSearch(_Charging, HeterogeneousFlushSearch):
+    """The search for the least sum over stages under limits on the bounds of a batch."""
+
+    def __init__(self, batches: HeterogeneousBatchObjective, bounds: BatchBounds, shared: SharedLimit) -> None:
+        HeterogeneousFlushSearch.__init__(self, batches, bounds)
+        self.shared = shared
+
+    def _added(self, stage: StageTerms, states: SearchStates, which: Ints, runs: Ints, target: Ints) -> Floats | None:
+        assert states.extra is not None
+        passes = pass_times(self.terms, stage, 1.0)[1][target] / self.terms.runs.speed[runs]
+        added: Floats = states.extra[which] + passes
+        if not stage.is_last:
+            assert isinstance(stage.cut, int)
+            bandwidth, latency, _ = self._rates(stage.cut, states, which, runs)
+            both = float(self.terms.cuts.sent[stage.cut] + self.terms.cuts.returned[stage.cut])
+            added = added + both / bandwidth + 2 * latency
+        return added
+
+
+@dataclass
+class ChargedBatchObjective(HeterogeneousBatchObjective):
+    """Batch times of the pipelines whose shared resources keep within a limit."""
+
+    shared: SharedLimit
+
+    def search(self, bounds: BatchBounds) -> tuple[float, list[Step]] | None:
+        """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
+        search = ChargedFlushSearch(self, bounds, self.shared)
+        steps = search.run()
+        return None if steps is None else (search.added_s, steps)
+
+
+def find_charged_pipeline(
+    terms: HeterogeneousTerms, limit: float, limits: SearchLimits, shared: SharedLimit
+) -> list[Step] | None:
+    """A pipeline with every resource within the limit, and every shared one within its own, or None."""
+
+    def once(assumed: CostTerms) -> list[Step] | None:
+        assert isinstance(assumed, HeterogeneousTerms)
+        return ChargedSearch(assumed, limit, limits, shared).run()
+
+    if terms.training and terms.schedule == VERTICAL and limits.memory:
+        return vertical_sync.find_vertical_sync_pipeline(terms, limit, limits, once)
+    return once(terms)
