@@ -175,7 +175,7 @@ def change_effects(problem: Problem, cuts: Cuts, plan: Plan, pace_s: float) -> I
     """
     for change in cluster_changes(problem.cluster):
         try:
-            best = best_plan(problem.within(change.make()), cuts, plan)
+            best = best_plan(problem.within(change.make()), cuts)
         except InputError as error:
             yield ChangeEffect(change.name, None, None, remark=str(error))
             continue

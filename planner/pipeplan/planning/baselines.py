@@ -11,7 +11,6 @@ from pipeplan.cost import formulas
 from pipeplan.cost.evaluate import evaluate, memory_excess_message
 from pipeplan.cost.stage_times import grid_shape_of, plain_data_parallel
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.local_search import improve_plan
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
@@ -24,8 +23,6 @@ search for the plan."""
 LEAST_EFFORT, SHARE = 250_000, 0.2
 """Effort that the search for a grid may take (`SearchEffort` counts rows; one takes about a microsecond): this
 number, or this share of the effort that the search for the plan took if that is more."""
-EFFORT = 100
-"""Effort of the local search that improves the grid under contention."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +87,12 @@ def uniform_grid(problem: Problem, cuts: Cuts, effort: float = 0.0) -> Baseline:
     options = replace(problem.options, grid=True, allow_copies=False, stages=None)
     grid_problem = replace(problem, options=options)
     grid_effort = SearchEffort(max(LEAST_EFFORT, effort * SHARE))
-    plan = dynamic_program.best_uniform_grid(
-        grid_problem, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=grid_effort
-    )
+    result = dynamic_program.solve(grid_problem, cuts, effort=grid_effort)
     if grid_effort.over:
         return Baseline(UNIFORM_GRID, None, "", "the search was cut short to save time; --grid completes it")
+    plan = result.plan
     if plan is None:
         return Baseline(UNIFORM_GRID, None, "", "no uniform grid fits in memory")
-    plan = improve_plan(plan, grid_problem, EFFORT)
     shape = grid_shape_of(plan, problem.cluster)
     return Baseline(UNIFORM_GRID, evaluate(plan, problem).pace_s, shape.text if shape else "", plan=plan)
 
@@ -113,3 +108,18 @@ def unpipelined_time(plan: Plan, problem: Problem) -> float:
                 both = plan.stages[index].workers + plan.stages[index + 1].workers
                 total += float(formulas.transfer_time(size, *links.sendrecv_among(both)))
     return total
+
+
+def satisfies_options(plan: Plan, problem: Problem) -> bool:
+    """Whether a plan satisfies the constraints of the options. Limits on replicas refer to one copy of the pipeline."""
+    options, count = problem.options, len(plan.stages)
+    stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
+    return (
+        options.stages in (None, count)
+        and count > options.several
+        and count <= (options.max_stages or count)
+        and plan.busy <= (options.max_workers or plan.busy)
+        and all(stage.replicas // plan.copies <= (options.max_replicas or stage.replicas) for stage in plan.stages)
+        and all(stage_of[name] == number for name, number in options.pins)
+        and (not options.grid or grid_shape_of(plan, problem.cluster) is not None)
+    )

@@ -6,14 +6,9 @@ from dataclasses import dataclass
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan
-from pipeplan.planning import single_stage
-from pipeplan.planning.local_search import improve_plan
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
-
-EFFORT = 200
-"""Effort of the local search under contention: less than `planning.solve` spends on its single answer."""
 
 
 @dataclass(frozen=True)
@@ -24,25 +19,7 @@ class ScoredPlan:
     pace_s: float
 
 
-def best_plan(problem: Problem, cuts: Cuts, known: Plan | None = None) -> ScoredPlan | None:
-    """The best plan of a problem, or None if no plan satisfies the constraints.
-
-    Without contention the plan is optimal. Where contention binds it is improved by a local search, which proves
-    nothing; but if a plan is already `known`, the result is never worse than that plan after the same improvement.
-    """
-    candidates = []
-    solved = dynamic_program.solve(problem, cuts).plan
-    if solved is not None and single_stage.is_bound_by_allreduce(solved, evaluate(solved, problem)):
-        best_single = single_stage.best_single_stage(problem)
-        candidates = [ScoredPlan(best_single[0], best_single[1].pace_s)] if best_single else []
-        solved = (
-            dynamic_program.solve(single_stage.without_single_stage(problem), cuts).plan
-            if single_stage.allows_several(problem)
-            else None
-        )
-    for plan in (solved, known):
-        if plan is not None and (plan is not known or evaluate(plan, problem).fits):
-            better = improve_plan(plan, problem, EFFORT)
-            candidates.append(ScoredPlan(better, evaluate(better, problem).pace_s))
-    # `min` keeps the first of equal plans.
-    return min(candidates, key=lambda best: best.pace_s, default=None)
+def best_plan(problem: Problem, cuts: Cuts) -> ScoredPlan | None:
+    """The best plan of a problem, or None if no plan satisfies the constraints."""
+    plan = dynamic_program.solve(problem, cuts).plan
+    return None if plan is None else ScoredPlan(plan, evaluate(plan, problem).pace_s)

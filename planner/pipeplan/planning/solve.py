@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pipeplan.cost import contention
-from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.ddp_overlap import waits_for_allreduce
+from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, Evaluation, evaluate
 from pipeplan.errors import DisagreementError, InfeasibleError
 from pipeplan.plan.plan import Plan
-from pipeplan.planning import baselines, single_stage
-from pipeplan.planning.baselines import Baseline
+from pipeplan.planning import baselines
+from pipeplan.planning.baselines import Baseline, satisfies_options
 from pipeplan.planning.infeasibility import why_infeasible
-from pipeplan.planning.local_search import improve_plan, satisfies_options
 from pipeplan.planning.verdict import TOLERANCE, Verdict, judge_results
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import dynamic_program, threshold
+from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.certificate import Certificate, make_certificate
 from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
@@ -59,8 +59,8 @@ class Outcome:
     phases_s: dict[str, float]
     """Wall-clock seconds by phase."""
     bound_s: float = 0.0
-    """Lower bound on the pace of every plan in the searched space, in seconds per minibatch. Of the effects of
-    contention it includes only that of cores that workers share."""
+    """Lower bound on the pace of every plan in the searched space, in seconds per minibatch, with everything
+    charged."""
     certificate: Certificate = NO_CERTIFICATE
 
     @property
@@ -101,23 +101,16 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     results = _run_solvers(problem, cuts, settings)
     phases.update({result.solver: result.seconds for result in results})
     verdict = _agreed_verdict(problem, results)
-    with _timed(phases, "contention"):
-        answer = _improve_answer(problem, cuts, settings, results, verdict)
-    if any(
-        single_stage.is_bound_by_allreduce(result.plan, evaluate(result.plan, problem))
-        for result in results
-        if result.plan is not None
-    ):
-        with _timed(phases, "one stage"):
-            answer = _with_single_stage(problem, cuts, settings, answer)
+    plan, score = _best_plan(problem, cuts, results)
+    bound = min(max(result.bound_s for result in results), score.pace_s)
     with _timed(phases, "certificate"):
-        certificate = _certificate(cuts, settings, answer)
+        certificate = _certificate(problem, cuts, settings, results, plan, score)
     with _timed(phases, "baselines"):
-        effort = max(result.effort for result in (*results, *answer.results))
-        compared = tuple(baselines.compute_baselines(problem, cuts, effort))
-    bound = max(answer.bound_s, contention.least_pace_of_shared_cores_s(problem))
-    plan, score = _best_with_baselines(compared, problem, answer.plan, answer.score)
-    return Outcome(problem, plan, score, answer.results, answer.verdict, compared, phases, bound, certificate)
+        compared = tuple(baselines.compute_baselines(problem, cuts, max(result.effort for result in results)))
+    if bound < score.pace_s * (1 - TOLERANCE):
+        plan, score = _best_with_baselines(compared, problem, plan, score)
+    bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
+    return Outcome(problem, plan, score, results, verdict, compared, phases, bound, certificate)
 
 
 @contextmanager
@@ -136,118 +129,30 @@ def _agreed_verdict(problem: Problem, results: tuple[Result, ...]) -> Verdict:
     return verdict
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """The best plan so far and what is proven about all others."""
+def _certificate(
+    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], plan: Plan, score: Evaluation
+) -> Certificate:
+    """The certificate of an answer that is proven optimal, or the reason why there is none.
 
-    problem: Problem
-    """The problem that the solvers solved, without plans of one stage where those are scored one by one."""
-    plan: Plan
-    score: Evaluation
-    results: tuple[Result, ...]
-    verdict: Verdict
-    bound_s: float
-    proven_s: float | None
-    """A bound that a certificate can prove, in seconds per minibatch; None where the plan is not proven optimal."""
-
-
-def _certificate(cuts: Cuts, settings: Settings, answer: _Answer) -> Certificate:
-    """The certificate of an answer that is proven optimal, or the reason why there is none."""
+    It covers the pace without shared resources. Where plain data parallelism waits for its update, it leaves out the
+    plans of one stage, of which the checker tries all.
+    """
     if not settings.certify:
         return NO_CERTIFICATE
-    if answer.proven_s is None:
+    if waits_for_allreduce(plan) and score.bound == WAITS_FOR_UPDATE:
+        problem = replace(problem, options=replace(problem.options, several=True))
+        alone = replace(problem, options=replace(problem.options, contention=False))
+        several = dynamic_program.solve(alone, cuts, settings.time_limit_s)
+        bound = score.pace_s if several.status == Status.INFEASIBLE else min(several.bound_s, score.pace_s)
+        return make_certificate(problem, cuts, bound)
+    bounds = [result.alone_bound_s for result in results if result.alone_bound_s is not None]
+    if not bounds:
         return Certificate(None, "the plan is not proven optimal")
-    return make_certificate(answer.problem, cuts, answer.proven_s)
+    return make_certificate(problem, cuts, min(max(bounds), score.alone_s))
 
 
-def _improve_answer(
-    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], verdict: Verdict
-) -> _Answer:
-    """Improve the solvers' best plan where its transfers share network cards or its workers share cores."""
-    plan, score = _best_plan(problem, cuts, settings, results)
-    bound = max(result.bound_s for result in results)
-    proven = bound >= min(result.objective_s for result in results) * (1 - TOLERANCE)
-    least = min(bound, score.alone_s, *_objectives(results)) if proven else None
-    return _Answer(
-        problem,
-        plan,
-        score,
-        results,
-        _verdict_under_contention(problem, score, verdict, _objectives(results)),
-        bound,
-        least,
-    )
-
-
-def _with_single_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _Answer) -> _Answer:
-    """Combine the plans of one stage, whose update is exposed, with the solvers' answer for several stages."""
-    single_best = single_stage.best_single_stage(problem)
-    if single_best is None:
-        return first
-    # The local search near the solvers' plan may have found a faster plan than the best of one stage.
-    plan, score = single_best if single_best[1].pace_s <= first.score.pace_s else (first.plan, first.score)
-    several_problem, remaining = single_stage.without_single_stage(problem), _remaining(settings, first.results)
-    results: tuple[Result, ...] = ()
-    if remaining is not None and single_stage.allows_several(problem):
-        results = _run_solvers(several_problem, cuts, remaining)
-    if any(result.plan is not None for result in results):
-        verdict = _agreed_verdict(several_problem, results)
-        several_answer = _improve_answer(several_problem, cuts, remaining or settings, results, verdict)
-        bound = min(several_answer.bound_s, score.pace_s)
-        proven = None if several_answer.proven_s is None else min(several_answer.proven_s, score.pace_s)
-        if several_answer.score.pace_s < score.pace_s * (1 - TOLERANCE):
-            return replace(several_answer, bound_s=bound, proven_s=proven)
-        text = f"{several_answer.verdict.text}; plans of one stage were scored one by one"
-        # A plan of several stages has further constraints, which only make it slower, so the bound still holds.
-        closed = bound >= score.pace_s * (1 - TOLERANCE)
-        if closed and verdict.proven:
-            text = f"{verdict.text} on plans of several stages; plans of one stage were scored one by one"
-        return _Answer(
-            several_problem, plan, score, results, Verdict(True, closed and verdict.proven, text), bound, proven
-        )
-    certain = remaining is not None and all(result.status == Status.INFEASIBLE for result in results)
-    if certain:
-        text = "proven optimal: only plans of one stage are possible, and all of them were scored"
-    elif any(result.interrupted for result in (*first.results, *results)):
-        text = "stopped by Ctrl-C before plans of several stages were searched"
-    else:
-        text = "the solvers found no plan of several stages within the time limit"
-    verdict = Verdict(True, certain, text)
-    bound = score.pace_s if certain else first.bound_s
-    return _Answer(several_problem, plan, score, results or first.results, verdict, bound, bound if certain else None)
-
-
-def _remaining(settings: Settings, results: tuple[Result, ...]) -> Settings | None:
-    """The settings with the time that the solvers have left; None if they were interrupted or have used it up."""
-    if any(result.interrupted for result in results):
-        return None
-    if settings.time_limit_s is None:
-        return settings
-    left = settings.time_limit_s - max(result.seconds for result in results)
-    return replace(settings, time_limit_s=left) if left > 0 else None
-
-
-def _verdict_under_contention(
-    problem: Problem, score: Evaluation, verdict: Verdict, objectives: list[float]
-) -> Verdict:
-    """The verdict once contention is considered, which both solvers leave out, for a plan with this score."""
-    # A plan from the local search need not be the one that the solvers agree on, though it may keep to its bound.
-    if score.pace_s <= min(score.alone_s, *objectives) * (1 + TOLERANCE):
-        return verdict
-    if score.pace_s <= contention.least_pace_of_shared_cores_s(problem) * (1 + TOLERANCE):
-        return Verdict(verdict.agree, True, "proven optimal: the cores that the workers share are never idle")
-    shared = "cores" if problem.cluster.shared_cores else "network cards"
-    return Verdict(verdict.agree, False, f"{verdict.text}; this ignores contention for {shared}")
-
-
-def _objectives(results: tuple[Result, ...]) -> list[float]:
-    return [result.objective_s for result in results if result.plan is not None]
-
-
-def _best_plan(
-    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...]
-) -> tuple[Plan, Evaluation]:
-    """The best of the solvers' plans under contention, improved by the local search.
+def _best_plan(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> tuple[Plan, Evaluation]:
+    """The best of the solvers' plans, with its score.
 
     Raises `InfeasibleError` if there is no plan, and `KeyboardInterrupt` if Ctrl-C came before any was found.
     """
@@ -258,37 +163,16 @@ def _best_plan(
         if all(result.status != Status.INFEASIBLE for result in results):
             raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
         raise InfeasibleError(why_infeasible(problem, cuts))
-    if problem.options.grid and (grid_plan := _best_shape(problem, cuts, settings, results)):
-        plans.append(grid_plan)
     # Plans within the tolerance are equal: keep the first solver's, which has the fewest stages among its equals.
     scores = [evaluate(plan, problem) for plan in plans]
     least = min(score.pace_s for score in scores)
-    plan, score = next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
-    better = improve_plan(plan, problem)
-    return (plan, score) if better is plan else (better, evaluate(better, problem))
-
-
-def _best_shape(problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...]) -> Plan | None:
-    """The uniform grid that is fastest under contention, over the best grid of every shape; None if it cannot matter.
-
-    The local search does not go from one shape to another. This search takes what is left of the time limit.
-    """
-    remaining = _remaining(settings, results)
-    if remaining is None or not cuts.complete:
-        return None
-    scores = [evaluate(result.plan, problem) for result in results if result.plan is not None]
-    if any(score.pace_s <= score.alone_s * (1 + TOLERANCE) for score in scores):
-        return None
-    ends = threshold.deadline(remaining.time_limit_s)
-    return dynamic_program.best_uniform_grid(problem, cuts, lambda plan: evaluate(plan, problem).pace_s, ends)
+    return next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
 
 
 def _best_with_baselines(
     compared: Iterable[Baseline], problem: Problem, plan: Plan, score: Evaluation
 ) -> tuple[Plan, Evaluation]:
-    """The plan and its score, or a faster baseline: under contention the local search may miss so simple a plan."""
-    if score.pace_s <= score.alone_s * (1 + TOLERANCE):
-        return plan, score
+    """The plan and its score, or a faster baseline, for a search that ended before it was finished."""
     for candidate in (baseline.plan for baseline in compared):
         if candidate is None or not satisfies_options(candidate, problem):
             continue
@@ -304,9 +188,10 @@ def _run_solvers(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Resu
     """The results of the solvers that the settings name, the DP first."""
     limits = integer_program.IlpLimits(seconds=settings.time_limit_s, gap=settings.gap, solver=settings.backend)
     if settings.solver == "ilp":
-        return (integer_program.solve(problem, limits),)
+        return (integer_program.solve(problem, limits).with_everything_charged(problem),)
     first = dynamic_program.solve(problem, cuts, settings.time_limit_s, settings.gap)
     # If the DP was interrupted, the user does not want to wait for a second solver.
     if settings.solver == "dp" or first.interrupted:
         return (first,)
-    return first, integer_program.solve(problem, limits, first.objective_s if first.plan is not None else None)
+    cutoff = None if first.plan is None else evaluate(first.plan, problem).alone_s
+    return first, integer_program.solve(problem, limits, cutoff).with_everything_charged(problem)

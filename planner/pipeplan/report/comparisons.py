@@ -58,18 +58,14 @@ def scaling_points(known: ProfiledProblem, cuts: Cuts, plan: Plan, pace_s: float
     At the size of the plan's own cluster, the plan itself is listed with its pace.
     """
     current, rows = known.problem.cluster, []
-    smaller: Plan | None = None
     for cluster in _other_sizes(current):
         own = cluster.workers == current.workers
         try:
             problem = replace(known.problem, cluster=cluster)
-            # With shared network cards, the best plan found for a larger cluster may be worse than that of a smaller
-            # one, which leaves workers idle. The smaller cluster's plan is therefore passed on as a candidate.
-            best = ScoredPlan(plan, pace_s) if own else best_plan(problem, cuts, smaller)
+            best = ScoredPlan(plan, pace_s) if own else best_plan(problem, cuts)
         except InputError:
             continue
         pace = best.pace_s if best is not None else None
-        smaller = best.plan if best is not None and cluster.workers >= current.workers else None
         baseline = data_parallelism(problem)
         rows.append(
             (

@@ -12,6 +12,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pipeplan.cost import contention, depths
 from pipeplan.cost.evaluate import evaluate
@@ -81,31 +82,6 @@ def _search_grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: flo
     return so_far
 
 
-def best_uniform_grid(
-    problem: Problem,
-    cuts: Cuts,
-    score: Callable[[Plan], float],
-    deadline: float | None = None,
-    effort: SearchEffort | None = None,
-) -> Plan | None:
-    """The plan with the least score among the best plans of every shape of a uniform grid; None if there is none.
-
-    The score must not be less than the pace that the solvers minimise. The search ends with the best so far at the
-    deadline (by `time.perf_counter`) or when the effort is spent.
-    """
-    best, least, space = None, float("inf"), plan_spaces(problem)[0]
-
-    def below() -> float:
-        return least * (1 - PRECISION)
-
-    for result in _shape_results(PipelineSearches(problem, cuts, deadline, effort=effort or SearchEffort()), below):
-        if result.best is not None:
-            plan = _plan(problem, space, result.best.stages(), space.pace(problem, result.high))
-            if (value := score(plan)) < least:
-                best, least = plan, value
-    return best
-
-
 def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> Iterator[BisectionResult[FoundPipeline]]:
     """Results for the shapes of a uniform grid in the order of their bounds, until a bound is no longer `below()`."""
     grids, per_update = UniformGrids(searches.unlimited), minibatches_of(searches.problem)
@@ -159,13 +135,19 @@ def is_feasible(problem: Problem, cuts: Cuts) -> bool:
     return any(search.feasible() for search in searches)
 
 
-def solve(problem: Problem, cuts: Cuts, seconds: float | None = None, gap: float = 0.0) -> Result:
+def solve(
+    problem: Problem,
+    cuts: Cuts,
+    seconds: float | None = None,
+    gap: float = 0.0,
+    effort: SearchEffort | None = None,
+) -> Result:
     """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
 
-    A time limit in `seconds`, a relative `gap`, or Ctrl-C ends the search with the best plan so far and the bound
-    reached.
+    A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan so far and
+    the bound reached. With `options.contention` everything is charged, otherwise every link is used alone.
     """
-    began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), SearchEffort()
+    began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), effort or SearchEffort()
     search = _search_grids if problem.options.grid else _search_spaces
     so_far = search(problem, cuts, deadline, gap, effort)
     result = _charged if problem.options.contention and so_far.best is not None else _alone
@@ -186,7 +168,8 @@ def _alone(
         return Result("DP", status, None, float("inf"), least, 0.0, _note(cuts, finished), interrupted=interrupted)
     pace, space, stages = so_far.best
     plan = _plan(problem, space, stages, pace)
-    return _result(problem, cuts, BisectionResult(so_far.bound, pace, plan, finished, interrupted))
+    result = _result(problem, cuts, BisectionResult(so_far.bound, pace, plan, finished, interrupted))
+    return replace(result, alone_bound_s=result.bound_s if cuts.complete else None)
 
 
 def _charged(
@@ -198,6 +181,7 @@ def _charged(
     plan = _plan(problem, space, stages, pace)
     known = ScoredPlan(evaluate(plan, problem).pace_s, plan)
     bound = max(so_far.bound, contention.least_pace_of_shared_cores_s(problem))
+    marks: dict[str, Any] = {"charged": True, "alone_bound_s": so_far.bound if cuts.complete else None}
     interval = BisectionResult(bound, known.pace_s, plan, so_far.finished, so_far.interrupted, gap)
     if so_far.finished and not interval.closed and problem.cluster.workers <= MOST_WORKERS:
         regions = so_far.regions
@@ -207,8 +191,24 @@ def _charged(
         interval = ChargedPlans(problem, cuts, regions, deadline, gap, effort).best(known)
     elif so_far.finished and not interval.closed:
         note = f"shared cards are charged exactly on at most {MOST_WORKERS} workers"
-        return replace(_result(problem, cuts, replace(interval, finished=False)), note=note, charged=True)
-    return replace(_result(problem, cuts, interval), charged=True)
+        return replace(_result(problem, cuts, replace(interval, finished=False)), note=note, **marks)
+    assert interval.best is not None
+    interval.best = _deepened(interval.best, problem, interval.high)
+    return replace(_result(problem, cuts, interval), **marks)
+
+
+def _deepened(plan: Plan, problem: Problem, pace_s: float) -> Plan:
+    """The plan with the depths of its pace without contention, where memory allows them.
+
+    Bursts on a shared card need more minibatches in flight than the plan's own pace does (docs/cost-model.md).
+    """
+    score = evaluate(plan, problem)
+    if problem.options.inference or score.pace_s <= score.alone_s * (1 + PRECISION):
+        return plan
+    deeper = depths.assign_depths(plan, problem, score.alone_s * (1 + 1e-12))
+    deeper_score = evaluate(deeper, problem)
+    fits = deeper_score.fits or not problem.options.memory
+    return deeper if fits and deeper_score.pace_s <= pace_s * (1 + PRECISION) else plan
 
 
 def _shape_floors(problem: Problem, cuts: Cuts) -> Iterator[tuple[GridShape, float]]:
