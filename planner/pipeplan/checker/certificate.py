@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker import figures
-from pipeplan.checker.ddp_overlap import least_single_stage_pace, waits_for_update
+from pipeplan.checker.charged_closure import charged_space, check_charged_closure
 from pipeplan.checker.document import DOUBLE_BUFFERED, FORWARD_ONLY, STASHING, VERTICAL, PlanDocument
 from pipeplan.checker.model import CheckedModel, Flags, Floats
-from pipeplan.checker.network import UniformRates
 from pipeplan.checker.shared_cards import shared_cores_bound_s
 from pipeplan.checker.states import CertificateStates, dominated_states
 from pipeplan.checker.transitions import StageCandidates, Transitions
@@ -56,24 +55,21 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None
         return None
     if document.schedule not in SCHEDULES:
         node.fail(f"no certificate can be checked for the schedule {document.schedule}")
-    if not document.cluster.uniform:
-        node.fail("no certificate can be checked where servers differ")
+    charged = mark.boolean() if (mark := node.get("charged")) else False
+    if not charged and not document.cluster.uniform:
+        node.fail("where servers differ, only a certificate with everything charged can be checked")
     tolerance = node["tolerance"].number()
     if tolerance > LARGEST_TOLERANCE:
         node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
     spaces, claims = _spaces(document), set()
-    # The certificate may leave out plans of one stage; then these are evaluated one by one here.
-    several = (mark.boolean() if (mark := node.get("several")) else False) and waits_for_update(document)
-    copied = [(space.copies, document.cluster.workers // space.copies) for space in spaces if space.copies > 1]
-    bound, states = least_single_stage_pace(document, model, copied) if several else math.inf, 0
+    bound, states = math.inf, 0
     for entry in node["spaces"].items():
         space = CertifiedSpace(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
         stages = only.integer(minimum=1) if (only := entry.get("stages")) else None
         if space not in spaces or (space, stages) in claims:
             entry.fail(f"there is no such space of plans, or it is listed twice: {_describe(space)}")
         claims.add((space, stages))
-        restricted = replace(_with_stages(document, stages), several=several)
-        proven, checked = _check_space(restricted, model, entry, space, tolerance)
+        proven, checked = _check_space(_with_stages(document, stages), model, entry, space, tolerance, charged=charged)
         bound, states = min(bound, proven), states + checked
     for space in spaces:
         if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
@@ -93,7 +89,13 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None
 
 
 def _check_space(
-    document: PlanDocument, model: CheckedModel, entry: Node, space: CertifiedSpace, tolerance: float
+    document: PlanDocument,
+    model: CheckedModel,
+    entry: Node,
+    space: CertifiedSpace,
+    tolerance: float,
+    *,
+    charged: bool,
 ) -> tuple[float, int]:
     """The pace that no plan of a space beats, in seconds per minibatch, and the number of states that were checked."""
     among = _among(document, model, space)
@@ -105,8 +107,13 @@ def _check_space(
             )
         return floor.number(), 0
     threshold = entry["threshold_s"].number() * (1 - tolerance)
-    checked = check_closure(document, model, entry, space.level, space.copies, threshold, among)
-    return float(figures.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap)), checked
+    proven = float(figures.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap))
+    if not charged:
+        return proven, check_closure(document, model, entry, space.level, space.copies, threshold, among)
+    # A plan below this pace keeps every resource of a copy within the threshold, and what is shared within the pace.
+    paces = threshold, proven
+    everything = charged_space(document, model, space.level, space.copies, among_s=among, paces=paces)
+    return proven, check_charged_closure(everything, entry, document.options)
 
 
 def check_closure(
@@ -120,7 +127,7 @@ def check_closure(
     """
     steps = Transitions.of(document, model, level, copies, threshold, among_s)
     states = CertificateStates.of(entry, steps, document.options)
-    closure = _Closure(entry, steps, states, document.several, _least_demand(steps, states))
+    closure = _Closure(entry, steps, states, _least_demand(steps, states))
     for cut in np.unique(states.cut):
         at_cut = np.flatnonzero(states.cut == cut)
         stretch = steps.behind(int(cut), states.first[at_cut])
@@ -136,8 +143,6 @@ class _Closure:
     entry: Node
     steps: Transitions
     states: CertificateStates
-    several: bool
-    """Whether plans of one stage are left out."""
     least: Floats
     """The least demand among the states that dominate a state, an array indexed by the state's cut, first worker,
     level, stages, busy workers and replicas; infinite where there is none."""
@@ -192,8 +197,6 @@ def _allowed(closure: _Closure, stretch: StageCandidates, state: int) -> _Leads:
     stages = np.full(len(taken), states.stages[state] + states.counts_stages)
     busy = states.busy[state] + stretch.replicas[taken] * states.counts_busy
     within = (stages <= states.most_stages) & (busy <= states.most_busy)
-    if closure.several and int(states.cut[state]) == len(steps.cuts) - 1:
-        within &= stretch.before[taken] > 0
     for layer, stage in states.pins:
         # The layers inside the cut are those of the stages still to be placed.
         within &= steps.totals.holds(stretch.before[taken], layer) == (stage <= states.most_stages - stages)
@@ -232,15 +235,20 @@ def _least_demand(steps: Transitions, states: CertificateStates) -> Floats:
 
 
 def _spaces(document: PlanDocument) -> list[CertifiedSpace]:
-    """All spaces of plans: the whole cluster, and every level whose components have enough workers for a pipeline."""
+    """All spaces of plans: the whole cluster, and every level whose components have enough workers for a pipeline.
+
+    Copies are all alike, so the components of their level must be alike, too.
+    """
     cluster = document.cluster
     spaces = [CertifiedSpace(len(cluster.levels), 1)]
-    spans = UniformRates.of(cluster).spans
+    network = document.network
     for level in range(len(cluster.levels) - 1, 0, -1):
-        enough = spans[level] >= max(2, document.options.stages or 1)
+        sizes = np.diff(np.array(network.starts[level]))
+        enough = sizes.max() >= max(2, document.options.stages or 1)
         # A level that joins one component has the same components as the one inside it.
-        if document.options.allow_copies and enough and spans[level] < spans[spaces[-1].level]:
-            spaces.append(CertifiedSpace(level, cluster.workers // spans[level]))
+        new = sizes.max() < cluster.workers // spaces[-1].copies
+        if document.options.allow_copies and not document.options.grid and enough and new and cluster.alike(level):
+            spaces.append(CertifiedSpace(level, len(sizes)))
     return spaces
 
 
@@ -263,8 +271,8 @@ def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -
     """Time of one all-reduce of the whole model among the copies, in seconds."""
     if space.copies == 1 or not model.training:
         return 0.0
-    rates, size = UniformRates.of(document.cluster), float(model.parameters.sum())
-    return float(figures.ring_allreduce_s(space.copies, size, rates.allreduce[-1], rates.latency_s[-1]))
+    link, size = document.network.inside[-1][0], float(model.parameters.sum())
+    return float(figures.ring_allreduce_s(space.copies, size, link.allreduce, link.latency_s))
 
 
 def _describe(space: CertifiedSpace) -> str:

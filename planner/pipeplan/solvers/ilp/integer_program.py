@@ -394,7 +394,7 @@ def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
     workers = min(workers, problem.cluster.workers)
     if options.grid:
         workers = data_parallel_grid_size(problem, workers)
-    if options.several or options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
+    if options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return None
     plan = plain_data_parallel(problem, workers)
     score = evaluate(plan, problem)

@@ -381,8 +381,6 @@ class PlacementModel:
             self.program.equal(everything, float(options.stages))
         if options.max_stages is not None:
             self.program.at_most(everything, float(options.max_stages))
-        if options.several:
-            self.program.at_least(everything, 2.0)
         if options.max_workers is not None:
             busy = [(variable, float(placement.replicas)) for placement, variable in self.used.items()]
             self.program.at_most(busy, float(options.max_workers // self.problem.copies))
