@@ -150,7 +150,7 @@ class Pipelines:
     def _awaited(self, chain: tuple[Stage, ...]) -> float:
         """Seconds per minibatch of a whole model on every worker, whose next forward pass needs the update.
 
-        All gradients fit in the first bucket, so one all-reduce follows the backward pass; no bucket is left to wait for
+        All gradients fit in the first bucket, so one all-reduce follows the backward pass; no bucket is awaited
         where there are no gradients.
         """
         if len(chain) > 1 or self.instance.kind not in ("1f1b-stashing", "vertical-sync"):
