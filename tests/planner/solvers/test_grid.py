@@ -18,14 +18,12 @@ from pipeplan import from_options
 from pipeplan.checker.verify import verify_plan
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.solve_for import speedup_text
 from pipeplan.exports.target import ExportFile
 from pipeplan.plan.plan import Plan
 from pipeplan.planning import baselines
-from pipeplan.planning import solve as solving
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.grid_shapes import grid_shapes, grid_sizes
