@@ -139,7 +139,7 @@ class Pipelines:
             low = high
         pace = costs.total(chain, low)
         if self.instance.contention:
-            pace = max(pace, self.cards.busiest(chain))
+            pace = max(pace, self.cards.busiest(chain), self.cards.wait(chain))
         if pace < self.found.pace:
             depths = costs.depths(chain, low)
             assert depths is not None

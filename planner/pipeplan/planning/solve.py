@@ -173,7 +173,7 @@ def _improve_answer(
         plan,
         score,
         results,
-        _verdict_under_contention(problem, score, verdict, _objectives(results)),
+        _verdict_under_contention(problem, score, verdict, results),
         bound,
         least,
     )
@@ -228,11 +228,13 @@ def _remaining(settings: Settings, results: tuple[Result, ...]) -> Settings | No
 
 
 def _verdict_under_contention(
-    problem: Problem, score: Evaluation, verdict: Verdict, objectives: list[float]
+    problem: Problem, score: Evaluation, verdict: Verdict, results: tuple[Result, ...]
 ) -> Verdict:
-    """The verdict once contention is considered, which both solvers leave out, for a plan with this score."""
+    """The verdict once contention is considered, for a plan with this score."""
     # A plan from the local search need not be the one that the solvers agree on, though it may keep to its bound.
-    if score.pace_s <= min(score.alone_s, *objectives) * (1 + TOLERANCE):
+    if score.pace_s <= min(score.alone_s, *_objectives(results)) * (1 + TOLERANCE):
+        return verdict
+    if any(result.charged and score.pace_s <= result.bound_s * (1 + TOLERANCE) for result in results):
         return verdict
     if score.pace_s <= contention.least_pace_of_shared_cores_s(problem) * (1 + TOLERANCE):
         return Verdict(verdict.agree, True, "proven optimal: the cores that the workers share are never idle")
@@ -309,4 +311,5 @@ def _run_solvers(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Resu
     # If the DP was interrupted, the user does not want to wait for a second solver.
     if settings.solver == "dp" or first.interrupted:
         return (first,)
-    return first, integer_program.solve(problem, limits, first.objective_s if first.plan is not None else None)
+    cutoff_s = evaluate(first.plan, problem).pace_s if first.plan is not None else None
+    return first, integer_program.solve(problem, limits, cutoff_s)

@@ -41,6 +41,9 @@ class Result:
     """Whether Ctrl-C ended the solver."""
     effort: float = 0.0
     """The cost of the DP's searches, as `SearchEffort` counts it."""
+    charged: bool = False
+    """Whether the solver minimised `Evaluation.pace_s`, with everything charged that the options ask for; otherwise it
+    minimised `Evaluation.alone_s`."""
 
     @property
     def gap(self) -> float:
