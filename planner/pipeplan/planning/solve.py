@@ -196,5 +196,5 @@ def _run_solvers(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Resu
     # If the DP was interrupted, the user does not want to wait for a second solver.
     if settings.solver == "dp" or first.interrupted:
         return (first,)
-    cutoff = None if first.plan is None else evaluate(first.plan, problem).alone_s
-    return first, charge_result(integer_program.solve(problem, limits, cutoff), problem)
+    cutoff_s = evaluate(first.plan, problem).pace_s if first.plan is not None else None
+    return first, charge_result(integer_program.solve(problem, limits, cutoff_s), problem)

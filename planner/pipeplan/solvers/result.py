@@ -45,6 +45,9 @@ class Result:
     """A lower bound, in seconds per minibatch, on the pace without what `charged` names; None where it is not known."""
     effort: float = 0.0
     """The cost of the DP's searches, as `SearchEffort` counts it."""
+    charged: bool = False
+    """Whether the solver minimised `Evaluation.pace_s`, with everything charged that the options ask for; otherwise it
+    minimised `Evaluation.alone_s`."""
 
     @property
     def gap(self) -> float:

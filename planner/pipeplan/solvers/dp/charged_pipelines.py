@@ -149,7 +149,7 @@ class ChargedPipelines:
 
         The best one itself is returned where finding another would take long.
         """
-        if len(self.cuts.ideals) * self.problem.cluster.workers > _SMALL_SEARCH or best.region.shape is not None:
+        if len(self.cuts.ideals) * self.problem.cluster.workers > _SMALL_SEARCH or self.problem.options.grid:
             return best
         exact = self.problem.options.stages is not None or bool(self.problem.options.pins)
         counting = StateCounts(stages=True, exact_stages=exact, workers=True)
