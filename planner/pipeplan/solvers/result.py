@@ -39,8 +39,6 @@ class Result:
     """Variables and rows of the largest integer program that was solved."""
     interrupted: bool = False
     """Whether Ctrl-C ended the solver."""
-    charged: bool = False
-    """Whether the objective and the bound include what the workers share and the wait of plain data parallelism."""
     alone_bound_s: float | None = None
     """A lower bound, in seconds per minibatch, on the pace without what `charged` names; None where it is not known."""
     effort: float = 0.0
