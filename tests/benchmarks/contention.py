@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from pipeplan.planning.local_search import improve_plan
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +28,6 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.importers import pipedream
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.local_search import improve_plan
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor

@@ -13,6 +13,7 @@ from pipeplan.errors import DisagreementError, InfeasibleError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline, satisfies_options
+from pipeplan.planning.charge_results import charge_result, deepened
 from pipeplan.planning.infeasibility import why_infeasible
 from pipeplan.planning.verdict import TOLERANCE, Verdict, judge_results
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
@@ -101,6 +102,8 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     phases.update({result.solver: result.seconds for result in results})
     verdict = _agreed_verdict(problem, results)
     plan, score = _best_plan(problem, cuts, results)
+    if (deeper := deepened(plan, problem)) is not plan:
+        plan, score = deeper, evaluate(deeper, problem)
     bound = min(max(result.bound_s for result in results), score.pace_s)
     with _timed(phases, "certificate"):
         certificate = _certificate(problem, cuts, settings, results, score)
@@ -188,10 +191,10 @@ def _run_solvers(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Resu
     """The results of the solvers that the settings name, the DP first."""
     limits = integer_program.IlpLimits(seconds=settings.time_limit_s, gap=settings.gap, solver=settings.backend)
     if settings.solver == "ilp":
-        return (integer_program.solve(problem, limits).with_everything_charged(problem),)
-    first = dynamic_program.solve(problem, cuts, settings.time_limit_s, settings.gap)
+        return (charge_result(integer_program.solve(problem, limits), problem),)
+    first = charge_result(dynamic_program.solve(problem, cuts, settings.time_limit_s, settings.gap), problem)
     # If the DP was interrupted, the user does not want to wait for a second solver.
     if settings.solver == "dp" or first.interrupted:
         return (first,)
-    cutoff = None if first.plan is None else evaluate(first.plan, problem).alone_s
-    return first, integer_program.solve(problem, limits, cutoff).with_everything_charged(problem)
+    cutoff_s = evaluate(first.plan, problem).pace_s if first.plan is not None else None
+    return first, charge_result(integer_program.solve(problem, limits, cutoff_s), problem)

@@ -76,15 +76,6 @@ def test_the_evaluator_charges_cards_as_the_oracle_does(schedule: str) -> None:
     assert bound > 5
 
 
-@pytest.mark.parametrize("seeds", first_few(range(20), 10))
-def test_improving_under_contention_finds_what_trying_everything_finds(seeds: range) -> None:
-    for seed in seeds:
-        instance, problem = _drawn(seed, crowded_instance, None, layers=4)
-        best = brute_force.best(instance)
-        if math.isfinite(best):
-            assert solve(problem, Settings(solver="dp")).evaluation.pace_s == pytest.approx(best, rel=1e-6), seed
-
-
 @pytest.mark.parametrize("seeds", first_few(range(40), 10))
 def test_dp_and_ilp_find_what_brute_force_finds(seeds: range) -> None:
     for seed in seeds:

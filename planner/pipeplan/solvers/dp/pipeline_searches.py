@@ -31,10 +31,13 @@ class FoundPipeline:
 
     def fits(self, limited: CostTerms, pace: float) -> bool:
         """Whether the pipeline fits in memory at the depths that its pace needs; `limited` has the memory limit."""
-        index_of = {ideal: index for index, ideal in enumerate(limited.cuts.ideals)}
-        cut_of = [index_of[ideal] for ideal in self.terms.cuts.ideals]
-        steps = [replace(step, start=cut_of[step.start], end=cut_of[step.end]) for step in self.steps]
-        return pipeline_fits(limited, steps, pace)
+        return pipeline_fits(limited, self.steps_among(limited.cuts), pace)
+
+    def steps_among(self, cuts: Cuts) -> list[Step]:
+        """The steps with their cuts numbered as in `cuts`, which has all of them."""
+        index_of = {ideal: index for index, ideal in enumerate(cuts.ideals)}
+        cut_of = [index_of.get(ideal, -1) for ideal in self.terms.cuts.ideals]
+        return [replace(step, start=cut_of[step.start], end=cut_of[step.end]) for step in self.steps]
 
     def stages(self) -> list[Stage]:
         """The stages of one copy with the names of their layers; each has one version of the weights as yet."""

@@ -1,0 +1,59 @@
+"""The dynamic program with everything charged (shared cards, ports and cores, the wait of plain data parallelism) finds
+and proves what trying every plan finds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from brute_force import best
+from brute_machines import Instance
+from instances import (
+    ALL_SCHEDULES,
+    crowded_instance,
+    drawn,
+    mixed_instance,
+    random_instance,
+    unequal_instance,
+)
+from solver_contract import solve_by_dp
+
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.result import Status
+
+
+def _drawn(seed: int) -> tuple[Instance, Problem]:
+    """Uniform clusters and servers that differ, all schedules, more and less traffic."""
+    draw = (random_instance, mixed_instance, unequal_instance, crowded_instance)[seed % 4]
+    chosen = {} if draw is random_instance else {"schedule": ALL_SCHEDULES[seed // 4 % 5]}
+    return drawn(seed, lambda number: replace(draw(number, layers=5, **chosen), contention=True))
+
+
+def _matters(seed: int) -> bool:
+    """Hold the DP to the oracle; whether what is shared makes the best plan slower."""
+    instance, problem = _drawn(seed)
+    expected_s, result = best(instance), solve_by_dp(problem)
+    if math.isinf(expected_s):
+        assert result.status == Status.INFEASIBLE, seed
+        return False
+    assert result.status == Status.OPTIMAL, (seed, result.note)
+    assert result.charged
+    assert result.plan is not None
+    score = evaluate(result.plan, problem)
+    assert result.objective_s == pytest.approx(expected_s, rel=1e-6), seed
+    assert score.pace_s == pytest.approx(expected_s, rel=1e-6), seed
+    assert result.bound_s == pytest.approx(expected_s, rel=1e-6), seed
+    assert score.fits, seed
+    return best(replace(instance, contention=False)) < expected_s * (1 - 1e-9)
+
+
+def test_it_finds_what_trying_every_plan_finds() -> None:
+    assert sum(_matters(seed) for seed in range(60)) > 5, "chosen so that what is shared often matters"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(1000, 3000, 100))
+def test_it_finds_what_trying_every_plan_finds_at_length(start: int) -> None:
+    assert sum(_matters(seed) for seed in range(start, start + 100)) > 5
