@@ -179,19 +179,23 @@ class _Charging(HeterogeneousSearch):
         return self._thinned_by(states, np.zeros(len(states), dtype=np.intp))
 
     def _thinned_by(self, states: SearchStates, group: Ints) -> Ints:
-        """Rows that no earlier row of their group and keys is better than in every respect, or nearly so."""
+        """Rows that none of a few rows with the same group and keys, the least in some respect so far, dominates."""
         keys = np.vstack([group, self._keys(states)])
-        criteria = self._criteria(states)
+        criteria = np.stack(self._criteria(states))
         order = np.lexsort((*reversed(criteria), *reversed(keys)))
-        begins = group_starts(keys[:, order])
-        kept = begins.copy()
-        for criterion in criteria[1:]:
+        begins, criteria = group_starts(keys[:, order]), criteria[:, order]
+        rows = np.arange(len(order))
+        # Equal rows follow one another.
+        lost = ~begins & (criteria[:, rows - 1] == criteria).all(axis=0)
+        for criterion in criteria[1:] if len(criteria) > 1 else criteria:
             rank = np.unique(criterion, return_inverse=True)[1].reshape(-1)
             # The running minimum restarts with every group, because its ranks lie below all those before it.
-            least = np.minimum.accumulate(rank[order] - np.cumsum(begins) * len(order))
-            kept[1:] |= least[1:] < least[:-1]
-        rows: Ints = order[kept]
-        return rows
+            least = np.minimum.accumulate(rank - np.cumsum(begins) * len(order))
+            falls = begins.copy()
+            falls[1:] |= least[1:] < least[:-1]
+            least_row = np.maximum.accumulate(np.where(falls, rows, 0))
+            lost |= (least_row < rows) & (criteria[:, least_row] <= criteria).all(axis=0)
+        return np.asarray(order[~lost])
 
     @staticmethod
     def _criteria(states: SearchStates) -> list[Floats]:
