@@ -17,7 +17,8 @@ def settle_numbers(instance: Any) -> None:
     For `__post_init__` of frozen dataclasses: `Level("server", 2, 12_000_000_000)` is then written as
     `12000000000.0`, which is also what a reader of that file finds. Other values are left for checks to complain of.
     """
-    for name, wanted in _numeric_fields(type(instance)):
+    kind: type = type(instance)
+    for name, wanted in _numeric_fields(kind):
         value = getattr(instance, name)
         if type(value) is wanted or isinstance(value, bool) or not isinstance(value, Real):
             continue
@@ -26,7 +27,7 @@ def settle_numbers(instance: Any) -> None:
 
 
 @cache
-def _numeric_fields(kind: Any) -> tuple[tuple[str, type], ...]:
+def _numeric_fields(kind: type) -> tuple[tuple[str, type], ...]:
     """The names of the numeric fields of a dataclass, with the type that each has."""
     types: dict[str, type] = dict.fromkeys(_FLOATS, float) | dict.fromkeys(_INTEGERS, int)
     return tuple((field.name, types[str(field.type)]) for field in fields(kind) if str(field.type) in types)
