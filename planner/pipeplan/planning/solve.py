@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from pipeplan.checker import verdict_words
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import DisagreementError, InfeasibleError
@@ -15,7 +16,7 @@ from pipeplan.planning import baselines, single_stage
 from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.infeasibility import why_infeasible
 from pipeplan.planning.local_search import improve_plan, satisfies_options
-from pipeplan.planning.verdict import TOLERANCE, Verdict, judge_results
+from pipeplan.planning.verdict import TOLERANCE, Verdict, contradiction, state_verdict
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program, threshold
@@ -59,8 +60,7 @@ class Outcome:
     phases_s: dict[str, float]
     """Wall-clock seconds by phase."""
     bound_s: float = 0.0
-    """Lower bound on the pace of every plan in the searched space, in seconds per minibatch. Of the effects of
-    contention it includes only that of cores that workers share."""
+    """Lower bound on the pace of every plan of the searched space with everything charged, in seconds per minibatch."""
     certificate: Certificate = NO_CERTIFICATE
 
     @property
@@ -100,9 +100,9 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
         cuts = enumerate_cuts(problem, settings.maximum_cuts)
     results = _run_solvers(problem, cuts, settings)
     phases.update({result.solver: result.seconds for result in results})
-    verdict = _agreed_verdict(problem, results)
+    _refuse_contradiction(problem, results)
     with _timed(phases, "contention"):
-        answer = _improve_answer(problem, cuts, settings, results, verdict)
+        answer = _improve_answer(problem, cuts, settings, results)
     if any(
         single_stage.is_bound_by_allreduce(result.plan, evaluate(result.plan, problem))
         for result in results
@@ -117,7 +117,8 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
         compared = tuple(baselines.compute_baselines(problem, cuts, effort))
     bound = max(answer.bound_s, contention.least_pace_of_shared_cores_s(problem))
     plan, score = _best_with_baselines(compared, problem, answer.plan, answer.score)
-    return Outcome(problem, plan, score, answer.results, answer.verdict, compared, phases, bound, certificate)
+    verdict = state_verdict(problem, score, bound, answer.results, answer.scope)
+    return Outcome(problem, plan, score, answer.results, verdict, compared, phases, bound, certificate)
 
 
 @contextmanager
@@ -128,12 +129,10 @@ def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
     phases[name] = time.perf_counter() - began
 
 
-def _agreed_verdict(problem: Problem, results: tuple[Result, ...]) -> Verdict:
-    """The verdict on the solvers' results. Raises `Disagreement` if they contradict each other."""
-    verdict = judge_results(problem, list(results))
-    if not verdict.agree:
-        raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
-    return verdict
+def _refuse_contradiction(problem: Problem, results: tuple[Result, ...]) -> None:
+    """Raise `Disagreement` if the solvers' results contradict each other."""
+    if complaint := contradiction(problem, results):
+        raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {complaint}", results)
 
 
 @dataclass(frozen=True)
@@ -145,10 +144,11 @@ class _Answer:
     plan: Plan
     score: Evaluation
     results: tuple[Result, ...]
-    verdict: Verdict
     bound_s: float
     proven_s: float | None
     """A bound that a certificate can prove, in seconds per minibatch; None where the plan is not proven optimal."""
+    scope: str = verdict_words.ALL
+    """Plans that the results are about."""
 
 
 def _certificate(cuts: Cuts, settings: Settings, answer: _Answer) -> Certificate:
@@ -160,23 +160,13 @@ def _certificate(cuts: Cuts, settings: Settings, answer: _Answer) -> Certificate
     return make_certificate(answer.problem, cuts, answer.proven_s)
 
 
-def _improve_answer(
-    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], verdict: Verdict
-) -> _Answer:
+def _improve_answer(problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...]) -> _Answer:
     """Improve the solvers' best plan where its transfers share network cards or its workers share cores."""
     plan, score = _best_plan(problem, cuts, settings, results)
     bound = max(result.bound_s for result in results)
     proven = bound >= min(result.objective_s for result in results) * (1 - TOLERANCE)
     least = min(bound, score.alone_s, *_objectives(results)) if proven else None
-    return _Answer(
-        problem,
-        plan,
-        score,
-        results,
-        _verdict_under_contention(problem, score, verdict, _objectives(results)),
-        bound,
-        least,
-    )
+    return _Answer(problem, plan, score, results, bound, least)
 
 
 def _with_single_stage(problem: Problem, cuts: Cuts, settings: Settings, first: _Answer) -> _Answer:
@@ -191,30 +181,17 @@ def _with_single_stage(problem: Problem, cuts: Cuts, settings: Settings, first: 
     if remaining is not None and single_stage.allows_several(problem):
         results = _run_solvers(several_problem, cuts, remaining)
     if any(result.plan is not None for result in results):
-        verdict = _agreed_verdict(several_problem, results)
-        several_answer = _improve_answer(several_problem, cuts, remaining or settings, results, verdict)
+        _refuse_contradiction(several_problem, results)
+        several_answer = _improve_answer(several_problem, cuts, remaining or settings, results)
         bound = min(several_answer.bound_s, score.pace_s)
         proven = None if several_answer.proven_s is None else min(several_answer.proven_s, score.pace_s)
         if several_answer.score.pace_s < score.pace_s * (1 - TOLERANCE):
-            return replace(several_answer, bound_s=bound, proven_s=proven)
-        text = f"{several_answer.verdict.text}; plans of one stage were scored one by one"
-        # A plan of several stages has further constraints, which only make it slower, so the bound still holds.
-        closed = bound >= score.pace_s * (1 - TOLERANCE)
-        if closed and verdict.proven:
-            text = f"{verdict.text} on plans of several stages; plans of one stage were scored one by one"
-        return _Answer(
-            several_problem, plan, score, results, Verdict(True, closed and verdict.proven, text), bound, proven
-        )
+            plan, score = several_answer.plan, several_answer.score
+        return _Answer(several_problem, plan, score, results, bound, proven, verdict_words.SEVERAL)
     certain = remaining is not None and all(result.status == Status.INFEASIBLE for result in results)
-    if certain:
-        text = "proven optimal: only plans of one stage are possible, and all of them were scored"
-    elif any(result.interrupted for result in (*first.results, *results)):
-        text = "stopped by Ctrl-C before plans of several stages were searched"
-    else:
-        text = "the solvers found no plan of several stages within the time limit"
-    verdict = Verdict(True, certain, text)
     bound = score.pace_s if certain else first.bound_s
-    return _Answer(several_problem, plan, score, results or first.results, verdict, bound, bound if certain else None)
+    scope = verdict_words.SEVERAL if results else verdict_words.ONE
+    return _Answer(several_problem, plan, score, results or first.results, bound, bound if certain else None, scope)
 
 
 def _remaining(settings: Settings, results: tuple[Result, ...]) -> Settings | None:
@@ -225,19 +202,6 @@ def _remaining(settings: Settings, results: tuple[Result, ...]) -> Settings | No
         return settings
     left = settings.time_limit_s - max(result.seconds for result in results)
     return replace(settings, time_limit_s=left) if left > 0 else None
-
-
-def _verdict_under_contention(
-    problem: Problem, score: Evaluation, verdict: Verdict, objectives: list[float]
-) -> Verdict:
-    """The verdict once contention is considered, which both solvers leave out, for a plan with this score."""
-    # A plan from the local search need not be the one that the solvers agree on, though it may keep to its bound.
-    if score.pace_s <= min(score.alone_s, *objectives) * (1 + TOLERANCE):
-        return verdict
-    if score.pace_s <= contention.least_pace_of_shared_cores_s(problem) * (1 + TOLERANCE):
-        return Verdict(verdict.agree, True, "proven optimal: the cores that the workers share are never idle")
-    shared = "cores" if problem.cluster.shared_cores else "network cards"
-    return Verdict(verdict.agree, False, f"{verdict.text}; this ignores contention for {shared}")
 
 
 def _objectives(results: tuple[Result, ...]) -> list[float]:

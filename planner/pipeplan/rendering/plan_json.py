@@ -67,6 +67,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "verdict": {
             "agree": outcome.verdict.agree,
             "proven": outcome.verdict.proven,
+            "scope": outcome.verdict.scope,
             "text": outcome.verdict.text,
             "solvers": [result_document(result) for result in outcome.results],
         },
@@ -91,6 +92,7 @@ def result_document(result: Result) -> dict[str, Any]:
         "config": result.plan.config if result.plan else None,
         "minibatch_s": finite(result.objective_s),
         "bound_s": finite(result.bound_s),
+        "charged": result.charged,
         "gap": finite(result.gap),
         "seconds": result.seconds,
         "note": result.note,

@@ -39,6 +39,8 @@ class Result:
     """Variables and rows of the largest integer program that was solved."""
     interrupted: bool = False
     """Whether Ctrl-C ended the solver."""
+    charged: bool = False
+    """Whether the objective and the bound include what the workers share and the wait of plain data parallelism."""
     effort: float = 0.0
     """The cost of the DP's searches, as `SearchEffort` counts it."""
 
