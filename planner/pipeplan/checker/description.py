@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
@@ -13,11 +14,16 @@ from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import Node
 
+VERSION = re.compile(r"[0-9]+(\.[0-9]+){1,3}([-+.]?[a-z0-9]{1,16}){0,4}", re.ASCII)
+"""Versions of pipeplan, as plan.json states the one that wrote it."""
+
 
 def check_description(
     document: PlanDocument, profile: Profile, pace: ChargedPace, figures: Sequence[StageFigures]
 ) -> str:
     """Check the words, and return a summary. Raises an `InputError` that names the first field that is wrong."""
+    if not VERSION.fullmatch(document.root["pipeplan"].text()):
+        document.root["pipeplan"].fail("it is no version of pipeplan")
     _check_profile(document.root["profile"], profile)
     _check_options(document)
     plan = document.root["plan"]

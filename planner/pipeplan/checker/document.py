@@ -83,6 +83,14 @@ class PlanDocument:
         return self.root.get("certificate") is not None or (status is not None and status.value == "optimal")
 
     @property
+    def charged_bound_s(self) -> float:
+        """The highest bound in the record of solvers that charge what workers share; 0 where there is none."""
+        verdict = self.root.get("verdict")
+        solvers = verdict["solvers"].items() if verdict else []
+        charging = [solver for solver in solvers if (mark := solver.get("charged")) and mark.boolean()]
+        return max((bound.number() for solver in charging if (bound := solver.get("bound_s"))), default=0.0)
+
+    @property
     def prediction(self) -> Node:
         """The field in which the plan states its cost."""
         return self.root["prediction"]
@@ -118,8 +126,14 @@ class PlanDocument:
             inference=inference,
             schedule=name,
             accumulate=_count(plan, "accumulate"),
-            pace_s=root["prediction"]["minibatch_s"].number(),
+            pace_s=_pace(root["prediction"]["minibatch_s"]),
         )
+
+
+def _pace(node: Node) -> float:
+    if not node.number() > 0:
+        node.fail("expected more than 0 seconds")
+    return node.number()
 
 
 def stages_from_json(plan: Node) -> tuple[CheckedStage, ...]:

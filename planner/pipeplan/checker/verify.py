@@ -123,7 +123,11 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
         _try("description", lambda: check_description(document, profile, pace(), figures)),
         _try("baselines", lambda: check_baselines(document, model, _same), "plan.json does not hold their stages"),
         _try("optimality", certified.check, NO_CERTIFICATE),
-        _try("verdict", lambda: check_claims(document, model, pace(), certified.bound), "it follows from the figures"),
+        _try(
+            "verdict",
+            lambda: check_claims(document, model, pace(), certified.bound),
+            "it follows from the bound, which no certificate shows",
+        ),
     )
     bound, right = certified.bound, all(result.holds is not False for result in results)
     return CheckedPlan(results, ShownBound(document.pace_s, bound.bound_s) if bound and right else None)
@@ -177,10 +181,7 @@ def check_pace(document: PlanDocument, model: CheckedModel, figures: tuple[Stage
 
 def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...]) -> str:
     """Check the stated times, bytes and weight versions of every stage."""
-    nodes = document.prediction["stages"].items()
-    if len(nodes) != len(figures):
-        document.prediction["stages"].fail(f"expected {len(figures)}, one for each stage, found {len(nodes)}")
-    for index, (node, figure) in enumerate(zip(nodes, figures, strict=True)):
+    for index, (node, figure) in enumerate(zip(_stage_nodes(document), figures, strict=True)):
         for key, value in (
             ("minibatch_s", document.pace_s),
             ("forward_s", figure.forward_s),
@@ -205,7 +206,7 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
 
 def check_memory(document: PlanDocument, figures: tuple[StageFigures, ...]) -> str:
     """Check the stated memory, and that it suffices unless the plan was made to ignore the limit."""
-    for node, figure in zip(document.prediction["stages"].items(), figures, strict=True):
+    for node, figure in zip(_stage_nodes(document), figures, strict=True):
         stated = node["memory_bytes"]
         # The plan states whole bytes.
         if abs(stated.number() - figure.memory_bytes) > 1 + CLOSE * figure.memory_bytes:
@@ -219,6 +220,14 @@ def check_memory(document: PlanDocument, figures: tuple[StageFigures, ...]) -> s
             needs, has = show_size(figure.memory_bytes), show_size(capacity)
             raise InputError(f"stage {number} needs {needs}, a device has {has}")
     return f"every stage fits; the largest takes {show_size(most)}"
+
+
+def _stage_nodes(document: PlanDocument) -> list[Node]:
+    """The stated figures of every stage."""
+    nodes = document.prediction["stages"].items()
+    if len(nodes) != len(document.stages):
+        document.prediction["stages"].fail(f"expected {len(document.stages)}, one for each stage, found {len(nodes)}")
+    return nodes
 
 
 def _check_batch(document: PlanDocument, figures: tuple[StageFigures, ...], among_s: float) -> None:
