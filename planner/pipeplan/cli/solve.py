@@ -31,6 +31,9 @@ from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
 from pipeplan.util.units import show_pace, show_time
 
+BY_ONE_SOLVER = "  DP alone chose among these; no second solver cross-checked the choice"
+"""The note on a schedule or minibatch size that was chosen automatically (`pipeplan.planning.fast.best_plan`)."""
+
 for_option = click.option(
     "--for",
     "target_name",
@@ -157,9 +160,10 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
     note(source.text, dim=True)
     if warning := device_mismatch(built.problem.profile, built.problem.cluster):
         note(warning)
+    chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes)]
     for line in [
-        *map(_choice_line, built.schedules),
-        *map(_size_line, built.sizes),
+        *chosen,
+        *([BY_ONE_SOLVER] if chosen else []),
         *([_fewest_line(fewest)] if fewest else []),
     ]:
         note(line, dim=True)

@@ -48,6 +48,8 @@ class Explanation:
     effects: tuple[ChangeEffect, ...]
     robustness: Robustness | None
     """None if the profile has no spread."""
+    proof: str = ""
+    """What is shown about faster plans, as a clause: the solvers' verdict, or what the check of a plan file shows."""
 
     @property
     def behind_best(self) -> float:
@@ -62,8 +64,13 @@ def explain_plan(
     wishes: RobustnessSettings,
     plan: Plan | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    *,
+    proof: str | None = None,
 ) -> Explanation:
-    """Explain a plan, by default the best one. Raises `InfeasibleError` if no plan fits."""
+    """Explain a plan, by default the best one; `proof` is what is shown about a given plan.
+
+    Raises `InfeasibleError` if no plan fits.
+    """
     progress("solving")
     best = solve(problem, settings)
     plan = best.plan if plan is None else plan
@@ -87,6 +94,7 @@ def explain_plan(
         alternatives=others,
         effects=tuple(changed),
         robustness=_robustness(problem, plan, wishes, settings.maximum_cuts, progress),
+        proof=best.verdict.text if proof is None else proof,
     )
 
 
@@ -122,6 +130,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "bound_by": score.bound,
         "behind_best": explanation.behind_best,
         "best_config": explanation.best.plan.config,
+        "proof": explanation.proof,
         "resources": [asdict(load) for load in explanation.loads],
         "comparison": [asdict(anatomy) | {"sent_bytes": anatomy.sent_bytes} for anatomy in explanation.anatomies],
         "second_choice": None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pipeplan.checker import verdict_words
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import DisagreementError, InfeasibleError
@@ -15,7 +16,7 @@ from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline, satisfies_options
 from pipeplan.planning.charge_results import charge_result, deepened
 from pipeplan.planning.infeasibility import why_infeasible
-from pipeplan.planning.verdict import TOLERANCE, Verdict, judge_results
+from pipeplan.planning.verdict import TOLERANCE, Verdict, contradiction, state_verdict
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
@@ -59,8 +60,7 @@ class Outcome:
     phases_s: dict[str, float]
     """Wall-clock seconds by phase."""
     bound_s: float = 0.0
-    """Lower bound on the pace of every plan in the searched space, in seconds per minibatch, with everything
-    charged."""
+    """Lower bound on the pace of every plan of the searched space with everything charged, in seconds per minibatch."""
     certificate: Certificate = NO_CERTIFICATE
 
     @property
@@ -100,7 +100,7 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
         cuts = enumerate_cuts(problem, settings.maximum_cuts)
     results = _run_solvers(problem, cuts, settings)
     phases.update({result.solver: result.seconds for result in results})
-    verdict = _agreed_verdict(problem, results)
+    _refuse_contradiction(problem, results)
     plan, score = _best_plan(problem, cuts, results)
     if (deeper := deepened(plan, problem)) is not plan:
         plan, score = deeper, evaluate(deeper, problem)
@@ -112,6 +112,7 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     if bound < score.pace_s * (1 - TOLERANCE):
         plan, score = _best_with_baselines(compared, problem, plan, score)
     bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
+    verdict = state_verdict(problem, score, bound, results, verdict_words.ALL)
     return Outcome(problem, plan, score, results, verdict, compared, phases, bound, certificate)
 
 
@@ -123,12 +124,10 @@ def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
     phases[name] = time.perf_counter() - began
 
 
-def _agreed_verdict(problem: Problem, results: tuple[Result, ...]) -> Verdict:
-    """The verdict on the solvers' results. Raises `Disagreement` if they contradict each other."""
-    verdict = judge_results(problem, list(results))
-    if not verdict.agree:
-        raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
-    return verdict
+def _refuse_contradiction(problem: Problem, results: tuple[Result, ...]) -> None:
+    """Raise `Disagreement` if the solvers' results contradict each other."""
+    if complaint := contradiction(problem, results):
+        raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {complaint}", results)
 
 
 def _certificate(

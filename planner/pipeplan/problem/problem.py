@@ -13,6 +13,7 @@ from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES, STASHING,
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import graph
+from pipeplan.util.numeric_fields import settle_numbers
 from pipeplan.util.text import did_you_mean
 
 BOUNDARIES = ("single", "parallel")
@@ -65,6 +66,7 @@ class Options:
     workers inside one server. Under schedules with a common number of minibatches per update, r divides that number."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         if not 0 <= self.overlap <= 1:
             raise InputError(f"the overlap must lie between 0 and 1, not {self.overlap:g}")
         for what, value in (

@@ -18,6 +18,7 @@ from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
 from pipeplan.profile_data.rescale import size_at
 from pipeplan.util import graph
 from pipeplan.util.files import Node, read_document, write_json
+from pipeplan.util.numeric_fields import settle_numbers
 
 PROFILE_FORMAT = "pipeplan-profile"
 PROFILE_VERSION = 1
@@ -62,6 +63,7 @@ class Profile:
     """Other minibatch sizes that were measured in the same run."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         check_profile(self)
 
     @property
