@@ -30,6 +30,11 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(ROOT / package, quiet=2)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the trainings of the gallery, each of a minute: at the end one would run while others wait for it."""
+    items.sort(key=lambda item: item.get_closest_marker("gallery") is None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Collect tests without searching what they import for garbage, then or later: it stays to the end.
