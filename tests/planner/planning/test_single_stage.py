@@ -7,7 +7,7 @@ import copy
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -75,9 +75,17 @@ def _binds(problem: Problem) -> bool:
     return ddp_overlap.waits_for_allreduce(bare.plan) and score.bound == WAITS_FOR_UPDATE
 
 
-@pytest.mark.parametrize("equal", [True, False])
-def test_the_best_of_all_plans_is_found_and_proven(equal: bool) -> None:
-    seeds = [seed for seed in range(12 if equal else 40) if _binds(_problem(seed, equal=equal))]
+@pytest.mark.parametrize(
+    ("equal", "drawn"),
+    [
+        pytest.param(True, range(5), id="equal"),
+        pytest.param(True, range(5, 12), id="equal-others", marks=pytest.mark.slow),
+        pytest.param(False, range(18, 23), id="unequal"),
+        pytest.param(False, [*range(18), *range(23, 40)], id="unequal-others", marks=pytest.mark.slow),
+    ],
+)
+def test_the_best_of_all_plans_is_found_and_proven(equal: bool, drawn: Iterable[int]) -> None:
+    seeds = [seed for seed in drawn if _binds(_problem(seed, equal=equal))]
     assert len(seeds) >= 3, "chosen so that waiting matters"
     kinds = set()
     for seed in seeds:
