@@ -139,19 +139,19 @@ def test_an_honest_file_passes(name: str) -> None:
 def test_the_cases_hold_every_kind_of_claim() -> None:
     shown = {case.name: _checked(case.document, case) for case in map(case_of, NAMES)}
     assert {name for name, found in shown.items() if found.optimal} >= {"both", "cores", "one stage", "inference"}
-    assert shown["cards"].shown is not None
-    assert not shown["cards"].optimal
-    assert {name for name, found in shown.items() if found.shown is None} == {"not certified", "flush", "mixed"}
+    assert shown["cards"].optimal
+    assert shown["bound"].shown is not None
+    assert not shown["bound"].optimal
+    assert {name for name, found in shown.items() if found.shown is None} == {"not certified", "flush"}
     documents = {case.name: case.document for case in map(case_of, NAMES)}
-    assert documents["one stage"]["verdict"]["scope"] == "several stages"
     assert documents["flush"]["prediction"]["batch"] is not None
 
 
 @pytest.mark.parametrize("operations", [1, 3])
 def test_a_forged_file_claims_no_more_than_is_true(operations: int) -> None:
     passed = [found for case in map(case_of, NAMES) for found in _tried(case, operations, range(3))]
-    assert len(passed) == 30
-    assert sum(passed) < 15
+    assert len(passed) == 3 * len(NAMES)
+    assert sum(passed) < len(passed) / 2
 
 
 @pytest.mark.slow
@@ -163,12 +163,12 @@ def test_no_forged_file_claims_more_than_is_true(name: str, operations: int) -> 
     assert 0 < sum(passed) < 125 or operations == 3
 
 
-@pytest.mark.parametrize("name", ["cards", "flush", "not certified", "both"])
+@pytest.mark.parametrize("name", ["bound", "flush", "not certified", "both"])
 def test_claims_that_agree_with_each_other_are_not_shown_by_that(name: str) -> None:
     """All that a forger can make consistent: a bound at the pace, in the record of the solvers as well."""
     case = case_of(name)
     forged = copy.deepcopy(case.document)
-    pace = forged["prediction"]["minibatch_s"] * (1.0 if name == "cards" else 0.999)
+    pace = forged["prediction"]["minibatch_s"] * (1.0 if name == "bound" else 0.999)
     forged |= {"bound_s": pace, "gap": 0.0, "status": "optimal"}
     forged["prediction"]["minibatch_s"] = pace
     for solver in forged["verdict"]["solvers"]:
@@ -182,16 +182,8 @@ def test_claims_that_agree_with_each_other_are_not_shown_by_that(name: str) -> N
 
 def test_a_charged_bound_beyond_the_certificate_is_stated_and_not_shown() -> None:
     """A solver that charges shared cards may know more than a certificate that leaves them out."""
-    case = case_of("cards")
-    document = copy.deepcopy(case.document)
-    pace = document["prediction"]["minibatch_s"]
-    (solver,) = document["verdict"]["solvers"]
-    solver |= {"bound_s": pace, "minibatch_s": pace, "gap": 0.0, "status": "optimal", "charged": True}
-    document |= {"bound_s": pace, "gap": 0.0, "status": "optimal"}
-    document["verdict"]["text"] = (
-        "optimal by DP with everything charged: no plan of the searched space is faster; no second solver was asked"
-    )
-    checked = _checked(document, case)
+    case = case_of("bound")
+    checked = _checked(case.document, case)
     assert checked.wrong is None
     assert not checked.optimal
     assert not checked.holds("verdict")
@@ -214,22 +206,21 @@ def test_a_bound_that_a_certificate_does_not_show_is_refused() -> None:
     for bound in (1.0 + 1e-5, 1.5):
         case = case_of("cards")
         document = copy.deepcopy(case.document)
-        document["bound_s"] *= bound
-        document["verdict"]["solvers"][0]["bound_s"] *= bound
+        document["certificate"]["bound_s"] *= bound
         found = {result.what: result for result in _checked(document, case).results}
         assert found["optimality"].holds is False
-        assert "the certificate shows" in found["optimality"].text
+        assert "it shows only" in found["optimality"].text
 
 
 def test_proof_can_be_required_up_to_a_gap(run: Run) -> None:
-    case = case_of("cards")
+    case = case_of("bound")
     case.profile.save("profile.json")
     Path("plan.json").write_text(json.dumps(case.document))
     assert run("check", "plan.json").code == 0
     refused = run("check", "plan.json", "--require-proof")
     assert refused.code == 2
     assert "no plan of the searched space takes less than" in refused.err
-    share = case.document["gap"]
+    share = 1 - case.document["certificate"]["bound_s"] / case.document["prediction"]["minibatch_s"]
     assert run("check", "plan.json", "--require-proof", "--within", f"{share * 100 + 0.01}%").code == 0
     assert run("check", "plan.json", "--require-proof", "--within", f"{share * 50}%").code == 2
     assert "goes with --require-proof" in run("check", "plan.json", "--within", "1%").err

@@ -71,7 +71,8 @@ def test_a_time_limit_is_no_contradiction(problem: Problem, answers: tuple[Resul
 def test_a_bound_with_everything_charged_is_compared_with_a_plan_charged_alike() -> None:
     """A plan whose cards are shared is slower than its objective without sharing, which no charged bound speaks of."""
     problem = Problem(bundled.load_profile("gnmt8-v100"), cluster_toml.load_cluster("A"))
-    plain = dynamic_program.solve(problem, enumerate_cuts(problem, 1000))
+    alone = replace(problem, options=replace(problem.options, contention=False))
+    plain = dynamic_program.solve(alone, enumerate_cuts(alone, 1000))
     assert plain.plan is not None
     score = evaluate(plain.plan, problem)
     assert score.pace_s > score.alone_s * 1.1
