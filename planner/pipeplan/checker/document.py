@@ -124,14 +124,8 @@ class PlanDocument:
             inference=inference,
             schedule=name,
             accumulate=_count(plan, "accumulate"),
-            pace_s=_pace(root["prediction"]["minibatch_s"]),
+            pace_s=root["prediction"]["minibatch_s"].number(),
         )
-
-
-def _pace(node: Node) -> float:
-    if not node.number() > 0:
-        node.fail("expected more than 0 seconds")
-    return node.number()
 
 
 def stages_from_json(plan: Node) -> tuple[CheckedStage, ...]:

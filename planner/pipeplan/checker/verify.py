@@ -103,6 +103,8 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
     document = PlanDocument.of(root)
     if profile.digest() != document.digest:
         raise InputError("the profile is not the one that the plan was made from: their digests differ")
+    if not document.pace_s > 0:
+        document.prediction["minibatch_s"].fail("expected more than 0 seconds")
     every = document.accumulate or 1 if document.accumulates else 1
     model = checked_model(profile, document.options, inference=document.inference, update_every=every)
     structure = _try("structure", lambda: check_structure(document, model))
