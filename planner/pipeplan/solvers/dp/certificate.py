@@ -180,6 +180,8 @@ class _SpaceProof:
         columns: Callable[[SearchStates], list[Ints | Floats]],
     ) -> dict[str, Any]:
         """The entry with the states of a search; `columns` are those between the first worker and the counts."""
+        # At the empty cut only states are left that have another number of stages than was asked for.
+        search.kept.pop(0, None)
         return {
             "level": self.space.level,
             "copies": self.space.copies,
