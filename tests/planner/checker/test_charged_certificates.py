@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -216,26 +215,38 @@ def test_all_that_a_certificate_says_of_itself_is_checked(binding: list[tuple[Pr
             assert refused(lambda found: [row.pop(column) for row in found["spaces"][entry]["states"]])  # noqa: B023
 
 
-def test_servers_that_differ_and_pinned_layers_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solving, "why_infeasible", lambda *_: "")
+def _written(problem: Problem) -> Document:
+    """What `solve` writes."""
+    document: Document = json.loads(json.dumps(plan_json.plan_document(solve(problem, Settings(solver="dp")))))
+    return document
+
+
+@pytest.mark.parametrize("contention", [True, False])
+def test_servers_that_differ_and_links_in_parallel_are_covered(contention: bool) -> None:
     kinds = set()
-    for seed, contention in itertools.product(range(60), (True, False)):
+    for seed in (3, 7, 8, 17, 30):
         draw = unequal_instance if seed % 2 else mixed_instance
         _, problem = drawn(seed, lambda number: replace(draw(number, layers=4), schedule="1f1b-stashing"))  # noqa: B023
-        options = replace(problem.options, contention=contention, accumulate=None)
-        if problem.cluster.uniform and not options.pins and options.boundary == "single":
-            continue
-        problem = replace(problem, options=options)
-        try:
-            document = json.loads(json.dumps(plan_json.plan_document(solve(problem, Settings(solver="dp")))))
-        except (InfeasibleError, InputError):
-            continue
+        problem = replace(problem, options=replace(problem.options, contention=contention, accumulate=None))
+        document = _written(problem)
         assert document["certificate"]["charged"] is True, document["certificate_note"]
         assert _optimality(document, problem).holds, seed
-        kinds.add((problem.cluster.uniform, bool(options.pins), contention))
-        if len(kinds) >= 5:
-            return
-    raise AssertionError(f"too few kinds of problems: {kinds}")
+        kinds.add((problem.cluster.uniform, problem.options.boundary))
+    assert kinds == {(False, "single"), (False, "parallel"), (True, "parallel")}
+
+
+@pytest.mark.parametrize("contention", [True, False])
+def test_pinned_layers_are_covered_for_every_number_of_stages(contention: bool) -> None:
+    _, problem = drawn(63, _instance)
+    options = replace(problem.options, pins=(("l1", 2),), max_stages=3, contention=contention)
+    problem = replace(problem, options=options)
+    document = _written(problem)
+    assert [entry["stages"] for entry in _entries(document)] == [2, 3]
+    assert _optimality(document, problem).holds
+    for number in (0, 1):
+        changed = copy.deepcopy(document)
+        del changed["certificate"]["spaces"][number]
+        assert "or not of all numbers of stages" in _optimality(changed, problem).text
 
 
 def test_a_certificate_is_of_the_other_kind_where_sharing_does_not_bind(monkeypatch: pytest.MonkeyPatch) -> None:
