@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -180,6 +182,23 @@ def test_no_state_can_be_left_out_nor_claim_less(binding: list[tuple[Problem, Do
     assert forgotten >= 3, "states without their loads lead to a plan"
 
 
+def test_odd_values_are_complained_about(binding: list[tuple[Problem, Document]]) -> None:
+    odd = [None, True, -1, 1.5, 1e300, 10**400, math.nan, "x", [], {}, [[]], 10**6]
+    rng, complaints = random.Random(3), 0
+    for _ in range(150):
+        problem, document = rng.choice(binding)
+        changed = copy.deepcopy(document)
+        node: Any = rng.choice(_entries(changed))
+        while isinstance(node, dict | list) and node:
+            key = rng.choice(list(node) if isinstance(node, dict) else range(len(node)))
+            if not isinstance(node[key], dict | list) or rng.random() < 0.1:
+                node[key] = rng.choice(odd)
+                break
+            node = node[key]
+        complaints += _optimality(changed, problem).holds is False
+    assert complaints >= 100
+
+
 def test_a_plan_whose_cards_are_shared_is_proven_to_be_the_fastest() -> None:
     outcome = solve(Problem(load_profile("gnmt8-v100"), pipeplan.cluster("A")), Settings(solver="dp"))
     document = json.loads(json.dumps(plan_json.plan_document(outcome)))
@@ -264,3 +283,23 @@ def test_a_certificate_is_of_the_other_kind_where_sharing_does_not_bind(monkeypa
         assert "charged" not in document["certificate"]
         assert _optimality(document, free).holds
     assert found >= 4
+
+
+@pytest.mark.parametrize("contention", [True, False])
+def test_uniform_grids_are_covered_shape_by_shape(contention: bool) -> None:
+    for seed in (2, 3):
+        _, problem = drawn(seed, _instance)
+        options = replace(problem.options, grid=True, contention=contention, stages=None, max_workers=None, pins=())
+        problem = replace(problem, options=options)
+        document = _written(problem)
+        shapes = [(entry["stages"], entry["replicas"]) for entry in _entries(document)]
+        assert (1, 1) in shapes
+        assert len(shapes) >= 3
+        assert _optimality(document, problem).holds
+        for number in range(len(shapes)):
+            changed = copy.deepcopy(document)
+            del changed["certificate"]["spaces"][number]
+            assert not _optimality(changed, problem).holds
+            changed = copy.deepcopy(document)
+            changed["certificate"]["spaces"][number]["replicas"] += 1
+            assert not _optimality(changed, problem).holds
