@@ -9,7 +9,9 @@ missing and that the thresholds together imply that no plan is faster than the s
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,14 +77,19 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedB
     bound, states = math.inf, 0
     for entry in node["spaces"].items():
         space = CertifiedSpace(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
-        stages = only.integer(minimum=1) if (only := entry.get("stages")) else None
-        if space not in spaces or (space, stages) in claims:
+        stages, replicas = (_optional(entry, key) for key in ("stages", "replicas"))
+        if space not in spaces or (space, stages, replicas) in claims:
             entry.fail(f"there is no such space of plans, or it is listed twice: {_describe(space)}")
-        claims.add((space, stages))
-        proven, checked = _check_space(_with_stages(document, stages), model, entry, space, tolerance, charged=charged)
+        if replicas is not None and not (charged and stages is not None and document.options.grid):
+            entry["replicas"].fail("only the shapes of a uniform grid, with everything charged, are claimed one by one")
+        claims.add((space, stages, replicas))
+        restricted = _with_stages(document, stages)
+        proven, checked = _check_space(restricted, model, entry, space, tolerance, charged=charged)
         bound, states = min(bound, proven), states + checked
     for space in spaces:
-        if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
+        if (space, None, None) not in claims and not all(
+            (space, *part) in claims for part in _parts(document, model, space)
+        ):
             node["spaces"].fail(f"nothing is claimed of {_describe(space)}, or not of all numbers of stages")
     bound = max(bound, shared_cores_bound_s(document, model))
     claimed = node.get("bound_s")
@@ -119,9 +126,9 @@ def _check_space(
     if not charged:
         return proven, check_closure(document, model, entry, space.level, space.copies, threshold, among)
     # A plan below this pace keeps every resource of a copy within the threshold, and what is shared within the pace.
-    paces = threshold, proven
-    everything = charged_space(document, model, space.level, space.copies, among_s=among, paces=paces)
-    return proven, check_charged_closure(everything, entry, document.options)
+    paces, grid = (threshold, proven), _optional(entry, "replicas")
+    everything = charged_space(document, model, space.level, space.copies, among_s=among, paces=paces, grid=grid)
+    return proven, check_charged_closure(everything, entry, document.options, grid)
 
 
 def check_closure(
@@ -265,14 +272,28 @@ def _with_stages(document: PlanDocument, stages: int | None) -> PlanDocument:
     return document if stages is None else replace(document, options=replace(document.options, stages=stages))
 
 
-def _numbers(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> range:
-    """All numbers of stages that plans of a space may have."""
+def _optional(entry: Node, key: str) -> int | None:
+    number = entry.get(key)
+    return number.integer(minimum=1) if number else None
+
+
+def _parts(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> Iterator[tuple[int, int | None]]:
+    """All numbers of stages that plans of a space may have, each with the number of replicas in a uniform grid."""
     options = document.options
-    if options.stages is not None:
-        return range(options.stages, options.stages + 1)
     workers = document.cluster.workers // space.copies
     most = min(len(model.blocks), workers, options.max_stages or workers)
-    return range(max((stage for _, stage in options.pins), default=1), most + 1)
+    least = max((stage for _, stage in options.pins), default=1)
+    for stages in range(least, most + 1) if options.stages is None else (options.stages,):
+        if not options.grid:
+            yield stages, None
+            continue
+        ends = list(itertools.accumulate(document.cluster.server_sizes))
+        shared = document.accumulate or 0 if document.accumulates else 0
+        for busy in {*range(1, ends[0]), *ends}:
+            replicas, rest = divmod(busy, stages)
+            allowed = replicas <= (options.max_replicas or replicas) and busy <= (options.max_workers or busy)
+            if replicas and not rest and shared % replicas == 0 and allowed:
+                yield stages, replicas
 
 
 def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> float:

@@ -167,9 +167,7 @@ def _alone(space: ChargedSpace, listed: ChargedStates) -> list[Flags]:
     for level, width in zip(space.levels, space.widths, strict=True):
         loads = listed.loads[:, column : column + width]
         if isinstance(level, CardLevel):
-            alone = level.alone(listed.first, listed.replicas, space.traffic_of(listed.cut), loads)
-            # Of a component that begins with the state, all has been charged before.
-            found.append(alone | (listed.first == level.begin[level.home[listed.first]]))
+            found.append(level.alone(listed.first, listed.replicas, space.traffic_of(listed.cut), loads))
         else:
             found.append(loads[:, 0] <= level.limit_s)
         column += width

@@ -7,7 +7,7 @@ import copy
 import itertools
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -75,17 +75,9 @@ def _binds(problem: Problem) -> bool:
     return ddp_overlap.waits_for_allreduce(bare.plan) and score.bound == WAITS_FOR_UPDATE
 
 
-@pytest.mark.parametrize(
-    ("equal", "drawn"),
-    [
-        pytest.param(True, range(5), id="equal"),
-        pytest.param(True, range(5, 12), id="equal-others", marks=pytest.mark.slow),
-        pytest.param(False, range(18, 23), id="unequal"),
-        pytest.param(False, [*range(18), *range(23, 40)], id="unequal-others", marks=pytest.mark.slow),
-    ],
-)
-def test_the_best_of_all_plans_is_found_and_proven(equal: bool, drawn: Iterable[int]) -> None:
-    seeds = [seed for seed in drawn if _binds(_problem(seed, equal=equal))]
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_best_of_all_plans_is_found_and_proven(equal: bool) -> None:
+    seeds = [seed for seed in range(12 if equal else 40) if _binds(_problem(seed, equal=equal))]
     assert len(seeds) >= 3, "chosen so that waiting matters"
     kinds = set()
     for seed in seeds:
@@ -112,9 +104,6 @@ def test_the_proof_of_one_stage_is_checked() -> None:
     greedy = copy.deepcopy(document)
     greedy["certificate"]["bound_s"] *= 1.1
     assert not said(greedy).holds
-    silent = copy.deepcopy(document)
-    del silent["certificate"]["charged"]
-    assert not said(silent).holds, "then the wait of plans of one stage is not charged"
     wrong = copy.deepcopy(document)
     wrong["prediction"]["stages"][0]["exposed_sync_s"] *= 1.01
     assert not {found.what: found for found in verify_plan(Node(wrong, "plan.json"), profile)}["stages"].holds

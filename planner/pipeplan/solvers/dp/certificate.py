@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipeplan.problem.cuts import Cuts, Floats, Ints
+from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, limits_of
 from pipeplan.solvers.dp.charged_search import ChargedSearch, SharedLimit
@@ -134,14 +135,11 @@ class _SpaceProof:
         return None
 
     def entries_charged(self) -> list[dict[str, Any]] | None:
-        """The entries with everything charged, one for each number of stages where layers are pinned, or None."""
+        """The entries with everything charged, one for each part of the space, or None where there is a faster plan."""
         for inner, limits in self._relaxed():
             terms = HeterogeneousTerms(inner, self.cuts)
             resources = SharedResources(inner, self.problem, self.space, self.cuts, terms.runs)
-            found = [
-                self._charged(terms, resources, replace(limits, exact_stages=stages))
-                for stages in PipelineSearches(inner, self.cuts).stage_counts(terms, limits)
-            ]
+            found = [self._charged(terms, resources, part) for part in self._parts(terms, limits)]
             proven = [entry for entry in found if entry is not None]
             if len(proven) == len(found):
                 return proven
@@ -158,6 +156,15 @@ class _SpaceProof:
                 inner = replace(inner, options=replace(inner.options, memory=False))
             yield inner, replace(limits_of(inner, memory=memory, deadline=self.deadline), every_cut=True)
 
+    def _parts(self, terms: HeterogeneousTerms, limits: SearchLimits) -> list[SearchLimits]:
+        """The searches that cover the space: a search for each shape of a grid, or number of stages if pinned."""
+        if self.problem.options.grid:
+            shapes, inner = grid_shapes(self.problem), terms.problem
+            limited = (limits_of(inner, memory=limits.memory, deadline=self.deadline, shape=shape) for shape in shapes)
+            return [replace(part, every_cut=True) for part in limited]
+        counts = PipelineSearches(terms.problem, self.cuts).stage_counts(terms, limits)
+        return [replace(limits, exact_stages=stages) for stages in counts]
+
     def _charged(
         self, terms: HeterogeneousTerms, resources: SharedResources, limits: SearchLimits
     ) -> dict[str, Any] | None:
@@ -169,21 +176,24 @@ class _SpaceProof:
             search = ChargedSearch(terms, threshold, limits, shared)
         if search.run() is not None:
             return None
-        options = self.problem.options
-        number = {"stages": limits.exact_stages} if limits.exact_stages != options.stages else {}
-        return self._entry(search, number, lambda states: [states.replicas, states.demand, *_loads(states)])
+        part = {"stages": limits.exact_stages} if limits.exact_stages != self.problem.options.stages else {}
+        if limits.shape is not None:
+            part = {"stages": limits.shape.stages, "replicas": limits.shape.replicas}
+        return self._entry(search, part, lambda states: [states.replicas, states.demand, *_loads(states)])
 
     def _entry(
         self,
         search: UniformSearch,
-        number: dict[str, Any],
+        part: dict[str, Any],
         columns: Callable[[SearchStates], list[Ints | Floats]],
     ) -> dict[str, Any]:
         """The entry with the states of a search; `columns` are those between the first worker and the counts."""
+        # At the empty cut only states are left that have another number of stages than was asked for.
+        search.kept.pop(0, None)
         return {
             "level": self.space.level,
             "copies": self.space.copies,
-            **number,
+            **part,
             "threshold_s": self.threshold_s,
             "cuts": [f"{cut:x}" for cut in _layers(self.problem, self.cuts, search)],
             "states": _states(search, columns),
