@@ -20,7 +20,8 @@ from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import formulas
-from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable, negate_terms, scale_terms
+from pipeplan.solvers.ilp.least_crossing import WORTHWHILE, least_crossing
+from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, negate_terms, scale_terms
 from pipeplan.solvers.ilp.model import Place, PlacementModel
 from pipeplan.solvers.ilp.placements import Placement
 
@@ -100,6 +101,13 @@ class CardConstraints:
             if place[0] > 0:
                 before[place] = program.number(f"P{way}_{place[0]}_{place[1]}")
                 program.at_most([(before[place], 1.0), *model.selected(place, -total)])
+        if len(model.layers) * model.workers >= WORTHWHILE:
+            least = [size / self.unit for size in least_crossing(model, sizes)]
+            for placement, variable in behind.items():
+                if math.isinf(least[placement.end]):
+                    program.at_most(model.in_use([placement]))
+                elif least[placement.end] > NEGLIGIBLE:
+                    program.at_least([(variable, 1.0), (model.used[placement], -least[placement.end])])
         for cut in range(model.workers - 1):
             covering = [placement for placement in model.covering(cut) if placement in behind]
             crossing = [(model.crossing[k, cut], size / self.unit) for k, size in enumerate(sizes) if size]

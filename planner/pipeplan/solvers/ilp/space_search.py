@@ -32,6 +32,11 @@ CUTOFF_SLACK = 1e-6
 _RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
 _BEYOND = 2.5
 
+# Share of the time for the search of an optimal plan. If it does not suffice, the rest goes to lower bounds.
+_SEARCHING = 0.75
+# Paces to refute in that rest, relative to another solver's objective.
+_REFUTED = (0.8, 0.9, 0.95)
+
 
 @dataclass(frozen=True)
 class IlpLimits:
@@ -78,6 +83,8 @@ class SpaceSearch:
     complete: bool = False
     refined: frozenset[Boundary] = frozenset()
     answer: SpaceAnswer = field(init=False)
+    _likely_s: float = 0.0
+    """The largest pace that seems to be impossible, by a verdict that is not confirmed."""
 
     @property
     def problem(self) -> Problem:
@@ -94,11 +101,11 @@ class SpaceSearch:
                 self.answer.refusal = f"the integer program would be too large with memory limits: {error}"
                 return self.answer
             self.answer.interrupted = outcome.interrupted
+            self.low_s = self.answer.bound_s = max(self.low_s, outcome.bound * model.scale_s)
             if not outcome.found:
                 self.answer.proven = outcome.proven
-                self.answer.bound_s = max(self.low_s, outcome.bound * model.scale_s)
+                self._refute(outcome)
                 return self.answer
-            self.low_s = self.answer.bound_s = max(self.low_s, outcome.bound * model.scale_s)
             pace_s, plan = self._plan(model)
             score = evaluate(plan, self.problem)
             self._see(plan, score)
@@ -106,6 +113,7 @@ class SpaceSearch:
             if holds or not outcome.proven or not self._add_what_is_missing(model, pace_s, score):
                 self.answer.best = pace_s, plan
                 self.answer.proven = outcome.proven and holds
+                self._refute(outcome)
                 return self.answer
             if outcome.interrupted or self.answer.refusal:
                 return self.answer
@@ -127,6 +135,21 @@ class SpaceSearch:
             self.answer.seen = score.pace_s, plan
             self.high_s = min(self.high_s, score.pace_s * (1 + CUTOFF_SLACK))
 
+    def _refute(self, outcome: MilpOutcome) -> None:
+        """Raise the lower bound in the time that is left, if there was too little for a proof.
+
+        A program whose upper bound is too low for any plan is far easier than one at the optimum.
+        """
+        if outcome.proven or outcome.interrupted or self.ends is None:
+            return
+        paces = [factor * self.high_s for factor in _REFUTED] if self.is_bounded else [self._likely_s]
+        for pace_s in paces:
+            if self.low_s < pace_s < self.high_s and time.perf_counter() < self.ends:
+                _, outcome = self._solve_once(self.low_s, pace_s, confirm=True, share=1.0)
+                if outcome.found or not outcome.proven:
+                    return
+                self.low_s = self.answer.bound_s = pace_s
+
     def _raise_bound(self) -> tuple[PipelineModel, MilpOutcome]:
         """The program with the smallest feasible upper bound that was tried, and its outcome."""
         is_feasible_checked = False
@@ -141,15 +164,18 @@ class SpaceSearch:
             model, outcome = self._solve_once(low, threshold, confirm=threshold >= high)
             if outcome.found or not outcome.proven:
                 break
+            self._likely_s = max(self._likely_s, threshold)
         return model, outcome
 
-    def _solve_once(self, low_s: float, high_s: float, *, confirm: bool) -> tuple[PipelineModel, MilpOutcome]:
-        """Build the program for two bounds and run the solver on it."""
+    def _solve_once(
+        self, low_s: float, high_s: float, *, confirm: bool, share: float = _SEARCHING
+    ) -> tuple[PipelineModel, MilpOutcome]:
+        """Build the program for two bounds and run the solver on it, for a share of the time that is left."""
         model = PipelineModel(self.charges, low_s, high_s, complete=self.complete, refined=self.refined)
         self.answer.size = max(self.answer.size, model.program.size)
         limits, left = self.limits, None
         if self.ends is not None:
-            left = max(0.1, self.ends - time.perf_counter())
+            left = max(0.1, share * (self.ends - time.perf_counter()))
         return model, backend.run(model.program.lp, limits.solver, left, limits.gap, confirm=confirm)
 
     def _thresholds(self) -> Iterator[float]:
