@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeplan.plan.plan import Stage
 from pipeplan.solvers.ilp.cards import Boundary
-from pipeplan.solvers.ilp.charged import ChargedPace, Charges
+from pipeplan.solvers.ilp.charged import ChargedObjective, Charges
 from pipeplan.solvers.ilp.depth import DepthConstraints
 from pipeplan.solvers.ilp.flush import FlushObjective
 from pipeplan.solvers.ilp.linear_program import Variable, solution_value
@@ -41,7 +41,7 @@ class PipelineModel(PlacementModel):
             self.carried = self.charge_boundaries()
         self._charge({})
         self.add_user_constraints()
-        self.charged = ChargedPace(self, charges, floor_s / upper_s, refined)
+        self.charged = ChargedObjective(self, charges, floor_s / upper_s, refined)
         self.depths: DepthConstraints | None = None
         recomputed: dict[Place, Variable] = {}
         if complete:
