@@ -133,7 +133,7 @@ def _refuse_contradiction(problem: Problem, results: tuple[Result, ...]) -> None
 def _certificate(
     problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], score: Evaluation
 ) -> Certificate:
-    """The certificate of an answer that is proven optimal, or the reason why there is none.
+    """The certificate of the bound that is proven, or the reason why there is none.
 
     It covers the pace with everything charged where that is longer than the pace without shared resources and the wait
     of plain data parallelism, or where only such a certificate can cover the problem.
@@ -141,12 +141,12 @@ def _certificate(
     if not settings.certify:
         return NO_CERTIFICATE
     charged = problem.options.contention
-    proven = [result.bound_s for result in results if result.status == Status.OPTIMAL and result.charged == charged]
+    proven = [result.bound_s for result in results if result.plan is not None and result.charged == charged]
     alone = [result.alone_bound_s for result in results if result.alone_bound_s is not None]
-    bound = min([*proven, score.pace_s])
-    if proven and not alone and score.pace_s <= score.alone_s * (1 + TOLERANCE):
+    bound = min(max(proven, default=0.0), score.pace_s)
+    if not alone and score.pace_s <= score.alone_s * (1 + TOLERANCE):
         alone = proven
-    if proven and (not alone or bound > max(alone) * (1 + TOLERANCE) or not covers_alone(problem)):
+    if bound and (not alone or bound > max(alone) * (1 + TOLERANCE) or not covers_alone(problem)):
         return make_certificate(problem, cuts, bound, charged=True)
     if not alone:
         return Certificate(None, "the plan is not proven optimal")
