@@ -45,11 +45,18 @@ def best_single_stage(problem: Problem) -> tuple[Plan, Evaluation] | None:
 
     Returns None where no such plan fits.
     """
+    plans, scores = list(_single_stage_plans(problem)), dict[int, Evaluation]()
+    least, speed = float("inf"), max(device.speed for device in set(problem.cluster.devices))
+    # The most workers first: what all their computing exceeds alone needs no score.
+    for number, plan in sorted(enumerate(plans), key=lambda entry: -entry[1].busy):
+        if problem.work_s / (speed * plan.busy) <= least * (1 + TOLERANCE):
+            score = evaluate(plan, problem)
+            if score.fits:
+                scores[number], least = score, min(least, score.pace_s)
     fastest: tuple[Plan, Evaluation] | None = None
-    for plan in _single_stage_plans(problem):
-        score = evaluate(plan, problem)
-        if score.fits and (fastest is None or score.pace_s < fastest[1].pace_s * (1 - TOLERANCE)):
-            fastest = plan, score
+    for number, score in sorted(scores.items()):
+        if fastest is None or score.pace_s < fastest[1].pace_s * (1 - TOLERANCE):
+            fastest = plans[number], score
     return fastest
 
 

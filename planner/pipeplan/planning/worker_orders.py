@@ -107,10 +107,11 @@ class StageLayout:
         """The layouts in which one stage becomes two, its units and workers divided between them."""
         for stage in range(len(self.room) // 2):
             at, members = 2 * stage + 1, [unit for unit, home in enumerate(self.home) if home == stage]
-            for count, left in itertools.product(range(1, len(members)), range(1, self.room[at])):
+            for count in range(1, len(members) if self.room[at] > 1 else 1):
                 first = set(members[:count])
                 home = tuple(old + (old >= stage and unit not in first) for unit, old in enumerate(self.home))
-                yield StageLayout(home, (*self.room[:at], left, 0, self.room[at] - left, *self.room[at + 1 :]))
+                for left in range(1, self.room[at]):
+                    yield StageLayout(home, (*self.room[:at], left, 0, self.room[at] - left, *self.room[at + 1 :]))
 
 
 def is_consecutive(plan: Plan, problem: Problem) -> bool:

@@ -56,9 +56,9 @@ def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) ->
                     work.append((child, 0))
                 continue
             if low[node] == index[node]:
-                start = stack.index(node)
-                members = stack[start:]
-                del stack[start:]
+                members = [stack.pop()]
+                while members[-1] != node:
+                    members.append(stack.pop())
                 on_stack.difference_update(members)
                 components.append(sorted(members, key=position.__getitem__))
     components.reverse()
@@ -68,11 +68,12 @@ def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) ->
 def find_cycle(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) -> list[Key]:
     """The nodes of one cycle, with its first node repeated at the end; an empty list where there is no cycle."""
     arrows = list(edges)
+    loops = {source for source, target in arrows if source == target}
     for component in strong_components(nodes, arrows):
+        if len(component) == 1 and component[0] not in loops:
+            continue
         inside = set(component)
         successor = {source: target for source, target in arrows if source in inside and target in inside}
-        if len(component) == 1 and component[0] not in successor:
-            continue
         # Every node of a strong component has a successor in it, so this walk must reach a node for the second time.
         path, node = [], component[0]
         while node not in path:
