@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, TextIO
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 80
 """Columns of explanations, sweeps and drawings that go into a file or a pipe."""
+LINE_EVERY_S = 10.0
+"""Seconds between two lines of progress outside of terminals."""
 _UNLIMITED = 10_000
 _asked_for: list[TextIO] = []
 """The standard output for what is printed although `silenced`; empty while everything is printed."""
@@ -102,6 +105,36 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
         return
     with console.status(escape(text)) as spinner:
         yield lambda changed: spinner.update(escape(changed))
+
+
+@contextmanager
+def live_line(text: Callable[[], str]) -> Iterator[None]:
+    """Show a line on standard error while the block runs: drawn anew in terminals, elsewhere printed now and then.
+
+    `text` is called for every drawing, in a thread of its own.
+    """
+    console = _console(stderr=True)
+    if console.is_terminal:
+        from rich.live import Live
+        from rich.text import Text
+
+        line = Live(console=console, get_renderable=lambda: Text(text(), style="dim"), transient=True)
+        with line:
+            yield
+        return
+    ended = threading.Event()
+
+    def print_lines(stream: TextIO) -> None:
+        while not ended.wait(LINE_EVERY_S):
+            click.echo(text(), file=stream)
+
+    printer = threading.Thread(target=print_lines, args=(sys.stderr,), daemon=True)
+    printer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        printer.join()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipeplan.problem.problem import Problem
 from pipeplan.util import graph
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -142,13 +143,16 @@ class Cuts:
 _SELECTED_SHARE = 5
 
 
-def enumerate_cuts(problem: Problem, limit: int) -> Cuts:
-    """All cuts of the problem, or, if there are more than `limit`, a selection of those that the fewest bytes cross."""
+def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLINE) -> Cuts:
+    """All cuts of the problem, or, if there are more than `limit`, a selection of those that the fewest bytes cross.
+
+    At the deadline the selection is what was found, and beyond that the cuts along one topological order.
+    """
     count = len(problem.units)
     try:
-        ideals, complete = graph.ideals(count, problem.edges, limit), True
-    except graph.TooManyIdeals:
-        ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE)), False
+        ideals, complete = graph.ideals(count, problem.edges, limit, deadline.share(0.5)), True
+    except (graph.TooManyIdeals, OutOfTime):
+        ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE), deadline), False
     units = problem.units
     inside = _membership(ideals, count)
     work_s, forward_s = _times(problem, inside)
@@ -197,7 +201,7 @@ def _crossing(inside: Floats, problem: Problem, *, backward: bool) -> Floats:
     return totals
 
 
-def _cheapest_cuts(problem: Problem, limit: int) -> list[int]:
+def _cheapest_cuts(problem: Problem, limit: int, deadline: Deadline) -> list[int]:
     """A beam search for cuts of every size: those of the topological order, and those that the fewest bytes cross."""
     count = len(problem.units)
     growth = graph.IdealGrowth(count, problem.edges)
@@ -206,6 +210,9 @@ def _cheapest_cuts(problem: Problem, limit: int) -> list[int]:
     cuts, level = [0], {0: growth.sources}
     bytes_of = {0: 0}
     for size in range(1, count + 1):
+        if deadline.passed:
+            # Only the cuts of the topological order are left, one of each size.
+            return [*cuts, *((1 << number) - 1 for number in range(size, count + 1))]
         larger: dict[int, int] = {}
         grown_bytes: dict[int, int] = {}
         for ideal, ready in level.items():

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from pipeplan.errors import PipeplanError
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 Key = TypeVar("Key", bound=str | int)
 
@@ -83,16 +84,17 @@ def find_cycle(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) -> list[K
     return []
 
 
-def ideals(count: int, edges: Iterable[tuple[int, int]], limit: int) -> list[int]:
+def ideals(count: int, edges: Iterable[tuple[int, int]], limit: int, deadline: Deadline = NO_DEADLINE) -> list[int]:
     """All ideals of a DAG on nodes 0 … count-1, as bit sets, from the empty set to the set of all nodes.
 
     They are ordered by size and then by value, so a proper subset always precedes its superset. Raises
-    `TooManyIdeals` where there are more than `limit`.
+    `TooManyIdeals` where there are more than `limit`, and `OutOfTime` at the deadline.
     """
     grow = IdealGrowth(count, edges)
     level = {0: grow.sources}
     ideals = [0]
     for _ in range(count):
+        deadline.check()
         level = grow.larger(level)
         ideals.extend(sorted(level))
         if len(ideals) > limit:

@@ -26,6 +26,7 @@ from pipeplan.exports.target import ExportFile
 from pipeplan.plan.plan import Plan
 from pipeplan.planning import baselines
 from pipeplan.planning import solve as solving
+from pipeplan.planning.progress import ProgressTracker
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.grid_shapes import grid_shapes, grid_sizes
@@ -36,6 +37,7 @@ from pipeplan.rendering.plan_json import plan_document
 from pipeplan.solvers.dp import dynamic_program, grid
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.result import Status
+from pipeplan.util.deadline import Deadline
 from pipeplan.util.files import Node
 
 Draw = Callable[..., Instance]
@@ -190,7 +192,8 @@ def test_better_shapes_are_looked_for_in_what_is_left_of_the_time() -> None:
     _, problem = _grid(10, crowded_instance, None)
     cuts = enumerate_cuts(problem, 10_000)
     results = (dynamic_program.solve(problem, cuts),)
-    found = [solving._best_shape(problem, cuts, Settings(time_limit_s=limit), results) for limit in (None, 1e-9)]
+    means = [solving._Means(Settings(), Deadline(limit), ProgressTracker()) for limit in (None, 0.0)]
+    found = [solving._best_shape(problem, cuts, mean, results) for mean in means]
     assert [plan is None for plan in found] == [False, True]
 
 

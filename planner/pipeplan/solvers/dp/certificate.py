@@ -7,7 +7,6 @@ pace that the best plan would need there, over all cuts of the graph.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from pipeplan.solvers.dp.budget import OutOfTime, limits_of
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 TOLERANCE = 1e-9
 """Relative margin below the pace within which a faster plan is not excluded."""
@@ -26,6 +26,7 @@ MOST_CUTS = 2000
 MOST_CELLS = 40_000
 """Limit on the number of cuts times workers."""
 MOST_STATES = 20_000
+NO_TIME = "there was no time left to make a certificate; give more with --time-limit"
 PATIENCE_S = 20.0
 """Seconds that making a certificate may take."""
 
@@ -38,20 +39,23 @@ class Certificate:
     note: str
 
 
-def make_certificate(problem: Problem, cuts: Cuts, pace_s: float) -> Certificate:
-    """The certificate that no plan of a problem is faster than `pace_s` as long as transfers share no network cards."""
+def make_certificate(problem: Problem, cuts: Cuts, pace_s: float, deadline: Deadline = NO_DEADLINE) -> Certificate:
+    """The certificate that no plan of a problem is faster than `pace_s` as long as transfers share no network cards.
+
+    It takes at most `PATIENCE_S` seconds, and ends at the deadline without a certificate.
+    """
     if reason := _unfit(problem, cuts):
         return Certificate(None, reason)
     entries: list[dict[str, Any]] = []
-    deadline = time.perf_counter() + PATIENCE_S
+    ends = deadline.share(1.0, PATIENCE_S).at
     for space in plan_spaces(problem):
         synchronisation = space.synchronisation(problem)
         if synchronisation >= pace_s:
             entries.append({"level": space.level, "copies": space.copies, "floor_s": synchronisation})
             continue
-        entry = _entry(problem, cuts, space, _inner(space, problem, synchronisation, pace_s), deadline)
+        entry = _entry(problem, cuts, space, _inner(space, problem, synchronisation, pace_s), ends)
         if isinstance(entry, str):
-            return Certificate(None, entry)
+            return Certificate(None, NO_TIME if deadline.passed else entry)
         entries.append(entry)
     if sum(len(entry.get("states", ())) for entry in entries) > MOST_STATES:
         return Certificate(None, f"the certificate would have more than {MOST_STATES} states")
@@ -93,7 +97,9 @@ def _inner(space: PlanSpace, problem: Problem, synchronisation_s: float, pace_s:
     return inner * space.copies
 
 
-def _entry(problem: Problem, cuts: Cuts, space: PlanSpace, threshold_s: float, deadline: float) -> dict[str, Any] | str:
+def _entry(
+    problem: Problem, cuts: Cuts, space: PlanSpace, threshold_s: float, deadline: float | None
+) -> dict[str, Any] | str:
     """The certificate's entry for one space of plans, or a text that says why there is none."""
     for memory in (False, True) if problem.options.memory else (False,):
         # Without the memory limit there are far fewer states, and a proof without it holds with it as well.

@@ -104,6 +104,7 @@ from pipeplan.solvers.ilp.memory import MemoryConstraints, limit_memory_at_depth
 from pipeplan.solvers.ilp.model import Place, PlacementModel, minibatches_per_update
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 # Relative margin above another solver's objective within which the program still searches. A bound that is too low then
 # shows as an infeasible program, and one that is too high as a better plan.
@@ -143,6 +144,8 @@ def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) ->
             search.search_space(space)
     except KeyboardInterrupt:
         search.stop()
+    except OutOfTime:
+        search.leave_out()
     return search.result()
 
 
@@ -167,8 +170,10 @@ class IlpModel(PlacementModel):
     every plan satisfies.
     """
 
-    def __init__(self, problem: Problem, floor_s: float, upper_s: float, *, complete: bool) -> None:
-        super().__init__(problem, floor_s, upper_s)
+    def __init__(
+        self, problem: Problem, floor_s: float, upper_s: float, *, complete: bool, deadline: Deadline = NO_DEADLINE
+    ) -> None:
+        super().__init__(problem, floor_s, upper_s, deadline)
         self.flush: FlushObjective | None = None
         if problem.options.flushes:
             self.flush = FlushObjective(self, self.minibatches or 1)
@@ -214,6 +219,7 @@ class _IlpSearch:
         self.limits = limits
         self.cutoff_s = cutoff_s
         self.began = time.perf_counter()
+        self.deadline = Deadline.after(limits.seconds)
         self.best: tuple[float, Plan] | None = None
         self.proven = True
         self.interrupted = False
@@ -229,8 +235,13 @@ class _IlpSearch:
         self.size = (0, 0)
 
     def stop(self) -> None:
+        """Leave out the spaces that have not been searched, because Ctrl-C came."""
+        self.interrupted = True
+        self.leave_out()
+
+    def leave_out(self) -> None:
         """Leave out the spaces that have not been searched."""
-        self.interrupted, self.proven = True, False
+        self.proven = False
         self.bound = min(self.bound, self.floor_s)
 
     def search_space(self, space: PlanSpace) -> None:
@@ -315,7 +326,7 @@ class _IlpSearch:
         self, inner: Problem, low: float, high: float, *, complete: bool, confirm: bool
     ) -> tuple[IlpModel, MilpOutcome]:
         """Build the program for one upper bound and run the solver on it."""
-        model = IlpModel(inner, low, high, complete=complete)
+        model = IlpModel(inner, low, high, complete=complete, deadline=self.deadline)
         self.size = max(self.size, model.program.size)
         program, limits = model.program.lp, self.limits
         return model, backend.run(program, limits.solver, self._remaining(), limits.gap, confirm=confirm)
@@ -334,9 +345,8 @@ class _IlpSearch:
 
     def _remaining(self) -> float | None:
         """Seconds left of the time limit, at least a tenth; None without a limit."""
-        if self.limits.seconds is None:
-            return None
-        return max(0.1, self.limits.seconds - (time.perf_counter() - self.began))
+        left = self.deadline.left_s
+        return None if left is None else max(0.1, left)
 
     def _plan(self, space: PlanSpace, model: IlpModel) -> tuple[float, Plan]:
         """The pace and the plan of a solution, with depths."""
