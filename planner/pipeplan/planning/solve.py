@@ -53,7 +53,7 @@ class Settings:
     backend: str = "highs"
     """The solver of the integer program: `highs` or `cbc`."""
     time_limit_s: float | None = 60.0
-    """Seconds for everything, from the cuts to the baselines; None for no limit. `SHARES` divides them."""
+    """Seconds for everything, from the cuts to the baselines; None for no limit. docs/cost-model.md divides them."""
     gap: float = 0.0
     """Relative gap at which a solver may stop before it has proven its plan optimal."""
     maximum_cuts: int = MAXIMUM_CUTS
