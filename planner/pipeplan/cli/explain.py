@@ -22,6 +22,7 @@ from pipeplan.planning.solve import Settings
 from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Problem
 from pipeplan.util import interrupts
+from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import parse_share
 
 
@@ -81,7 +82,8 @@ def command(
             explanation = explain_plan(problem, settings, wishes, plan, progress, proof=proof)
             interrupted()
     except InfeasibleError:
-        _explain_infeasible(problem, diagnose(problem, settings.maximum_cuts), as_json)
+        ends = Deadline.after(settings.time_limit_s)
+        _explain_infeasible(problem, diagnose(problem, settings.maximum_cuts, ends), as_json)
     if as_json:
         print_json(explanation_json(explanation))
     else:

@@ -30,7 +30,9 @@ _ARGUMENTS = (
         show_default=True,
         help="Backend of the ILP.",
     ),
-    click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each solver."),
+    click.option(
+        "--time-limit", type=float, default=60.0, show_default=True, help="Seconds for everything, cuts to baselines."
+    ),
     click.option(
         "--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."
     ),

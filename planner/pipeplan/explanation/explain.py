@@ -15,7 +15,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import UNPIPELINED
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.planning.verdict import TOLERANCE
-from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
 
 FORMAT, VERSION = "pipeplan-explanation", 1
@@ -93,20 +93,20 @@ def explain_plan(
         anatomies=tuple(anatomies),
         alternatives=others,
         effects=tuple(changed),
-        robustness=_robustness(problem, plan, wishes, settings.maximum_cuts, progress),
         proof=best.verdict.text if proof is None else proof,
+        robustness=_robustness(problem, cuts, plan, wishes, progress),
     )
 
 
 def _robustness(
-    problem: Problem, plan: Plan, wishes: RobustnessSettings, maximum_cuts: int, progress: Callable[[str], None]
+    problem: Problem, cuts: Cuts, plan: Plan, wishes: RobustnessSettings, progress: Callable[[str], None]
 ) -> Robustness | None:
     if wishes.spread is not None:
         problem = replace(problem, profile=sensitivity.with_spread(problem.profile, wishes.spread))
     if wishes.samples == 0 or not sensitivity.has_spread(problem.profile):
         return None
     samples = []
-    for sample in sensitivity.draw_samples(problem, plan, wishes.samples, wishes.seed, maximum_cuts):
+    for sample in sensitivity.draw_samples(problem, cuts, plan, wishes.samples, wishes.seed):
         samples.append(sample)
         progress(f"drawing the times again: {len(samples)} of {wishes.samples}")
     return Robustness(tuple(samples), plan.config, wishes.seed, wishes.spread)

@@ -10,6 +10,7 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,11 @@ class Profile:
     def __post_init__(self) -> None:
         settle_numbers(self)
         check_profile(self)
+
+    @cached_property
+    def derived(self) -> dict[Any, Any]:
+        """What others have derived from this profile, by keys of their own, to derive it once."""
+        return {}
 
     @property
     def total_s(self) -> float:

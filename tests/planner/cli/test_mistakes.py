@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import Run
@@ -245,10 +246,10 @@ def test_ctrl_c_while_a_plan_is_sought(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_plan_that_ctrl_c_cut_short_is_written_and_no_script_goes_on(
     late: bool, prepared: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut_short(problem: Problem, settings: Settings) -> Outcome:
+    def cut_short(problem: Problem, settings: Settings, **more: Any) -> Outcome:
         with suppress(KeyboardInterrupt):  # as the solvers do
             signal.raise_signal(signal.SIGINT)
-        return solve(problem, settings)
+        return solve(problem, settings, **more)
 
     if late:
         monkeypatch.setattr("pipeplan.cli.solve.solve", cut_short)

@@ -8,7 +8,6 @@ what workers share, from the search over uniform clusters; the other the pace wi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +26,7 @@ from pipeplan.solvers.dp.shared_resources import SharedResources
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 TOLERANCE = 1e-9
 """Relative margin below the pace within which a faster plan is not excluded."""
@@ -36,6 +36,7 @@ MOST_CUTS = 2000
 MOST_CELLS = 40_000
 """Limit on the number of cuts times workers."""
 MOST_STATES = 20_000
+NO_TIME = "there was no time left to make a certificate; give more with --time-limit"
 PATIENCE_S = 20.0
 """Seconds that making a certificate may take."""
 
@@ -48,26 +49,30 @@ class Certificate:
     note: str
 
 
-def make_certificate(problem: Problem, cuts: Cuts, pace_s: float, *, charged: bool = False) -> Certificate:
+def make_certificate(
+    problem: Problem, cuts: Cuts, pace_s: float, deadline: Deadline = NO_DEADLINE, *, charged: bool = False
+) -> Certificate:
     """The certificate that no plan of a problem is faster than `pace_s`.
 
-    With `charged` it is the pace with everything charged, otherwise that of plans whose transfers share no cards.
+    With `charged` it is the pace with everything charged, otherwise that of plans whose transfers share no cards. It
+    takes at most `PATIENCE_S` seconds, and ends at the deadline without a certificate.
     """
     if reason := _unfit(problem, cuts, charged=charged):
         return Certificate(None, reason)
     entries: list[dict[str, Any]] = []
-    deadline = time.perf_counter() + PATIENCE_S
+    ends = deadline.share(1.0, PATIENCE_S).at
     for space in plan_spaces(problem):
         synchronisation = space.synchronisation(problem)
         threshold_s = space.inner_pace(problem, pace_s)
         if threshold_s is None or synchronisation >= pace_s:
             entries.append({"level": space.level, "copies": space.copies, "floor_s": synchronisation})
             continue
-        proof = _SpaceProof(problem, cuts, space, threshold_s, deadline)
+        proof = _SpaceProof(problem, cuts, space, threshold_s, ends)
         try:
             found = proof.entries_charged() if charged else proof.entries_alone()
         except OutOfTime:
-            return Certificate(None, f"the certificate would take longer than {PATIENCE_S:.0f} s to make")
+            late = f"the certificate would take longer than {PATIENCE_S:.0f} s to make"
+            return Certificate(None, NO_TIME if deadline.passed else late)
         if found is None:
             return Certificate(None, "the search that was to prove it found a faster plan")
         entries += found
@@ -124,7 +129,7 @@ class _SpaceProof:
     space: PlanSpace
     threshold_s: float
     """Seconds per minibatch of one copy."""
-    deadline: float
+    deadline: float | None
 
     def entries_alone(self) -> list[dict[str, Any]] | None:
         """The certificate's entry without what workers share, or None where there is a faster plan."""

@@ -7,6 +7,7 @@ fastest plan and proves it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from pipeplan.problem.cuts import Cuts
@@ -58,6 +59,8 @@ class ChargedPipelines:
     deadline: float | None = None
     gap: float = 0.0
     effort: SearchEffort = field(default_factory=SearchEffort)
+    report: Callable[[float, float], None] = lambda bound, best: None
+    """Is called with the bound and the pace of the best plan, in seconds per minibatch, as they change."""
     _terms: dict[tuple[PlanSpace, bool], tuple[HeterogeneousTerms, SharedResources]] = field(default_factory=dict)
 
     def charge(self, region: Region, pipeline: FoundPipeline, pace_s: float) -> ChargedPipeline:
@@ -115,7 +118,16 @@ class ChargedPipelines:
             return None
 
         start = known.pace_s, known
-        result = threshold.least_threshold(find, low * (1 - PRECISION), known.pace_s, start, gap=self.gap)
+        # A plan that was found without the memory limit is only a bound.
+        counts = memory or not self.problem.options.memory
+        result = threshold.least_threshold(
+            find,
+            low * (1 - PRECISION),
+            known.pace_s,
+            start,
+            gap=self.gap,
+            report=lambda least, best: self.report(least, best if counts else known.pace_s),
+        )
         if result.finished and result.best is not None:
             result.best = self._smallest(result.best, memory=memory)
         return result

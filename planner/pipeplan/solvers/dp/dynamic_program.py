@@ -38,6 +38,22 @@ class _BestSoFar:
     interrupted: bool = False
     regions: list[Region] = field(default_factory=list)
     """The spaces of plans, each with its own bound."""
+    report: Callable[[float, float], None] = lambda bound, best: None
+    """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
+
+    def watch(self, problem: Problem, space: PlanSpace, others_s: float) -> Callable[[float, float], None]:
+        """The function that reports the search of one space; `others_s` bounds the spaces that are still to search."""
+
+        def report(low: float, high: float) -> None:
+            best = min(space.pace(problem, high), self.best[0] if self.best else float("inf"))
+            self.report(min(space.pace(problem, low), self.bound, others_s), best)
+
+        return report
+
+    def stop(self, bound_s: float) -> None:
+        """Leave out a space of plans whose paces are at least so many seconds, because Ctrl-C came."""
+        self.finished, self.interrupted = False, True
+        self.bound = min(self.bound, bound_s)
 
     def add(self, problem: Problem, space: PlanSpace, result: BisectionResult[FoundPipeline]) -> None:
         """Take in the result of one more search."""
@@ -53,31 +69,41 @@ class _BestSoFar:
 
 
 def _search_spaces(
-    problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort
-) -> _BestSoFar:
+    problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort, so_far: _BestSoFar
+) -> None:
     """Search all spaces of plans, one after another."""
-    so_far = _BestSoFar()
-    for space in plan_spaces(problem):
+    spaces = plan_spaces(problem)
+    floors = [max(problem.work_s / problem.cluster.total_speed, space.synchronisation(problem)) for space in spaces]
+    for number, space in enumerate(spaces):
         if so_far.best is not None and space.synchronisation(problem) >= so_far.best[0]:
             so_far.regions.append(Region(space, None, space.synchronisation(problem)))
             continue
         if so_far.interrupted:
-            so_far.bound = min(so_far.bound, space.pace(problem, 0.0))
+            so_far.stop(space.pace(problem, 0.0))
             continue
-        so_far.add(problem, space, PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort).best())
-    return so_far
+        report = so_far.watch(problem, space, min(floors[number + 1 :], default=float("inf")))
+        try:
+            searches = PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort, report=report)
+            so_far.add(problem, space, searches.best())
+        except KeyboardInterrupt:
+            so_far.stop(space.pace(problem, 0.0))
 
 
-def _search_grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort) -> _BestSoFar:
+def _search_grids(
+    problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort, so_far: _BestSoFar
+) -> None:
     """Search all shapes of a uniform grid, each for plans that are faster than the best before."""
-    so_far, space = _BestSoFar(), plan_spaces(problem)[0]
+    space = plan_spaces(problem)[0]
 
     def below() -> float:
         return float("inf") if so_far.best is None else so_far.best[0] * (1 - PRECISION)
 
-    for result in _shape_results(PipelineSearches(problem, cuts, deadline, gap, effort=effort), below):
-        so_far.add(problem, space, result)
-    return so_far
+    try:
+        for result in _shape_results(PipelineSearches(problem, cuts, deadline, gap, effort=effort), below):
+            so_far.add(problem, space, result)
+            so_far.report(0.0, so_far.best[0] if so_far.best else float("inf"))
+    except KeyboardInterrupt:
+        so_far.stop(0.0)
 
 
 def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> Iterator[BisectionResult[FoundPipeline]]:
@@ -125,9 +151,12 @@ def _bounds(
         yield None
 
 
-def is_feasible(problem: Problem, cuts: Cuts) -> bool:
-    """Whether any plan satisfies the constraints, however slow."""
-    searches = [PipelineSearches(space.inner(problem), cuts) for space in plan_spaces(problem)]
+def is_feasible(problem: Problem, cuts: Cuts, deadline: float | None = None) -> bool:
+    """Whether any plan satisfies the constraints, however slow.
+
+    Raises `OutOfTime` where that is not known at the deadline (by `time.perf_counter`).
+    """
+    searches = [PipelineSearches(space.inner(problem), cuts, deadline) for space in plan_spaces(problem)]
     if problem.options.grid:
         searches = [searches[0].for_shape(shape) for shape in grid_shapes(problem)]
     return any(search.feasible() for search in searches)
@@ -138,16 +167,20 @@ def solve(
     cuts: Cuts,
     seconds: float | None = None,
     gap: float = 0.0,
+    report: Callable[[float, float], None] = lambda bound, best: None,
     effort: SearchEffort | None = None,
 ) -> Result:
     """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
 
     A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan so far and
-    the bound reached. With `options.contention` everything is charged, otherwise every link is used alone.
+    the bound reached. With `options.contention` everything is charged, otherwise every link is used alone. `report` is
+    called with the bound and the pace of the best plan, in seconds per minibatch, as they change.
     """
     began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), effort or SearchEffort()
+    # A bound on a selection of the cuts holds for no other cuts.
+    so_far = _BestSoFar(report=report if cuts.complete else lambda bound, best: report(0.0, best))
     search = _search_grids if problem.options.grid else _search_spaces
-    so_far = search(problem, cuts, deadline, gap, effort)
+    search(problem, cuts, deadline, gap, effort, so_far)
     result = _charged if problem.options.contention and so_far.best is not None else _alone
     answer = result(problem, cuts, so_far, deadline, gap, effort)
     return replace(answer, effort=effort.spent, seconds=time.perf_counter() - began)
@@ -184,11 +217,14 @@ def _charged(
     if problem.options.grid:
         regions = [Region(space, shape, low) for shape, low in _shape_floors(problem, cuts)]
     regions = [replace(region, low_s=max(region.low_s, bound)) for region in regions]
-    searches = ChargedPipelines(problem, cuts, regions, deadline, gap, effort)
+    searches = ChargedPipelines(problem, cuts, regions, deadline, gap, effort, so_far.report)
     known = searches.charge(Region(space, None, bound), pipeline, pace)
     interval = BisectionResult(bound, known.pace_s, known, so_far.finished, so_far.interrupted, gap)
     if so_far.finished and not interval.closed:
-        interval = searches.best(known)
+        try:
+            interval = searches.best(known)
+        except KeyboardInterrupt:
+            interval = replace(interval, finished=False, interrupted=True)
     assert interval.best is not None
     best = interval.best
     plan = _plan(problem, best.region.space, best.pipeline.stages(), best.pace_s)

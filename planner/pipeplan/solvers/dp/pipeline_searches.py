@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -70,6 +71,9 @@ class PipelineSearches:
     """Slower pipelines are not searched for."""
     effort: SearchEffort = field(default_factory=SearchEffort)
 
+    report: Callable[[float, float], None] = lambda low, high: None
+    """Is called with the bound and the pace of the best pipeline as they change; infinite where there is none."""
+
     without_memory: BisectionResult[FoundPipeline] | None = None
     """The best pipeline without a memory limit, where that is known."""
 
@@ -100,9 +104,14 @@ class PipelineSearches:
         return terms_of(self.problem, self.cuts)
 
     def feasible(self) -> bool:
-        """Whether any pipeline satisfies the constraints, however slow."""
+        """Whether any pipeline satisfies the constraints, however slow. Raises `OutOfTime` where that is not known."""
         if self.problem.options.flushes:
-            return self._best_batch().best is not None
+            batch = self._best_batch()
+            if batch.interrupted:
+                raise KeyboardInterrupt
+            if batch.best is None and not batch.finished:
+                raise OutOfTime
+            return batch.best is not None
         if self.limited.most_replicas < 1:
             return False
         return self._search(self.limited, self.limited.most, self.limits(memory=True)) is not None
@@ -205,7 +214,16 @@ class PipelineSearches:
                 return BisectionResult(low, finished=False, interrupted=True)
             if known is None:
                 return BisectionResult(low)
-        return threshold.least_threshold(find, low * (1 - PRECISION), most, known, gap=self.gap)
+        # Without the memory limit a pipeline is only a bound.
+        counts = limits.memory or not self.problem.options.memory
+        return threshold.least_threshold(
+            find,
+            low * (1 - PRECISION),
+            most,
+            known,
+            gap=self.gap,
+            report=lambda least, best: self.report(least, best if counts else float("inf")),
+        )
 
     def _search(self, terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
         """A pipeline within a threshold, over the numbers of stages, or None."""

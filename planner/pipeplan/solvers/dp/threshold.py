@@ -53,20 +53,23 @@ def least_threshold(
     most: float,
     known: tuple[float, Found] | None = None,
     gap: float = 0.0,
+    report: Callable[[float, float], None] = lambda low, high: None,
 ) -> BisectionResult[Found]:
     """The least threshold above `low` for which `find` finds something; `find` must be monotonic.
 
     `find(T)` returns None, or a pace of at most T and what reaches it. Nothing changes above `most`. `known` is an
     earlier result, and `gap` the relative distance that is close enough. A deadline or Ctrl-C ends the search with the
-    interval so far.
+    interval so far. `report` is called with both ends of the interval as it narrows.
     """
     interval = BisectionResult[Found](low, gap=gap)
     if known is not None:
         interval.high, interval.best = known
     try:
         _bracket(find, interval, most)
+        report(interval.low, interval.high)
         while not interval.closed and interval.best is not None:
             _narrow(find, interval)
+            report(interval.low, interval.high)
     except OutOfTime:
         interval.finished = False
     except KeyboardInterrupt:

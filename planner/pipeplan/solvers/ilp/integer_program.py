@@ -120,6 +120,7 @@ from pipeplan.solvers.ilp.model import minibatches_per_update
 from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, IlpLimits, SpaceAnswer, SpaceSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
+from pipeplan.util.deadline import Deadline, OutOfTime
 
 __all__ = ["MOST_CHOICES", "IlpLimits", "solve"]
 
@@ -139,6 +140,8 @@ def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) ->
             search.search_space(space)
     except KeyboardInterrupt:
         search.stop()
+    except OutOfTime:
+        search.leave_out()
     return search.result()
 
 
@@ -163,6 +166,7 @@ class _IlpSearch:
         self.limits = limits
         self.cutoff_s = cutoff_s
         self.began = time.perf_counter()
+        self.deadline = Deadline.after(limits.seconds)
         self.best: tuple[float, Plan] | None = None
         """The best solution: its pace by the program's coefficients, and its plan."""
         self.seen: tuple[float, Plan] | None = None
@@ -183,8 +187,13 @@ class _IlpSearch:
         self.size = (0, 0)
 
     def stop(self) -> None:
+        """Leave out the spaces that have not been searched, because Ctrl-C came."""
+        self.interrupted = True
+        self.leave_out()
+
+    def leave_out(self) -> None:
         """Leave out the spaces that have not been searched."""
-        self.interrupted, self.proven = True, False
+        self.proven = False
         self.bound = min(self.bound, self.floor_s)
 
     def search_space(self, space: PlanSpace) -> None:
@@ -204,11 +213,10 @@ class _IlpSearch:
         if self._record_refusal(_size_refusal(inner)):
             self.bound = min(self.bound, low)
             return
-        ends = None if self.limits.seconds is None else self.began + self.limits.seconds
-        search = SpaceSearch(charges, low, high, self.limits, ends, self.cutoff_s is not None)
+        search = SpaceSearch(charges, low, high, self.limits, self.deadline, self.cutoff_s is not None)
         try:
             self._take(search.run())
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OutOfTime):
             self._take(search.answer)
             raise
 

@@ -27,6 +27,7 @@ from pipeplan.solvers.ilp.linear_program import (
     solution_value,
 )
 from pipeplan.solvers.ilp.placements import Placement, PlacementSet
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 Place = tuple[int, int]
 """First worker and number of workers of a stage, without regard to the idle workers behind them."""
@@ -43,7 +44,7 @@ class PlacementModel:
     `charge_stages` and `charge_boundaries` add the objective of the schedules without a flush.
     """
 
-    def __init__(self, problem: Problem, floor_s: float, upper_s: float) -> None:
+    def __init__(self, problem: Problem, floor_s: float, upper_s: float, deadline: Deadline = NO_DEADLINE) -> None:
         self.problem = problem
         self.unit_s = upper_s
         self.links = Links.of(problem.cluster)
@@ -52,7 +53,7 @@ class PlacementModel:
         self.parallel = problem.options.boundary == "parallel"
         self.minibatches = minibatches_per_update(problem)
         """Minibatches of one update in one copy, if all stages share their updates; else None."""
-        self.program = LinearProgram()
+        self.program = LinearProgram(deadline)
         self.floor = 1.0 if floor_s >= upper_s else floor_s / upper_s * (1 - ROOM)
         self.pace = self.program.number("T", self.floor, 1)
         self.layers = LayerBlocks(problem, self._largest_transfer())

@@ -7,7 +7,6 @@ it keeps to all constraints, and the evaluator's score is the same, the plan is 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +21,7 @@ from pipeplan.solvers.ilp.cards import Boundary, refinable
 from pipeplan.solvers.ilp.charged import Charges
 from pipeplan.solvers.ilp.depth import TooManyChoicesError
 from pipeplan.solvers.ilp.pipeline_model import PipelineModel
+from pipeplan.util.deadline import Deadline
 
 # Relative margin above another solver's objective within which the program still searches. A bound that is too low then
 # shows as an infeasible program, and one that is too high as a better plan.
@@ -76,8 +76,7 @@ class SpaceSearch:
     low_s: float
     high_s: float
     limits: IlpLimits
-    ends: float | None
-    """When to stop, by `time.perf_counter`; None for no limit."""
+    deadline: Deadline
     is_bounded: bool
     """Whether the upper bound is another solver's objective, and so the only one to try."""
     complete: bool = False
@@ -140,11 +139,11 @@ class SpaceSearch:
 
         A program whose upper bound is too low for any plan is far easier than one at the optimum.
         """
-        if outcome.proven or outcome.interrupted or self.ends is None:
+        if outcome.proven or outcome.interrupted or self.deadline.at is None:
             return
         paces = [factor * self.high_s for factor in _REFUTED] if self.is_bounded else [self._likely_s]
         for pace_s in paces:
-            if self.low_s < pace_s < self.high_s and time.perf_counter() < self.ends:
+            if self.low_s < pace_s < self.high_s and not self.deadline.passed:
                 model, outcome = self._solve_once(self.low_s, pace_s, confirm=True, share=1.0)
                 refuted_s = min(pace_s, outcome.bound * model.scale_s)
                 self.low_s = self.answer.bound_s = max(self.low_s, refuted_s)
@@ -172,11 +171,13 @@ class SpaceSearch:
         self, low_s: float, high_s: float, *, confirm: bool, share: float = _SEARCHING
     ) -> tuple[PipelineModel, MilpOutcome]:
         """Build the program for two bounds and run the solver on it, for a share of the time that is left."""
-        model = PipelineModel(self.charges, low_s, high_s, complete=self.complete, refined=self.refined)
+        model = PipelineModel(
+            self.charges, low_s, high_s, complete=self.complete, refined=self.refined, deadline=self.deadline
+        )
         self.answer.size = max(self.answer.size, model.program.size)
-        limits, left = self.limits, None
-        if self.ends is not None:
-            left = max(0.1, share * (self.ends - time.perf_counter()))
+        limits, left = self.limits, self.deadline.left_s
+        if left is not None:
+            left = max(0.1, share * left)
         return model, backend.run(model.program.lp, limits.solver, left, limits.gap, confirm=confirm)
 
     def _thresholds(self) -> Iterator[float]:
