@@ -65,7 +65,7 @@ class CardConstraints:
             for level in range(len(cluster.levels))
             for first, stop in zip(list(cluster.starts(level))[:-1], list(cluster.starts(level))[1:], strict=True)
         ]
-        self.cards = [card for card in self.cards if math.isfinite(card[3])]
+        self.cards = [card for card in self.cards if math.isfinite(card[3]) and self._may_matter(*card)]
         if not self.cards:
             return
         self.unit = min(card[3] for card in self.cards) * model.unit_s
@@ -83,6 +83,18 @@ class CardConstraints:
             kept = self._kept(level, first, stop, refined)
             for outgoing in (True,) if self.alike else (True, False):
                 self._charge((first, stop), (messages, rings), kept, outgoing=outgoing)
+
+    def _may_matter(self, level: int, first: int, stop: int, messages: float, rings: float) -> bool:
+        """Whether a card could be the busiest resource, even if every tensor crossed every boundary of its component.
+
+        Coefficients that can never matter are too small for the solvers.
+        """
+        model, factors, copies = self.model, self.factors, self.model.problem.copies
+        crossing = sum(tensor.sent + tensor.returned for tensor in model.layers.tensors) * (stop - first + 1)
+        busy = crossing * factors.messages / messages
+        if model.problem.training:
+            busy += 2 * model.total * (factors.rings + (factors.copies if copies > 1 else 0.0)) / rings
+        return busy >= (self.charged.lowBound or 0.0) * model.unit_s
 
     # -- constraint (20) --
 
