@@ -41,7 +41,8 @@ class SolverAnswer:
     def why_unproven(self) -> str:
         """A clause that says why the solver did not prove its plan optimal."""
         if not math.isfinite(self.minibatch_s):
-            return self.note or "it found no plan within the time limit"
+            reason = self.note or "it found no plan within the time limit"
+            return f"{reason}; its bound is {show_time(self.bound_s)}" if 0 < self.bound_s < math.inf else reason
         stopped = f"it stopped at a gap of {_percent(gap_of(self.minibatch_s, self.bound_s))}"
         return f"{stopped}, and {self.note}" if self.note else stopped
 

@@ -55,6 +55,8 @@ class Settings:
     """The solver of the integer program: `highs` or `cbc`."""
     time_limit_s: float | None = 60.0
     """Seconds for everything, from the cuts to the baselines; None for no limit. docs/cost-model.md divides them."""
+    confirm_s: float | None = 10.0
+    """Seconds for the ILP to confirm a plan that the DP has proven optimal; None for what the time limit leaves."""
     gap: float = 0.0
     """Relative gap at which a solver may stop before it has proven its plan optimal."""
     maximum_cuts: int = MAXIMUM_CUTS
@@ -282,6 +284,8 @@ def _run_solvers(problem: Problem, cuts: Cuts, means: _Means) -> tuple[Result, .
         tracker.narrowed(results[0].bound_s if cuts.complete else 0.0, results[0].objective_s)
     tracker.phase("ILP")
     cutoff = results[0].objective_s if results and results[0].plan is not None else None
-    limits = integer_program.IlpLimits(means.share("last").left_s, settings.gap, settings.backend)
+    proven = bool(results) and results[0].status == Status.OPTIMAL
+    ends = means.deadline.share(SHARES["last"], settings.confirm_s if proven else None)
+    limits = integer_program.IlpLimits(ends.left_s, settings.gap, settings.backend)
     results.append(charge_result(integer_program.solve(problem, limits, cutoff), problem))
     return tuple(results)
