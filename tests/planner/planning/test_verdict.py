@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from instances import random_instance, to_problem
+from instances import crowded_instance, drawn, random_instance, to_problem
 
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import DisagreementError
 from pipeplan.planning import solve
 from pipeplan.planning.verdict import judge_results
@@ -63,6 +64,33 @@ def test_a_time_limit_is_no_contradiction(problem: Problem, answers: tuple[Resul
     assert verdict.agree
     assert not verdict.proven
     assert "did not confirm" in verdict.text
+
+
+def test_an_objective_is_compared_with_the_pace_that_the_solver_minimised() -> None:
+    """Contention slows the plan that is the best without it."""
+    _, problem = drawn(2, lambda number: crowded_instance(number, layers=4))
+    result = dynamic_program.solve(problem, enumerate_cuts(problem, 1000))
+    assert result.plan is not None
+    score = evaluate(result.plan, problem)
+    assert score.pace_s > score.alone_s * 1.05
+    for charged in (True, False):
+        for pace_s in (score.pace_s, score.alone_s):
+            claimed = replace(result, charged=charged, objective_s=pace_s, bound_s=0.0)
+            assert judge_results(problem, [claimed]).agree == (charged == (pace_s == score.pace_s))
+
+
+def test_a_bound_with_everything_charged_does_not_contradict_a_pace_without() -> None:
+    _, problem = drawn(2, lambda number: crowded_instance(number, layers=4))
+    alone = replace(dynamic_program.solve(problem, enumerate_cuts(problem, 1000)), charged=False)
+    assert alone.plan is not None
+    alone = replace(alone, objective_s=evaluate(alone.plan, problem).alone_s)
+    charged = integer_program.solve(problem, integer_program.IlpLimits())
+    assert charged.bound_s > alone.objective_s * 1.01
+    verdict = judge_results(problem, [alone, charged])
+    assert verdict.agree
+    assert "ignores contention" in verdict.text
+    wrong = replace(charged, bound_s=evaluate(alone.plan, problem).pace_s * 1.01)
+    assert "faster than the bound" in judge_results(problem, [alone, wrong]).text
 
 
 def test_a_disagreement_is_raised_and_both_plans_are_written(

@@ -101,7 +101,7 @@ class CardConstraints:
             if place[0] > 0:
                 before[place] = program.number(f"P{way}_{place[0]}_{place[1]}")
                 program.at_most([(before[place], 1.0), *model.selected(place, -total)])
-        if len(model.layers) * model.workers >= WORTHWHILE:
+        if len(model.layers) * model.workers in WORTHWHILE:
             least = [size / self.unit for size in least_crossing(model, sizes)]
             for placement, variable in behind.items():
                 if math.isinf(least[placement.end]):
