@@ -68,8 +68,8 @@ class CardConstraints:
         self.cards = [card for card in self.cards if math.isfinite(card[3])]
         if not self.cards:
             return
-        self.unit = min(card[3] for card in self.cards) * model.unit_s
-        """The unit of flows, in bytes: what the slowest card carries within U."""
+        self.unit = min(card[3] for card in self.cards) * model.unit_s / THOUSANDTHS
+        """The unit of flows, in bytes: what the slowest card carries within a thousandth of U."""
         tensors = model.layers.tensors
         sent, returned = [tensor.sent for tensor in tensors], [tensor.returned for tensor in tensors]
         self.alike = sent == returned
