@@ -68,8 +68,8 @@ class CardConstraints:
         self.cards = [card for card in self.cards if math.isfinite(card[3]) and self._may_matter(*card)]
         if not self.cards:
             return
-        self.unit = min(card[3] for card in self.cards) * model.unit_s
-        """The unit of flows, in bytes: what the slowest card carries within U."""
+        self.unit = min(card[3] for card in self.cards) * model.unit_s / THOUSANDTHS
+        """The unit of flows, in bytes: what the slowest card carries within a thousandth of U."""
         tensors = model.layers.tensors
         sent, returned = [tensor.sent for tensor in tensors], [tensor.returned for tensor in tensors]
         self.alike = sent == returned
@@ -113,7 +113,7 @@ class CardConstraints:
             if place[0] > 0:
                 before[place] = program.number(f"P{way}_{place[0]}_{place[1]}")
                 program.at_most([(before[place], 1.0), *model.selected(place, -total)])
-        if len(model.layers) * model.workers >= WORTHWHILE:
+        if len(model.layers) * model.workers in WORTHWHILE:
             least = [size / self.unit for size in least_crossing(model, sizes)]
             for placement, variable in behind.items():
                 if math.isinf(least[placement.end]):

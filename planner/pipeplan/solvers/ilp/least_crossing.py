@@ -12,19 +12,19 @@ from pipeplan.solvers.ilp import backend
 from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, LinearProgram
 from pipeplan.solvers.ilp.model import PlacementModel
 
-WORTHWHILE = 60
-"""The least product of layers and workers for which these bounds save more time than they take."""
+WORTHWHILE = range(60, 10_000)
+"""The products of layers and workers for which these bounds save more time than they take."""
 # Relative slack for the rounding of the solver.
 _SLACK = 1e-7
 # Seconds for each of the programs, which usually take some milliseconds; then the solver's bound is used.
-_PATIENCE_S = 2.0
+_PATIENCE_S = 0.5
 
 
 def least_crossing(model: PlacementModel, sizes: list[float]) -> list[float]:
     """For every cut, a lower bound on the sum of these sizes, by tensor, over the tensors that cross it.
 
     It holds for a cut between two stages: both sides have layers, and the workers of each side can do its work within
-    U. A bound is infinite where no such cut exists.
+    U. A bound is infinite where no such cut exists. Raises `KeyboardInterrupt` if Ctrl-C ended a program.
     """
     return [_least(model, sizes, cut) for cut in range(model.workers - 1)]
 
@@ -51,4 +51,6 @@ def _least(model: PlacementModel, sizes: list[float], cut: int) -> float:
     program.at_most(work, model.doable_s(0, cut + 1) / total + _SLACK)
     program.at_least(work, 1.0 - model.doable_s(cut + 1, model.workers) / total - _SLACK)
     outcome = backend.run(program.lp, "highs", _PATIENCE_S, 0.0)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
     return max(0.0, outcome.bound - _SLACK) * largest if math.isfinite(outcome.bound) else math.inf

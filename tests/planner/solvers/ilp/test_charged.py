@@ -60,9 +60,19 @@ def test_it_finds_what_brute_force_finds_on_wide_clusters() -> None:
 
 
 def test_bounds_on_the_bytes_over_a_cut_exclude_no_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "WORTHWHILE", 0)
+    monkeypatch.setattr(cards, "WORTHWHILE", range(1000))
     check_ilp(*_wide(100, layers=3), ["bounded"])
     check_ilp(*_charged(3, unequal_instance, "1f1b-flush", layers=3), ["bounded"])
+
+
+def test_ctrl_c_while_bytes_over_a_cut_are_bounded_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance, problem = _wide(100, layers=4)
+    monkeypatch.setattr(cards, "WORTHWHILE", range(1000))
+    ended = backend.MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
+    monkeypatch.setattr(backend, "run", lambda *arguments, **named: ended)
+    result = solve_by_ilp(problem)
+    assert result.interrupted
+    assert problem.work_s / problem.cluster.workers <= result.bound_s <= brute_force.best(instance)
 
 
 @pytest.mark.slow
@@ -70,7 +80,7 @@ def test_bounds_on_the_bytes_over_a_cut_exclude_no_best_plan(monkeypatch: pytest
 def test_bounds_on_the_bytes_over_a_cut_exclude_no_best_plan_at_length(
     monkeypatch: pytest.MonkeyPatch, start: int
 ) -> None:
-    monkeypatch.setattr(cards, "WORTHWHILE", 0)
+    monkeypatch.setattr(cards, "WORTHWHILE", range(1000))
     for seed in range(start, start + 20):
         check_ilp(*_wide(seed, layers=4), ["bounded"])
 
