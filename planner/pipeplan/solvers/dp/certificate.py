@@ -19,6 +19,7 @@ from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, limits_of
+from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS
 from pipeplan.solvers.dp.charged_search import ChargedSearch, SharedLimit
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
 from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
@@ -88,6 +89,8 @@ def _unfit(problem: Problem, cuts: Cuts, *, charged: bool) -> str:
         return "an update under 2bw may have fewer minibatches than the pipeline has copies"
     if not charged and (reason := _unfit_alone(problem)):
         return reason
+    if charged and problem.cluster.workers > MOST_WORKERS:
+        return f"a certificate with everything charged covers at most {MOST_WORKERS} workers"
     if not cuts.complete or len(cuts.ideals) > MOST_CUTS:
         return f"the graph has more than {MOST_CUTS} cuts"
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
