@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
@@ -70,7 +71,7 @@ def make_certificate(problem: Problem, cuts: Cuts, pace_s: float, *, charged: bo
         except OutOfTime:
             return Certificate(None, f"the certificate would take longer than {PATIENCE_S:.0f} s to make")
         if found is None:
-            return Certificate(None, "the search that was to prove it found a faster plan")
+            return Certificate(None, _unproven(problem))
         entries += found
     if sum(len(entry.get("states", ())) for entry in entries) > MOST_STATES:
         return Certificate(None, f"the certificate would have more than {MOST_STATES} states")
@@ -78,13 +79,19 @@ def make_certificate(problem: Problem, cuts: Cuts, pace_s: float, *, charged: bo
     return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, **kind, "spaces": entries}, "")
 
 
+def _unproven(problem: Problem) -> str:
+    """The reason why a search may find a plan faster than the proven pace."""
+    if problem.training and problem.options.schedule == VERTICAL and problem.options.memory:
+        # The searches count one version of the weights, the checker at most one for each minibatch in flight.
+        return "under vertical sync the memory of every stage depends on the first, which certificates leave out"
+    return "the search that was to prove it found a faster plan"
+
+
 def _unfit(problem: Problem, cuts: Cuts, *, charged: bool) -> str:
     """The reason why no certificate can cover a problem, or an empty text."""
     options = problem.options
     if options.flushes:
         return "the parts of a batch add up over stages, which certificates do not cover"
-    if problem.training and options.schedule == "vertical-sync" and options.memory:
-        return "under vertical sync the memory of every stage depends on the first, which certificates do not cover"
     if options.schedule == "2bw" and any(space.copies > (options.accumulate or 0) for space in plan_spaces(problem)):
         return "an update under 2bw may have fewer minibatches than the pipeline has copies"
     if not charged and (reason := _unfit_alone(problem)):
