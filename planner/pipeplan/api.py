@@ -152,8 +152,9 @@ def solve(
     A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes its
     files. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.
 
-    The pace is `outcome.objective_s`, in seconds per minibatch. `outcome.verdict.proven` says whether no plan is
-    faster, and `outcome.gap` by how much one could be. Raises `InputError`, `InfeasibleError` if no plan fits, and
+    The pace is `outcome.objective_s`, in seconds per minibatch. `outcome.verdict.proven` says whether two solvers, or a
+    reason that needs none, show that no plan of the searched space is faster, with everything charged; `outcome.gap` is
+    by how much one could be. Raises `InputError`, `InfeasibleError` if no plan fits, and
     `DisagreementError` if the two solvers contradict each other, which is a defect of pipeplan.
     """
     if not isinstance(profile, Profile):

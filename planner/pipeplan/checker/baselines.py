@@ -11,7 +11,7 @@ from dataclasses import replace
 from pipeplan.checker.charged_pace import charged_pace
 from pipeplan.checker.description import configuration
 from pipeplan.checker.document import PlanDocument, stages_from_json
-from pipeplan.checker.figures import StageFigures, stage_figures
+from pipeplan.checker.figures import StageFigures, stage_figures, weight_versions
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.structure import check_grid, check_structure
 from pipeplan.errors import InputError
@@ -81,6 +81,9 @@ def _baseline(entry: Node, document: PlanDocument, model: CheckedModel) -> PlanD
             plan[key].fail("it is not that of the plan")
     baseline = replace(document, stages=stages_from_json(plan), copies=plan["copies"].integer(minimum=1))
     check_structure(baseline, model)
+    for index, stage in enumerate(baseline.stages):
+        if stage.versions != (needed := weight_versions(baseline, index)):
+            plan.fail(f"stage {index + 1} keeps {needed} versions of its weights, not {stage.versions}")
     return baseline
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from pipeplan.checker import verdict_words
@@ -18,6 +19,8 @@ from pipeplan.util.units import show_time
 SOLVERS = ("DP", "ILP (HiGHS)", "ILP (CBC)")
 STATUSES = (verdict_words.OPTIMAL, verdict_words.FEASIBLE, verdict_words.INFEASIBLE, "time limit")
 NOT_SHOWN = "stated, not shown"
+CONFIGURATION = re.compile(r"([1-9][0-9]*×\()?[1-9][0-9]*(-[1-9][0-9]*)*\)?", re.ASCII)
+"""Replica counts, such as `15-1` or `4×(1-1)`."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,11 @@ def _answer(node: Node, document: PlanDocument, pace: ChargedPace, scope: str) -
     found, limit, gap = (node.get(key) for key in ("minibatch_s", "bound_s", "gap"))
     minibatch_s = found.number() if found else math.inf
     bound_s = limit.number() if limit else math.inf
-    if (found is None) is not (node.get("config") is None):
+    config = node.get("config")
+    if (found is None) is not (config is None):
         node.fail("a configuration goes with a pace")
+    if config is not None and not CONFIGURATION.fullmatch(config.text()):
+        config.fail("it is no configuration")
     if (found is not None) is not (status in (verdict_words.OPTIMAL, verdict_words.FEASIBLE)):
         node.fail(f"the status {status!r} does not go with its pace")
     if (limit is None) is not (status == verdict_words.INFEASIBLE):

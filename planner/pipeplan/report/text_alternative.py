@@ -261,7 +261,8 @@ def _comparison_sentence(row: Comparison) -> str:
     if row.remark.startswith("does not fit"):
         return f"{capitalised(name)} {row.remark}; it would take {time_text(row.minibatch_s or 0.0)} a minibatch."
     gain = "As fast" if abs(row.gain - 1) <= TOLERANCE else f"{row.gain:.2f} times as fast"
-    return f"{gain} as {name}{f': {row.remark}' if row.remark else ''}."
+    article = "" if row.name.endswith("parallelism") else "the "
+    return f"{gain} as {article}{name}{f': {row.remark}' if row.remark else ''}."
 
 
 def scaling_sentences(report: PlanReport) -> Iterator[str]:

@@ -64,7 +64,7 @@ def test_stages_follow_the_order_of_the_workers(stages: list[Stage], copies: int
 
 def test_every_plan_that_a_solver_finds_lies_inside() -> None:
     inside = 0
-    for seed in range(16):
+    for seed in range(10):
         _, problem = drawn(seed, lambda number: random_instance(number, layers=4))
         try:
             outcome = solve(problem, Settings(solver="dp", certify=False))
@@ -72,7 +72,7 @@ def test_every_plan_that_a_solver_finds_lies_inside() -> None:
             continue
         assert _why(problem, *outcome.plan.stages, copies=outcome.plan.copies) == ""
         inside += 1
-    assert inside > 10
+    assert inside > 6
 
 
 def _reversed(outcome: Outcome) -> Outcome:

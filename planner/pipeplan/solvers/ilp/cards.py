@@ -179,7 +179,7 @@ class CardConstraints:
             rest = self._both(self.behind, placement, 1.0)
             for place in open_receivers:
                 pair = pairs[placement, place]
-                share = _kept_share(placement, place, senders[placement], receivers[place])
+                share = kept_share(placement, place, senders[placement], receivers[place])
                 limit.append((pair, -share))
                 rest.append((pair, -1.0))
             program.at_least(rest)
@@ -250,7 +250,7 @@ def _inside_place(place: Place, first: int, stop: int) -> float:
     return max(0, min(sum(place), stop) - max(place[0], first)) / place[1]
 
 
-def _kept_share(placement: Placement, place: Place, sending: float, receiving: float) -> float:
+def kept_share(placement: Placement, place: Place, sending: float, receiving: float) -> float:
     """The share of a boundary's bytes between workers of one component.
 
     The component holds the last `sending` of the placement and the first `receiving` of the place, as shares of their

@@ -35,7 +35,7 @@ _BEYOND = 2.5
 # Share of the time for the search of an optimal plan. If it does not suffice, the rest goes to lower bounds.
 _SEARCHING = 0.75
 # Paces to refute in that rest, relative to another solver's objective.
-_REFUTED = (0.8, 0.9, 0.95)
+_REFUTED = (0.8, 0.9, 0.95, 0.98, 0.99)
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,11 @@ class SpaceSearch:
         paces = [factor * self.high_s for factor in _REFUTED] if self.is_bounded else [self._likely_s]
         for pace_s in paces:
             if self.low_s < pace_s < self.high_s and time.perf_counter() < self.ends:
-                _, outcome = self._solve_once(self.low_s, pace_s, confirm=True, share=1.0)
+                model, outcome = self._solve_once(self.low_s, pace_s, confirm=True, share=1.0)
+                refuted_s = min(pace_s, outcome.bound * model.scale_s)
+                self.low_s = self.answer.bound_s = max(self.low_s, refuted_s)
                 if outcome.found or not outcome.proven:
                     return
-                self.low_s = self.answer.bound_s = pace_s
 
     def _raise_bound(self) -> tuple[PipelineModel, MilpOutcome]:
         """The program with the smallest feasible upper bound that was tried, and its outcome."""
