@@ -115,13 +115,13 @@ def _unfit_alone(problem: Problem) -> str:
     """The reason why no certificate without what workers share can cover a problem, or an empty text."""
     options = problem.options
     if not problem.cluster.uniform:
-        return "certificates cover clusters of equal servers only"
+        return "without what workers share, certificates cover clusters of equal servers only"
     if options.boundary != "single":
-        return "certificates cover single links between stages only"
+        return "without what workers share, certificates cover single links between stages only"
     if options.grid:
-        return "uniform grids are searched shape by shape, which certificates do not cover"
+        return "without what workers share, certificates do not cover uniform grids"
     if options.pins:
-        return "pinned layers require a search for each number of stages, which certificates do not cover"
+        return "without what workers share, certificates do not cover pinned layers"
     return ""
 
 
