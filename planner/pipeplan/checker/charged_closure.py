@@ -24,6 +24,9 @@ from pipeplan.util.files import Node
 
 Ints = NDArray[np.intp]
 
+MOST_WORKERS = 256
+"""Largest number of workers of one copy, for all pairs of which there are tables."""
+
 
 def charged_space(
     document: PlanDocument,
@@ -39,12 +42,14 @@ def charged_space(
 
     `among_s` is the time of one all-reduce among the copies; `paces` are the most that a resource of one copy may take
     for a minibatch of this copy, and the most that a shared one may take for a minibatch of all copies. `grid` is the
-    number of replicas of every stage of a uniform grid. Raises an `InputError` where the model has too many cuts.
+    number of replicas of every stage of a uniform grid. Raises an `InputError` beyond what can be checked.
     """
     threshold, limit = paces
     if threshold <= 0:
         raise InputError("the certificate claims nothing: a threshold is 0")
     cluster, options = document.cluster.inner(level), document.options
+    if cluster.workers > MOST_WORKERS:
+        raise InputError(f"a certificate with everything charged is checked for at most {MOST_WORKERS} workers")
     runs = WorkerRuns.of(cluster, options.max_replicas, grid)
     levels: list[CardLevel | CoreLevel] = []
     if options.contention:

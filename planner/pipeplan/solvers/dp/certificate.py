@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, limits_of
+from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS
 from pipeplan.solvers.dp.charged_search import ChargedSearch, SharedLimit
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
 from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
@@ -74,7 +76,7 @@ def make_certificate(
             late = f"the certificate would take longer than {PATIENCE_S:.0f} s to make"
             return Certificate(None, NO_TIME if deadline.passed else late)
         if found is None:
-            return Certificate(None, "the search that was to prove it found a faster plan")
+            return Certificate(None, _unproven(problem))
         entries += found
     if sum(len(entry.get("states", ())) for entry in entries) > MOST_STATES:
         return Certificate(None, f"the certificate would have more than {MOST_STATES} states")
@@ -82,17 +84,25 @@ def make_certificate(
     return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, **kind, "spaces": entries}, "")
 
 
+def _unproven(problem: Problem) -> str:
+    """The reason why a search may find a plan faster than the proven pace."""
+    if problem.training and problem.options.schedule == VERTICAL and problem.options.memory:
+        # The searches count one version of the weights, the checker at most one for each minibatch in flight.
+        return "under vertical sync the memory of every stage depends on the first, which certificates leave out"
+    return "the search that was to prove it found a faster plan"
+
+
 def _unfit(problem: Problem, cuts: Cuts, *, charged: bool) -> str:
     """The reason why no certificate can cover a problem, or an empty text."""
     options = problem.options
     if options.flushes:
         return "the parts of a batch add up over stages, which certificates do not cover"
-    if problem.training and options.schedule == "vertical-sync" and options.memory:
-        return "under vertical sync the memory of every stage depends on the first, which certificates do not cover"
     if options.schedule == "2bw" and any(space.copies > (options.accumulate or 0) for space in plan_spaces(problem)):
         return "an update under 2bw may have fewer minibatches than the pipeline has copies"
     if not charged and (reason := _unfit_alone(problem)):
         return reason
+    if charged and problem.cluster.workers > MOST_WORKERS:
+        return f"a certificate with everything charged covers at most {MOST_WORKERS} workers"
     if not cuts.complete or len(cuts.ideals) > MOST_CUTS:
         return f"the graph has more than {MOST_CUTS} cuts"
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
@@ -110,13 +120,13 @@ def _unfit_alone(problem: Problem) -> str:
     """The reason why no certificate without what workers share can cover a problem, or an empty text."""
     options = problem.options
     if not problem.cluster.uniform:
-        return "certificates cover clusters of equal servers only"
+        return "without what workers share, certificates cover clusters of equal servers only"
     if options.boundary != "single":
-        return "certificates cover single links between stages only"
+        return "without what workers share, certificates cover single links between stages only"
     if options.grid:
-        return "uniform grids are searched shape by shape, which certificates do not cover"
+        return "without what workers share, certificates do not cover uniform grids"
     if options.pins:
-        return "pinned layers require a search for each number of stages, which certificates do not cover"
+        return "without what workers share, certificates do not cover pinned layers"
     return ""
 
 
