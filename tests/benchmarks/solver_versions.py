@@ -82,7 +82,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="make the environments in this folder, and leave them there")
     parser.add_argument("--python", action="append", default=[], help="an interpreter to try; can be repeated")
     arguments = parser.parse_args()
-    pythons = [*arguments.python, sys.executable, "python3.12", "python3.13"]
+    installed = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/3.1[2-9].*/bin/python")
+    pythons = [*arguments.python, sys.executable, "python3.12", "python3.13", *sorted(map(str, installed))]
     folder = arguments.keep or Path(tempfile.mkdtemp())
     try:
         failed = [one.name for one in ALLOWED if not _holds(one, folder, pythons)]
