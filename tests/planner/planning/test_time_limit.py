@@ -84,11 +84,11 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
             given["ILP"], clock[0] = limits.seconds, clock[0] + 30.0
         return solve_by_ilp(problem, replace(limits, seconds=None), *rest)  # type: ignore[arg-type]
 
-    def prove(*arguments: object) -> object:
+    def prove(*arguments: object, **kinds: bool) -> object:
         ends = arguments[-1]
         assert isinstance(ends, Deadline)
         given["certificate"], clock[0] = ends.left_s, clock[0] + 4.0
-        return make(*arguments[:-1])  # type: ignore[arg-type]
+        return make(*arguments[:-1], **kinds)  # type: ignore[arg-type]
 
     def compare(*arguments: object) -> object:
         ends = arguments[-1]
@@ -100,7 +100,7 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     monkeypatch.setattr(integer_program, "solve", ilp)
     monkeypatch.setattr(solve, "make_certificate", prove)
     monkeypatch.setattr(baselines, "compute_baselines", compare)
-    outcome = solve.solve(_problem(), Settings(time_limit_s=60.0))
+    outcome = solve.solve(_problem(), Settings(time_limit_s=60.0, confirm_s=None))
     assert given == pytest.approx({"DP": 30.0, "ILP": 32.0, "certificate": 5.0, "baselines": 6.0})
     assert outcome.verdict.proven
 
@@ -212,8 +212,8 @@ def _raise_ctrl_c(*arguments: object, **named: object) -> None:
     ("where", "name"),
     [
         (solve, "evaluate"),
-        (solve, "improve_plan"),
-        (solve, "judge_results"),
+        (solve, "deepened"),
+        (solve, "contradiction"),
         (solve, "make_certificate"),
         (baselines, "uniform_grid"),
         (baselines, "straight_pipelines"),
@@ -266,7 +266,7 @@ def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("name", ["make_certificate", "improve_plan"])
+@pytest.mark.parametrize("name", ["make_certificate", "deepened"])
 def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
     name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
