@@ -193,7 +193,7 @@ class _Search:
         if all(result.plan is None for result in self._results):
             raise KeyboardInterrupt("no plan was found until then")
         _refuse_contradiction(self._problem, self._results)
-        return _best_plan(self._problem, self._cuts, self._means, self._results)
+        return _best_plan(self._problem, self._cuts, self._means, self._results, deepen=False)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -233,8 +233,10 @@ def _certificate(
     return make_certificate(problem, cuts, min(max(alone), score.alone_s), deadline)
 
 
-def _best_plan(problem: Problem, cuts: Cuts, means: _Means, results: tuple[Result, ...]) -> tuple[Plan, Evaluation]:
-    """The best of the solvers' plans, with its score.
+def _best_plan(
+    problem: Problem, cuts: Cuts, means: _Means, results: tuple[Result, ...], *, deepen: bool = True
+) -> tuple[Plan, Evaluation]:
+    """The best of the solvers' plans, with its score; `deepen` gives it the depths that bursts need.
 
     Raises `InfeasibleError` if there is no plan, and `KeyboardInterrupt` if Ctrl-C came before any was found.
     """
@@ -250,7 +252,7 @@ def _best_plan(problem: Problem, cuts: Cuts, means: _Means, results: tuple[Resul
     scores = [evaluate(plan, problem) for plan in plans]
     least = min(score.pace_s for score in scores)
     plan, score = next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
-    deeper = deepened(plan, problem)
+    deeper = deepened(plan, problem) if deepen else plan
     return (plan, score) if deeper is plan else (deeper, evaluate(deeper, problem))
 
 

@@ -74,7 +74,7 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     solve_by_dp, solve_by_ilp = dynamic_program.solve, integer_program.solve
     make, compute = certificate.make_certificate, baselines.compute_baselines
 
-    def dp(problem: Problem, cuts: object, seconds: float | None = None, *rest: object) -> Result:
+    def dp(problem: Problem, cuts: object, seconds: float | None = None, *rest: object, **more: object) -> Result:
         if "DP" not in given:
             given["DP"], clock[0] = seconds, clock[0] + 20.0
         return solve_by_dp(problem, cuts)  # type: ignore[arg-type]
