@@ -14,8 +14,6 @@ PHASES = {
     "cuts": "listing the model's cuts",
     "DP": "searching with the DP",
     "ILP": "confirming with the ILP",
-    "contention": "improving the plan where cards or cores are shared",
-    "one stage": "comparing with plans of one stage",
     "certificate": "making the certificate",
     "baselines": "searching for the baselines",
     "why no plan fits": "finding out why no plan fits",

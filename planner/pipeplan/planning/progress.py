@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class SolveProgress:
-    """The state of a solve. Paces are in seconds per minibatch, without contention, as the solvers minimise them."""
+    """The state of a solve. Paces are in seconds per minibatch, with everything charged."""
 
     phase: str = ""
-    """What is being done: `cuts`, `DP`, `ILP`, `contention`, `certificate`, `baselines`, or another short text."""
+    """What is being done: `cuts`, `DP`, `ILP`, `certificate`, `baselines`, or another short text."""
     best_s: float | None = None
     """The pace of the best plan so far; None while there is none."""
     bound_s: float | None = None

@@ -178,9 +178,13 @@ def solve(
     """
     began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), effort or SearchEffort()
     # A bound on a selection of the cuts holds for no other cuts.
-    so_far = _BestSoFar(report=report if cuts.complete else lambda bound, best: report(0.0, best))
+    told = report if cuts.complete else lambda bound, best: report(0.0, best)
+    # A plan of the first searches may be slower once everything is charged, so only their bounds are reported.
+    first = told if not problem.options.contention else lambda bound, best: told(bound, float("inf"))
+    so_far = _BestSoFar(report=first)
     search = _search_grids if problem.options.grid else _search_spaces
     search(problem, cuts, deadline, gap, effort, so_far)
+    so_far.report = told
     result = _charged if problem.options.contention and so_far.best is not None else _alone
     answer = result(problem, cuts, so_far, deadline, gap, effort)
     return replace(answer, effort=effort.spent, seconds=time.perf_counter() - began)
