@@ -20,6 +20,9 @@ from pipeplan.util.files import Node
 
 Ints = NDArray[np.intp]
 
+LOAD_SLACK = 2e-13
+"""Share of the limit by which pending loads are lowered, once for every cut between the state and the output."""
+
 
 @dataclass(frozen=True)
 class CountedLimits:
@@ -96,7 +99,7 @@ def read_states(entry: Node, space: ChargedSpace, counts: CountedLimits, start: 
         first=whole[:, 1],
         replicas=whole[:, 2],
         demand=rows[:, 3] * (1 - DEMAND_SLACK) * space.covers,
-        loads=rows[:, 4 : 4 + loads] * (1 - DEMAND_SLACK),
+        loads=_lowered(rows[:, 4 : 4 + loads], cuts[whole[:, 0]], space),
         stages=whole[:, 3] if counted[0] else nothing,
         busy=whole[:, -1] if counted[1] else nothing,
     )
@@ -110,6 +113,15 @@ def read_states(entry: Node, space: ChargedSpace, counts: CountedLimits, start: 
         states.loads[edge, column : column + columns] = 0.0
         column += columns
     return states, entry["states"].value
+
+
+def _lowered(loads: Floats, cut: Ints, space: ChargedSpace) -> Floats:
+    """Pending loads of states at these cuts, lowered so that rounding does not raise a load above its listed one.
+
+    A load is a difference of sums over the layers before two cuts, so its rounding is relative to these sums, not to
+    the load itself. Every further stage rounds again, so the slack grows with every cut.
+    """
+    return np.maximum(loads - LOAD_SLACK * space.limit_s * (space.last - cut)[:, None], 0.0)
 
 
 def _check(states: ChargedStates, space: ChargedSpace, counts: CountedLimits, start: int, node: Node) -> None:

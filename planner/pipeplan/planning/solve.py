@@ -226,9 +226,7 @@ def _certificate(
     bound = min([*proven, score.pace_s])
     if proven and not alone and score.pace_s <= score.alone_s * (1 + TOLERANCE):
         alone = proven
-    # The checker adds the bound of shared cores to a certificate that leaves them out.
-    shown = max([*alone, contention.least_pace_of_shared_cores_s(problem)], default=0.0)
-    if proven and (not alone or bound > shown * (1 + TOLERANCE) or not covers_alone(problem)):
+    if proven and (not alone or bound > max(alone) * (1 + TOLERANCE) or not covers_alone(problem)):
         return make_certificate(problem, cuts, bound, deadline, charged=True)
     if not alone:
         return Certificate(None, "the plan is not proven optimal")

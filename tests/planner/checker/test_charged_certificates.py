@@ -16,12 +16,15 @@ from instances import crowded_instance, drawn, mixed_instance, unequal_instance
 
 import pipeplan
 from pipeplan.checker.verify import CheckResult, verify_plan
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning import solve as solving
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Problem
+from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.bundled import load_profile
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.dp import certificate
 from pipeplan.solvers.dp.certificate import make_certificate
@@ -303,3 +306,18 @@ def test_uniform_grids_are_covered_shape_by_shape(contention: bool) -> None:
             changed = copy.deepcopy(document)
             changed["certificate"]["spaces"][number]["replicas"] += 1
             assert not _optimality(changed, problem).holds
+
+
+def test_loads_of_tiny_stages_are_rounded_like_the_sums_that_they_come_of() -> None:
+    """Three workers on two cores. Layers of very different size, so that a load is a small difference of large sums."""
+    device, inside = Device("cpu", "cpu", 2**34, cores=2), Level("server", 3, 3e9, 2e-5)
+    for seed in range(8):
+        rng = random.Random(seed)
+        times = [rng.uniform(0.5, 1.5) * 10.0 ** -rng.randint(2, 5) for _ in range(18)]
+        layers = tuple(Layer(f"l{index}", time, 2 * time, 1000, 10) for index, time in enumerate(times))
+        tensors = tuple(Tensor(f"t{index}", f"l{index}", (f"l{index + 1}",), 8, 8) for index in range(17))
+        problem = Problem(Profile(layers, tensors, 4), Cluster("local", device, (inside,)), Options(overlap=0.0))
+        outcome = solve(problem, Settings(solver="dp", certify=False))
+        document = _certified(outcome)
+        assert document["certificate"] is not None
+        assert _optimality(document, problem).holds, (seed, _optimality(document, problem).text)
