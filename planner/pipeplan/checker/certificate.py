@@ -40,7 +40,7 @@ SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, FORWARD_ONLY)
 
 @dataclass(frozen=True)
 class CertifiedBound:
-    """What a certificate proves."""
+    """The bound that a certificate proves."""
 
     bound_s: float
     """The pace that no plan of the searched space beats, in seconds per minibatch."""

@@ -30,7 +30,7 @@ class ChargedPace:
     bound_by: frozenset[str]
     """Names of the resources that determine the pace; several where they are equal up to rounding."""
     slowed_by: str
-    """What makes `pace_s` longer than `alone_s`, as in `verdict_words`; empty for nothing."""
+    """The charge that makes `pace_s` longer than `alone_s`, one of those in `verdict_words`; empty if none does."""
 
 
 def charged_pace(document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]) -> ChargedPace:

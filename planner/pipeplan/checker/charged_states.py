@@ -26,7 +26,7 @@ LOAD_SLACK = 2e-13
 
 @dataclass(frozen=True)
 class CountedLimits:
-    """What the states of a certificate count besides their place, because the options limit it."""
+    """The numbers that the states of a certificate count besides their place, because the options limit them."""
 
     most_stages: int | None
     """Largest number of stages; None where stages are not counted."""
@@ -39,7 +39,7 @@ class CountedLimits:
 
     @staticmethod
     def of(space: ChargedSpace, options: CheckedOptions) -> CountedLimits:
-        """What has to be counted in one space of plans."""
+        """The numbers that have to be counted in one space of plans."""
         most = options.stages or options.max_stages
         same = options.stages is not None
         busy = None if options.max_workers is None else min(options.max_workers // space.copies, space.runs.workers)
@@ -144,7 +144,7 @@ def covered(space: ChargedSpace, counts: CountedLimits, leads: ChargedStates, li
     """Which of some states are covered by a listed state of the same cut. All states have this one cut."""
     runs, found = space.runs, np.zeros(len(leads.first), dtype=bool)
     last = leads.first + leads.replicas - 1
-    # What lies before the stop of this component is joined with the stages in front by no slower links.
+    # Workers before the end of this component are joined with the stages in front by no slower links.
     stop = runs.stop[np.maximum(leads.first - 1, 0), last]
     homes = [(level, level.home[leads.first], level.home[listed.first]) for level in space.levels]
     alone = _alone(space, listed)

@@ -43,7 +43,7 @@ class ShownBound:
 
     @property
     def text(self) -> str:
-        """What the certificate shows, as a clause."""
+        """The bound that the certificate shows, as a clause."""
         if self.optimal:
             return f"no plan of the searched space is faster, to {TOLERANCE:.0e} of the pace"
         shown = f"{self.gap:.2%}" if self.gap >= 1e-4 else f"{self.gap * 100:.1e}%"

@@ -25,7 +25,7 @@ SHARED = "what workers share"
 
 @dataclass(frozen=True)
 class SolverAnswer:
-    """What one solver found. Times are in seconds per minibatch."""
+    """The answer of one solver. Times are in seconds per minibatch."""
 
     solver: str
     status: str
@@ -146,7 +146,7 @@ class ProofState:
         return head + by + self._closing()
 
     def _closing(self) -> str:
-        """What would close the gap, and what would not."""
+        """The clause that says what would close the gap, and what would not."""
         unfinished = [answer for answer in self.answers if answer.status not in (OPTIMAL, INFEASIBLE)]
         # A plan that shares nothing may be the answer where the solvers' own plan is slower once sharing is charged.
         uncharged = self.slowed_by or (SHARED if self.contention else "")

@@ -64,7 +64,7 @@ class CheckedPlan:
 
     @property
     def proof(self) -> str:
-        """What is shown about faster plans, as a clause."""
+        """The statement of what is shown about faster plans, as a clause."""
         if self.wrong is not None:
             return f"plan.json is wrong ({self.wrong.what}), so nothing that it claims to be proven is shown"
         if self.shown is None:

@@ -18,7 +18,7 @@ PHASES = {
     "baselines": "searching for the baselines",
     "why no plan fits": "finding out why no plan fits",
 }
-"""What a phase is called in the line."""
+"""The words for every phase in the line."""
 
 
 def progress_text(state: SolveProgress) -> str:

@@ -49,7 +49,7 @@ class Explanation:
     robustness: Robustness | None
     """None if the profile has no spread."""
     proof: str = ""
-    """What is shown about faster plans, as a clause: the solvers' verdict, or what the check of a plan file shows."""
+    """A clause on faster plans: the solvers' verdict, or what the check of a plan file shows."""
 
     @property
     def behind_best(self) -> float:

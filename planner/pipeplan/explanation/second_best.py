@@ -105,7 +105,7 @@ def _contended(plan: Plan, problem: Problem) -> bool:
 
 def _bound(problem: Problem, cuts: Cuts) -> float:
     """A lower bound on every pace: the best one with unlimited memory, which is found much faster than with a limit."""
-    return dynamic_program.solve(replace(problem, options=replace(problem.options, memory=False)), cuts).bound_s
+    return dynamic_program.solve(problem.without_memory_limit(), cuts).bound_s
 
 
 def _paces(alternatives: list[Alternative]) -> list[float]:

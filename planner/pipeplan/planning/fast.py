@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.charge_results import deepened
 from pipeplan.problem.cuts import Cuts
@@ -30,8 +29,8 @@ def best_plan(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) ->
     plan = _solved(problem, cuts, deadline)
     if plan is None:
         return None
-    plan = deepened(plan, problem)
-    return ScoredPlan(plan, evaluate(plan, problem).pace_s)
+    plan, score = deepened(plan, problem)
+    return ScoredPlan(plan, score.pace_s)
 
 
 def _solved(problem: Problem, cuts: Cuts, deadline: Deadline) -> Plan | None:

@@ -171,7 +171,7 @@ class _Attempts:
         self._deadline, self.unfinished = deadline, False
 
     def attempt(self, search: Callable[[Deadline], Found], part: float) -> Found | None:
-        """What a search finds; None where it finds nothing or has no time for it."""
+        """The finding of a search; None where it finds nothing or has no time for it."""
         deadline = self._deadline.share(part)
         try:
             deadline.check()

@@ -1,4 +1,4 @@
-"""What a solve reports while it runs, to whoever asked for it: its phase, its best plan so far, and its bound."""
+"""The progress that a solve reports while it runs: its phase, the pace of its best plan so far, and its bound."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SolveProgress:
     """The state of a solve. Paces are in seconds per minibatch, with everything charged."""
 
     phase: str = ""
-    """What is being done: `cuts`, `DP`, `ILP`, `certificate`, `baselines`, or another short text."""
+    """The present phase: `cuts`, `DP`, `ILP`, `certificate`, `baselines`, or another short text."""
     best_s: float | None = None
     """The pace of the best plan so far; None while there is none."""
     bound_s: float | None = None

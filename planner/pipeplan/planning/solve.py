@@ -132,7 +132,7 @@ def solve(
 
 @dataclass(frozen=True)
 class _Means:
-    """What a solve may use, and whom it tells."""
+    """The settings and the deadline of a solve, and the tracker that it reports to."""
 
     settings: Settings
     deadline: Deadline
@@ -252,8 +252,7 @@ def _best_plan(
     scores = [evaluate(plan, problem) for plan in plans]
     least = min(score.pace_s for score in scores)
     plan, score = next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
-    deeper = deepened(plan, problem) if deepen else plan
-    return (plan, score) if deeper is plan else (deeper, evaluate(deeper, problem))
+    return deepened(plan, problem) if deepen else (plan, score)
 
 
 def _best_with_baselines(

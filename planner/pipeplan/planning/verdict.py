@@ -22,7 +22,7 @@ TOLERANCE = verdict_words.TOLERANCE
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is proven about a plan, with everything charged."""
+    """The statement of what is proven about a plan, with everything charged."""
 
     agree: bool
     """Whether the solvers' answers are free of contradictions. A plan with contradictions is not written."""
@@ -57,7 +57,7 @@ def state_verdict(
 
 
 def slowed_by(score: Evaluation) -> str:
-    """What makes a plan slower than it would be with every resource to itself; empty for nothing."""
+    """The charge that makes a plan slower than with every resource to itself; empty if none does."""
     if score.pace_s <= score.alone_s * (1 + TOLERANCE):
         return ""
     if score.bound == WAITS_FOR_UPDATE:

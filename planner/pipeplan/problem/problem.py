@@ -248,6 +248,12 @@ class Problem:
         moved._check_workers()
         return moved
 
+    def without_memory_limit(self) -> Problem:
+        """This problem with devices of unlimited memory."""
+        if not self.options.memory:
+            return self
+        return replace(self, options=replace(self.options, memory=False))
+
     def straight(self) -> Problem:
         """This problem restricted to one straight pipeline, without any replication."""
         return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False, grid=False))

@@ -69,7 +69,7 @@ class Profile:
 
     @cached_property
     def derived(self) -> dict[Any, Any]:
-        """What others have derived from this profile, by keys of their own, to derive it once."""
+        """Values that others have derived from this profile, by keys of their own, so that each is derived once."""
         return {}
 
     @property

@@ -43,7 +43,7 @@ class ReportSource:
     known: ProfiledProblem | None
     """None if the profile is not available."""
     checked: CheckedPlan | None = None
-    """What `pipeplan check` finds; None if the profile is not available."""
+    """The findings of `pipeplan check`; None if the profile is not available."""
 
     @property
     def pace_s(self) -> float:

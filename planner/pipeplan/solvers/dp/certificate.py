@@ -152,9 +152,8 @@ class _SpaceProof:
     def entries_charged(self) -> list[dict[str, Any]] | None:
         """The entries with everything charged, one for each part of the space, or None where there is a faster plan."""
         for inner, limits in self._relaxed():
-            terms = HeterogeneousTerms(inner, self.cuts)
-            resources = SharedResources(inner, self.problem, self.space, self.cuts, terms.runs)
-            found = [self._charged(terms, resources, part) for part in self._parts(terms, limits)]
+            resources = SharedResources(HeterogeneousTerms(inner, self.cuts), self.problem, self.space)
+            found = [self._charged(resources, part) for part in self._parts(resources.terms, limits)]
             proven = [entry for entry in found if entry is not None]
             if len(proven) == len(found):
                 return proven
@@ -165,11 +164,10 @@ class _SpaceProof:
 
         Without the limit there are far fewer states, and a proof without it holds with it as well.
         """
+        inner = self.space.inner(self.problem)
         for memory in (False, True) if self.problem.options.memory else (False,):
-            inner = self.space.inner(self.problem)
-            if not memory:
-                inner = replace(inner, options=replace(inner.options, memory=False))
-            yield inner, replace(limits_of(inner, memory=memory, deadline=self.deadline), every_cut=True)
+            chosen = inner if memory else inner.without_memory_limit()
+            yield chosen, replace(limits_of(chosen, memory=memory, deadline=self.deadline), every_cut=True)
 
     def _parts(self, terms: HeterogeneousTerms, limits: SearchLimits) -> list[SearchLimits]:
         """The searches that cover the space: a search for each shape of a grid, or number of stages if pinned."""
@@ -180,11 +178,9 @@ class _SpaceProof:
         counts = PipelineSearches(terms.problem, self.cuts).stage_counts(terms, limits)
         return [replace(limits, exact_stages=stages) for stages in counts]
 
-    def _charged(
-        self, terms: HeterogeneousTerms, resources: SharedResources, limits: SearchLimits
-    ) -> dict[str, Any] | None:
+    def _charged(self, resources: SharedResources, limits: SearchLimits) -> dict[str, Any] | None:
         """One entry with everything charged, or None where there is a faster plan."""
-        threshold = self.threshold_s * (1 - TOLERANCE)
+        terms, threshold = resources.terms, self.threshold_s * (1 - TOLERANCE)
         search = HeterogeneousSearch(terms, threshold, limits)
         if self.problem.options.contention:
             shared = SharedLimit(resources, self.space.pace(self.problem, threshold))

@@ -18,7 +18,6 @@ from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
 from pipeplan.solvers.dp.grid import UniformGrids, fastest_grid_batch, minibatches_of
@@ -26,6 +25,7 @@ from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearche
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
+from pipeplan.util.deadline import Deadline
 
 
 @dataclass
@@ -118,7 +118,7 @@ def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> It
         limit = below()
         if bound >= limit:
             return
-        if interrupted or searches.effort.over or threshold.passed(searches.deadline):
+        if interrupted or searches.effort.over or Deadline(searches.deadline).passed:
             yield BisectionResult(bound * per_update, finished=False, interrupted=interrupted)
             return
         bound_or_grid = next(tighter)
@@ -176,7 +176,7 @@ def solve(
     the bound reached. With `options.contention` everything is charged, otherwise every link is used alone. `report` is
     called with the bound and the pace of the best plan, in seconds per minibatch, as they change.
     """
-    began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), effort or SearchEffort()
+    began, deadline, effort = time.perf_counter(), Deadline.after(seconds).at, effort or SearchEffort()
     # A bound on a selection of the cuts holds for no other cuts.
     told = report if cuts.complete else lambda bound, best: report(0.0, best)
     # A plan of the first searches may be slower once everything is charged, so only their bounds are reported.
@@ -217,16 +217,15 @@ def _charged(
         note = f"what workers share is charged exactly on at most {MOST_WORKERS} workers"
         return replace(_alone(problem, cuts, so_far, deadline, gap, effort), note=note)
     bound = max(so_far.bound, contention.least_pace_of_shared_cores_s(problem))
-    regions = so_far.regions
-    if problem.options.grid:
-        regions = [Region(space, shape, low) for shape, low in _shape_floors(problem, cuts)]
-    regions = [replace(region, low_s=max(region.low_s, bound)) for region in regions]
-    searches = ChargedPipelines(problem, cuts, regions, deadline, gap, effort, so_far.report)
+    searches = ChargedPipelines(problem, cuts, deadline, gap, effort, so_far.report)
     known = searches.charge(Region(space, None, bound), pipeline, pace)
     interval = BisectionResult(bound, known.pace_s, known, so_far.finished, so_far.interrupted, gap)
     if so_far.finished and not interval.closed:
+        regions = so_far.regions
+        if problem.options.grid:
+            regions = [Region(space, shape, low) for shape, low in _shape_floors(problem, cuts)]
         try:
-            interval = searches.best(known)
+            interval = searches.best([replace(one, low_s=max(one.low_s, bound)) for one in regions], known)
         except KeyboardInterrupt:
             interval = replace(interval, finished=False, interrupted=True)
     assert interval.best is not None

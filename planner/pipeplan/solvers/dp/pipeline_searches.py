@@ -16,6 +16,7 @@ from pipeplan.solvers.dp.choose_search import batch_objective, find_pipeline, pi
 from pipeplan.solvers.dp.reduce_cuts import prune_cuts
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
+from pipeplan.util.deadline import Deadline
 
 # Up to this number of cuts times workers, the plan with the fewest stages among the best is returned, and searches with
 # a memory limit look for some plan first: within `_FIRST_LIMIT` times the bound.
@@ -92,9 +93,7 @@ class PipelineSearches:
     @cached_property
     def unlimited(self) -> CostTerms:
         """The terms without a memory limit."""
-        problem = self.problem
-        if problem.options.memory:
-            problem = replace(problem, options=replace(problem.options, memory=False))
+        problem = self.problem.without_memory_limit()
         # Stages without cost may vanish when cuts are left out, but a grid has a fixed number of stages.
         return terms_of(problem, self.cuts if problem.options.grid else prune_cuts(problem, self.cuts))
 
@@ -144,7 +143,7 @@ class PipelineSearches:
         if not self.problem.options.memory:
             return self.without_memory or self._least_batch(self.unlimited, limits)
         # A pipeline without a memory limit is only a bound, so that search gets half of the time.
-        halfway = replace(limits, deadline=threshold.halfway(self.deadline))
+        halfway = replace(limits, deadline=Deadline(self.deadline).share(0.5).at)
         unlimited = self.without_memory or self._least_batch(self.unlimited, halfway)
         if unlimited.interrupted or (unlimited.finished and unlimited.best is None):
             return replace(unlimited, high=float("inf"), best=None)

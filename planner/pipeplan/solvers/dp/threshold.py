@@ -6,7 +6,6 @@ search just below the best pipeline's pace proves that there is no better one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -117,18 +116,3 @@ def _narrow(find: Callable[[float], tuple[float, Found] | None], interval: Bisec
     if interval.high < before and interval.high > interval.low * (1 + 1e-6):
         # The plan was more than just better: bisect once, so that small steps do not add up.
         _search_below(find, interval, (interval.low * interval.high) ** 0.5)
-
-
-def deadline(seconds: float | None) -> float | None:
-    """The deadline so many seconds from now, by `time.perf_counter`; None without a limit."""
-    return None if seconds is None else time.perf_counter() + seconds
-
-
-def passed(end: float | None) -> bool:
-    """Whether a deadline is over."""
-    return end is not None and time.perf_counter() > end
-
-
-def halfway(end: float | None) -> float | None:
-    """The middle between now and a deadline; None without one."""
-    return None if end is None else (time.perf_counter() + end) / 2

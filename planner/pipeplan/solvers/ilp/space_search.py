@@ -52,7 +52,7 @@ class IlpLimits:
 
 @dataclass
 class SpaceAnswer:
-    """What the search of one space found. Paces are in seconds per minibatch of all copies."""
+    """The result of the search of one space. Paces are in seconds per minibatch of all copies."""
 
     bound_s: float
     """Lower bound on the pace of every plan in the space; infinite where no plan is below the upper bound."""
