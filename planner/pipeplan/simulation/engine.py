@@ -375,9 +375,7 @@ def _links(name: str, hops: Sequence[StageBoundary]) -> list[list[_Link]]:
     return links
 
 
-def simulate_schedule(
-    scenario: Scenario, minibatches: int, deadline: Deadline = NO_DEADLINE
-) -> SimulatedEvents:
+def simulate_schedule(scenario: Scenario, minibatches: int, deadline: Deadline = NO_DEADLINE) -> SimulatedEvents:
     """Simulate a plan for a number of minibatches.
 
     Raises an `InputError` where its schedule comes to a deadlock, and `OutOfTime` where it does not end in time.

@@ -8,7 +8,7 @@ from pipeplan.cost.evaluate import Evaluation, StageCost
 from pipeplan.cost.stage_times import group_allreduce_time
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Problem
-from pipeplan.simulation.scenario import CostModel, Scenario, StageFigures, assemble_scenario
+from pipeplan.simulation.scenario import CostModel, PredictedStage, Scenario, assemble_scenario
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
 
 
@@ -26,8 +26,8 @@ def scenario_of_plan(plan: Plan, problem: Problem, score: Evaluation) -> Scenari
     return assemble_scenario(plan, problem.cluster, figures, model, score.pace_s)
 
 
-def _figures(cost: StageCost, sync_s: float, exposed_s: float | None) -> StageFigures:
-    return StageFigures(
+def _figures(cost: StageCost, sync_s: float, exposed_s: float | None) -> PredictedStage:
+    return PredictedStage(
         forward_s=cost.forward_s,
         backward_s=cost.backward_s - cost.update_s,
         update_s=cost.update_s,

@@ -181,7 +181,7 @@ def scenario_from_document(root: Node) -> Scenario:
 
 
 @dataclass(frozen=True)
-class StageFigures:
+class PredictedStage:
     """What a plan predicts for one stage: seconds and bytes for one minibatch on one replica."""
 
     forward_s: float
@@ -214,7 +214,7 @@ class CostModel:
 
 
 def assemble_scenario(
-    plan: Plan, cluster: Cluster, figures: Sequence[StageFigures], model: CostModel, predicted_s: float
+    plan: Plan, cluster: Cluster, figures: Sequence[PredictedStage], model: CostModel, predicted_s: float
 ) -> Scenario:
     """The scenario of a plan with the figures of its stages. `predicted_s` is its pace, in seconds per minibatch."""
     links = Links.of(cluster)
@@ -250,10 +250,10 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
         node["stages"].fail(f"{most} minibatches are in flight at a stage, more than one update of 2bw has")
 
 
-def _figures(node: Node) -> StageFigures:
+def _figures(node: Node) -> PredictedStage:
     """The figures of one stage in a plan.json."""
     update, left = node.get("update_s"), node.get("exposed_sync_s")
-    return StageFigures(
+    return PredictedStage(
         forward_s=node["forward_s"].number(),
         backward_s=node["backward_s"].number(),
         update_s=update.number() if update else 0.0,
@@ -267,7 +267,7 @@ def _figures(node: Node) -> StageFigures:
     )
 
 
-def _load(plan: Plan, index: int, figures: StageFigures, waits: bool) -> StageLoad:
+def _load(plan: Plan, index: int, figures: PredictedStage, waits: bool) -> StageLoad:
     stage, backward_s = plan.stages[index], figures.backward_s + figures.update_s
     return StageLoad(
         workers=stage.workers,
@@ -285,7 +285,7 @@ def _load(plan: Plan, index: int, figures: StageFigures, waits: bool) -> StageLo
     )
 
 
-def _hops(plan: Plan, links: Links, index: int, figures: StageFigures, parallel: bool) -> tuple[StageBoundary, ...]:
+def _hops(plan: Plan, links: Links, index: int, figures: PredictedStage, parallel: bool) -> tuple[StageBoundary, ...]:
     hops = []
     for copy in range(plan.copies):
         senders, receivers = plan.copy(copy)[index : index + 2]
