@@ -123,6 +123,8 @@ def answer(profile: pipeplan.Profile, cluster: pipeplan.Cluster, solver: str, op
         pipeplan.render(outcome, folder)
         document = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
         stages = [json.loads(path.read_text("utf-8")) for path in sorted((Path(folder) / "stages").iterdir())]
+        for stage in stages:
+            del stage["checksum"]  # follows from the rest
     baselines = [[one["minibatch_s"], one["config"], one["gain"]] for one in document["baselines"]]
     solvers = [[one["status"], one["config"], one["minibatch_s"]] for one in document["verdict"]["solvers"]]
     return {
