@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeplan_launch.command_line import worker_parser
+from pipeplan_launch.command_line import staleness_options, worker_parser
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.signals import Interrupted, catch_signals, die_with_parent
 from pipeplan_launch.errors import LaunchError, PeerLost
@@ -43,6 +43,7 @@ def options_from(arguments: Sequence[str] | None) -> RunOptions:
         timeout_s=parsed.timeout,
         probe_s=parsed.probe,
         averaging=GradientAveraging(parsed.compress, parsed.significance),
+        staleness=staleness_options(parsed),
     )
 
 

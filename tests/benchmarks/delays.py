@@ -295,7 +295,9 @@ def _own_best(runs: Sequence[Run], goal: float) -> str:
 
     @cache
     def worth(rate: float) -> float:
-        return statistics.fmean(statistics.fmean(run.accuracy) for run in runs if run.rate == rate and run.seed < SEEDS_AT_EVERY_RATE)
+        return statistics.fmean(
+            statistics.fmean(run.accuracy) for run in runs if run.rate == rate and run.seed < SEEDS_AT_EVERY_RATE
+        )
 
     rates = sorted({run.rate for run in runs})
     if len(rates) < 2:
