@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import suppress
 
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder
 
 
 def print_status(text: str) -> None:
-    """Print a line on stderr and flush it."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line on stderr and flush it. Where nobody can read it any more, as after SIGHUP, it is dropped."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Progress:
     """Prints a progress line every few minibatches of the pipeline. One replica of the last stage has one."""
 
-    def __init__(self, recorder: Recorder, every: int, epochs: int, minibatches: int) -> None:
+    def __init__(self, recorder: Recorder, every: int, epochs: int, minibatches: int, *, warns: bool) -> None:
         """`every`: minibatches of the pipeline between two lines, below 1 for none; `minibatches`: minibatches in an
-        epoch.
+        epoch; `warns`: whether to warn of a loss that is not finite.
         """
         self._recorder = recorder
         self._every = every
         self._epochs = epochs
         self._minibatches = minibatches
-        self._warned = False
+        self._warned = not warns
 
     def __call__(self, step: MinibatchRecord) -> None:
         """Report a minibatch that this worker has finished, if a line is due."""
