@@ -44,6 +44,9 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
         plain, moments = run_in_all(
             groups.active, lambda: optimizer_state.optimizer_state(training.optimizer, training.trained)
         )
+        if training.correction is not None:
+            plain["correction"], steps = training.correction.saved()
+            moments |= steps
         tensors = model_state(place.program) | moments
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
         held = process_groups.gather_everywhere(sizes, groups.active, dict[str, int])
@@ -125,6 +128,9 @@ def restore_stage(stage: WorkerStage, folder: Path) -> Manifest:
         str(folder),
         own=training.rates.keys if training.rates is not None else (),
     )
+    if training.correction is not None:
+        counts = manifest.optimizer.get("correction", {})
+        training.correction.restore(counts, lambda names: tensor_store.load_tensors(manifest, names), str(folder))
     return manifest
 
 
