@@ -43,6 +43,9 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
         plain, moments = run_in_all(
             groups.active, lambda: optimizer_state.optimizer_state(training.optimizer, training.trained)
         )
+        if training.correction is not None:
+            plain["correction"], steps = training.correction.saved()
+            moments |= steps
         written = tensor_store.write_tensors(
             run / checkpoint.PARTIAL_CHECKPOINT, model_state(place.program) | moments, groups.active
         )
@@ -113,6 +116,9 @@ def restore_stage(stage: WorkerStage, folder: Path) -> Manifest:
         str(folder),
         own=training.rates.keys if training.rates is not None else (),
     )
+    if training.correction is not None:
+        counts = manifest.optimizer.get("correction", {})
+        training.correction.restore(counts, lambda names: tensor_store.load_tensors(manifest, names), str(folder))
     return manifest
 
 

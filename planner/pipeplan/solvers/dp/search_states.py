@@ -19,16 +19,19 @@ outside stay where they are, and the component that joins them with the next sta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import StateCounts
-from pipeplan.solvers.dp.dominance import undominated_rows
 from pipeplan.solvers.dp.topology import ComponentLayout
 
 _COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
+# Rows are compared in chunks that grow, and with the kept rows in pieces.
+_FIRST_CHUNK, _LARGEST_CHUNK = 8, 512
+_KEPT_PIECE = 256
 # Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
 _BLOCK = 32
 
@@ -132,6 +135,29 @@ class SearchStates:
     def source(self) -> Ints:
         """The row of the state, at that cut, in front of which the stage was put."""
         return self._column(8)
+
+
+def undominated_rows(count: int, dominates: Callable[[Ints, Ints], Flags]) -> Ints:
+    """The rows 0 … count-1 that no row before them dominates, in increasing order.
+
+    `dominates(some, others)` gives flags of shape (some, others) for two arrays of rows. The order must be such that no
+    row is dominated by a later one, unless both dominate each other. Most searches keep few of very many rows, and the
+    best come first; so the first chunk is small, and later rows are compared with the kept ones before all else.
+    """
+    kept: Ints = np.zeros(0, dtype=np.intp)
+    begin, size = 0, _FIRST_CHUNK
+    while begin < count:
+        rows = np.arange(begin, min(begin + size, count))
+        for piece in range(0, len(kept), _KEPT_PIECE):
+            if not len(rows):
+                break
+            rows = rows[~dominates(kept[piece : piece + _KEPT_PIECE], rows).any(axis=0)]
+        if len(rows) > 1:
+            # A row that loses to one that is lost itself also loses to the one that is kept.
+            rows = rows[~np.triu(dominates(rows, rows), 1).any(axis=0)]
+        kept = np.concatenate([kept, rows])
+        begin, size = begin + size, min(2 * size, _LARGEST_CHUNK)
+    return kept
 
 
 def undominated_states(states: SearchStates, layout: ComponentLayout, counting: StateCounts) -> SearchStates:
