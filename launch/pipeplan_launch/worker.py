@@ -27,6 +27,7 @@ from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
+from pipeplan_launch.plan.updates import updates_sentence
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
 from pipeplan_launch.runtime.epochs import EpochLoop
@@ -156,6 +157,8 @@ class ActiveWorker:
         restart_prefix = self._groups.attempt.restart_prefix()
         if self._prints_status and not restart_prefix:
             print_status(f"plan {self._plan.written()}, minibatch {self._plan.minibatch}, run folder {self._start.run}")
+            if self._plan.schedule.trains:
+                print_status(updates_sentence(self._plan))
             for sizes in (self._stage.train_sizes, self._stage.test_sizes):
                 if sizes is not None and sizes.note:
                     print_status(f"note: {sizes.note}")
