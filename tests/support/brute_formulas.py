@@ -91,13 +91,19 @@ def cuts(instance: Instance) -> list[int]:
 
 
 class Costs:
-    """The formulas for one of `copies` equal pipelines.
+    """The formulas for one of `copies` equal pipelines, at `place`: the first worker, and the workers of each.
 
     They come in terms of one number that the depths follow from: in the steady state the pace T of one copy, with a
     flush the part A of the batch. More of it never takes more memory, and always costs time.
     """
 
-    def __init__(self, instance: Instance, copies: int, machines: Machines | None = None) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        copies: int,
+        machines: Machines | None = None,
+        place: tuple[int, int] | None = None,
+    ) -> None:
         self.instance = instance
         self.machines = machines = machines or Machines(instance)
         self.copies = copies
@@ -115,7 +121,8 @@ class Costs:
         self.share = self.update // copies if instance.kind == "2bw" else math.ceil(self.update / copies)
         """M', minibatches of one copy for each update."""
         weights = sum(layer["w"] for layer in instance.layers)
-        link = machines.rate(0, machines.workers - 1)
+        first, size = place or (0, machines.workers // copies)
+        link = machines.rate(first, first + copies * size - 1)
         self.among = allreduce(copies, weights, link[0], link[2]) if self.training and copies > 1 else 0.0
 
     def _members(self, before: int, after: int) -> list[dict[str, float]]:

@@ -161,11 +161,15 @@ class Machines:
                     return allreduce, message, max((link[2] for link in links), default=0.0)
         raise AssertionError("the outermost component holds all workers")
 
-    def copies(self) -> dict[int, int]:
-        """Workers of a component that can hold a copy of one pipeline, with the number of copies."""
-        found = {self.workers: 1}
+    def copies(self) -> list[tuple[int, int, int]]:
+        """Where copies of one pipeline can be: first worker, workers of each copy, and how many copies follow."""
+        found = [(0, self.workers, 1)]
         for level in self.components[1:]:
-            size = level[0].stop
-            if 1 < size < self.workers and all(alike(level[0], one) for one in level):
-                found[size] = len(level)
-        return found
+            for first, one in enumerate(level):
+                if not 1 < one.stop - one.start < self.workers:
+                    continue
+                for count in range(2, len(level) - first + 1):
+                    if not alike(one, level[first + count - 1]):
+                        break
+                    found.append((one.start, one.stop - one.start, count))
+        return list(dict.fromkeys(found))

@@ -1,10 +1,10 @@
 """Checks the certificate of optimality in plan.json. docs/check.md states and proves the rules.
 
 A certificate lists all spaces of plans; a space consists of the pipelines inside one component of a level of the
-cluster, repeated in all its components. For each space it claims that no pipeline has every resource within some
-threshold. The claim is checked by closure: wherever a stage that keeps within the threshold may stand in front of a
-state, the resulting state must be covered by a state of the certificate. The module also checks that no space is
-missing and that the thresholds together imply that no plan is faster than the stated bound.
+cluster, with copies in so many components of that level. For each space it claims that no pipeline has every resource
+within some threshold. The claim is checked by closure: wherever a stage that keeps within the threshold may stand in
+front of a state, the resulting state must be covered by a state of the certificate. The module also checks that no
+space is missing and that the thresholds together imply that no plan is faster than the stated bound.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, FORWARD_ONLY)
 
 @dataclass(frozen=True)
 class CertifiedSpace:
-    """A space of plans: one pipeline in each of the `copies` components of a level."""
+    """A space of plans: one pipeline in each of `copies` components of a level."""
 
     level: int
     copies: int
@@ -61,10 +61,10 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None
     tolerance = node["tolerance"].number()
     if tolerance > LARGEST_TOLERANCE:
         node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
-    spaces, claims = _spaces(document), set()
+    spaces, claims, spans = _spaces(document), set(), UniformRates.of(document.cluster).spans
     # The certificate may leave out plans of one stage; then these are evaluated one by one here.
     several = (mark.boolean() if (mark := node.get("several")) else False) and waits_for_update(document)
-    copied = [(space.copies, document.cluster.workers // space.copies) for space in spaces if space.copies > 1]
+    copied = [(space.copies, spans[space.level]) for space in spaces if space.copies > 1]
     bound, states = least_single_stage_pace(document, model, copied) if several else math.inf, 0
     for entry in node["spaces"].items():
         space = CertifiedSpace(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
@@ -75,7 +75,7 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None
         restricted = replace(_with_stages(document, stages), several=several)
         proven, checked = _check_space(restricted, model, entry, space, tolerance)
         bound, states = min(bound, proven), states + checked
-    for space in spaces:
+    for space in sorted(spaces, key=lambda one: (-one.level, -one.copies)):
         if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
             node["spaces"].fail(f"nothing is claimed of {_describe(space)}, or not of all numbers of stages")
     bound = max(bound, shared_cores_bound_s(document, model))
@@ -99,9 +99,10 @@ def _check_space(
     among = _among(document, model, space)
     synchronisation = among / (document.accumulate or 1 if document.accumulates else space.copies)
     if (floor := entry.get("floor_s")) is not None:
-        if floor.number() > synchronisation * (1 + tolerance):
+        least = figures.overlapped_s(_work_s(document, model, space), synchronisation, document.options.overlap)
+        if floor.number() > least * (1 + tolerance):
             floor.fail(
-                f"the copies of the pipeline synchronise in {synchronisation!r} s, {floor.number()!r} is claimed"
+                f"the copies of the pipeline compute and synchronise in {least!r} s, {floor.number()!r} is claimed"
             )
         return floor.number(), 0
     threshold = entry["threshold_s"].number() * (1 - tolerance)
@@ -231,17 +232,23 @@ def _least_demand(steps: Transitions, states: CertificateStates) -> Floats:
     return least
 
 
-def _spaces(document: PlanDocument) -> list[CertifiedSpace]:
-    """All spaces of plans: the whole cluster, and every level whose components have enough workers for a pipeline."""
-    cluster = document.cluster
-    spaces = [CertifiedSpace(len(cluster.levels), 1)]
+def _spaces(document: PlanDocument) -> set[CertifiedSpace]:
+    """All spaces of plans: the whole cluster, and any number of components of a level that has enough workers in each.
+
+    Copies that would have no worker, or under 2BW no minibatch, are no plans.
+    """
+    cluster, options = document.cluster, document.options
+    spaces = {CertifiedSpace(len(cluster.levels), 1)}
+    most = options.max_workers or cluster.workers
+    if document.schedule == DOUBLE_BUFFERED:
+        most = min(most, document.accumulate or 1)
     spans = UniformRates.of(cluster).spans
-    for level in range(len(cluster.levels) - 1, 0, -1):
-        enough = spans[level] >= max(2, document.options.stages or 1)
-        # A level that joins one component has the same components as the one inside it.
-        if document.options.allow_copies and enough and spans[level] < spans[spaces[-1].level]:
-            spaces.append(CertifiedSpace(level, cluster.workers // spans[level]))
-    return spaces
+    for level in range(1, len(cluster.levels)):
+        # Where a level joins one component, the component inside it is the same.
+        enough = spans[level] >= max(2, options.stages or 1) and spans[level] < spans[level + 1]
+        if options.allow_copies and enough:
+            spaces |= {CertifiedSpace(level, copies) for copies in range(2, cluster.workers // spans[level] + 1)}
+    return {space for space in spaces if space.copies <= most}
 
 
 def _with_stages(document: PlanDocument, stages: int | None) -> PlanDocument:
@@ -254,7 +261,7 @@ def _numbers(document: PlanDocument, model: CheckedModel, space: CertifiedSpace)
     options = document.options
     if options.stages is not None:
         return range(options.stages, options.stages + 1)
-    workers = document.cluster.workers // space.copies
+    workers = UniformRates.of(document.cluster).spans[space.level]
     most = min(len(model.blocks), workers, options.max_stages or workers)
     return range(max((stage for _, stage in options.pins), default=1), most + 1)
 
@@ -264,10 +271,18 @@ def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -
     if space.copies == 1 or not model.training:
         return 0.0
     rates, size = UniformRates.of(document.cluster), float(model.parameters.sum())
-    return float(figures.ring_allreduce_s(space.copies, size, rates.allreduce[-1], rates.latency_s[-1]))
+    joined = rates.level(0, space.copies * rates.spans[space.level] - 1)
+    return float(figures.ring_allreduce_s(space.copies, size, rates.allreduce[joined], rates.latency_s[joined]))
+
+
+def _work_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> float:
+    """Seconds per minibatch if all workers of a space share all work."""
+    work = float((model.forward_s + model.backward_s + model.update_s).sum())
+    workers = space.copies * UniformRates.of(document.cluster).spans[space.level]
+    return work / (workers * document.cluster.device.speed)
 
 
 def _describe(space: CertifiedSpace) -> str:
     if space.copies == 1:
         return "one pipeline on the whole cluster"
-    return f"{space.copies} copies of a pipeline, one in each component of level {space.level}"
+    return f"{space.copies} copies of a pipeline, one in each of the first components of level {space.level}"

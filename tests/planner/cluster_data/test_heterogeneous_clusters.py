@@ -245,16 +245,20 @@ def test_copies_need_equal_components() -> None:
     problem = drawn(3, random_instance)[1]
     problem = replace(problem, options=replace(problem.options, stages=None, allow_copies=True))
 
-    def copies(cluster: Cluster) -> list[int]:
-        return [space.copies for space in plan_spaces(problem.within(cluster))]
+    def spaces(cluster: Cluster) -> list[tuple[int, int, int]]:
+        return [(space.level, space.first, space.copies) for space in plan_spaces(problem.within(cluster))]
 
-    assert copies(_servers(2, 2)) == [1, 2]
-    assert copies(_servers(2, 3)) == [1]
-    assert copies(_servers(2, 2, speeds=(1.0, 0.5))) == [1]
+    assert spaces(_servers(2, 2)) == [(2, 0, 1), (1, 0, 2)]
+    assert spaces(_servers(2, 3)) == [(2, 0, 1)]
+    assert spaces(_servers(2, 2, speeds=(1.0, 0.5))) == [(2, 0, 1)]
+    assert spaces(_servers(2, 2, 2)) == [(2, 0, 1), (1, 0, 3), (1, 0, 2)]
+    assert spaces(_servers(3, 2, 2, 2, 3)) == [(2, 0, 1), (1, 1, 3), (1, 1, 2)]
+    # The second pair has faster cards than the first; the pair between them is as slow as the first.
+    assert spaces(_servers(2, 2, 2, cards=(1.0, 9.0, 9.0))) == [(2, 0, 1), (1, 0, 3), (1, 0, 2), (1, 1, 2)]
     # What leads out of a server does not matter to a pipeline inside, but to one that spans two servers of a rack.
-    assert copies(_servers(2, 2, 2, 2, cards=(1.0, 9.0, 2.0, 9.0), rack=2)) == [1, 4]
-    assert copies(_servers(2, 2, 2, 2, cards=(1.0, 9.0, 1.0, 9.0), rack=2)) == [1, 2, 4]
-    assert copies(_servers(2, 3, 2, 3, rack=2)) == [1, 2]
+    assert (2, 0, 2) not in spaces(_servers(2, 2, 2, 2, cards=(1.0, 9.0, 2.0, 9.0), rack=2))
+    assert (2, 0, 2) in spaces(_servers(2, 2, 2, 2, cards=(1.0, 9.0, 1.0, 9.0), rack=2))
+    assert spaces(_servers(2, 3, 2, 3, rack=2)) == [(3, 0, 1), (2, 0, 2)]
 
 
 def test_one_component_is_a_cluster_of_its_own() -> None:

@@ -45,11 +45,11 @@ def make_certificate(problem: Problem, cuts: Cuts, pace_s: float) -> Certificate
     entries: list[dict[str, Any]] = []
     deadline = time.perf_counter() + PATIENCE_S
     for space in plan_spaces(problem):
-        synchronisation = space.synchronisation(problem)
-        if synchronisation >= pace_s:
-            entries.append({"level": space.level, "copies": space.copies, "floor_s": synchronisation})
+        floor = space.floor(problem)
+        if floor >= pace_s:
+            entries.append({"level": space.level, "copies": space.copies, "floor_s": floor})
             continue
-        entry = _entry(problem, cuts, space, _inner(space, problem, synchronisation, pace_s), deadline)
+        entry = _entry(problem, cuts, space, _inner(space, problem, space.synchronisation(problem), pace_s), deadline)
         if isinstance(entry, str):
             return Certificate(None, entry)
         entries.append(entry)
@@ -70,8 +70,6 @@ def _unfit(problem: Problem, cuts: Cuts) -> str:
         return "certificates cover clusters of equal servers only"
     if options.boundary != "single":
         return "certificates cover single links between stages only"
-    if options.schedule == "2bw" and any(space.copies > (options.accumulate or 0) for space in plan_spaces(problem)):
-        return "an update under 2bw may have fewer minibatches than the pipeline has copies"
     if options.grid:
         return "uniform grids are searched shape by shape, which certificates do not cover"
     if options.pins:

@@ -57,11 +57,11 @@ class ChargedPlans:
     deadline: float | None = None
     gap: float = 0.0
     effort: SearchEffort = field(default_factory=SearchEffort)
-    _terms: dict[tuple[int, bool], tuple[HeterogeneousTerms, SharedResources]] = field(default_factory=dict)
+    _terms: dict[tuple[PlanSpace, bool], tuple[HeterogeneousTerms, SharedResources]] = field(default_factory=dict)
 
     def best(self, known: ScoredPlan) -> BisectionResult[Plan]:
         """The fastest plan, at most as slow as the `known` one, with the bound reached."""
-        regions = [self._with_floor(region) for region in self.regions]
+        regions = [self._with_floor(region) for region in self.regions if region.low_s < known.pace_s]
         if self.problem.options.flushes:
             return self._best_batch(regions, known)
         result = self._bisect(regions, known, memory=False)
@@ -79,7 +79,7 @@ class ChargedPlans:
 
     def _resources(self, region: Region, *, memory: bool) -> tuple[HeterogeneousTerms, SharedResources]:
         """The terms of a region, with its shared resources."""
-        key = region.space.level, memory
+        key = region.space, memory
         if key not in self._terms:
             inner = region.space.inner(self.problem)
             if not memory:

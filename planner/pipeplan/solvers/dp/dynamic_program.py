@@ -17,6 +17,7 @@ from typing import Any
 from pipeplan.cost import contention, depths
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
@@ -58,15 +59,25 @@ def _search_spaces(
     problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort
 ) -> _BestSoFar:
     """Search all spaces of plans, one after another."""
-    so_far = _BestSoFar()
+    so_far, options = _BestSoFar(), problem.options
+    # Without a memory limit the number of copies makes no difference to one of them, unless they share something.
+    shares = options.max_workers is not None or (problem.training and options.schedule in ACCUMULATING)
+    without_memory: dict[tuple[int, int], BisectionResult[FoundPipeline]] = {}
     for space in plan_spaces(problem):
-        if so_far.best is not None and space.synchronisation(problem) >= so_far.best[0]:
-            so_far.regions.append(Region(space, None, space.synchronisation(problem)))
+        known = None if shares else without_memory.get((space.level, space.first))
+        low = space.floor(problem) if known is None else space.pace(problem, known.low)
+        if so_far.best is not None and low >= so_far.best[0]:
+            so_far.regions.append(Region(space, None, low))
             continue
         if so_far.interrupted:
-            so_far.bound = min(so_far.bound, space.pace(problem, 0.0))
+            so_far.bound = min(so_far.bound, low)
             continue
-        so_far.add(problem, space, PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort).best())
+        searches = PipelineSearches(
+            space.inner(problem), cuts, deadline, gap, effort=effort, without_memory=known and replace(known)
+        )
+        so_far.add(problem, space, searches.best())
+        if searches.found_without_memory is not None:
+            without_memory[space.level, space.first] = searches.found_without_memory
     return so_far
 
 
@@ -129,7 +140,11 @@ def _bounds(
 
 def is_feasible(problem: Problem, cuts: Cuts) -> bool:
     """Whether any plan satisfies the constraints, however slow."""
-    searches = [PipelineSearches(space.inner(problem), cuts) for space in plan_spaces(problem)]
+    spaces = plan_spaces(problem)
+    if not problem.options.flushes:
+        # Fewer copies need no more memory, and leave each of them no fewer workers and minibatches.
+        spaces = [space for space in spaces if space.copies <= 2]
+    searches = [PipelineSearches(space.inner(problem), cuts) for space in spaces]
     if problem.options.grid:
         searches = [searches[0].for_shape(shape) for shape in grid_shapes(problem)]
     return any(search.feasible() for search in searches)

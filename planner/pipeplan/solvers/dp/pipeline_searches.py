@@ -69,6 +69,8 @@ class PipelineSearches:
 
     without_memory: BisectionResult[FoundPipeline] | None = None
     """The best pipeline without a memory limit, where that is known."""
+    found_without_memory: BisectionResult[FoundPipeline] | None = None
+    """The same as `best` has found it, once it is certain."""
 
     def for_shape(
         self,
@@ -115,10 +117,14 @@ class PipelineSearches:
             return BisectionResult(float("inf"))
         limits = self.limits(memory=False)
         interval = self.without_memory or self._least(self.unlimited, limits, max(self.unlimited.floor, self.above))
+        if interval.finished:
+            self.found_without_memory = replace(interval)
         if interval.best is None:
             return interval
         if interval.finished:
-            interval.best = self._with_fewest_stages(limits, interval.high) or interval.best
+            if self.without_memory is None or self.shape is not None:
+                interval.best = self._with_fewest_stages(limits, interval.high) or interval.best
+            self.found_without_memory = replace(interval)
         if not self.problem.options.memory or interval.best.fits(self.limited, interval.high):
             return interval
         if not interval.finished:

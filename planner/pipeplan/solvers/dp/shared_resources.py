@@ -150,13 +150,14 @@ class SharedResources:
         size, shared = self.problem.cluster.workers, self.whole.cluster.shared_cores
         if not shared:
             return None
-        if shared[0][1] - shared[0][0] > size and self.space.copies > 1:
+        if shared[0][1] - shared[0][0] > size and self.copies > 1:
             first, stop, cores = shared[0]
-            edges, rates = np.array([0, size]), np.array([(stop - first) / size / cores])
+            edges, rates = np.array([0, size]), np.array([min(self.copies, (stop - first) // size) / cores])
         else:
+            base = self.space.workers(self.whole.cluster)[0]
             starts = self.whole.cluster.starts(self.whole.cluster.server_level)
-            edges = np.array([start for start in starts if start <= size], dtype=np.intp)
-            number = {first: cores for first, _, cores in shared}
+            edges = np.array([start - base for start in starts if 0 <= start - base <= size], dtype=np.intp)
+            number = {first - base: cores for first, _, cores in shared}
             rates = np.array([1 / number[first] if first in number else 0.0 for first in edges[:-1].tolist()])
         nothing = np.zeros(len(rates))
         return ResourceLevel.of(edges, nothing, nothing, rates, self.table)
@@ -207,9 +208,10 @@ class SharedResources:
         links, cluster = Links.of(self.whole.cluster), self.whole.cluster
         if not size:
             return 0.0
-        return max(
-            (size / links.card(level, 0)[1] for level in range(self.space.level, len(cluster.levels))), default=0.0
-        )
+        workers = self.space.workers(cluster)
+        crossed = range(self.space.level, cluster.level_between(workers[0], workers[-1]))
+        firsts = cluster.starts(self.space.level)[self.space.first : self.space.first + self.copies]
+        return max((size / links.card(level, first)[1] for level in crossed for first in firsts), default=0.0)
 
     @cached_property
     def _sent(self) -> Floats:
@@ -332,8 +334,8 @@ class SharedResources:
         if self.problem.training and overlap < 1.0:
             bandwidth, latency = table.allreduce_bandwidth[placement], table.allreduce_latency[placement]
             if self.copies > 1:
-                links = Links.of(self.whole.cluster)
-                bandwidth, latency = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
+                among = Links.of(self.whole.cluster).allreduce_among(self.space.workers(self.whole.cluster))
+                bandwidth, latency = (np.full(len(target), rate) for rate in among)
             size = stage.parameters[target]
             allreduce = np.asarray(formulas.ring_allreduce_time(everyone, size, bandwidth, latency))
         work = stage.work_s[target] / table.speed[placement]

@@ -240,14 +240,14 @@ class _IlpSearch:
             return
         if self.best and self.best[0] <= self.floor_s * (1 + 1e-9):
             return  # All workers of the best plan are busy all the time, so nothing is better.
-        if space.synchronisation(self.problem) > self.upper:
+        if space.floor(self.problem) > self.upper:
             return
         inner = space.inner(self.problem)
         if minibatches_per_update(inner) == 0 or (inner.options.grid and not grid_shapes(inner)):
             return
         low, high = self._bounds(space, inner)
         if self._record_refusal(_size_refusal(inner)):
-            self.bound = min(self.bound, max(self.floor_s, space.pace(self.problem, 0.0)))
+            self.bound = min(self.bound, space.floor(self.problem))
             return
         model, answer = self._raise_bound(inner, low, high, complete=False)
         if answer.found and answer.proven and not self._holds_with_depths(space, model):
@@ -278,7 +278,7 @@ class _IlpSearch:
         slowest = _slowest_pace(inner)
         options, count = self.problem.options, minibatches_per_update(inner)
         if not options.flushes or count is None or options.accumulate is None:
-            return self.floor_s * space.copies, min(self.upper * space.copies, slowest)
+            return inner.work_s / inner.cluster.total_speed, min(self.upper * space.copies, slowest)
         fastest = max(device.speed for device in inner.cluster.devices)
         low = max(inner.work_s / fastest, count * inner.work_s / inner.cluster.total_speed)
         # The factor of `slowest` counts each boundary once for filling, and the slowest one for all minibatches.
