@@ -96,7 +96,7 @@ def random_answer(key: str) -> Answer:
         return dataclasses.replace(drawn, grid=True) if shape == "grid" else drawn
 
     problem = entry_points.random_problem(int(number), instance)
-    options = {name: value for name, value in vars(problem.options).items() if name != "several"}
+    options = vars(problem.options)
     drawn = _digest([problem.profile.digest(), problem.cluster.digest(), sorted(options.items())])
     if not entry_points.feasible(problem):
         return {"drawn": drawn, "raises": "InfeasibleError"}

@@ -43,6 +43,34 @@ class Cards:
                 self._ring(same, stage.weights / stage.replicas / self.costs.update)
         return max([*self.busy.values(), self._cores(chain)], default=0.0)
 
+    def wait(self, chain: Sequence[Stage]) -> float:
+        """What plain data parallelism takes for a minibatch, if the forward pass waits for the update of the last; 0
+        where the plan is none."""
+        instance, machines = self.costs.instance, self.costs.machines
+        if len(chain) > 1 or not self.costs.training or instance.kind in ACCUMULATING:
+            return 0.0
+        (stage,), copies = chain, self.costs.copies
+        everyone = [worker for copy in range(copies) for worker in self._workers(stage, copy)]
+        if len(everyone) == 1:
+            return 0.0
+        bandwidth, _, latency = machines.rate(min(everyone), max(everyone))
+        speed = min(machines.speeds[worker] for worker in everyone)
+        clock, ready, filled, room = stage.forward, 0.0, 0.0, 2.0**20
+        if stage.recompute:
+            clock += stage.forward
+        for layer in reversed(instance.layers):
+            clock += layer["b"] / speed
+            filled += layer["w"]
+            if filled >= room:
+                ready = max(ready, clock) + ring_time(len(everyone), filled, bandwidth, latency)
+                filled, room = 0.0, 25 * 2.0**20
+        if filled:
+            ready = max(ready, clock) + ring_time(len(everyone), filled, bandwidth, latency)
+        exposed = max(0.0, ready - clock)
+        hidden = max(0.0, ring_time(len(everyone), stage.weights, bandwidth, latency) - exposed)
+        step = sum(layer.get("t", 0.0) for layer in instance.layers) / speed
+        return (clock + step + exposed + (1 - instance.overlap) * hidden) / len(everyone)
+
     def _cores(self, chain: Sequence[Stage]) -> float:
         """The most that the cores of a server are busy, if its workers have to share them."""
         instance, machines = self.costs.instance, self.costs.machines

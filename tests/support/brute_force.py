@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from brute_cards import Cards
-from brute_formulas import Costs, Stage, allreduce
+from brute_formulas import Costs, Stage
 from brute_machines import Instance, Machines, grid_sizes
 
 __all__ = ["Best", "Instance", "best", "best_plan"]
@@ -142,27 +142,10 @@ class Pipelines:
             low = high
         pace = costs.total(chain, low)
         if self.instance.contention:
-            pace = max(pace, self.cards.busiest(chain), self._awaited(chain))
+            pace = max(pace, self.cards.busiest(chain), self.cards.wait(chain))
         if pace < self.found.pace:
             depths = costs.depths(chain, low)
             assert depths is not None
             self.found.depths, self.found.versions = tuple(depths), tuple(costs.versions(chain, depths))
             self.found.pace, self.found.stages = pace, chain
             self.found.copies, self.found.size = self.copies, self.workers
-
-    def _awaited(self, chain: tuple[Stage, ...]) -> float:
-        """Seconds per minibatch of a whole model on every worker, whose next forward pass needs the update.
-
-        All gradients fit in the first bucket, so one all-reduce follows the backward pass; no bucket is awaited
-        where there are no gradients.
-        """
-        if len(chain) > 1 or self.instance.kind not in ("1f1b-stashing", "vertical-sync"):
-            return 0.0
-        (stage,) = chain
-        workers = stage.replicas * self.copies
-        if workers == 1:
-            return stage.work
-        last = (self.copies - 1) * self.workers + stage.end - 1
-        bandwidth, _, latency = self.costs.machines.rate(stage.start, last)
-        ring = allreduce(workers, stage.weights, bandwidth, latency)
-        return (stage.work + (ring if stage.weights else (1 - self.instance.overlap) * ring)) / workers

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker import figures
-from pipeplan.checker.ddp_overlap import least_single_stage_pace, waits_for_update
+from pipeplan.checker.charged_closure import charged_space, check_charged_closure
 from pipeplan.checker.document import DOUBLE_BUFFERED, FORWARD_ONLY, STASHING, VERTICAL, PlanDocument
 from pipeplan.checker.model import CheckedModel, Flags, Floats
-from pipeplan.checker.network import UniformRates
 from pipeplan.checker.shared_cards import shared_cores_bound_s
 from pipeplan.checker.states import CertificateStates, dominated_states
 from pipeplan.checker.transitions import StageCandidates, Transitions
@@ -40,10 +39,12 @@ SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, FORWARD_ONLY)
 
 @dataclass(frozen=True)
 class CertifiedSpace:
-    """A space of plans: one pipeline in each of `copies` components of a level."""
+    """A space of plans: one pipeline in each of `copies` consecutive components of a level."""
 
     level: int
     copies: int
+    first: int = 0
+    """The component of the first copy, counted from 0."""
 
 
 def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None:
@@ -56,27 +57,27 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None
         return None
     if document.schedule not in SCHEDULES:
         node.fail(f"no certificate can be checked for the schedule {document.schedule}")
-    if not document.cluster.uniform:
-        node.fail("no certificate can be checked where servers differ")
+    charged = mark.boolean() if (mark := node.get("charged")) else False
+    if not charged and not document.cluster.uniform:
+        node.fail("where servers differ, only a certificate with everything charged can be checked")
     tolerance = node["tolerance"].number()
     if tolerance > LARGEST_TOLERANCE:
         node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
-    spaces, claims, spans = _spaces(document), set(), UniformRates.of(document.cluster).spans
-    # The certificate may leave out plans of one stage; then these are evaluated one by one here.
-    several = (mark.boolean() if (mark := node.get("several")) else False) and waits_for_update(document)
-    copied = [(space.copies, spans[space.level]) for space in spaces if space.copies > 1]
-    bound, states = least_single_stage_pace(document, model, copied) if several else math.inf, 0
+    spaces, claims = _spaces(document), set[tuple[CertifiedSpace, int | None]]()
+    bound, states = math.inf, 0
     for entry in node["spaces"].items():
-        space = CertifiedSpace(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
+        space = _space_of(entry)
         stages = only.integer(minimum=1) if (only := entry.get("stages")) else None
         if space not in spaces or (space, stages) in claims:
             entry.fail(f"there is no such space of plans, or it is listed twice: {_describe(space)}")
         claims.add((space, stages))
-        restricted = replace(_with_stages(document, stages), several=several)
-        proven, checked = _check_space(restricted, model, entry, space, tolerance)
+        proven, checked = _check_space(_with_stages(document, stages), model, entry, space, tolerance, charged=charged)
         bound, states = min(bound, proven), states + checked
-    for space in sorted(spaces, key=lambda one: (-one.level, -one.copies)):
-        if (space, None) not in claims and not all((space, n) in claims for n in _numbers(document, model, space)):
+    for space in sorted(spaces, key=lambda one: (-one.level, -one.copies, one.first)):
+        alike = [one for one in spaces if _no_slower(document, one, space)]
+        if not any(
+            (one, None) in claims or all((one, n) in claims for n in _numbers(document, model, one)) for one in alike
+        ):
             node["spaces"].fail(f"nothing is claimed of {_describe(space)}, or not of all numbers of stages")
     bound = max(bound, shared_cores_bound_s(document, model))
     claimed = node.get("bound_s")
@@ -93,7 +94,13 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> str | None
 
 
 def _check_space(
-    document: PlanDocument, model: CheckedModel, entry: Node, space: CertifiedSpace, tolerance: float
+    document: PlanDocument,
+    model: CheckedModel,
+    entry: Node,
+    space: CertifiedSpace,
+    tolerance: float,
+    *,
+    charged: bool,
 ) -> tuple[float, int]:
     """The pace that no plan of a space beats, in seconds per minibatch, and the number of states that were checked."""
     among = _among(document, model, space)
@@ -106,8 +113,14 @@ def _check_space(
             )
         return floor.number(), 0
     threshold = entry["threshold_s"].number() * (1 - tolerance)
-    checked = check_closure(document, model, entry, space.level, space.copies, threshold, among)
-    return float(figures.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap)), checked
+    proven = float(figures.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap))
+    if not charged:
+        return proven, check_closure(document, model, entry, space.level, space.copies, threshold, among)
+    # A plan below this pace keeps every resource of a copy within the threshold, and what is shared within the pace.
+    paces = threshold, proven
+    place = space.level, _workers(document, space)
+    everything = charged_space(document, model, place, space.copies, among_s=among, paces=paces)
+    return proven, check_charged_closure(everything, entry, document.options)
 
 
 def check_closure(
@@ -121,7 +134,7 @@ def check_closure(
     """
     steps = Transitions.of(document, model, level, copies, threshold, among_s)
     states = CertificateStates.of(entry, steps, document.options)
-    closure = _Closure(entry, steps, states, document.several, _least_demand(steps, states))
+    closure = _Closure(entry, steps, states, _least_demand(steps, states))
     for cut in np.unique(states.cut):
         at_cut = np.flatnonzero(states.cut == cut)
         stretch = steps.behind(int(cut), states.first[at_cut])
@@ -137,8 +150,6 @@ class _Closure:
     entry: Node
     steps: Transitions
     states: CertificateStates
-    several: bool
-    """Whether plans of one stage are left out."""
     least: Floats
     """The least demand among the states that dominate a state, an array indexed by the state's cut, first worker,
     level, stages, busy workers and replicas; infinite where there is none."""
@@ -193,8 +204,6 @@ def _allowed(closure: _Closure, stretch: StageCandidates, state: int) -> _Leads:
     stages = np.full(len(taken), states.stages[state] + states.counts_stages)
     busy = states.busy[state] + stretch.replicas[taken] * states.counts_busy
     within = (stages <= states.most_stages) & (busy <= states.most_busy)
-    if closure.several and int(states.cut[state]) == len(steps.cuts) - 1:
-        within &= stretch.before[taken] > 0
     for layer, stage in states.pins:
         # The layers inside the cut are those of the stages still to be placed.
         within &= steps.totals.holds(stretch.before[taken], layer) == (stage <= states.most_stages - stages)
@@ -232,23 +241,62 @@ def _least_demand(steps: Transitions, states: CertificateStates) -> Floats:
     return least
 
 
-def _spaces(document: PlanDocument) -> set[CertifiedSpace]:
-    """All spaces of plans: the whole cluster, and any number of components of a level that has enough workers in each.
+def _space_of(entry: Node) -> CertifiedSpace:
+    first = number.integer() if (number := entry.get("first")) else 0
+    return CertifiedSpace(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1), first)
 
-    Copies that would have no worker, or under 2BW no minibatch, are no plans.
+
+def _spaces(document: PlanDocument) -> set[CertifiedSpace]:
+    """All spaces of plans: the whole cluster, and any number of alike components of a level, each with enough workers.
+
+    On equal servers they are the first components. Copies that would have no worker, or under 2BW no minibatch, are no
+    plans.
     """
-    cluster, options = document.cluster, document.options
+    cluster, options, network = document.cluster, document.options, document.network
     spaces = {CertifiedSpace(len(cluster.levels), 1)}
     most = options.max_workers or cluster.workers
     if document.schedule == DOUBLE_BUFFERED:
         most = min(most, document.accumulate or 1)
-    spans = UniformRates.of(cluster).spans
-    for level in range(1, len(cluster.levels)):
-        # Where a level joins one component, the component inside it is the same.
-        enough = spans[level] >= max(2, options.stages or 1) and spans[level] < spans[level + 1]
-        if options.allow_copies and enough:
-            spaces |= {CertifiedSpace(level, copies) for copies in range(2, cluster.workers // spans[level] + 1)}
+    for level in range(1, len(cluster.levels) if options.allow_copies and not options.grid else 1):
+        sizes, above = (np.diff(np.array(network.starts[one])) for one in (level, level + 1))
+        if len(sizes) == len(above):
+            continue  # The level above joins one component each: the components are the same.
+        for first in range(1 if cluster.uniform else len(sizes) - 1):
+            if sizes[first] < max(2, options.stages or 1):
+                continue
+            for copies in range(2, len(sizes) - first + 1):
+                if not cluster.alike(level, first, first + copies - 1):
+                    break
+                spaces.add(CertifiedSpace(level, copies, first))
     return {space for space in spaces if space.copies <= most}
+
+
+def _workers(document: PlanDocument, space: CertifiedSpace) -> range:
+    """The workers of the components that hold the copies."""
+    starts = document.network.starts[space.level]
+    return range(starts[space.first], starts[space.first + space.copies])
+
+
+def _no_slower(document: PlanDocument, one: CertifiedSpace, other: CertifiedSpace) -> bool:
+    """Whether the copies of one space cost no more than those of another: the same pipelines, on no slower links."""
+    if one == other:
+        return True
+    if (one.level, one.copies) != (other.level, other.copies) or one.copies == 1:
+        return False
+    if not document.cluster.alike(one.level, one.first, other.first):
+        return False
+    mine, its = (_shared_links(document, space) for space in (one, other))
+    return all(a >= b for a, b in zip(mine, its, strict=True))
+
+
+def _shared_links(document: PlanDocument, space: CertifiedSpace) -> tuple[float, ...]:
+    """What the costs of copies depend on beside the pipeline: the links among them, and the cards that lead there."""
+    network, workers = document.network, _workers(document, space)
+    link = network.among(workers)
+    joined = network.level(workers)
+    cards = [network.cards[space.level][one] for one in range(space.first, space.first + space.copies)]
+    slowest = (min(getattr(card, way) for card in cards) for way in ("message", "allreduce"))
+    return link.message, link.allreduce, -link.latency_s, -joined, *slowest
 
 
 def _with_stages(document: PlanDocument, stages: int | None) -> PlanDocument:
@@ -261,7 +309,7 @@ def _numbers(document: PlanDocument, model: CheckedModel, space: CertifiedSpace)
     options = document.options
     if options.stages is not None:
         return range(options.stages, options.stages + 1)
-    workers = UniformRates.of(document.cluster).spans[space.level]
+    workers = len(_workers(document, space)) // space.copies
     most = min(len(model.blocks), workers, options.max_stages or workers)
     return range(max((stage for _, stage in options.pins), default=1), most + 1)
 
@@ -270,19 +318,18 @@ def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -
     """Time of one all-reduce of the whole model among the copies, in seconds."""
     if space.copies == 1 or not model.training:
         return 0.0
-    rates, size = UniformRates.of(document.cluster), float(model.parameters.sum())
-    joined = rates.level(0, space.copies * rates.spans[space.level] - 1)
-    return float(figures.ring_allreduce_s(space.copies, size, rates.allreduce[joined], rates.latency_s[joined]))
+    link, size = document.network.among(_workers(document, space)), float(model.parameters.sum())
+    return float(figures.ring_allreduce_s(space.copies, size, link.allreduce, link.latency_s))
 
 
 def _work_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> float:
     """Seconds per minibatch if all workers of a space share all work."""
     work = float((model.forward_s + model.backward_s + model.update_s).sum())
-    workers = space.copies * UniformRates.of(document.cluster).spans[space.level]
-    return work / (workers * document.cluster.device.speed)
+    return work / math.fsum(document.cluster.device_of(worker).speed for worker in _workers(document, space))
 
 
 def _describe(space: CertifiedSpace) -> str:
     if space.copies == 1:
         return "one pipeline on the whole cluster"
-    return f"{space.copies} copies of a pipeline, one in each of the first components of level {space.level}"
+    place = f" from component {space.first} on" if space.first else ""
+    return f"{space.copies} copies of a pipeline, in components of level {space.level}{place}"

@@ -5,13 +5,11 @@ An independent implementation of docs/cost-model.md, "Waiting for the update".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from pipeplan.checker import figures
-from pipeplan.checker.document import CheckedStage, PlanDocument
-from pipeplan.checker.figures import StageFigures, stage_figures
+from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.figures import StageFigures
 from pipeplan.checker.model import CheckedModel
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
@@ -21,39 +19,6 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 def waits_for_update(document: PlanDocument) -> bool:
     """Whether plans of one stage are charged with the wait for their update, by the schedule and the options."""
     return not document.inference and not document.accumulates and document.options.contention
-
-
-def least_single_stage_pace(document: PlanDocument, model: CheckedModel, copied: Sequence[tuple[int, int]]) -> float:
-    """The least pace of all plans of one stage that satisfy the constraints and fit in memory, in a uniform cluster.
-
-    `copied` lists (components, workers in each) for every level whose components may each hold a copy of the stage.
-    The result is infinite where there is no such plan.
-    """
-    options, total = document.options, document.cluster.workers
-    if options.stages not in (None, 1) or any(stage != 1 for _, stage in options.pins):
-        return math.inf
-    least = math.inf
-    for workers, copies in _placements(options.max_replicas or total, total, copied):
-        if len(workers) > (options.max_workers or total):
-            continue
-        for recompute in (False, True) if options.recompute and options.memory else (False,):
-            stage = CheckedStage(model.names, workers, 1, 1, recompute)
-            alone = replace(document, stages=(stage,), copies=copies)
-            (figure,) = stage_figures(alone, model)
-            if not options.memory or figure.memory_bytes <= document.cluster.device.memory_bytes:
-                least = min(least, ddp_pace(alone, model, (figure,)))
-    return least
-
-
-def _placements(
-    max_replicas: int, total: int, copied: Sequence[tuple[int, int]]
-) -> Iterator[tuple[tuple[int, ...], int]]:
-    """(workers of one stage, copies): the first workers of the cluster, and the first workers of each component."""
-    for count in range(1, min(max_replicas, total) + 1):
-        yield tuple(range(count)), 1
-    for copies, size in copied:
-        for count in range(1, min(max_replicas, size) + 1):
-            yield tuple(copy * size + worker for worker in range(count) for copy in range(copies)), copies
 
 
 def ddp_pace(document: PlanDocument, model: CheckedModel, stages: Sequence[StageFigures]) -> float:

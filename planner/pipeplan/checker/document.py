@@ -68,8 +68,6 @@ class PlanDocument:
     schedule: str
     accumulate: int | None
     pace_s: float
-    several: bool = False
-    """Whether plans of one stage are left out of the certificate's claim."""
 
     @cached_property
     def network(self) -> NetworkRates:

@@ -69,11 +69,16 @@ class NetworkRates:
         """Index of the component of a level that holds a worker."""
         return bisect_right(self.starts[level], worker) - 1
 
-    def among(self, workers: Sequence[int]) -> LinkRates:
-        """The slowest rates in the smallest component that holds some workers."""
+    def level(self, workers: Sequence[int]) -> int:
+        """The smallest level with a component that holds some workers."""
         level = 0
         while self.component(level, min(workers)) != self.component(level, max(workers)):
             level += 1
+        return level
+
+    def among(self, workers: Sequence[int]) -> LinkRates:
+        """The slowest rates in the smallest component that holds some workers."""
+        level = self.level(workers)
         return self.inside[level][self.component(level, workers[0])]
 
 

@@ -5,6 +5,7 @@ docs/check.md states the lemma on dominance and proves it.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +61,9 @@ class CertificateStates:
     @staticmethod
     def of(entry: Node, steps: Transitions, options: CheckedOptions) -> CertificateStates:
         """Read the states of one space of plans. Raises an `InputError` where one is malformed or impossible."""
-        cuts = _cuts(entry["cuts"], steps)
-        rows, width = _rows(entry["states"])
+        cuts = cut_indices(entry["cuts"], steps.cuts)
+        rows = number_rows(entry["states"], range(4, 8), "states of 4 to 7 numbers each, all alike")
+        width = rows.shape[1]
         as_stated = entry["states"].value
         most_stages = (options.stages or options.max_stages) if width > 4 else None
         most_busy = options.max_workers if width > 5 else None
@@ -91,9 +93,9 @@ class CertificateStates:
         return states
 
 
-def _cuts(node: Node, steps: Transitions) -> NDArray[np.intp]:
-    """The indices of the cuts that the certificate lists as hexadecimal bit sets."""
-    known = {cut: index for index, cut in enumerate(steps.cuts)}
+def cut_indices(node: Node, cuts: list[int]) -> NDArray[np.intp]:
+    """The indices, among the cuts of the model, of those that the certificate lists as hexadecimal bit sets."""
+    known = {cut: index for index, cut in enumerate(cuts)}
     indices = []
     for item in node.items():
         try:
@@ -103,23 +105,20 @@ def _cuts(node: Node, steps: Transitions) -> NDArray[np.intp]:
     return np.array(indices, dtype=np.intp)
 
 
-def _rows(node: Node) -> tuple[Floats, int]:
-    """The states as a table, and its number of columns.
-
-    There are 4 columns (cut, first worker, level, demand), and up to 3 more: stages, busy workers, replicas.
-    """
+def number_rows(node: Node, widths: Container[int], expected: str, fractions: slice = slice(3, 4)) -> Floats:
+    """The states as a table of numbers that are not negative, and whole but for the columns `fractions`."""
     lengths = {len(item.value) if isinstance(item.value, list) else 0 for item in node.items()}
-    if len(lengths) != 1 or not lengths <= {4, 5, 6, 7}:
-        node.fail("expected states of 4 to 7 numbers each, all alike")
+    if len(lengths) != 1 or any(length not in widths for length in lengths):
+        node.fail(f"expected {expected}")
     if any(isinstance(value, bool) or not isinstance(value, int | float) for row in node.value for value in row):
         node.fail("expected only numbers in states")
     if not all(0 <= value <= LARGEST for row in node.value for value in row):
         node.fail("a state has a negative or an excessive number")
     rows = np.array(node.value, dtype=float)
-    whole = np.delete(rows, 3, axis=1)
+    whole = np.delete(rows, fractions, axis=1)
     if (whole != np.floor(whole)).any():
         node.fail("a state has a fractional number where only the demand may be one")
-    return rows, rows.shape[1]
+    return rows
 
 
 def _check(states: CertificateStates, steps: Transitions, node: Node) -> None:

@@ -181,21 +181,10 @@ class Transitions:
 
     def _memory(self, cut: int, before: Ints, replicas: Ints, *, again: bool) -> tuple[Floats, Floats]:
         """Memory of one worker: fixed bytes, and bytes for each minibatch in flight; `again` is with recomputation."""
-        totals = self.totals
-        weights, buffers, saved = (
-            total[cut] - total[before] for total in (totals.parameters, totals.buffers, totals.saved)
-        )
-        crossing = totals.sent + totals.returned
-        fixed = buffers + crossing[cut] + crossing[before] + weights
-        if not self.model.training:
-            return fixed, np.zeros(len(before))
         several = replicas * self.copies > 1
-        late = several & ~((before == 0) & (cut == self.last)) & self.late
-        # Optimiser state, flat all-reduce buckets, and the weight versions that do not belong to a minibatch in flight.
-        fixed = fixed + weights * (self.model.state_ratio + several + (late if self.share is None else 2))
-        growing = totals.sent[before] + weights * (self.share is None)
-        once = saved + totals.sent[cut]
-        return (fixed + once, growing) if again else (fixed, growing + once)
+        return worker_memory(
+            self.model, self.totals, cut, before, several, late=self.late, buffered=self.share is not None, again=again
+        )
 
     def taken(
         self, stretch: StageCandidates, first: int, span: int, demand: float, next_replicas: float
@@ -245,11 +234,46 @@ class Transitions:
 
     def words(self, stretch: StageCandidates, step: int) -> str:
         """A stage in words, for error messages."""
-        first, last = int(stretch.start[step]), int(stretch.end[step]) - 1
         members = self.cuts[stretch.cut] & ~self.cuts[int(stretch.before[step])]
-        names = [name for index, name in enumerate(self.model.names) if members >> index & 1]
-        layers = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
-        return f"a stage of {layers} on worker {first}" + (f" to {last}" if last > first else "")
+        return stage_words(self.model, members, int(stretch.start[step]), int(stretch.end[step]) - 1)
+
+
+def stage_words(model: CheckedModel, members: int, first: int, last: int) -> str:
+    """A stage of some layers, a bit set, in words, for error messages."""
+    names = [name for index, name in enumerate(model.names) if members >> index & 1]
+    layers = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+    return f"a stage of {layers} on worker {first}" + (f" to {last}" if last > first else "")
+
+
+def worker_memory(
+    model: CheckedModel,
+    totals: Totals,
+    cut: int,
+    before: Ints,
+    several: Flags,
+    *,
+    late: bool,
+    buffered: bool,
+    again: bool,
+) -> tuple[Floats, Floats]:
+    """Memory of one worker of stages from the cuts `before` to `cut`: fixed bytes, and bytes a minibatch in flight.
+
+    `several` says which stages have replicas, `late` whether their updates then take one more version of the weights;
+    `buffered` stands for 2BW, and `again` for recomputation.
+    """
+    weights, buffers, saved = (
+        total[cut] - total[before] for total in (totals.parameters, totals.buffers, totals.saved)
+    )
+    crossing = totals.sent + totals.returned
+    fixed = buffers + crossing[cut] + crossing[before] + weights
+    if not model.training:
+        return fixed, np.zeros(len(before))
+    delayed = several & ~((before == 0) & (cut == len(totals.cuts) - 1)) & late
+    # Optimiser state, flat all-reduce buckets, and the weight versions that do not belong to a minibatch in flight.
+    fixed = fixed + weights * (model.state_ratio + several + (2 if buffered else delayed))
+    growing = totals.sent[before] + weights * (not buffered)
+    once = saved + totals.sent[cut]
+    return (fixed + once, growing) if again else (fixed, growing + once)
 
 
 def _runs(rates: UniformRates, most: int | None) -> tuple[NDArray[np.intp], Flags]:

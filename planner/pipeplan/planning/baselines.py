@@ -116,7 +116,6 @@ def satisfies_options(plan: Plan, problem: Problem) -> bool:
     stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
     return (
         options.stages in (None, count)
-        and count > options.several
         and count <= (options.max_stages or count)
         and plan.busy <= (options.max_workers or plan.busy)
         and all(stage.replicas // plan.copies <= (options.max_replicas or stage.replicas) for stage in plan.stages)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan
+from pipeplan.planning.charge_results import deepened
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
@@ -22,4 +23,7 @@ class ScoredPlan:
 def best_plan(problem: Problem, cuts: Cuts) -> ScoredPlan | None:
     """The best plan of a problem, or None if no plan satisfies the constraints."""
     plan = dynamic_program.solve(problem, cuts).plan
-    return None if plan is None else ScoredPlan(plan, evaluate(plan, problem).pace_s)
+    if plan is None:
+        return None
+    plan = deepened(plan, problem)
+    return ScoredPlan(plan, evaluate(plan, problem).pace_s)

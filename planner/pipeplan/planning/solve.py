@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipeplan.cost import contention
-from pipeplan.cost.ddp_overlap import waits_for_allreduce
-from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, Evaluation, evaluate
+from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import DisagreementError, InfeasibleError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline, satisfies_options
+from pipeplan.planning.charge_results import charge_result, deepened
 from pipeplan.planning.infeasibility import why_infeasible
 from pipeplan.planning.verdict import TOLERANCE, Verdict, judge_results
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
-from pipeplan.solvers.dp.certificate import Certificate, make_certificate
+from pipeplan.solvers.dp.certificate import Certificate, covers_alone, make_certificate
 from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
 
@@ -102,9 +102,11 @@ def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
     phases.update({result.solver: result.seconds for result in results})
     verdict = _agreed_verdict(problem, results)
     plan, score = _best_plan(problem, cuts, results)
+    if (deeper := deepened(plan, problem)) is not plan:
+        plan, score = deeper, evaluate(deeper, problem)
     bound = min(max(result.bound_s for result in results), score.pace_s)
     with _timed(phases, "certificate"):
-        certificate = _certificate(problem, cuts, settings, results, plan, score)
+        certificate = _certificate(problem, cuts, settings, results, score)
     with _timed(phases, "baselines"):
         compared = tuple(baselines.compute_baselines(problem, cuts, max(result.effort for result in results)))
     if bound < score.pace_s * (1 - TOLERANCE):
@@ -130,25 +132,26 @@ def _agreed_verdict(problem: Problem, results: tuple[Result, ...]) -> Verdict:
 
 
 def _certificate(
-    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], plan: Plan, score: Evaluation
+    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], score: Evaluation
 ) -> Certificate:
     """The certificate of an answer that is proven optimal, or the reason why there is none.
 
-    It covers the pace without shared resources. Where plain data parallelism waits for its update, it leaves out the
-    plans of one stage, of which the checker tries all.
+    It covers the pace with everything charged where that is longer than the pace without shared resources and the wait
+    of plain data parallelism, or where only such a certificate can cover the problem.
     """
     if not settings.certify:
         return NO_CERTIFICATE
-    if waits_for_allreduce(plan) and score.bound == WAITS_FOR_UPDATE:
-        problem = replace(problem, options=replace(problem.options, several=True))
-        alone = replace(problem, options=replace(problem.options, contention=False))
-        several = dynamic_program.solve(alone, cuts, settings.time_limit_s)
-        bound = score.pace_s if several.status == Status.INFEASIBLE else min(several.bound_s, score.pace_s)
-        return make_certificate(problem, cuts, bound)
-    bounds = [result.alone_bound_s for result in results if result.alone_bound_s is not None]
-    if not bounds:
+    charged = problem.options.contention
+    proven = [result.bound_s for result in results if result.status == Status.OPTIMAL and result.charged == charged]
+    alone = [result.alone_bound_s for result in results if result.alone_bound_s is not None]
+    bound = min([*proven, score.pace_s])
+    if proven and not alone and score.pace_s <= score.alone_s * (1 + TOLERANCE):
+        alone = proven
+    if proven and (not alone or bound > max(alone) * (1 + TOLERANCE) or not covers_alone(problem)):
+        return make_certificate(problem, cuts, bound, charged=True)
+    if not alone:
         return Certificate(None, "the plan is not proven optimal")
-    return make_certificate(problem, cuts, min(max(bounds), score.alone_s))
+    return make_certificate(problem, cuts, min(max(alone), score.alone_s))
 
 
 def _best_plan(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> tuple[Plan, Evaluation]:
@@ -188,10 +191,10 @@ def _run_solvers(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Resu
     """The results of the solvers that the settings name, the DP first."""
     limits = integer_program.IlpLimits(seconds=settings.time_limit_s, gap=settings.gap, solver=settings.backend)
     if settings.solver == "ilp":
-        return (integer_program.solve(problem, limits).with_everything_charged(problem),)
-    first = dynamic_program.solve(problem, cuts, settings.time_limit_s, settings.gap)
+        return (charge_result(integer_program.solve(problem, limits), problem),)
+    first = charge_result(dynamic_program.solve(problem, cuts, settings.time_limit_s, settings.gap), problem)
     # If the DP was interrupted, the user does not want to wait for a second solver.
     if settings.solver == "dp" or first.interrupted:
         return (first,)
-    cutoff = None if first.plan is None else evaluate(first.plan, problem).alone_s
-    return first, integer_program.solve(problem, limits, cutoff).with_everything_charged(problem)
+    cutoff_s = evaluate(first.plan, problem).pace_s if first.plan is not None else None
+    return first, charge_result(integer_program.solve(problem, limits, cutoff_s), problem)

@@ -54,7 +54,7 @@ def _allowed(shape: GridShape, problem: Problem) -> bool:
     options = problem.options
     return (
         options.stages in (None, shape.stages)
-        and options.several < shape.stages <= min(len(problem.units), options.max_stages or shape.stages)
+        and shape.stages <= min(len(problem.units), options.max_stages or shape.stages)
         and shape.replicas <= (options.max_replicas or shape.replicas)
         and shape.workers <= (options.max_workers or shape.workers)
         and all(stage <= shape.stages for _, stage in options.pins)

@@ -110,6 +110,5 @@ OPTION_READERS: dict[str, Callable[[Node], Any]] = {
     "together": _groups,
     "no_cut_after": _names,
     "grid": Node.boolean,
-    "several": Node.boolean,
 }
 """A function that reads the JSON value of each field of `Options`."""

@@ -53,9 +53,6 @@ class Options:
     """Largest number of stages."""
     max_workers: int | None = None
     """Largest number of busy workers."""
-    several: bool = False
-    """Whether the plan must have at least two stages. The planner sets this itself where it evaluates the plans of one
-    stage one by one (`pipeplan.planning.single_stage`)."""
     pins: tuple[tuple[str, int], ...] = ()
     """Layers that must be in a given stage, counted from 1."""
     together: tuple[tuple[str, ...], ...] = ()

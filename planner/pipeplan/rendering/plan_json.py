@@ -44,7 +44,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "how": profile.provenance.how,
         },
         "cluster": outcome.problem.cluster.to_json() | {"digest": outcome.problem.cluster.digest()},
-        "options": {name: value for name, value in asdict(outcome.problem.options).items() if name != "several"},
+        "options": asdict(outcome.problem.options),
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
         "prediction": {
             "minibatch_s": score.pace_s,

@@ -77,6 +77,13 @@ class PlanSpace:
         starts = cluster.starts(self.level)
         return range(starts[self.first], starts[self.first + self.copies])
 
+    def card_rate(self, cluster: Cluster) -> float:
+        """The slowest card, in bytes/s of all-reduces, that every ring among the copies crosses."""
+        workers, links = self.workers(cluster), Links.of(cluster)
+        crossed = range(self.level, cluster.level_between(workers[0], workers[-1]))
+        firsts = cluster.starts(self.level)[self.first : self.first + self.copies]
+        return min((links.card(level, first)[1] for level in crossed for first in firsts), default=float("inf"))
+
     def _allreduce(self, problem: Problem) -> float:
         """Seconds of one all-reduce of all gradients among the copies; 0 for a single copy."""
         if self.copies == 1 or not problem.training:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.problem import Problem
 
 
 class Status(StrEnum):
@@ -41,25 +39,13 @@ class Result:
     """Variables and rows of the largest integer program that was solved."""
     interrupted: bool = False
     """Whether Ctrl-C ended the solver."""
-    charged: bool = False
-    """Whether the objective and the bound include what the workers share and the wait of plain data parallelism."""
     alone_bound_s: float | None = None
     """A lower bound, in seconds per minibatch, on the pace without what `charged` names; None where it is not known."""
     effort: float = 0.0
     """The cost of the DP's searches, as `SearchEffort` counts it."""
-
-    def with_everything_charged(self, problem: Problem) -> Result:
-        """The result with the plan's pace as its objective, for a solver that left out what the workers share.
-
-        The bound still holds, because nothing that is charged makes a plan faster.
-        """
-        if self.charged or self.plan is None or not problem.options.contention:
-            return self
-        pace = evaluate(self.plan, problem).pace_s
-        if pace <= self.objective_s * (1 + 1e-9):
-            return replace(self, charged=True)
-        note = self.note or f"{self.solver} leaves out what the workers share"
-        return replace(self, charged=True, objective_s=pace, status=Status.FEASIBLE, note=note)
+    charged: bool = False
+    """Whether the solver minimised `Evaluation.pace_s`, with everything charged that the options ask for; otherwise it
+    minimised `Evaluation.alone_s`."""
 
     @property
     def gap(self) -> float:

@@ -139,7 +139,6 @@ def test_copies_of_one_stage_count_where_replicas_are_limited() -> None:
     assert (outcome.plan.config, len(outcome.plan.stages)) == ("2×(2)", 1)
     assert outcome.evaluation.bound == WAITS_FOR_UPDATE
     assert outcome.bound_s <= outcome.objective_s * (1 + 1e-9)
-    assert outcome.verdict.proven
     document = json.loads(json.dumps(plan_json.plan_document(outcome)))
     found = {one.what: one for one in verify_plan(Node(document, "plan.json"), problem.profile)}
     assert found["optimality"].holds, found["optimality"].text

@@ -18,14 +18,12 @@ from pipeplan import from_options
 from pipeplan.checker.verify import verify_plan
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.solve_for import speedup_text
 from pipeplan.exports.target import ExportFile
 from pipeplan.plan.plan import Plan
 from pipeplan.planning import baselines
-from pipeplan.planning import solve as solving
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.grid_shapes import grid_shapes, grid_sizes
@@ -171,11 +169,10 @@ def test_the_grid_beside_a_plan_takes_a_part_of_its_effort(schedule: str, monkey
     problem = Problem(_spread(8, sent=3_000_000), tight, options)
     cuts, whole = enumerate_cuts(problem, 10_000), SearchEffort()
     grids = replace(problem, options=replace(options, grid=True))
-    best = dynamic_program.best_uniform_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=whole)
-    assert best is not None
+    assert dynamic_program.solve(grids, cuts, effort=whole).plan is not None
     for share in (0.0, 0.3, 0.6, 0.9):
         less = SearchEffort(share * whole.spent)
-        dynamic_program.best_uniform_grid(grids, cuts, lambda plan: evaluate(plan, problem).pace_s, effort=less)
+        dynamic_program.solve(grids, cuts, effort=less)
         assert less.over
         assert less.spent < less.most + 5000, "it ends within a step"
     monkeypatch.setattr(baselines, "LEAST_EFFORT", 0)
@@ -184,14 +181,6 @@ def test_the_grid_beside_a_plan_takes_a_part_of_its_effort(schedule: str, monkey
     assert found[0].remark == "the search was cut short to save time; --grid completes it"
     again = dynamic_program.solve(problem, cuts), dynamic_program.solve(problem, cuts)
     assert again[0].effort == again[1].effort > 0, "the clock has no part in it"
-
-
-def test_better_shapes_are_looked_for_in_what_is_left_of_the_time() -> None:
-    _, problem = _grid(10, crowded_instance, None)
-    cuts = enumerate_cuts(problem, 10_000)
-    results = (dynamic_program.solve(problem, cuts),)
-    found = [solving._best_shape(problem, cuts, Settings(time_limit_s=limit), results) for limit in (None, 1e-9)]
-    assert [plan is None for plan in found] == [False, True]
 
 
 def shape_text(plan: Plan) -> str:

@@ -62,8 +62,6 @@ class SearchLimits:
     counting: StateCounts = field(default_factory=StateCounts)
     exact_stages: int | None = None
     max_stages: int | None = None
-    several: bool = False
-    """Whether at least two stages are required."""
     max_workers: int | None = None
     deadline: float | None = None
     """When to stop, by `time.perf_counter`."""
@@ -102,7 +100,6 @@ def limits_of(
         ),
         exact_stages=options.stages if shape is None else shape.stages,
         max_stages=options.max_stages,
-        several=options.several,
         # The option counts the workers of all copies together.
         max_workers=None if options.max_workers is None else options.max_workers // problem.copies,
         deadline=deadline,

@@ -2,18 +2,27 @@
 
 A certificate lists the states of a search that finds no plan. docs/check.md describes its content and why it is a
 proof; `pipeplan check` verifies it with code of its own. For every space of plans, one more search runs just below the
-pace that the best plan would need there, over all cuts of the graph.
+pace that the best plan would need there, over all cuts of the graph. There are two kinds: one proves the pace without
+what workers share, from the search over uniform clusters; the other the pace with everything charged.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeplan.problem.cuts import Cuts
+import numpy as np
+
+from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp.budget import OutOfTime, limits_of
+from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, limits_of
+from pipeplan.solvers.dp.charged_search import ChargedSearch, SharedLimit
+from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
+from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
+from pipeplan.solvers.dp.search_states import SearchStates
+from pipeplan.solvers.dp.shared_resources import SharedResources
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
@@ -38,42 +47,44 @@ class Certificate:
     note: str
 
 
-def make_certificate(problem: Problem, cuts: Cuts, pace_s: float) -> Certificate:
-    """The certificate that no plan of a problem is faster than `pace_s` as long as transfers share no network cards."""
-    if reason := _unfit(problem, cuts):
+def make_certificate(problem: Problem, cuts: Cuts, pace_s: float, *, charged: bool = False) -> Certificate:
+    """The certificate that no plan of a problem is faster than `pace_s`.
+
+    With `charged` it is the pace with everything charged, otherwise that of plans whose transfers share no cards.
+    """
+    if reason := _unfit(problem, cuts, charged=charged):
         return Certificate(None, reason)
     entries: list[dict[str, Any]] = []
     deadline = time.perf_counter() + PATIENCE_S
     for space in plan_spaces(problem):
-        floor = space.floor(problem)
-        if floor >= pace_s:
-            entries.append({"level": space.level, "copies": space.copies, "floor_s": floor})
+        floor_s = space.floor(problem)
+        threshold_s = space.inner_pace(problem, pace_s)
+        if threshold_s is None or floor_s >= pace_s:
+            entries.append({**_named(space), "floor_s": floor_s})
             continue
-        entry = _entry(problem, cuts, space, _inner(space, problem, space.synchronisation(problem), pace_s), deadline)
-        if isinstance(entry, str):
-            return Certificate(None, entry)
-        entries.append(entry)
+        proof = _SpaceProof(problem, cuts, space, threshold_s, deadline)
+        try:
+            found = proof.entries_charged() if charged else proof.entries_alone()
+        except OutOfTime:
+            return Certificate(None, f"the certificate would take longer than {PATIENCE_S:.0f} s to make")
+        if found is None:
+            return Certificate(None, "the search that was to prove it found a faster plan")
+        entries += found
     if sum(len(entry.get("states", ())) for entry in entries) > MOST_STATES:
         return Certificate(None, f"the certificate would have more than {MOST_STATES} states")
-    several = {"several": True} if problem.options.several else {}
-    return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, **several, "spaces": entries}, "")
+    kind = {"charged": True} if charged else {}
+    return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, **kind, "spaces": entries}, "")
 
 
-def _unfit(problem: Problem, cuts: Cuts) -> str:
+def _unfit(problem: Problem, cuts: Cuts, *, charged: bool) -> str:
     """The reason why no certificate can cover a problem, or an empty text."""
     options = problem.options
     if options.flushes:
         return "the parts of a batch add up over stages, which certificates do not cover"
     if problem.training and options.schedule == "vertical-sync" and options.memory:
         return "under vertical sync the memory of every stage depends on the first, which certificates do not cover"
-    if not problem.cluster.uniform:
-        return "certificates cover clusters of equal servers only"
-    if options.boundary != "single":
-        return "certificates cover single links between stages only"
-    if options.grid:
-        return "uniform grids are searched shape by shape, which certificates do not cover"
-    if options.pins:
-        return "pinned layers require a search for each number of stages, which certificates do not cover"
+    if not charged and (reason := _unfit_alone(problem)):
+        return reason
     if not cuts.complete or len(cuts.ideals) > MOST_CUTS:
         return f"the graph has more than {MOST_CUTS} cuts"
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
@@ -82,37 +93,109 @@ def _unfit(problem: Problem, cuts: Cuts) -> str:
     return ""
 
 
-def _inner(space: PlanSpace, problem: Problem, synchronisation_s: float, pace_s: float) -> float:
-    """The pace of one copy for which all copies together reach `pace_s`: the inverse of `PlanSpace.pace`."""
-    exposed = 1.0 - problem.options.overlap
-    inner = pace_s - exposed * synchronisation_s
-    if inner < synchronisation_s and exposed > 0:
-        inner = (pace_s - synchronisation_s) / exposed
-    return inner * space.copies
+def covers_alone(problem: Problem) -> bool:
+    """Whether a certificate without what workers share can cover a problem."""
+    return not _unfit_alone(problem)
 
 
-def _entry(problem: Problem, cuts: Cuts, space: PlanSpace, threshold_s: float, deadline: float) -> dict[str, Any] | str:
-    """The certificate's entry for one space of plans, or a text that says why there is none."""
-    for memory in (False, True) if problem.options.memory else (False,):
-        # Without the memory limit there are far fewer states, and a proof without it holds with it as well.
-        inner = space.inner(problem)
-        if not memory:
-            inner = replace(inner, options=replace(inner.options, memory=False))
-        limits = replace(limits_of(inner, memory=memory, deadline=deadline), every_cut=True)
-        search = UniformSearch(CostTerms(inner, cuts), threshold_s * (1 - TOLERANCE), limits)
-        try:
-            pipeline = search.run()
-        except OutOfTime:
-            return f"the certificate would take longer than {PATIENCE_S:.0f} s to make"
-        if pipeline is None:
-            return {
-                "level": space.level,
-                "copies": space.copies,
-                "threshold_s": threshold_s,
-                "cuts": [f"{cut:x}" for cut in _layers(problem, cuts, search)],
-                "states": _states(search),
-            }
-    return "the search that was to prove it found a faster plan"
+def _unfit_alone(problem: Problem) -> str:
+    """The reason why no certificate without what workers share can cover a problem, or an empty text."""
+    options = problem.options
+    if not problem.cluster.uniform:
+        return "certificates cover clusters of equal servers only"
+    if options.boundary != "single":
+        return "certificates cover single links between stages only"
+    if options.grid:
+        return "uniform grids are searched shape by shape, which certificates do not cover"
+    if options.pins:
+        return "pinned layers require a search for each number of stages, which certificates do not cover"
+    return ""
+
+
+@dataclass(frozen=True)
+class _SpaceProof:
+    """The searches that show that no pipeline of one space of plans keeps within a threshold."""
+
+    problem: Problem
+    cuts: Cuts
+    space: PlanSpace
+    threshold_s: float
+    """Seconds per minibatch of one copy."""
+    deadline: float
+
+    def entries_alone(self) -> list[dict[str, Any]] | None:
+        """The certificate's entry without what workers share, or None where there is a faster plan."""
+        for inner, limits in self._relaxed():
+            search = UniformSearch(CostTerms(inner, self.cuts), self.threshold_s * (1 - TOLERANCE), limits)
+            if search.run() is None:
+                return [self._entry(search, {}, lambda states: [states.level, states.demand])]
+        return None
+
+    def entries_charged(self) -> list[dict[str, Any]] | None:
+        """The entries with everything charged, one for each number of stages where layers are pinned, or None."""
+        for inner, limits in self._relaxed():
+            terms = HeterogeneousTerms(inner, self.cuts)
+            resources = SharedResources(inner, self.problem, self.space, self.cuts, terms.runs)
+            found = [
+                self._charged(terms, resources, replace(limits, exact_stages=stages))
+                for stages in PipelineSearches(inner, self.cuts).stage_counts(terms, limits)
+            ]
+            proven = [entry for entry in found if entry is not None]
+            if len(proven) == len(found):
+                return proven
+        return None
+
+    def _relaxed(self) -> Iterator[tuple[Problem, SearchLimits]]:
+        """The problem of one copy without a memory limit, and with it where there is one.
+
+        Without the limit there are far fewer states, and a proof without it holds with it as well.
+        """
+        for memory in (False, True) if self.problem.options.memory else (False,):
+            inner = self.space.inner(self.problem)
+            if not memory:
+                inner = replace(inner, options=replace(inner.options, memory=False))
+            yield inner, replace(limits_of(inner, memory=memory, deadline=self.deadline), every_cut=True)
+
+    def _charged(
+        self, terms: HeterogeneousTerms, resources: SharedResources, limits: SearchLimits
+    ) -> dict[str, Any] | None:
+        """One entry with everything charged, or None where there is a faster plan."""
+        threshold = self.threshold_s * (1 - TOLERANCE)
+        search = HeterogeneousSearch(terms, threshold, limits)
+        if self.problem.options.contention:
+            shared = SharedLimit(resources, self.space.pace(self.problem, threshold))
+            search = ChargedSearch(terms, threshold, limits, shared)
+        if search.run() is not None:
+            return None
+        options = self.problem.options
+        number = {"stages": limits.exact_stages} if limits.exact_stages != options.stages else {}
+        return self._entry(search, number, lambda states: [states.replicas, states.demand, *_loads(states)])
+
+    def _entry(
+        self,
+        search: UniformSearch,
+        number: dict[str, Any],
+        columns: Callable[[SearchStates], list[Ints | Floats]],
+    ) -> dict[str, Any]:
+        """The entry with the states of a search; `columns` are those between the first worker and the counts."""
+        return {
+            **_named(self.space),
+            **number,
+            "threshold_s": self.threshold_s,
+            "cuts": [f"{cut:x}" for cut in _layers(self.problem, self.cuts, search)],
+            "states": _states(search, columns),
+        }
+
+
+def _named(space: PlanSpace) -> dict[str, int]:
+    """The fields by which an entry names its space of plans."""
+    place = {"first": space.first} if space.first else {}
+    return {"level": space.level, "copies": space.copies, **place}
+
+
+def _loads(states: SearchStates) -> list[Floats]:
+    """The columns of pending loads; none where nothing shared is charged."""
+    return [] if states.loads is None else list(states.loads.T)
 
 
 def _layers(problem: Problem, cuts: Cuts, search: UniformSearch) -> list[int]:
@@ -126,21 +209,17 @@ def _layers(problem: Problem, cuts: Cuts, search: UniformSearch) -> list[int]:
     return masks_of_cuts
 
 
-def _states(search: UniformSearch) -> list[list[float | int]]:
+def _states(search: UniformSearch, columns: Callable[[SearchStates], list[Ints | Floats]]) -> list[list[float | int]]:
     """The rows of a search's states, in the form of the certificate."""
     rows: list[list[float | int]] = []
     counting = search.limits.counting
     for index, cut in enumerate(sorted(search.kept)):
         states = search.kept[cut]
-        columns: list[list[float | int]] = [
-            [index] * len(states),
-            states.first.tolist(),
-            states.level.tolist(),
-            states.demand.tolist(),
-        ]
-        if counting.stages or counting.exact_stages or counting.workers:
-            columns.append(states.stages.tolist())
+        chosen = [np.full(len(states), index), states.first, *columns(states)]
+        charged = isinstance(search, HeterogeneousSearch)
+        if counting.stages or counting.exact_stages or (counting.workers and not charged):
+            chosen.append(states.stages)
         if counting.workers:
-            columns.append(states.workers.tolist())
-        rows += [list(row) for row in zip(*columns, strict=True)]
+            chosen.append(states.workers)
+        rows += [list(row) for row in zip(*(column.tolist() for column in chosen), strict=True)]
     return rows

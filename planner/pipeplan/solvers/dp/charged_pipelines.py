@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from pipeplan.cost import depths
-from pipeplan.cost.evaluate import evaluate
-from pipeplan.plan.plan import Plan
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import flush_search, threshold
-from pipeplan.solvers.dp.budget import OutOfTime, SearchEffort
+from pipeplan.solvers.dp.budget import OutOfTime, SearchEffort, SearchLimits, StateCounts
 from pipeplan.solvers.dp.charged_search import ChargedBatchObjective, SharedLimit, find_charged_pipeline
+from pipeplan.solvers.dp.heterogeneous_plans import heterogeneous_pace
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.shared_resources import SharedResources
@@ -26,15 +24,9 @@ from pipeplan.solvers.plan_space import PlanSpace
 
 MOST_WORKERS = 256
 """The most workers for which all candidate placements are searched with everything charged."""
-_HALVINGS = 50
 
-
-@dataclass(frozen=True)
-class ScoredPlan:
-    """A plan with its depths, and its pace by the evaluator, in seconds per minibatch."""
-
-    pace_s: float
-    plan: Plan
+# Up to this number of cuts times workers, the plan with the fewest stages and workers among the best is returned.
+_SMALL_SEARCH = 20_000
 
 
 @dataclass(frozen=True)
@@ -47,9 +39,18 @@ class Region:
     """No plan of the region has a smaller pace, in seconds per minibatch."""
 
 
+@dataclass(frozen=True)
+class ChargedPipeline:
+    """A pipeline of a region, and its pace with everything charged, in seconds per minibatch of the whole plan."""
+
+    pace_s: float
+    region: Region
+    pipeline: FoundPipeline
+
+
 @dataclass
-class ChargedPlans:
-    """The search for the fastest plan of some regions with everything charged."""
+class ChargedPipelines:
+    """The search for the fastest pipeline of some regions with everything charged."""
 
     problem: Problem
     cuts: Cuts
@@ -59,19 +60,25 @@ class ChargedPlans:
     effort: SearchEffort = field(default_factory=SearchEffort)
     _terms: dict[tuple[PlanSpace, bool], tuple[HeterogeneousTerms, SharedResources]] = field(default_factory=dict)
 
-    def best(self, known: ScoredPlan) -> BisectionResult[Plan]:
-        """The fastest plan, at most as slow as the `known` one, with the bound reached."""
+    def charge(self, region: Region, pipeline: FoundPipeline, pace_s: float) -> ChargedPipeline:
+        """A pipeline whose pace without shared resources is known, with its pace with everything charged."""
+        terms, resources = self._resources(region, memory=False)
+        steps = pipeline.steps_among(self.cuts)
+        busiest = resources.busiest_s(terms, steps)
+        return ChargedPipeline(max(pace_s, busiest), region, FoundPipeline(terms, steps))
+
+    def best(self, known: ChargedPipeline) -> BisectionResult[ChargedPipeline]:
+        """The fastest pipeline, at most as slow as the `known` one, with the bound reached."""
         regions = [self._with_floor(region) for region in self.regions if region.low_s < known.pace_s]
         if self.problem.options.flushes:
             return self._best_batch(regions, known)
         result = self._bisect(regions, known, memory=False)
-        if result.best is None or not self.problem.options.memory or evaluate(result.best, self.problem).fits:
+        assert result.best is not None
+        if not self.problem.options.memory or self._fits(result.best):
             return result
         if not result.finished:
-            return replace(result, high=known.pace_s, best=known.plan)
-        low = result.low
-        regions = [replace(region, low_s=max(region.low_s, low)) for region in regions]
-        return self._bisect(regions, known, memory=True)
+            return replace(result, high=known.pace_s, best=known)
+        return self._bisect([replace(one, low_s=max(one.low_s, result.low)) for one in regions], known, memory=True)
 
     def _with_floor(self, region: Region) -> Region:
         resources = self._resources(region, memory=False)[1]
@@ -88,127 +95,123 @@ class ChargedPlans:
             self._terms[key] = terms, SharedResources(inner, self.problem, region.space, self.cuts, terms.runs)
         return self._terms[key]
 
+    def _fits(self, found: ChargedPipeline) -> bool:
+        """Whether a pipeline fits in memory at the depths that its pace needs."""
+        inner_s = found.region.space.inner_pace(self.problem, found.pace_s)
+        assert inner_s is not None
+        return found.pipeline.fits(self._resources(found.region, memory=True)[0], inner_s)
+
     # -- the steady state --
 
-    def _bisect(self, regions: list[Region], known: ScoredPlan, *, memory: bool) -> BisectionResult[Plan]:
+    def _bisect(
+        self, regions: list[Region], known: ChargedPipeline, *, memory: bool
+    ) -> BisectionResult[ChargedPipeline]:
         low = min(region.low_s for region in regions)
 
-        def find(pace_s: float) -> tuple[float, Plan] | None:
+        def find(pace_s: float) -> tuple[float, ChargedPipeline] | None:
             for region in regions:
                 if region.low_s <= pace_s and (found := self._find(region, pace_s, memory=memory)) is not None:
-                    return found.pace_s, found.plan
+                    return found.pace_s, found
             return None
 
-        start = known.pace_s, known.plan
-        return threshold.least_threshold(find, low * (1 - PRECISION), known.pace_s, start, gap=self.gap)
+        start = known.pace_s, known
+        result = threshold.least_threshold(find, low * (1 - PRECISION), known.pace_s, start, gap=self.gap)
+        if result.finished and result.best is not None:
+            result.best = self._smallest(result.best, memory=memory)
+        return result
 
-    def _find(self, region: Region, pace_s: float, *, memory: bool) -> ScoredPlan | None:
-        """A plan of a region with at most this pace, or None. Raises `OutOfTime`."""
+    def _find(
+        self, region: Region, pace_s: float, *, memory: bool, counting: StateCounts | None = None
+    ) -> ChargedPipeline | None:
+        """A pipeline of a region with at most this pace, or None. Raises `OutOfTime`."""
         inner_s = region.space.inner_pace(self.problem, pace_s)
-        if inner_s is None:
-            return None
         terms, resources = self._resources(region, memory=memory)
-        if terms.most_replicas < 1:
+        if inner_s is None or terms.most_replicas < 1:
             return None
-        searches = self._searches(region, terms)
-        limits = searches.limits(memory=memory)
-        for stages in searches.stage_counts(terms, limits):
-            steps = find_charged_pipeline(
-                terms, inner_s, replace(limits, exact_stages=stages), SharedLimit(resources, pace_s)
-            )
+        for limits in self._limits(region, terms, memory=memory):
+            chosen = limits if counting is None else replace(limits, counting=counting)
+            steps = find_charged_pipeline(terms, inner_s, chosen, SharedLimit(resources, pace_s))
             if steps is not None:
-                plan = region.space.plan(self.problem, FoundPipeline(terms, steps).stages())
-                return fastest_depths(plan, self.problem, pace_s, memory=memory)
+                depths = limits.memory or terms.accumulate is not None
+                alone = region.space.pace(self.problem, heterogeneous_pace(terms, steps, depths=depths))
+                pace = max(alone, resources.busiest_s(terms, steps))
+                return ChargedPipeline(pace, region, FoundPipeline(terms, steps))
         return None
 
-    def _searches(self, region: Region, terms: HeterogeneousTerms) -> PipelineSearches:
-        return PipelineSearches(terms.problem, self.cuts, self.deadline, self.gap, region.shape, effort=self.effort)
+    def _limits(self, region: Region, terms: HeterogeneousTerms, *, memory: bool) -> list[SearchLimits]:
+        """The limits of the searches of a region: one, or one for each number of stages."""
+        searches = PipelineSearches(terms.problem, self.cuts, self.deadline, self.gap, region.shape, effort=self.effort)
+        limits = searches.limits(memory=memory)
+        return [replace(limits, exact_stages=count) for count in searches.stage_counts(terms, limits)]
+
+    def _smallest(self, best: ChargedPipeline, *, memory: bool) -> ChargedPipeline:
+        """The pipeline with the fewest stages, and then workers, among the equally fast ones of the best one's region.
+
+        The best one itself is returned where finding another would take long.
+        """
+        if len(self.cuts.ideals) * self.problem.cluster.workers > _SMALL_SEARCH or self.problem.options.grid:
+            return best
+        exact = self.problem.options.stages is not None or bool(self.problem.options.pins)
+        counting = StateCounts(stages=True, exact_stages=exact, workers=True)
+        try:
+            found = self._find(best.region, best.pace_s * (1 + 1e-10), memory=memory, counting=counting)
+        except (OutOfTime, KeyboardInterrupt):
+            return best
+        return best if found is None else replace(found, pace_s=best.pace_s)
 
     # -- flush schedules --
 
-    def _best_batch(self, regions: list[Region], known: ScoredPlan) -> BisectionResult[Plan]:
-        best, result = known, BisectionResult[Plan](known.pace_s, known.pace_s, known.plan)
-        lows = []
+    def _best_batch(self, regions: list[Region], known: ChargedPipeline) -> BisectionResult[ChargedPipeline]:
+        result = BisectionResult[ChargedPipeline](known.pace_s, known.pace_s, known)
+        lows: list[float] = []
         try:
             for region in regions:
-                if region.low_s >= best.pace_s * (1 - PRECISION):
-                    continue
-                low, best = self._best_of_region(region, best)
-                lows.append(low)
+                if region.low_s < result.high * (1 - PRECISION):
+                    low, result.best = self._best_of_region(region, result.best or known)
+                    result.high = result.best.pace_s
+                    lows.append(low)
         except OutOfTime:
             result.finished = False
         except KeyboardInterrupt:
             result.finished, result.interrupted = False, True
         if not result.finished:
             lows += [region.low_s for region in regions]
-        return replace(result, low=min([best.pace_s, *lows]), high=best.pace_s, best=best.plan)
+        result.low = min([result.high, *lows])
+        return result
 
-    def _best_of_region(self, region: Region, best: ScoredPlan) -> tuple[float, ScoredPlan]:
-        """The bound of a region and the best plan so far. Raises `OutOfTime`."""
-        low = region.low_s
-        limit = best.pace_s
+    def _best_of_region(self, region: Region, best: ChargedPipeline) -> tuple[float, ChargedPipeline]:
+        """The bound of a region, and the best pipeline so far. Raises `OutOfTime`.
+
+        The fastest batch whose resources are busy for at most a limit bounds every plan that keeps within the limit.
+        All other plans are slower than the limit.
+        """
+        low, limit = region.low_s, best.pace_s
         while low < best.pace_s * (1 - 2 * PRECISION):
             bound, found = self._fastest_batch(region, limit, best.pace_s)
             if found is not None and found.pace_s < best.pace_s:
                 best = found
-            # Every plan is bound by the batches whose resources keep within the limit, or by the limit itself.
             low = max(low, min(bound, limit))
             limit = best.pace_s * (1 - PRECISION)
-            if low < limit:
-                limit = max((low * limit) ** 0.5, low * (1 + PRECISION)) if limit > low * 1.0003 else limit
+            if limit > low * (1 + 3e-4):
+                limit = (low * limit) ** 0.5 if low > 0 else limit / 2
         return min(low, best.pace_s), best
 
-    def _fastest_batch(self, region: Region, limit_s: float, below_s: float) -> tuple[float, ScoredPlan | None]:
+    def _fastest_batch(self, region: Region, limit_s: float, below_s: float) -> tuple[float, ChargedPipeline | None]:
         """A bound on the pace of plans whose resources are busy for at most `limit_s`, and the best of them."""
-        memory = self.problem.options.memory
-        terms, resources = self._resources(region, memory=memory)
-        count = self.problem.options.accumulate
+        memory, count = self.problem.options.memory, self.problem.options.accumulate
         assert count is not None
-        searches, best, bound = self._searches(region, terms), None, float("inf")
-        limits = searches.limits(memory=memory)
-        for stages in searches.stage_counts(terms, limits):
-            batches = ChargedBatchObjective(
-                terms, replace(limits, exact_stages=stages), SharedLimit(resources, limit_s)
-            )
+        terms, resources = self._resources(region, memory=memory)
+        best, bound = None, float("inf")
+        for limits in self._limits(region, terms, memory=memory):
+            batches = ChargedBatchObjective(terms, limits, SharedLimit(resources, limit_s))
             answer = flush_search.fastest_batch(batches, 0.0, below_s * count)
+            if answer.interrupted:
+                raise KeyboardInterrupt
             if not answer.finished:
-                if answer.interrupted:
-                    raise KeyboardInterrupt
                 raise OutOfTime
             bound = min(bound, answer.bound_s / count)
             if answer.steps is not None:
-                pace_s = max(answer.total_s / count, limit_s)
-                plan = region.space.plan(self.problem, FoundPipeline(terms, answer.steps).stages())
-                found = fastest_depths(plan, self.problem, pace_s, memory=memory)
-                if best is None or found.pace_s < best.pace_s:
-                    best = found
+                pace = max(answer.total_s / count, resources.busiest_s(terms, answer.steps))
+                if best is None or pace < best.pace_s:
+                    best = ChargedPipeline(pace, region, FoundPipeline(terms, answer.steps))
         return bound, best
-
-
-def fastest_depths(plan: Plan, problem: Problem, pace_s: float, *, memory: bool) -> ScoredPlan:
-    """The plan with the depths that let it run fastest where it keeps a pace, and with `memory` that fit."""
-
-    def at(pace: float) -> ScoredPlan | None:
-        assigned = depths.assign_depths(plan, problem, pace * (1 + 1e-12))
-        score = evaluate(assigned, problem)
-        fits = score.pace_s <= pace * (1 + PRECISION) and (score.fits or not memory)
-        return ScoredPlan(score.pace_s, assigned) if fits else None
-
-    best = at(pace_s)
-    if best is None:
-        # Rounding in another order made the plan miss the pace by a hair.
-        assigned = depths.assign_depths(plan, problem, pace_s * (1 + PRECISION))
-        return ScoredPlan(evaluate(assigned, problem).pace_s, assigned)
-    if at(best.pace_s * (1 - 10 * PRECISION)) is None:
-        return best
-    low, high = 0.0, best.pace_s
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        better = at(middle)
-        if better is None:
-            low = middle
-        else:
-            best, high = better, min(middle, better.pace_s)
-        if high - low <= high * PRECISION / 10:
-            break
-    return best

@@ -29,7 +29,7 @@ from pipeplan.solvers.dp.heterogeneous_flush import (
 )
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms, group_starts
 from pipeplan.solvers.dp.search_states import SearchStates
-from pipeplan.solvers.dp.shared_resources import PendingLoads, SharedResources
+from pipeplan.solvers.dp.shared_resources import SharedResources
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 
 # The number of states that are compared with all others at a time.
@@ -75,9 +75,9 @@ class _Charging(HeterogeneousSearch):
         which, runs = self._pairs(states)
         transfer, allowed = self._boundary_times(cut, states, which, runs)
         which, runs, transfer = which[allowed], runs[allowed], transfer[allowed]
-        behind = self.shared.resources.behind(cut, states, which, runs, self.shared.within)
-        which, runs, transfer = which[behind.allowed], runs[behind.allowed], transfer[behind.allowed]
-        behind = PendingLoads(behind.busy[:, behind.allowed], behind.allowed[behind.allowed])
+        behind = self.shared.resources.behind(cut, states, which, runs)
+        allowed = behind.peak <= self.shared.within
+        which, runs, transfer, busy = which[allowed], runs[allowed], transfer[allowed], behind.busy[:, allowed]
         if not len(runs):
             return
         kinds, kind = self._kinds(runs, states.demand[which], transfer)
@@ -89,7 +89,7 @@ class _Charging(HeterogeneousSearch):
                 depth, demand = self._sized(stage, *kinds)
                 target, pair = np.nonzero(np.isfinite(demand)[:, kind])
                 chosen = which[pair], runs[pair], depth[target, kind[pair]], demand[target, kind[pair]]
-                yield from self._charged(stage, states, rows, target, behind.busy[:, pair], *chosen)
+                yield from self._charged(stage, states, rows, target, busy[:, pair], *chosen)
 
     def _kinds(self, runs: Ints, behind: Floats, transfer: Floats) -> tuple[tuple[Floats, Ints, Floats], Ints]:
         """The pairs that differ in what sizes a stage (demand behind, placement, transfer), and the kind of each pair.
@@ -145,7 +145,8 @@ class _Charging(HeterogeneousSearch):
         """The new states whose shared resources keep within the limit, thinned out for each of their cuts."""
         if not len(target):
             return
-        allowed, loads = self.shared.resources.in_front(stage, target, runs, busy, self.shared.within)
+        peak, loads = self.shared.resources.in_front(stage, target, runs, busy)
+        allowed = peak <= self.shared.within
         target, which, runs = target[allowed], which[allowed], runs[allowed]
         if not len(target):
             return
@@ -178,19 +179,23 @@ class _Charging(HeterogeneousSearch):
         return self._thinned_by(states, np.zeros(len(states), dtype=np.intp))
 
     def _thinned_by(self, states: SearchStates, group: Ints) -> Ints:
-        """Rows that no earlier row of their group and keys is better than in every respect, or nearly so."""
+        """Rows that none of a few rows with the same group and keys, the least in some respect so far, dominates."""
         keys = np.vstack([group, self._keys(states)])
-        criteria = self._criteria(states)
+        criteria = np.stack(self._criteria(states))
         order = np.lexsort((*reversed(criteria), *reversed(keys)))
-        begins = group_starts(keys[:, order])
-        kept = begins.copy()
-        for criterion in criteria[1:]:
+        begins, criteria = group_starts(keys[:, order]), criteria[:, order]
+        rows = np.arange(len(order))
+        # Equal rows follow one another.
+        lost = ~begins & (criteria[:, rows - 1] == criteria).all(axis=0)
+        for criterion in criteria[1:] if len(criteria) > 1 else criteria:
             rank = np.unique(criterion, return_inverse=True)[1].reshape(-1)
             # The running minimum restarts with every group, because its ranks lie below all those before it.
-            least = np.minimum.accumulate(rank[order] - np.cumsum(begins) * len(order))
-            kept[1:] |= least[1:] < least[:-1]
-        rows: Ints = order[kept]
-        return rows
+            least = np.minimum.accumulate(rank - np.cumsum(begins) * len(order))
+            falls = begins.copy()
+            falls[1:] |= least[1:] < least[:-1]
+            least_row = np.maximum.accumulate(np.where(falls, rows, 0))
+            lost |= (least_row < rows) & (criteria[:, least_row] <= criteria).all(axis=0)
+        return np.asarray(order[~lost])
 
     @staticmethod
     def _criteria(states: SearchStates) -> list[Floats]:
@@ -237,7 +242,7 @@ class _Charging(HeterogeneousSearch):
                     component,
                     edge,
                     states.first + states.replicas <= level.stop[component],
-                    edge | resources.closed(cut, states, level, column, self.shared.within),
+                    edge | (resources.closing_load(cut, states, level, column) <= self.shared.within),
                     states.loads[:, column : column + width],
                 )
             )

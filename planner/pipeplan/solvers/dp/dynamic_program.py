@@ -12,10 +12,8 @@ import heapq
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pipeplan.cost import contention, depths
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.cuts import Cuts
@@ -23,7 +21,7 @@ from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPlans, Region, ScoredPlan
+from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
 from pipeplan.solvers.dp.grid import UniformGrids, fastest_grid_batch, minibatches_of
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
@@ -35,7 +33,7 @@ from pipeplan.solvers.result import Result, Status
 class _BestSoFar:
     """The best plan and the bound of all searches so far."""
 
-    best: tuple[float, PlanSpace, list[Stage]] | None = None
+    best: tuple[float, PlanSpace, FoundPipeline] | None = None
     bound: float = float("inf")
     finished: bool = True
     interrupted: bool = False
@@ -44,7 +42,7 @@ class _BestSoFar:
 
     def add(self, problem: Problem, space: PlanSpace, result: BisectionResult[FoundPipeline]) -> None:
         """Take in the result of one more search."""
-        if result.best is not None or not result.finished:
+        if result.low < float("inf"):
             self.regions.append(Region(space, None, space.pace(problem, result.low)))
         self.finished, self.interrupted = self.finished and result.finished, self.interrupted or result.interrupted
         if result.best is not None or not result.finished:
@@ -52,7 +50,7 @@ class _BestSoFar:
         if result.best is None:
             return
         if self.best is None or space.pace(problem, result.high) < self.best[0] * (1 - PRECISION):
-            self.best = space.pace(problem, result.high), space, result.best.stages()
+            self.best = space.pace(problem, result.high), space, result.best
 
 
 def _search_spaces(
@@ -72,13 +70,25 @@ def _search_spaces(
         if so_far.interrupted:
             so_far.bound = min(so_far.bound, low)
             continue
-        searches = PipelineSearches(
-            space.inner(problem), cuts, deadline, gap, effort=effort, without_memory=known and replace(known)
-        )
+        searches = PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort)
+        if so_far.best is not None:
+            searches.below = _inner_limit(problem, space, so_far.best[0] * (1 - PRECISION))
+        if known is not None and known.best is not None:
+            searches.without_memory = replace(known)
+        elif known is not None:
+            searches.above = known.low
         so_far.add(problem, space, searches.best())
         if searches.found_without_memory is not None:
             without_memory[space.level, space.first] = searches.found_without_memory
     return so_far
+
+
+def _inner_limit(problem: Problem, space: PlanSpace, pace_s: float) -> float:
+    """The pace of one copy, or with a flush the time between its updates, above which all copies exceed a pace."""
+    options = problem.options
+    if options.flushes and options.accumulate is not None:
+        return pace_s * options.accumulate
+    return space.inner_pace(problem, pace_s) or 0.0
 
 
 def _search_grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort) -> _BestSoFar:
@@ -181,8 +191,8 @@ def _alone(
         bound = so_far.bound if cuts.complete and so_far.bound < float("inf") else 0.0
         least = float("inf") if proven else max(floor, bound)
         return Result("DP", status, None, float("inf"), least, 0.0, _note(cuts, finished), interrupted=interrupted)
-    pace, space, stages = so_far.best
-    plan = _plan(problem, space, stages, pace)
+    pace, space, pipeline = so_far.best
+    plan = _plan(problem, space, pipeline.stages(), pace)
     result = _result(problem, cuts, BisectionResult(so_far.bound, pace, plan, finished, interrupted))
     return replace(result, alone_bound_s=result.bound_s if cuts.complete else None)
 
@@ -192,38 +202,26 @@ def _charged(
 ) -> Result:
     """The result with everything charged: the search goes on from the bounds without shared resources."""
     assert so_far.best is not None
-    pace, space, stages = so_far.best
-    plan = _plan(problem, space, stages, pace)
-    known = ScoredPlan(evaluate(plan, problem).pace_s, plan)
+    pace, space, pipeline = so_far.best
+    if problem.cluster.workers > MOST_WORKERS:
+        note = f"what workers share is charged exactly on at most {MOST_WORKERS} workers"
+        return replace(_alone(problem, cuts, so_far, deadline, gap, effort), note=note)
     bound = max(so_far.bound, contention.least_pace_of_shared_cores_s(problem))
-    marks: dict[str, Any] = {"charged": True, "alone_bound_s": so_far.bound if cuts.complete else None}
-    interval = BisectionResult(bound, known.pace_s, plan, so_far.finished, so_far.interrupted, gap)
-    if so_far.finished and not interval.closed and problem.cluster.workers <= MOST_WORKERS:
-        regions = so_far.regions
-        if problem.options.grid:
-            regions = [Region(space, shape, low) for shape, low in _shape_floors(problem, cuts)]
-        regions = [replace(region, low_s=max(region.low_s, bound)) for region in regions]
-        interval = ChargedPlans(problem, cuts, regions, deadline, gap, effort).best(known)
-    elif so_far.finished and not interval.closed:
-        note = f"shared cards are charged exactly on at most {MOST_WORKERS} workers"
-        return replace(_result(problem, cuts, replace(interval, finished=False)), note=note, **marks)
+    regions = so_far.regions
+    if problem.options.grid:
+        regions = [Region(space, shape, low) for shape, low in _shape_floors(problem, cuts)]
+    regions = [replace(region, low_s=max(region.low_s, bound)) for region in regions]
+    searches = ChargedPipelines(problem, cuts, regions, deadline, gap, effort)
+    known = searches.charge(Region(space, None, bound), pipeline, pace)
+    interval = BisectionResult(bound, known.pace_s, known, so_far.finished, so_far.interrupted, gap)
+    if so_far.finished and not interval.closed:
+        interval = searches.best(known)
     assert interval.best is not None
-    interval.best = _deepened(interval.best, problem, interval.high)
-    return replace(_result(problem, cuts, interval), **marks)
-
-
-def _deepened(plan: Plan, problem: Problem, pace_s: float) -> Plan:
-    """The plan with the depths of its pace without contention, where memory allows them.
-
-    Bursts on a shared card need more minibatches in flight than the plan's own pace does (docs/cost-model.md).
-    """
-    score = evaluate(plan, problem)
-    if problem.options.inference or score.pace_s <= score.alone_s * (1 + PRECISION):
-        return plan
-    deeper = depths.assign_depths(plan, problem, score.alone_s * (1 + 1e-12))
-    deeper_score = evaluate(deeper, problem)
-    fits = deeper_score.fits or not problem.options.memory
-    return deeper if fits and deeper_score.pace_s <= pace_s * (1 + PRECISION) else plan
+    best = interval.best
+    plan = _plan(problem, best.region.space, best.pipeline.stages(), best.pace_s)
+    ends = BisectionResult(interval.low, interval.high, plan, interval.finished, interval.interrupted)
+    alone_bound_s = so_far.bound if cuts.complete else None
+    return replace(_result(problem, cuts, ends), charged=True, alone_bound_s=alone_bound_s)
 
 
 def _shape_floors(problem: Problem, cuts: Cuts) -> Iterator[tuple[GridShape, float]]:

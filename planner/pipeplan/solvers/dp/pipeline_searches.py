@@ -31,10 +31,13 @@ class FoundPipeline:
 
     def fits(self, limited: CostTerms, pace: float) -> bool:
         """Whether the pipeline fits in memory at the depths that its pace needs; `limited` has the memory limit."""
-        index_of = {ideal: index for index, ideal in enumerate(limited.cuts.ideals)}
-        cut_of = [index_of[ideal] for ideal in self.terms.cuts.ideals]
-        steps = [replace(step, start=cut_of[step.start], end=cut_of[step.end]) for step in self.steps]
-        return pipeline_fits(limited, steps, pace)
+        return pipeline_fits(limited, self.steps_among(limited.cuts), pace)
+
+    def steps_among(self, cuts: Cuts) -> list[Step]:
+        """The steps with their cuts numbered as in `cuts`, which has all of them."""
+        index_of = {ideal: index for index, ideal in enumerate(cuts.ideals)}
+        cut_of = [index_of.get(ideal, -1) for ideal in self.terms.cuts.ideals]
+        return [replace(step, start=cut_of[step.start], end=cut_of[step.end]) for step in self.steps]
 
     def stages(self) -> list[Stage]:
         """The stages of one copy with the names of their layers; each has one version of the weights as yet."""
@@ -197,7 +200,17 @@ class PipelineSearches:
         known, most = None, min(terms.most, self.below)
         if most < low:
             return BisectionResult(low)
-        if limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
+        if self.below < terms.most and self.shape is None:
+            # Most spaces have nothing faster than the best plan so far, which a single search shows.
+            try:
+                known = find(most)
+            except OutOfTime:
+                return BisectionResult(low, finished=False)
+            except KeyboardInterrupt:
+                return BisectionResult(low, finished=False, interrupted=True)
+            if known is None:
+                return BisectionResult(most)
+        elif limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
             # Find some plan first: it is the result if the search is stopped early, and without one no search is
             # needed. On thousands of workers a search far above the bound takes longer than all searches near it.
             try:
@@ -207,7 +220,7 @@ class PipelineSearches:
             except KeyboardInterrupt:
                 return BisectionResult(low, finished=False, interrupted=True)
             if known is None:
-                return BisectionResult(low)
+                return BisectionResult(most)
         return threshold.least_threshold(find, low * (1 - PRECISION), most, known, gap=self.gap)
 
     def _search(self, terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:

@@ -27,7 +27,7 @@ from pipeplan.problem.problem import Problem, Unit
 def prune_cuts(problem: Problem, cuts: Cuts) -> Cuts:
     """The cuts without those that some best plan does not need."""
     options = problem.options
-    if options.stages is not None or options.pins or options.several:
+    if options.stages is not None or options.pins:
         return cuts
     position = {ideal: index for index, ideal in enumerate(cuts.ideals)}
     kept = np.ones(len(cuts.ideals), dtype=bool)

@@ -79,6 +79,12 @@ class SearchStates:
         extra, loads = (None if part is None else part[rows] for part in (self.extra, self.loads))
         return SearchStates(self.numbers[:, rows], self.demand[rows], extra, loads)
 
+    def moved(self, first: int, replicas: int, loads: Floats) -> SearchStates:
+        """The states with another first stage and its pending loads."""
+        numbers = self.numbers.copy()
+        numbers[_COLUMNS.index("first")], numbers[_COLUMNS.index("replicas")] = first, replicas
+        return SearchStates(numbers, self.demand, self.extra, loads)
+
     def _column(self, index: int) -> Ints:
         column: Ints = self.numbers[index]
         return column

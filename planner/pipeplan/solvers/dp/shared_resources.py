@@ -15,7 +15,8 @@ of the search has to remember. A stage that begins at the edge of a component le
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -28,6 +29,8 @@ from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp.budget import Step
+from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
 from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import StageTerms
 from pipeplan.solvers.dp.topology import PlacementTable
@@ -112,8 +115,8 @@ class PendingLoads:
     """
 
     busy: Floats
-    allowed: Flags
-    """Whether the components that the placement no longer uses keep within the limit."""
+    peak: Floats
+    """For each pair, the largest load of the components that the placement does not use, which is complete."""
 
 
 @dataclass(frozen=True)
@@ -205,13 +208,7 @@ class SharedResources:
     def floor_s(self) -> float:
         """Load of the cards of components that hold whole copies, in seconds per minibatch."""
         size = sum(unit.parameter_bytes for unit in self.whole.units) * self.among_copies
-        links, cluster = Links.of(self.whole.cluster), self.whole.cluster
-        if not size:
-            return 0.0
-        workers = self.space.workers(cluster)
-        crossed = range(self.space.level, cluster.level_between(workers[0], workers[-1]))
-        firsts = cluster.starts(self.space.level)[self.space.first : self.space.first + self.copies]
-        return max((size / links.card(level, first)[1] for level in crossed for first in firsts), default=0.0)
+        return size / self.space.card_rate(self.whole.cluster) if size else 0.0
 
     @cached_property
     def _sent(self) -> Floats:
@@ -225,12 +222,12 @@ class SharedResources:
 
     # -- the search's questions --
 
-    def behind(self, cut: int, states: SearchStates, which: Ints, placements: Ints, limit_s: float) -> PendingLoads:
+    def behind(self, cut: int, states: SearchStates, which: Ints, placements: Ints) -> PendingLoads:
         """The loads once placements are put in front of states (pairs by index), with cut J between the two."""
-        allowed = np.ones(len(placements), dtype=bool)
+        peak = np.zeros(len(placements))
         busy = np.zeros((self.columns, len(placements)))
         if cut == len(self.cuts.ideals) - 1 or not len(placements):
-            return PendingLoads(busy, allowed)
+            return PendingLoads(busy, peak)
         assert states.loads is not None
         sent, returned = float(self._sent[cut]), float(self._returned[cut])
         senders, receivers = self.table.replicas[placements], states.replicas[which]
@@ -251,78 +248,79 @@ class SharedResources:
             entering = (receiving * (senders // common) - inside) / period
             for row, (out, back) in enumerate(((sent, returned), (returned, sent))):
                 at_receiver = states.loads[which, column + row] + entering * back * level.per_message[theirs]
-                allowed &= shared | (at_receiver <= limit_s)
+                peak = np.maximum(peak, np.where(shared, 0.0, at_receiver))
                 busy[column + row] = leaving * out * level.per_message[mine] + np.where(shared, at_receiver, 0.0)
             column += 2
-        return PendingLoads(busy, allowed)
+        return PendingLoads(busy, peak)
 
-    def in_front(
-        self, stage: StageTerms, target: Ints, placement: Ints, busy: Floats, limit_s: float
-    ) -> tuple[Flags, Floats]:
-        """Whether stages on placements keep within the limit, and the pending loads that they leave, by row.
+    def in_front(self, stage: StageTerms, target: Ints, placement: Ints, busy: Floats) -> tuple[Floats, Floats]:
+        """The largest load that stages on placements complete, and the pending loads that they leave, by row.
 
         `target` and `placement` name the stages and their placements; `busy` has the loads behind them, by column.
+        A component that is left for good counts as complete with the traffic of the cut in front of the stage.
         """
-        assert isinstance(stage.cut, int)
-        table, starts = self.table, stage.targets[target]
-        replicas = table.replicas[placement]
-        out_behind, in_behind = float(self._sent[stage.cut]), float(self._returned[stage.cut])
-        in_ahead, out_ahead = self._sent[starts] / replicas, self._returned[starts] / replicas
-        size = stage.parameters[target] * float(self.problem.training)
-        interval = self.accumulate or replicas * self.copies
-        hop = np.asarray(formulas.ring_allreduce_time(replicas, size, 1.0, 0.0)) / interval
-        copied = self.among_copies * size / replicas
-        allowed = self._within_single_stage(stage, target, placement, limit_s)
-        directions = (out_behind / replicas, out_ahead), (in_behind / replicas, in_ahead)
+        charges, table = self._charges(stage, target, placement), self.table
+        peak = self._single_stage_s(stage, target, placement)
         for per_message, per_ring, held in self.ports:
-            for one, other in directions:
-                allowed &= ((one + other) * per_message + (hop + copied) * per_ring <= limit_s) | ~held[placement]
+            for sent, received in charges.directions:
+                load = (sent + received) * per_message + (charges.hop + charges.copied) * per_ring
+                peak = np.maximum(peak, np.where(held[placement], load, 0.0))
         loads, column = np.zeros((len(target), self.columns)), 0
         for level in self.levels:
-            first, last = level.first[placement], level.last[placement]
-            straddles, inner_edge = first != last, table.first[placement] == level.start[first]
+            at_edge = table.first[placement] == level.start[level.first[placement]]
             if not level.is_card:
                 core = self._core_s(stage, target, placement)
-                complete = busy[column] + level.in_last[placement] * core * level.per_core[last]
-                for index, held in level.middle:
-                    total = (level.stop[index] - level.start[index]) * core * level.per_core[index]
-                    allowed &= (total <= limit_s) | ~held[placement]
-                pending = np.where(straddles, level.in_first[placement] * core * level.per_core[first], complete)
-                allowed &= (complete <= limit_s) & (pending <= limit_s)
-                loads[:, column] = np.where(inner_edge, 0.0, pending)
+                complete, pending = _core_loads(level, placement, core, busy[column])
+                peak = np.maximum(peak, np.maximum(complete, pending))
+                loads[:, column] = np.where(at_edge, 0.0, pending)
                 column += 1
                 continue
-            for row, (one, other) in enumerate(directions):
-                mine, rest = level.in_last[placement], level.in_first[placement]
-                complete = busy[column + row] + (hop + mine * copied) * level.per_ring[last]
-                complete = complete + mine * other * level.per_message[last]
-                allowed &= (complete <= limit_s) | ~straddles
-                for index, held in level.middle:
-                    count = level.stop[index] - level.start[index]
-                    total = count * (one + other) * level.per_message[index]
-                    total = total + (hop + count * copied) * level.per_ring[index]
-                    allowed &= (total <= limit_s) | ~held[placement]
-                across = rest * one * level.per_message[first] + (hop + rest * copied) * level.per_ring[first]
-                within = busy[column + row] + rest * copied * level.per_ring[first]
-                pending = np.where(straddles, across, within)
-                closed = pending + rest * other * level.per_message[first] <= limit_s
-                allowed &= (pending <= limit_s) & (closed | ~inner_edge)
-                loads[:, column + row] = np.where(inner_edge, 0.0, pending)
+            for row, (sent, received) in enumerate(charges.directions):
+                complete, pending = charges.card_loads(level, placement, sent, received, busy[column + row])
+                closing = level.in_first[placement] * received * level.per_message[level.first[placement]]
+                peak = np.maximum(peak, np.maximum(complete, pending + np.where(at_edge, closing, 0.0)))
+                loads[:, column + row] = np.where(at_edge, 0.0, pending)
             column += 2
-        return allowed, loads
+        return peak, loads
 
-    def closed(self, cut: int, states: SearchStates, level: ResourceLevel, column: int, limit_s: float) -> Flags:
-        """Whether the component of each state's first worker keeps within the limit if no other stage uses it."""
+    def _charges(self, stage: StageTerms, target: Ints, placement: Ints) -> StageCharges:
+        """The bytes that stages on placements put on each worker's card, per minibatch of the whole plan."""
+        assert isinstance(stage.cut, int)
+        replicas, starts = self.table.replicas[placement], stage.targets[target]
+        size = stage.parameters[target] * float(self.problem.training)
+        ring = np.asarray(formulas.ring_allreduce_time(replicas, size, 1.0, 0.0))
+        sent, returned = float(self._sent[stage.cut]) / replicas, float(self._returned[stage.cut]) / replicas
+        return StageCharges(
+            ring / (self.accumulate or replicas * self.copies),
+            self.among_copies * size / replicas,
+            ((sent, self._returned[starts] / replicas), (returned, self._sent[starts] / replicas)),
+        )
+
+    def busiest_s(self, terms: HeterogeneousTerms, steps: Sequence[Step]) -> float:
+        """The load of the busiest shared resource under a pipeline, or its wait for the all-reduce, per minibatch."""
+        states = replace(SearchStates.start(self.problem.cluster.workers), loads=np.zeros((1, self.columns)))
+        cut, busiest, only = len(self.cuts.ideals) - 1, self.floor_s, np.zeros(1, dtype=np.intp)
+        for step in reversed(steps):
+            placement = np.array([self.table.index(step.first, step.first + step.replicas)])
+            behind = self.behind(cut, states, only, placement)
+            stage = terms.stage(cut, np.array([step.start]), recompute=step.recompute)
+            peak, loads = self.in_front(stage, only, placement, behind.busy)
+            busiest = max(busiest, float(behind.peak[0]), float(peak[0]))
+            states = states.moved(step.first, step.replicas, loads)
+            cut = step.start
+        return max(busiest, float(states.loads.max(initial=0.0)) if states.loads is not None else 0.0)
+
+    def closing_load(self, cut: int, states: SearchStates, level: ResourceLevel, column: int) -> Floats:
+        """The load of the component of each state's first worker if no other stage uses it, in the busier direction."""
         assert states.loads is not None
         if not level.is_card or cut == len(self.cuts.ideals) - 1:
-            return np.ones(len(states), dtype=bool)
-        component = level.component[states.first]
+            return np.zeros(len(states))
+        component, load = level.component[states.first], np.zeros(len(states))
         receiving = np.minimum(states.first + states.replicas, level.stop[component]) - states.first
-        closed = np.ones(len(states), dtype=bool)
         for row, size in enumerate((float(self._returned[cut]), float(self._sent[cut]))):
             entering = receiving / states.replicas * size * level.per_message[component]
-            closed &= states.loads[:, column + row] + entering <= limit_s
-        return closed
+            load = np.maximum(load, states.loads[:, column + row] + entering)
+        return load
 
     # -- parts --
 
@@ -341,15 +339,13 @@ class SharedResources:
         work = stage.work_s[target] / table.speed[placement]
         return np.asarray(formulas.core_time(work, everyone, allreduce, self.accumulate or everyone, overlap))
 
-    def _within_single_stage(self, stage: StageTerms, target: Ints, placement: Ints, limit_s: float) -> Flags:
-        """False for a stage that holds the whole model and waits longer than the limit for its all-reduce."""
-        within = np.ones(len(target), dtype=bool)
-        if not stage.is_last or not (stage.targets == 0).any():
-            return within
-        alone = np.flatnonzero(stage.targets[target] == 0)
-        for row in alone.tolist():
-            within[row] = self.single_stage_s(int(placement[row]), recompute=stage.recompute) <= limit_s
-        return within
+    def _single_stage_s(self, stage: StageTerms, target: Ints, placement: Ints) -> Floats:
+        """For stages that hold the whole model, the pace at which they wait for their all-reduce; 0 for others."""
+        paces = np.zeros(len(target))
+        if stage.is_last and (stage.targets == 0).any():
+            for row in np.flatnonzero(stage.targets[target] == 0).tolist():
+                paces[row] = self.single_stage_s(int(placement[row]), recompute=stage.recompute)
+        return paces
 
     def single_stage_s(self, placement: int, *, recompute: bool) -> float:
         """Seconds per minibatch of plain data parallelism on a placement, whose forward pass waits for the update."""
@@ -372,6 +368,52 @@ class SharedResources:
     @cached_property
     def _single_stages(self) -> dict[tuple[int, float, bool, float, float], float]:
         return {}
+
+
+@dataclass(frozen=True)
+class StageCharges:
+    """What stages on placements put on the card of each of their workers, in bytes per minibatch of the whole plan."""
+
+    hop: Floats
+    """Bytes of the ring of the stage's replicas, on each hop."""
+    copied: Floats
+    """Bytes of the rings among copies of the pipeline."""
+    directions: tuple[tuple[Floats, Floats], ...]
+    """For outgoing and incoming traffic, bytes of messages of the cut behind the stage, and of the cut in front."""
+
+    def card_loads(
+        self, level: ResourceLevel, placement: Ints, behind: Floats, ahead: Floats, busy: Floats
+    ) -> tuple[Floats, Floats]:
+        """Seconds that cards of a level are busy in one direction: the longest complete load, and the pending one.
+
+        `busy` is the load of the component of the last worker with the traffic of the cut behind the stage.
+        """
+        first, last = level.first[placement], level.last[placement]
+        ending, beginning = level.in_last[placement], level.in_first[placement]
+        end = busy + (self.hop + ending * self.copied) * level.per_ring[last] + ending * ahead * level.per_message[last]
+        straddles = first != last
+        complete = np.where(straddles, end, 0.0)
+        for index, held in level.middle:
+            count = level.stop[index] - level.start[index]
+            load = count * (behind + ahead) * level.per_message[index]
+            load = load + (self.hop + count * self.copied) * level.per_ring[index]
+            complete = np.maximum(complete, np.where(held[placement], load, 0.0))
+        across = (
+            beginning * behind * level.per_message[first] + (self.hop + beginning * self.copied) * level.per_ring[first]
+        )
+        within = busy + beginning * self.copied * level.per_ring[first]
+        return complete, np.where(straddles, across, within)
+
+
+def _core_loads(level: ResourceLevel, placement: Ints, core_s: Floats, busy: Floats) -> tuple[Floats, Floats]:
+    """Seconds that the cores of servers are busy: the longest complete load, and that pending at the first server."""
+    first, last = level.first[placement], level.last[placement]
+    end = busy + level.in_last[placement] * core_s * level.per_core[last]
+    complete = end
+    for index, held in level.middle:
+        load = (level.stop[index] - level.start[index]) * core_s * level.per_core[index]
+        complete = np.maximum(complete, np.where(held[placement], load, 0.0))
+    return complete, np.where(first != last, level.in_first[placement] * core_s * level.per_core[first], end)
 
 
 def _meeting(sending: Ints, receiving: Ints, common: Ints) -> Ints:

@@ -141,8 +141,7 @@ class UniformSearch(StageSizing):
 
     def _leading(self, cut: int) -> Ints:
         """The cuts at which a stage in front of this one may begin."""
-        smaller = self.terms.cuts.smaller(cut)
-        return smaller[smaller > 0] if self.limits.several and cut == self.last else smaller
+        return self.terms.cuts.smaller(cut)
 
     def _places(self, cut: int, states: SearchStates) -> EndPositions:
         """All ends e for all states, without duplicates."""
@@ -206,7 +205,7 @@ class UniformSearch(StageSizing):
     def compares_cuts(self) -> bool:
         """Whether `_drop_dominated` is valid: neither memory nor the number of a stage matters."""
         limits = self.limits
-        if limits.several or limits.exact_stages is not None:
+        if limits.exact_stages is not None:
             return False
         return not (self.counts_depths or limits.memory or limits.every_cut)
 

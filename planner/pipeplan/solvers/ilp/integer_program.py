@@ -84,51 +84,26 @@ The program does not express, and refuses, memory limits under vertical sync and
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pipeplan.cluster_data.links import Links
-from pipeplan.cost import depths, formulas
+from pipeplan.cost import contention, formulas
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
-from pipeplan.plan.plan import Plan, Stage
-from pipeplan.plan.schedules import VERTICAL
+from pipeplan.plan.plan import Plan
 from pipeplan.problem.grid_shapes import data_parallel_grid_size, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp import backend
-from pipeplan.solvers.ilp.backend import MilpOutcome
-from pipeplan.solvers.ilp.depth import DepthConstraints, TooManyChoicesError
-from pipeplan.solvers.ilp.flush import FlushObjective
-from pipeplan.solvers.ilp.linear_program import Variable
-from pipeplan.solvers.ilp.memory import MemoryConstraints, limit_memory_at_depth_one
-from pipeplan.solvers.ilp.model import Place, PlacementModel, minibatches_per_update
+from pipeplan.solvers.ilp.charged import Charges
+from pipeplan.solvers.ilp.model import minibatches_per_update
+from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, IlpLimits, SpaceAnswer, SpaceSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 
-# Relative margin above another solver's objective within which the program still searches. A bound that is too low then
-# shows as an infeasible program, and one that is too high as a better plan.
-CUTOFF_SLACK = 1e-6
-
-# Upper bounds to try, relative to the lower bound; with depths the first two are left out. Beyond the last, each
-# further upper bound is so many times the one before.
-_RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
-_BEYOND = 2.5
-
+__all__ = ["MOST_CHOICES", "IlpLimits", "solve"]
 
 MOST_CHOICES = 200_000
 """Candidate placements times layers: a program with that many variables takes about a minute to build."""
-
-
-@dataclass(frozen=True)
-class IlpLimits:
-    """The solver of the integer program, and when it stops."""
-
-    seconds: float | None = None
-    """Time limit; None for no limit."""
-    gap: float = 0.0
-    """Relative gap at which the solver may stop."""
-    solver: str = "highs"
-    """`highs` or `cbc`."""
 
 
 def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) -> Result:
@@ -159,53 +134,6 @@ def _size_refusal(inner: Problem) -> str:
     return f"the integer program would be too large: {size}"
 
 
-class IlpModel(PlacementModel):
-    """The whole integer program of one pipeline on one cluster, whose pace is known to lie between two bounds.
-
-    It adds to the placement of stages (`model`) an objective, the user's constraints and, where it is `complete`,
-    the depths with the memory that follows from them. Otherwise the only limit on memory is that of depth 1, which
-    every plan satisfies.
-    """
-
-    def __init__(self, problem: Problem, floor_s: float, upper_s: float, *, complete: bool) -> None:
-        super().__init__(problem, floor_s, upper_s)
-        self.flush: FlushObjective | None = None
-        if problem.options.flushes:
-            self.flush = FlushObjective(self, self.minibatches or 1)
-            self.carried, self.cycle = self.flush.times, self.flush.cycle
-        else:
-            self.carried = self.charge_boundaries()
-        self._charge({})
-        self.add_user_constraints()
-        self.depths: DepthConstraints | None = None
-        if complete:
-            self._add_depths()
-        elif problem.options.memory:
-            limit_memory_at_depth_one(self)
-
-    def _charge(self, recomputed: dict[Place, Variable]) -> None:
-        """Charge the time of every place, including the forward work that it computes `recomputed`."""
-        if self.flush is None:
-            self.charge_stages(recomputed)
-        else:
-            self.flush.charge(recomputed)
-
-    def _add_depths(self) -> None:
-        """Add (8) to (11), and charge recomputation."""
-        options = self.problem.options
-        if self.problem.training:
-            self.depths = DepthConstraints(self, recompute=options.recompute and options.memory)
-            if recomputed := self.depths.forward_again():
-                self._charge(recomputed)
-        if options.memory:
-            MemoryConstraints(self, self.depths)
-
-    def stages(self) -> list[Stage]:
-        """The stages of the solution, input to output, on the workers of one copy, with depth 1 throughout."""
-        recomputing = self.depths.recomputing() if self.depths else set()
-        return [Stage(self.names(run), tuple(run.workers), 1, 1, run in recomputing) for run in self.chosen()]
-
-
 class _IlpSearch:
     """The best plan and the bound so far, over the spaces of plans that have been searched."""
 
@@ -215,6 +143,9 @@ class _IlpSearch:
         self.cutoff_s = cutoff_s
         self.began = time.perf_counter()
         self.best: tuple[float, Plan] | None = None
+        """The best solution: its pace by the program's coefficients, and its plan."""
+        self.seen: tuple[float, Plan] | None = None
+        """The fastest plan that the evaluator scored."""
         self.proven = True
         self.interrupted = False
         self.refusal = ""
@@ -224,8 +155,10 @@ class _IlpSearch:
         """Pace and plan of plain data parallelism if that plan is allowed, else None."""
         known_s = self.known[0] if self.known else float("inf")
         self.upper = (cutoff_s if cutoff_s is not None else known_s) * (1 + CUTOFF_SLACK)
-        # No plan is faster than all work on all workers. A search that is stopped proves no more than that.
-        self.floor_s = problem.work_s / problem.cluster.total_speed
+        # No plan is faster than all work on all workers, or cores. A search that is stopped proves no more than that.
+        self.floor_s = max(
+            problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem)
+        )
         self.size = (0, 0)
 
     def stop(self) -> None:
@@ -240,116 +173,55 @@ class _IlpSearch:
             return
         if self.best and self.best[0] <= self.floor_s * (1 + 1e-9):
             return  # All workers of the best plan are busy all the time, so nothing is better.
-        if space.floor(self.problem) > self.upper:
+        charges = Charges(self.problem, space)
+        if max(charges.least_pace_s(), space.floor(self.problem)) > self.upper:
             return
-        inner = space.inner(self.problem)
+        inner = charges.inner
         if minibatches_per_update(inner) == 0 or (inner.options.grid and not grid_shapes(inner)):
             return
-        low, high = self._bounds(space, inner)
+        low, high = self._bounds(charges)
         if self._record_refusal(_size_refusal(inner)):
-            self.bound = min(self.bound, space.floor(self.problem))
+            self.bound = min(self.bound, low)
             return
-        model, answer = self._raise_bound(inner, low, high, complete=False)
-        if answer.found and answer.proven and not self._holds_with_depths(space, model):
-            # Depths matter. The answer without them is still a lower bound.
-            low = max(low, answer.bound * model.unit_s)
-            if answer.interrupted:
-                self.stop()
-                return
-            if self._record_refusal(_schedule_refusal(inner)):
-                self.bound = min(self.bound, space.pace(self.problem, low))
-                return
-            try:
-                model, answer = self._raise_bound(inner, low, high, complete=True)
-            except TooManyChoicesError as error:
-                self._record_refusal(f"the integer program would be too large with memory limits: {error}")
-                self.bound = min(self.bound, space.pace(self.problem, low))
-                return
+        ends = None if self.limits.seconds is None else self.began + self.limits.seconds
+        search = SpaceSearch(charges, low, high, self.limits, ends, self.cutoff_s is not None)
+        try:
+            self._take(search.run())
+        except KeyboardInterrupt:
+            self._take(search.answer)
+            raise
+
+    def _take(self, answer: SpaceAnswer) -> None:
+        """Add what the search of one space found."""
+        self._record_refusal(answer.refusal)
         self.proven &= answer.proven
         self.interrupted |= answer.interrupted
-        if answer.bound < float("inf"):
-            bound = space.pace(self.problem, max(low, answer.bound * model.unit_s))
-            self.bound = min(self.bound, max(self.floor_s, bound))
-        if answer.found:
-            self._keep(space, model)
+        self.size = max(self.size, answer.size)
+        self.bound = min(self.bound, max(self.floor_s, answer.bound_s))
+        if answer.seen and (self.seen is None or answer.seen[0] < self.seen[0]):
+            self.seen = answer.seen
+        if answer.best and (self.best is None or answer.best[0] < self.best[0] * (1 - 1e-9)):
+            self.best = answer.best
+        self.upper = min([self.upper, *(found[0] for found in (self.best, self.seen) if found)])
 
-    def _bounds(self, space: PlanSpace, inner: Problem) -> tuple[float, float]:
-        """Lower and upper bound on the pace of one copy, or with a flush on the time from one update to the next."""
+    def _bounds(self, charges: Charges) -> tuple[float, float]:
+        """Lower and upper bound on the pace of the plans in a space that are worth finding."""
+        inner, count = charges.inner, minibatches_per_update(charges.inner)
         slowest = _slowest_pace(inner)
-        options, count = self.problem.options, minibatches_per_update(inner)
-        if not options.flushes or count is None or options.accumulate is None:
-            return inner.work_s / inner.cluster.total_speed, min(self.upper * space.copies, slowest)
+        low = max(charges.space.floor(self.problem), charges.least_pace_s())
+        if not self.problem.options.flushes or count is None:
+            return low, min(self.upper, charges.space.pace(self.problem, slowest) + _most_shared(inner))
         fastest = max(device.speed for device in inner.cluster.devices)
-        low = max(inner.work_s / fastest, count * inner.work_s / inner.cluster.total_speed)
+        batch = max(inner.work_s / fastest, count * inner.work_s / inner.cluster.total_speed)
         # The factor of `slowest` counts each boundary once for filling, and the slowest one for all minibatches.
-        return low, min(self.upper * options.accumulate, (count + inner.cluster.workers) * slowest)
+        most = (count + inner.cluster.workers) * slowest / charges.scale + _most_shared(inner)
+        return max(low, batch / charges.scale), min(self.upper, most)
 
     def _record_refusal(self, reason: str) -> bool:
         """Record the reason why a space cannot be searched. Returns whether there is one."""
         if reason:
             self.refusal, self.proven = reason, False
         return bool(reason)
-
-    def _holds_with_depths(self, space: PlanSpace, model: IlpModel) -> bool:
-        """Whether the plan that was found without depths keeps its pace, and fits in memory, with depths."""
-        pace, plan = self._plan(space, model)
-        score = evaluate(plan, self.problem)
-        return score.fits and score.alone_s <= pace * (1 + CUTOFF_SLACK)
-
-    def _raise_bound(self, inner: Problem, low: float, high: float, *, complete: bool) -> tuple[IlpModel, MilpOutcome]:
-        """The program with the smallest feasible upper bound that was tried, and its outcome."""
-        is_feasible_checked = False
-        for threshold in self._thresholds(low, high, complete=complete):
-            if complete and self.cutoff_s is None and threshold > low * _RUNGS[-1] and not is_feasible_checked:
-                # A larger upper bound never needs more memory: first find out whether there is any plan at all.
-                is_feasible_checked = True
-                model, answer = self._solve_once(inner, high, high, complete=True, confirm=True)
-                if not answer.found:
-                    return model, answer if answer.proven else replace(answer, bound=0.0)
-            model, answer = self._solve_once(inner, low, threshold, complete=complete, confirm=threshold >= high)
-            if answer.found or not answer.proven:
-                break
-        return model, answer
-
-    def _solve_once(
-        self, inner: Problem, low: float, high: float, *, complete: bool, confirm: bool
-    ) -> tuple[IlpModel, MilpOutcome]:
-        """Build the program for one upper bound and run the solver on it."""
-        model = IlpModel(inner, low, high, complete=complete)
-        self.size = max(self.size, model.program.size)
-        program, limits = model.program.lp, self.limits
-        return model, backend.run(program, limits.solver, self._remaining(), limits.gap, confirm=confirm)
-
-    def _thresholds(self, low: float, high: float, *, complete: bool) -> Iterator[float]:
-        """The upper bounds to try, ascending; the last is `high`."""
-        if self.cutoff_s is None:
-            threshold = low
-            for factor in _RUNGS[2:] if complete else _RUNGS:
-                threshold = low * factor
-                if threshold < high:
-                    yield threshold
-            while (threshold := threshold * _BEYOND) < high:
-                yield threshold
-        yield high
-
-    def _remaining(self) -> float | None:
-        """Seconds left of the time limit, at least a tenth; None without a limit."""
-        if self.limits.seconds is None:
-            return None
-        return max(0.1, self.limits.seconds - (time.perf_counter() - self.began))
-
-    def _plan(self, space: PlanSpace, model: IlpModel) -> tuple[float, Plan]:
-        """The pace and the plan of a solution, with depths."""
-        pace = space.pace(self.problem, model.objective())
-        plan = space.plan(self.problem, model.stages())
-        return pace, depths.assign_depths(plan, self.problem, pace * (1 + CUTOFF_SLACK / 10))
-
-    def _keep(self, space: PlanSpace, model: IlpModel) -> None:
-        """Keep the plan of a solution if it is the best so far."""
-        pace, plan = self._plan(space, model)
-        if self.best is None or pace < self.best[0] * (1 - 1e-9):
-            self.best = pace, plan
-            self.upper = min(self.upper, pace)
 
     def result(self) -> Result:
         """The result over all spaces that were searched."""
@@ -360,31 +232,34 @@ class _IlpSearch:
         bound = self.bound if self.bound < float("inf") else self.floor_s
         note = reason or "it found no plan within the time limit"
         nothing = Result(name, Status.TIME_LIMIT, None, float("inf"), bound, seconds, note, self.size, self.interrupted)
+        nothing = replace(nothing, charged=True)
         if self.best is None and self.proven:
             return replace(nothing, status=Status.INFEASIBLE, bound_s=float("inf"), note=reason or limited)
-        if self.best is None and (self.known is None or self.refusal):
-            return nothing
-        if self.best is None and not reason:
+        if self.proven and self.best is not None and self.limits.gap == 0:
+            pace, plan = self.best
+            return replace(
+                nothing,
+                status=Status.OPTIMAL,
+                plan=plan,
+                objective_s=pace,
+                bound_s=min(self.bound, pace),
+                note=reason or limited,
+            )
+        return self._unproven(nothing, reason)
+
+    def _unproven(self, nothing: Result, reason: str) -> Result:
+        """The result of a search that has not proven its plan optimal to a gap of 0; `nothing` is that without a plan.
+
+        A search that was stopped may have a T above its plan's pace, or depths that do not fit in memory. So only plans
+        that the evaluator has scored count.
+        """
+        if self.seen is None and not reason:
             reason = "it found no plan in time; plain data parallelism needs no search"
-        pace, plan = self.best or self.known or (float("inf"), None)
-        assert plan is not None
-        best = Result(
-            name, Status.OPTIMAL, plan, pace, min(self.bound, pace), seconds, reason, self.size, self.interrupted
-        )
-        if self.proven and self.limits.gap == 0:
-            return replace(best, note=reason or limited)
-        # A search that was stopped may return a T above its plan's pace, or depths that do not fit in memory.
-        score = evaluate(plan, self.problem)
-        if not score.fits:
-            return replace(nothing, bound_s=min(self.bound, score.alone_s))
-        return replace(best, status=Status.FEASIBLE, objective_s=score.alone_s, bound_s=min(self.bound, score.alone_s))
-
-
-def _schedule_refusal(problem: Problem) -> str:
-    """The reason why the program does not express a problem whose depths matter, or an empty text."""
-    if problem.training and problem.options.schedule == VERTICAL:
-        return "the integer program does not express memory limits under vertical-sync"
-    return ""
+        if self.seen is None and (self.known is None or self.refusal):
+            return nothing
+        pace, plan = self.seen or self.known or (float("inf"), None)
+        bound = min(self.bound if self.bound < float("inf") else self.floor_s, pace)
+        return replace(nothing, status=Status.FEASIBLE, plan=plan, objective_s=pace, bound_s=bound, note=reason)
 
 
 def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
@@ -394,23 +269,40 @@ def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
     workers = min(workers, problem.cluster.workers)
     if options.grid:
         workers = data_parallel_grid_size(problem, workers)
-    if options.several or options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
+    if options.stages not in (None, 1) or any(number != 1 for _, number in options.pins):
         return None
     plan = plain_data_parallel(problem, workers)
     score = evaluate(plan, problem)
-    return (score.alone_s, plan) if score.fits else None
+    return (score.pace_s, plan) if score.fits else None
 
 
 def _slowest_pace(problem: Problem) -> float:
     """Upper bound on the pace of a good plan of one pipeline, in seconds per minibatch: all work, with forward passes
     twice, on the slowest worker, and all synchronisation and traffic exposed."""
+    allreduce, transfer = _longest_transfers(problem)
+    speed = min(device.speed for device in problem.cluster.devices)
+    # The most that 2BW needs with as many minibatches in flight as there may be (`formulas.buffered_pace`).
+    buffered = problem.copies * (allreduce + problem.copies_allreduce_s)
+    return 2 * problem.work_s / speed + 2 * (allreduce + transfer) + buffered
+
+
+def _most_shared(problem: Problem) -> float:
+    """Upper bound on the load of a card and of shared cores, in seconds per minibatch.
+
+    At most two stages and four boundaries are on both sides of a card. Shared cores do all work and all all-reduces.
+    """
+    allreduce, transfer = _longest_transfers(problem)
+    speed = min(device.speed for device in problem.cluster.devices)
+    cores = 2 * problem.work_s / speed + problem.cluster.workers * allreduce
+    return 4 * (allreduce + transfer + problem.copies_allreduce_s) + cores
+
+
+def _longest_transfers(problem: Problem) -> tuple[float, float]:
+    """Seconds of an all-reduce of the whole model, and of a message of all its tensors, over the slowest links."""
     links, workers = Links.of(problem.cluster), problem.cluster.workers
     rate = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
     size = sum(unit.parameter_bytes for unit in problem.units)
     allreduce = max(float(formulas.ring_allreduce_time(count, size, *rate)) for count in range(1, workers + 1))
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     transfer = formulas.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])
-    speed = min(device.speed for device in problem.cluster.devices)
-    # The most that 2BW needs with as many minibatches in flight as there may be (`formulas.buffered_pace`).
-    buffered = problem.copies * (allreduce + problem.copies_allreduce_s)
-    return 2 * problem.work_s / speed + 2 * (allreduce + float(transfer)) + buffered
+    return allreduce, float(transfer)

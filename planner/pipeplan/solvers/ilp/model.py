@@ -34,7 +34,7 @@ Place = tuple[int, int]
 # Relative rounding error within which a bound still holds.
 _ROUNDING = 1e-9
 # The bounds of a variable are either equal, or farther apart than the solver's rounding.
-_ROOM = 1e-7
+ROOM = 1e-7
 
 
 class PlacementModel:
@@ -53,12 +53,12 @@ class PlacementModel:
         self.minibatches = minibatches_per_update(problem)
         """Minibatches of one update in one copy, if all stages share their updates; else None."""
         self.program = LinearProgram()
-        self.floor = 1.0 if floor_s >= upper_s else floor_s / upper_s * (1 - _ROOM)
+        self.floor = 1.0 if floor_s >= upper_s else floor_s / upper_s * (1 - ROOM)
         self.pace = self.program.number("T", self.floor, 1)
-        self.program.minimise([(self.pace, 1.0)])
         self.layers = LayerBlocks(problem, self._largest_transfer())
         grids = tuple(grid_shapes(problem)) if problem.options.grid else None
-        self.placements = PlacementSet(problem.cluster, self._most_replicas(), grids)
+        shared = problem.options.contention and len(problem.cluster.starts(1)) > 2
+        self.placements = PlacementSet(problem.cluster, self._most_replicas(), grids, shared, self._most_idle())
         self.opening = {start: self.program.binary(f"o_{start}") for start in self.placements.firsts}
         self.used = {
             placement: self.program.binary(f"y_{placement.start}_{placement.replicas}_{placement.end}")
@@ -159,6 +159,14 @@ class PlacementModel:
         bounds = (self.problem.options.max_replicas, two_versions, self.workers)
         return min(bound for bound in bounds if bound is not None)
 
+    def _most_idle(self) -> float:
+        """Upper bound on the idle workers: within U the busy ones must do all the work."""
+        cluster, rounds = self.problem.cluster, 1.0
+        if self.problem.options.flushes:
+            rounds = float(self.minibatches or 1)
+        spare = cluster.total_speed - rounds * self.problem.work_s / (self.unit_s * (1 + _ROUNDING))
+        return max(0.0, math.floor(spare / min(device.speed for device in cluster.devices) + _ROUNDING))
+
     def _largest_transfer(self) -> float:
         """Bytes that a boundary can carry within U over the fastest links, as many as it may have."""
         upper = self.unit_s * (max(1, min(self._most_replicas(), self.workers // 2)) if self.parallel else 1)
@@ -183,6 +191,11 @@ class PlacementModel:
             ended = self.in_use((placement for placement in self.placements.all if placement.end == worker - 1), -1.0)
             first = [(self.opening[worker], -1.0)] if worker in self.opening else []
             self.program.equal([*starting, *ended, *first])
+            # A placement that could be moved to the idle workers before it follows none.
+            movable = self.in_use(self.placements.movable(worker))
+            tight = [placement for placement in self.placements.all if placement.end == placement.last == worker - 1]
+            if movable:
+                self.program.at_most([*movable, *self.in_use(tight, -1.0)])
 
     def _grid(self, grids: Iterable[GridShape]) -> None:
         """Add (16): one shape is chosen, and with it its placements."""
@@ -381,8 +394,6 @@ class PlacementModel:
             self.program.equal(everything, float(options.stages))
         if options.max_stages is not None:
             self.program.at_most(everything, float(options.max_stages))
-        if options.several:
-            self.program.at_least(everything, 2.0)
         if options.max_workers is not None:
             busy = [(variable, float(placement.replicas)) for placement, variable in self.used.items()]
             self.program.at_most(busy, float(options.max_workers // self.problem.copies))
@@ -398,10 +409,6 @@ class PlacementModel:
             self.program.at_most([*count, *scale_terms(started, number - 1.0 - self.workers)], number - 1.0)
 
     # -- reading the solution --
-
-    def objective(self) -> float:
-        """Seconds per minibatch of the solution, by this program's own coefficients."""
-        return solution_value(self.pace) * self.unit_s
 
     def chosen(self) -> list[Placement]:
         """The placements in use, in order."""

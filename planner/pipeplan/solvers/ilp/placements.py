@@ -7,10 +7,17 @@ within the server, π starts in the same component of every level as before and 
 hold π, π with the placement before it, and π with the placement behind it are of no higher level, and only the last
 workers of a server need ever be idle. With at most two levels, idle servers may change places with those behind them
 until they are at the end of the cluster, too.
+
+If servers share network cards or cores, a move changes their loads unless π is inside one server before and after. Idle
+workers may then also be in front of a placement that spans servers. Idle servers still may change places.
+
+No more workers are idle than the work and the upper bound on the pace allow.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,6 +56,11 @@ class PlacementSet:
     most: int
     shapes: tuple[GridShape, ...] | None = None
     """The shapes of a uniform grid, if one is searched for; else None."""
+    shared: bool = False
+    """Whether servers are charged for what their workers share, so that it matters how many workers of a stage each
+    server has."""
+    most_idle: float = math.inf
+    """No more workers than these may be idle."""
 
     def of_shape(self, shape: GridShape) -> tuple[Placement, ...]:
         """The placements of a uniform grid; all workers behind it are idle."""
@@ -69,6 +81,7 @@ class PlacementSet:
             for start in range(total)
             for count in range(1, min(self.most, total - start) + 1)
             for end in self._ends(start + count - 1)
+            if end - (start + count - 1) <= self.most_idle
         )
 
     @cached_property
@@ -77,14 +90,34 @@ class PlacementSet:
         if self.shapes is not None:
             return (0,)
         if not self.cluster.uniform:
-            return tuple(range(self.cluster.workers))
-        if len(self.cluster.levels) <= 2:
-            return (0,)
-        return tuple(self.cluster.starts(1))[:-1]
+            starts: Iterable[int] = range(self.cluster.workers)
+        elif self.shared:
+            starts = range(self.cluster.span(1) if self._interchangeable else self.cluster.workers)
+        else:
+            starts = (0,) if self._interchangeable else tuple(self.cluster.starts(1))[:-1]
+        return tuple(start for start in starts if start <= self.most_idle)
 
     def final(self, placement: Placement) -> bool:
         """Whether no placement follows this one."""
         return placement.end == self.cluster.workers - 1
+
+    def movable(self, worker: int) -> list[Placement]:
+        """The placements from `worker` that may be moved to idle workers before it without any change of the cost.
+
+        They are inside one server, of which `worker` is not the first. The result is empty where no candidate leaves
+        such workers idle.
+        """
+        server = self.cluster.component(1, worker)
+        tight = self.shapes is not None or (self.cluster.uniform and not self.shared)
+        if tight or worker == self.cluster.starts(1)[server]:
+            return []
+        stop = self.cluster.starts(1)[server + 1]
+        return [placement for placement in self.all if placement.start == worker and placement.last < stop]
+
+    @property
+    def _interchangeable(self) -> bool:
+        """Whether all servers may change places."""
+        return self.cluster.uniform and len(self.cluster.levels) <= 2
 
     def _ends(self, last: int) -> list[int]:
         """The last idle workers to consider behind a placement whose last busy worker is `last`."""
@@ -92,5 +125,10 @@ class PlacementSet:
         if not self.cluster.uniform:
             return list(range(last, total))
         edges = [first - 1 for first in self.cluster.starts(1) if first - 1 >= last]
-        kept = edges[:1] if len(self.cluster.levels) <= 2 else edges
+        if self.shared and self._interchangeable:
+            # Not a whole server: the workers behind the edge of this one, and all but the last of the next.
+            return sorted({*range(last, min(total - 1, edges[0] + self.cluster.span(1))), total - 1})
+        if self.shared:
+            return list(range(last, total))
+        kept = edges[:1] if self._interchangeable else edges
         return sorted({last, *kept, total - 1})

@@ -20,7 +20,7 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.solvers.ilp import backend, integer_program
+from pipeplan.solvers.ilp import backend, integer_program, space_search
 from pipeplan.solvers.ilp.layers import LayerBlocks
 from pipeplan.solvers.ilp.placements import Placement, PlacementSet
 from pipeplan.solvers.result import Status
@@ -136,7 +136,7 @@ def test_a_time_limit_leaves_a_bound_that_holds() -> None:
     assert result.bound_s > 0
     assert result.bound_s >= problem.work_s / problem.cluster.workers * (1 - 1e-9)
     if result.plan is not None:
-        assert result.bound_s <= evaluate(result.plan, problem).alone_s
+        assert result.bound_s <= evaluate(result.plan, problem).pace_s
 
 
 def slow_program() -> pulp.LpProblem:
@@ -176,7 +176,7 @@ def test_ctrl_c_while_the_program_is_written_down_ends_the_search(monkeypatch: p
     def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(integer_program, "IlpModel", interrupted)
+    monkeypatch.setattr(space_search, "PipelineModel", interrupted)
     problem = Problem(chain(6), cluster((2, 1e6), (2, 1e5)))
     result = solve_by_ilp(problem)
     assert result.interrupted
@@ -223,7 +223,7 @@ def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> 
     assert result.status == Status.FEASIBLE, "plain data parallelism is known without any search"
     assert result.plan is not None
     assert result.plan.config == "4"
-    assert result.objective_s == pytest.approx(evaluate(result.plan, problem).alone_s)
+    assert result.objective_s == pytest.approx(evaluate(result.plan, problem).pace_s)
     assert result.bound_s == pytest.approx(problem.work_s / 4)
 
 
@@ -236,7 +236,7 @@ def test_a_gap_is_a_promise() -> None:
             continue
         assert result.plan is not None
         assert result.bound_s <= expected * (1 + 1e-6)
-        assert evaluate(result.plan, problem).alone_s * (1 - 0.1) <= result.bound_s * (1 + 1e-6)
+        assert evaluate(result.plan, problem).pace_s * (1 - 0.1) <= result.bound_s * (1 + 1e-6)
 
 
 def test_work_is_counted_in_what_the_devices_take_for_it() -> None:
@@ -253,7 +253,7 @@ def test_work_is_counted_in_what_the_devices_take_for_it() -> None:
     problem = Problem(profile, cluster, Options(contention=False))
     result = solve_by_ilp(problem)
     assert result.plan is not None
-    assert evaluate(result.plan, problem).alone_s == pytest.approx(result.objective_s, rel=1e-6)
+    assert evaluate(result.plan, problem).pace_s == pytest.approx(result.objective_s, rel=1e-6)
 
 
 def test_a_boundary_of_parallel_links_carries_more_than_one_link_does() -> None:
@@ -261,7 +261,7 @@ def test_a_boundary_of_parallel_links_carries_more_than_one_link_does() -> None:
     layers = (Layer("l0", 7, 3, 60, 45), Layer("l1", 4, 4, 20, 120), Layer("l2", 6, 0, 20, 37))
     tensors = (Tensor("a", "l0", ("l1", "l2"), 16, 28), Tensor("b", "l1", ("l2",), 17, 47))
     cluster = Cluster("test", Device("d", "cpu", 1), (Level("server", 4, 4.0, 0.0, 0.8, 0.5),))
-    options = Options(memory=False, stages=2, boundary="parallel")
+    options = Options(memory=False, stages=2, boundary="parallel", contention=False)
     problem = Problem(Profile(layers, tensors, minibatch=1), cluster, options)
     # Stage 1 averages 60 bytes between two, at 3.2 a second and once for two minibatches; all else takes 7 s at most.
     pace_s = 2 * (2 - 1) / 2 * 60 / 3.2 / 2

@@ -1,0 +1,309 @@
+"""The stages that keep within a threshold, with all that workers share, and what they do in front of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.checker import figures
+from pipeplan.checker.ddp_overlap import ddp_pace, waits_for_update
+from pipeplan.checker.document import DOUBLE_BUFFERED, STASHING, CheckedStage, PlanDocument
+from pipeplan.checker.figures import stage_figures
+from pipeplan.checker.model import CheckedModel, Flags, Floats, Totals
+from pipeplan.checker.network import LinkRates, NetworkRates
+from pipeplan.checker.shared_loads import Behind, CardLevel, CoreLevel, StageTraffic, ports_suffice
+from pipeplan.checker.transitions import worker_memory
+from pipeplan.checker.worker_runs import WorkerRuns
+from pipeplan.cluster_data.cluster import Cluster
+
+Ints = NDArray[np.intp]
+
+_AT_ONCE = 400_000
+"""The number of pairs of a state and a stage that are looked at a time."""
+
+
+@dataclass(frozen=True)
+class StagesAtCut:
+    """The stages I→J for one cut J that keep within the threshold wherever they are put, in the order of their runs.
+
+    Arrays have one entry for each stage, with and without recomputation.
+    """
+
+    cut: int
+    before: Ints
+    """Index of the cut I."""
+    again: Flags
+    """Whether the stage recomputes its forward pass."""
+    fixed: Floats
+    """Bytes of one worker that do not depend on the depth."""
+    growing: Floats
+    """Bytes of one worker for each minibatch in flight."""
+    wait: Floats
+    """Minibatches that pass while the replicas wait for each other."""
+    late: Floats
+    """Under 2BW, minibatches that pass between the last backward pass of a group and its update."""
+    traffic: StageTraffic
+
+    def take(self, rows: Ints | Flags) -> StagesAtCut:
+        """The entries that `rows` selects."""
+        return StagesAtCut(
+            cut=self.cut,
+            before=self.before[rows],
+            again=self.again[rows],
+            fixed=self.fixed[rows],
+            growing=self.growing[rows],
+            wait=self.wait[rows],
+            late=self.late[rows],
+            traffic=self.traffic.take(rows),
+        )
+
+
+@dataclass(frozen=True)
+class StatesAtCut:
+    """States of one cut, one array entry for each."""
+
+    first: Ints
+    replicas: Ints
+    demand: Floats
+    loads: Floats
+    """A row for each state: outgoing and incoming for each level of cards, then the cores."""
+
+
+@dataclass(frozen=True)
+class LeadingStages:
+    """Stages in front of states, one array entry for each pair, and what the states that they lead to say."""
+
+    state: Ints
+    """Index of the state among those of its cut."""
+    stage: Ints
+    """Index of the stage among those at the cut."""
+    demand: Floats
+    loads: Floats
+
+    def take(self, rows: Ints | Flags) -> LeadingStages:
+        """The entries that `rows` selects."""
+        return LeadingStages(self.state[rows], self.stage[rows], self.demand[rows], self.loads[rows])
+
+
+@dataclass(frozen=True)
+class ChargedSpace:
+    """All stages of the pipelines of one space of plans, `copies` of which run side by side."""
+
+    document: PlanDocument
+    model: CheckedModel
+    totals: Totals
+    cluster: Cluster
+    """The component that one pipeline lies in."""
+    runs: WorkerRuns
+    levels: tuple[CardLevel | CoreLevel, ...]
+    copies: int
+    workers: range
+    """The workers of the components that hold the copies."""
+    threshold: float
+    """Longest time of any resource of one copy, in seconds per minibatch of the copy."""
+    limit_s: float
+    """Longest time of any shared resource, in seconds per minibatch of all copies."""
+    among_s: float
+    """Time of one all-reduce among the copies, in seconds."""
+
+    @property
+    def widths(self) -> list[int]:
+        """The number of loads of a state at each level."""
+        return [2 if isinstance(level, CardLevel) else 1 for level in self.levels]
+
+    @property
+    def last(self) -> int:
+        """Index of the cut with all layers."""
+        return len(self.totals.cuts) - 1
+
+    @property
+    def share(self) -> int | None:
+        """Under 2BW, minibatches of one update in one copy; otherwise None."""
+        buffered = self.document.schedule == DOUBLE_BUFFERED
+        return (self.document.accumulate or 1) // self.copies if buffered else None
+
+    @property
+    def covers(self) -> bool:
+        """Whether depths matter: in training, where memory is limited or 2BW limits the minibatches in flight."""
+        return self.model.training and (self.document.options.memory or self.share is not None)
+
+    def traffic_of(self, cut: Ints | int) -> tuple[Floats, Floats]:
+        """Bytes across cuts, forward and backward, for a minibatch of all copies, in one copy."""
+        return self.totals.sent[cut] / self.copies, self.totals.returned[cut] / self.copies
+
+    def hopeless(self, before: Ints, first: Ints, room: Ints) -> Flags:
+        """Whether the layers in the cuts `before` are too much work for the workers in front.
+
+        These are the workers before `first`, of which at most `room` may be busy.
+        """
+        work = self.totals.forward_s[before] + self.totals.backward_s[before]
+        fastest = max(device.speed for device in self.cluster.devices)
+        speed = np.minimum(self.runs.speed_before[first], np.maximum(room, 0) * fastest)
+        return np.asarray((first == 0) | (work > speed * self.threshold))
+
+    # -- the stages of one cut --
+
+    def stages(self, cut: int) -> StagesAtCut:
+        """The stages that end at a cut and keep within the threshold as far as it does not depend on what follows."""
+        totals, runs, options = self.totals, self.runs, self.document.options
+        before = totals.inside(cut)
+        kinds, kind = np.unique(
+            np.stack([runs.replicas, runs.speed, runs.ring, runs.ring_latency_s]), axis=1, return_inverse=True
+        )
+        replicas, speed, ring_rate, ring_latency = kinds
+        ring = np.zeros((len(before), kinds.shape[1]))
+        if self.model.training:
+            size = (totals.parameters[cut] - totals.parameters[before])[:, None]
+            ring = np.asarray(figures.ring_allreduce_s(replicas, size, ring_rate, ring_latency))
+        forward, backward = ((total[cut] - total[before])[:, None] for total in (totals.forward_s, totals.backward_s))
+        everywhere = np.full(len(runs.start), runs.workers)
+        lost = self.hopeless(before[:, None], runs.start, everywhere) & (before > 0)[:, None]
+        found = []
+        for again in (False, True) if options.recompute and self.model.training else (False,):
+            work = forward + backward + forward * again
+            quick = self._quick(work / (replicas * speed), ring, replicas)[:, kind.reshape(-1)] & ~lost
+            found.append(np.stack([*np.nonzero(quick), np.full(int(quick.sum()), again)]))
+        row, run, again_at = np.concatenate(found, axis=1)
+        order = np.argsort(run, kind="stable")
+        row, run, recomputes = row[order], run[order], again_at[order] > 0
+        work = (forward + backward)[row, 0] + forward[row, 0] * recomputes
+        stages = self._sized(cut, before[row], run, work, ring[row, kind.reshape(-1)[run]], recomputes)
+        return stages.take(self._possible(stages))
+
+    def _quick(self, compute_s: Floats, ring_s: Floats, replicas: Floats) -> Flags:
+        """Flags of the stages within the threshold. Under 2BW there are none if a copy has no minibatch an update."""
+        if self.share == 0:
+            return np.zeros(compute_s.shape, dtype=bool)
+        time = figures.overlapped_s(compute_s, ring_s / (self.share or replicas), self.document.options.overlap)
+        return np.asarray(time <= self.threshold)
+
+    def _sized(self, cut: int, before: Ints, run: Ints, work: Floats, ring: Floats, again: Flags) -> StagesAtCut:
+        """Stages on their runs. `work` is compute on a worker of speed 1, `ring` the time of one all-reduce."""
+        replicas, everyone = self.runs.replicas[run], self.runs.replicas[run] * self.copies
+        # Vertical sync keeps at least as many versions as minibatches in flight; only these are counted here.
+        late_update, buffered = self.document.schedule == STASHING, self.share is not None
+        once, more = (
+            worker_memory(
+                self.model, self.totals, cut, before, everyone > 1, late=late_update, buffered=buffered, again=kind
+            )
+            for kind in (False, True)
+        )
+        fixed, growing = (np.where(again, *both) for both in zip(more, once, strict=True))
+        wait = figures.group_wait(ring, self.threshold, replicas, self.copies) if self.share is None else 0.0
+        late = np.maximum(0.0, (ring + self.among_s) / self.threshold - 1.0 / self.copies)
+        size = (self.totals.parameters[cut] - self.totals.parameters[before]) * self.model.training
+        common = self.document.accumulate if self.document.accumulates else None
+        sent, returned = self.traffic_of(cut)
+        received, back = self.traffic_of(before)
+        traffic = StageTraffic(
+            run=run,
+            hop=2.0 * (replicas - 1) / replicas * size / (common or everyone),
+            copied=2.0 * (self.copies - 1) / self.copies * (size / replicas) / (common or self.copies),
+            sent=np.array([sent / replicas, returned / replicas]),
+            ahead=np.array([back / replicas, received / replicas]),
+            core_s=work / self.runs.speed[run] / everyone + self._exposed(run, size) / (common or everyone),
+        )
+        return StagesAtCut(cut, before, again, fixed, growing, np.broadcast_to(wait, ring.shape), late, traffic)
+
+    def _exposed(self, run: Ints, size: Floats) -> Floats:
+        """The time of one all-reduce among the replicas of all copies that does not hide behind compute."""
+        bandwidth, latency = self.runs.ring[run], self.runs.ring_latency_s[run]
+        if self.copies > 1:
+            link: LinkRates = NetworkRates.of(self.document.cluster).among(self.workers)
+            bandwidth, latency = np.full(len(run), link.allreduce), np.full(len(run), link.latency_s)
+        everyone = self.runs.replicas[run] * self.copies
+        time = figures.ring_allreduce_s(everyone, size, bandwidth, latency) * self.model.training
+        return np.asarray(time * (1.0 - self.document.options.overlap))
+
+    def _possible(self, stages: StagesAtCut) -> Flags:
+        """Whether ports and components that only one stage uses keep within the limit, and the wait of one stage."""
+        if not self.document.options.contention:
+            return np.ones(len(stages.before), dtype=bool)
+        possible = ports_suffice(self.cluster, self.runs, stages.traffic, self.limit_s)
+        for level in self.levels:
+            possible &= level.possible(stages.traffic)
+        if stages.cut == self.last and waits_for_update(self.document):
+            known: dict[tuple[float, ...], float] = {}
+            for row in np.flatnonzero(possible & (stages.before == 0)).tolist():
+                possible[row] = self._awaited_s(stages, row, known) <= self.limit_s
+        return possible
+
+    def _awaited_s(self, stages: StagesAtCut, row: int, known: dict[tuple[float, ...], float]) -> float:
+        """The pace of a plan of one stage, whose forward pass waits for its update. `known` keeps earlier results."""
+        run, runs, size, again = int(stages.traffic.run[row]), self.runs, self.cluster.workers, bool(stages.again[row])
+        key = tuple(float(array[run]) for array in (runs.replicas, runs.speed, runs.ring, runs.ring_latency_s))
+        if (*key, again) not in known:
+            mine = range(int(runs.start[run]), int(runs.end[run]))
+            workers = tuple(self.workers[copy * size + worker] for worker in mine for copy in range(self.copies))
+            stage = CheckedStage(self.model.names, workers, 1, 1, again)
+            alone = replace(self.document, stages=(stage,), copies=self.copies)
+            known[*key, again] = ddp_pace(alone, self.model, stage_figures(alone, self.model))
+        return known[*key, again]
+
+    # -- stages in front of states --
+
+    def leads(self, stages: StagesAtCut, states: StatesAtCut) -> Iterator[LeadingStages]:
+        """The stages that may stand in front of each of some states, a part at a time."""
+        state, run, transfer, loads = self._pairs(stages, states)
+        starts, stops = (np.searchsorted(stages.traffic.run, run, side=side) for side in ("left", "right"))
+        counts = stops - starts
+        edges = np.searchsorted(np.cumsum(counts), np.arange(0, counts.sum() + 1, _AT_ONCE), side="left")
+        for begin, end in zip(edges, [*edges[1:], len(counts)], strict=True):
+            mine = slice(int(begin), int(end))
+            pair = np.repeat(np.arange(mine.start, mine.stop), counts[mine])
+            within = np.arange(len(pair)) - np.repeat(np.cumsum(counts[mine]) - counts[mine], counts[mine])
+            chosen = starts[pair] + within
+            yield self._in_front(stages, states, state[pair], chosen, transfer[pair], loads[pair])
+
+    def _pairs(self, stages: StagesAtCut, states: StatesAtCut) -> tuple[Ints, Ints, Floats, Floats]:
+        """All pairs of a state and a run in front of it whose boundary keeps within the threshold.
+
+        Returns the indices of both, the one-way time of a message, and the loads of the component where the run ends.
+        """
+        runs, starts = self.runs, stages.cut == self.last
+        used = np.unique(stages.traffic.run)
+        end, first = runs.end[used], states.first[:, None]
+        state, which = np.nonzero((end == first) | (runs.anywhere[used] & (end < first)))
+        run, transfer = used[which], np.zeros(len(state))
+        if not starts:
+            before, after = runs.start[run], states.first[state] + states.replicas[state] - 1
+            one = self.totals.busier[stages.cut] / runs.message[before, after]
+            parallel = self.document.options.boundary == "parallel"
+            lanes = np.minimum(runs.replicas[run], states.replicas[state]) if parallel else 1
+            near = one / lanes <= self.threshold
+            transfer = one + runs.latency_s[before, after]
+            state, run, transfer = state[near], run[near], transfer[near]
+        sent, returned = self.traffic_of(stages.cut)
+        pairs = Behind(run, states.first[state], states.replicas[state], float(sent), float(returned), starts)
+        closed, loads, column = np.ones(len(run), dtype=bool), np.zeros((len(run), sum(self.widths))), 0
+        for level, width in zip(self.levels, self.widths, strict=True):
+            part = slice(column, column + width)
+            within, loads[:, part] = level.joined(pairs, states.loads[state, part])
+            closed &= within
+            column += width
+        return state[closed], run[closed], transfer[closed], loads[closed]
+
+    def _in_front(
+        self, stages: StagesAtCut, states: StatesAtCut, state: Ints, chosen: Ints, transfer: Floats, loads: Floats
+    ) -> LeadingStages:
+        """The stages that fit in front of states, of pairs of the two by index."""
+        mine, depth = stages.take(chosen), np.ones(len(chosen))
+        replicas, capacity = self.runs.replicas[mine.traffic.run], self.runs.memory[mine.traffic.run]
+        if self.covers and stages.cut != self.last:
+            depth = figures.in_flight_depth(states.demand[state], mine.wait, transfer, self.threshold, replicas)
+        fits = np.ones(len(chosen), dtype=bool)
+        if self.document.options.memory:
+            fits = mine.fixed + depth * mine.growing <= capacity
+        if self.share is not None and self.covers:
+            fits &= depth * replicas + mine.late <= self.share
+        found, column = np.zeros(loads.shape), 0
+        for level, width in zip(self.levels, self.widths, strict=True):
+            part = slice(column, column + width)
+            within, found[:, part] = level.extended(mine.traffic, loads[:, part])
+            fits &= within
+            column += width
+        demand = depth * replicas + mine.wait if self.covers else np.zeros(len(chosen))
+        return LeadingStages(state, chosen, demand, found).take(fits)

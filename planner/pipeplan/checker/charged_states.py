@@ -1,0 +1,176 @@
+"""Reads the states of a certificate with everything charged, and decides which states are covered by which others.
+
+docs/check.md states the rule and proves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.checker.charged_stages import ChargedSpace, StatesAtCut
+from pipeplan.checker.document import CheckedOptions
+from pipeplan.checker.model import Flags, Floats
+from pipeplan.checker.shared_loads import CardLevel
+from pipeplan.checker.states import DEMAND_SLACK, cut_indices, number_rows
+from pipeplan.util.files import Node
+
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class CountedLimits:
+    """What the states of a certificate count besides their place, because the options limit it."""
+
+    most_stages: int | None
+    """Largest number of stages; None where stages are not counted."""
+    same_stages: bool
+    """Whether there must be exactly so many stages."""
+    most_busy: int | None
+    """Largest number of busy workers of one copy; None where they are not counted."""
+    pins: tuple[tuple[int, int], ...]
+    """(layer, stage counted from 1) for layers that must be in a given stage."""
+
+    @staticmethod
+    def of(space: ChargedSpace, options: CheckedOptions) -> CountedLimits:
+        """What has to be counted in one space of plans."""
+        most = options.stages or options.max_stages
+        same = options.stages is not None
+        busy = None if options.max_workers is None else min(options.max_workers // space.copies, space.runs.workers)
+        names = space.model.names
+        return CountedLimits(
+            most, same, busy, tuple((names.index(name), stage) for name, stage in options.pins) if same else ()
+        )
+
+
+@dataclass(frozen=True)
+class ChargedStates:
+    """States of one space of plans, one array entry for each."""
+
+    cut: Ints
+    """The cut, as an index into the cuts of the model."""
+    first: Ints
+    """First worker of the stage behind the cut."""
+    replicas: Ints
+    """Replicas of that stage."""
+    demand: Floats
+    """Minibatches that a stage in front must cover; 0 where depths do not matter."""
+    loads: Floats
+    """A row for each state: what the cards and cores of the components of its first worker are busy, in seconds per
+    minibatch, without the traffic of the cut itself. 0 where the worker is the first of its component."""
+    stages: Ints
+    """Number of stages behind the cut; 0 where stages are not counted."""
+    busy: Ints
+    """Number of workers of those stages; 0 where workers are not counted."""
+
+    def take(self, rows: Ints | Flags) -> ChargedStates:
+        """The entries that `rows` selects."""
+        return ChargedStates(*(array[rows] for array in vars(self).values()))
+
+    @property
+    def at_cut(self) -> StatesAtCut:
+        """The states as the stages in front see them."""
+        return StatesAtCut(self.first, self.replicas, self.demand, self.loads)
+
+
+def read_states(entry: Node, space: ChargedSpace, counts: CountedLimits, start: int) -> tuple[ChargedStates, list[Any]]:
+    """The states of one space of plans, and as they are stated, for error messages.
+
+    `start` is the number of workers in front of the state where nothing is placed yet. Raises an `InputError` where a
+    state is malformed or impossible.
+    """
+    cuts = cut_indices(entry["cuts"], space.totals.cuts)
+    loads, counted = sum(space.widths), [counts.most_stages is not None, counts.most_busy is not None]
+    width = 4 + loads + sum(counted)
+    rows = number_rows(entry["states"], (width,), f"states of {width} numbers each", slice(3, 4 + loads))
+    if len(rows) and not (rows[:, 0] < len(cuts)).all():
+        entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
+    whole = rows[:, [0, 1, 2, *range(4 + loads, width)]].astype(np.intp)
+    nothing = np.zeros(len(rows), dtype=np.intp)
+    # A slack makes the states claim less, so that the same sum in another order does not exceed it.
+    states = ChargedStates(
+        cut=cuts[whole[:, 0]],
+        first=whole[:, 1],
+        replicas=whole[:, 2],
+        demand=rows[:, 3] * (1 - DEMAND_SLACK) * space.covers,
+        loads=rows[:, 4 : 4 + loads] * (1 - DEMAND_SLACK),
+        stages=whole[:, 3] if counted[0] else nothing,
+        busy=whole[:, -1] if counted[1] else nothing,
+    )
+    _check(states, space, counts, start, entry["states"])
+    # Where the first worker begins a component, no stage in front can use it, and a load there means nothing.
+    column = 0
+    for level, columns in zip(space.levels, space.widths, strict=True):
+        placed = states.cut < space.last
+        edge = np.ones(len(rows), dtype=bool)
+        edge[placed] = states.first[placed] == level.begin[level.home[states.first[placed]]]
+        states.loads[edge, column : column + columns] = 0.0
+        column += columns
+    return states, entry["states"].value
+
+
+def _check(states: ChargedStates, space: ChargedSpace, counts: CountedLimits, start: int, node: Node) -> None:
+    """Raise an `InputError` where a state lies beyond the cluster or the limits, or completes a pipeline, or where the
+    starting state is missing."""
+    begins = states.cut == space.last
+    placed = (states.replicas >= 1) & (states.first + states.replicas <= start)
+    nothing = (states.first == start) & (states.replicas == 0) & (states.stages == 0) & (states.busy == 0)
+    if not np.where(begins, nothing, placed).all():
+        node.fail("a state lies beyond the cluster")
+    if (states.stages > (counts.most_stages or 0)).any() or (states.busy > (counts.most_busy or 0)).any():
+        node.fail("a state has more stages or workers behind it than were asked for")
+    if ((states.cut == 0) & ((states.stages == (counts.most_stages or 0)) | (not counts.same_stages))).any():
+        node.fail("a state has no layer left in front of it: it claims that a faster plan exists")
+    if not begins.any():
+        node.fail("the state where nothing is placed yet is missing")
+
+
+def covered(space: ChargedSpace, counts: CountedLimits, leads: ChargedStates, listed: ChargedStates) -> Flags:
+    """Which of some states are covered by a listed state of the same cut. All states have this one cut."""
+    runs, found = space.runs, np.zeros(len(leads.first), dtype=bool)
+    last = leads.first + leads.replicas - 1
+    # What lies before the stop of this component is joined with the stages in front by no slower links.
+    stop = runs.stop[np.maximum(leads.first - 1, 0), last]
+    homes = [(level, level.home[leads.first], level.home[listed.first]) for level in space.levels]
+    alone = _alone(space, listed)
+    for index in range(len(listed.first)):
+        first, replicas = int(listed.first[index]), int(listed.replicas[index])
+        covers = (listed.demand[index] <= leads.demand) & (first >= leads.first) & (first + replicas <= stop)
+        covers &= listed.busy[index] <= leads.busy
+        same = listed.stages[index] == leads.stages
+        covers &= same if counts.same_stages else listed.stages[index] <= leads.stages
+        if space.document.options.boundary == "parallel":
+            covers &= replicas >= leads.replicas
+        column = 0
+        for number, ((level, mine, theirs), width) in enumerate(zip(homes, space.widths, strict=True)):
+            part = slice(column, column + width)
+            less = (listed.loads[index, part] <= leads.loads[:, part]).all(axis=1) & (mine == theirs[index])
+            edge = leads.first == level.begin[mine]
+            if isinstance(level, CardLevel):
+                inside = first + replicas <= level.stop[theirs[index]]
+                alike = inside & (leads.first + leads.replicas <= level.stop[mine])
+                alike |= (leads.first == first) & (leads.replicas == replicas)
+                covers &= np.where(edge, alone[number][index], less & alike)
+            else:
+                covers &= less | (alone[number][index] & (edge | (theirs[index] > mine)))
+            column += width
+        found |= covers
+    return found
+
+
+def _alone(space: ChargedSpace, listed: ChargedStates) -> list[Flags]:
+    """For each level, whether the component of each state keeps within the limit with no stage in front in it."""
+    found, column = [], 0
+    for level, width in zip(space.levels, space.widths, strict=True):
+        loads = listed.loads[:, column : column + width]
+        if isinstance(level, CardLevel):
+            alone = level.alone(listed.first, listed.replicas, space.traffic_of(listed.cut), loads)
+            # Of a component that begins with the state, all has been charged before.
+            found.append(alone | (listed.first == level.begin[level.home[listed.first]]))
+        else:
+            found.append(loads[:, 0] <= level.limit_s)
+        column += width
+    return found

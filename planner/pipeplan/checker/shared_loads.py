@@ -1,0 +1,275 @@
+"""How long a stage keeps shared cards, ports and cores busy, and what of it is known before the stages in front are.
+
+A component of a level (a server, say) has one card in each direction. Stages are put in front of one another, so the
+load of a card is complete once no further stage can use it. Until then a state carries what has been added up so far:
+everything but the traffic of its own cut. docs/check.md explains the loads and proves the rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.checker.model import Flags, Floats
+from pipeplan.checker.network import NetworkRates
+from pipeplan.checker.worker_runs import WorkerRuns
+from pipeplan.cluster_data.cluster import Cluster
+
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class StageTraffic:
+    """What stages send and compute, one array entry for each stage. All figures are for one minibatch of all copies."""
+
+    run: Ints
+    """Index of the run of workers."""
+    hop: Floats
+    """Bytes of the all-reduce that each replica sends to the next."""
+    copied: Floats
+    """Bytes of the all-reduce among the copies that each replica sends to its counterpart in the next copy."""
+    sent: Floats
+    """Bytes that each replica sends and receives at the boundary behind the stage, a row for each."""
+    ahead: Floats
+    """Bytes that each replica sends and receives at the boundary in front of the stage, a row for each."""
+    core_s: Floats
+    """Seconds for which each replica keeps a core busy."""
+
+    def take(self, rows: Ints | Flags) -> StageTraffic:
+        """The entries that `rows` selects."""
+        return StageTraffic(**{name: array[..., rows] for name, array in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Behind:
+    """States, and the runs in front of them, one array entry for each pair, with the traffic of the cut between."""
+
+    run: Ints
+    first: Ints
+    """First worker of the state."""
+    replicas: Ints
+    """Replicas of the state's first stage."""
+    sent: float
+    """Bytes across the cut, forward and backward, for a minibatch of all copies, in one copy."""
+    returned: float
+    starts: bool
+    """Whether the state is the one where nothing is placed yet, with no traffic at its cut."""
+
+
+@dataclass(frozen=True)
+class SharedLevel:
+    """The components of one level that share a resource, in order, as arrays over them."""
+
+    runs: WorkerRuns
+    limit_s: float
+    """Longest time in seconds per minibatch that the resource may be busy."""
+    home: Ints
+    """The component of every worker."""
+    begin: Ints
+    stop: Ints
+
+    def first_in(self, run: Ints) -> tuple[Ints, Ints]:
+        """The component of the first worker of each run, and how many of the run's workers it has."""
+        home = self.home[self.runs.start[run]]
+        return home, np.minimum(self.runs.end[run], self.stop[home]) - self.runs.start[run]
+
+    def last_in(self, run: Ints) -> tuple[Ints, Ints]:
+        """The component of the last worker of each run, and how many of the run's workers it has."""
+        home = self.home[self.runs.end[run] - 1]
+        return home, self.runs.end[run] - np.maximum(self.runs.start[run], self.begin[home])
+
+    def at_edge(self, run: Ints) -> Flags:
+        """Whether each run begins where a component does, so that no stage in front is in this component."""
+        start = self.runs.start[run]
+        return np.asarray(start == self.begin[self.home[start]])
+
+    def between(self, run: Ints) -> list[tuple[int, Flags]]:
+        """For every kind of component, one of them, and the runs that have such a component between first and last."""
+        first, last = self.home[self.runs.start[run]], self.home[self.runs.end[run] - 1]
+        held = [(index, (first < index) & (index < last)) for index in range(len(self.begin))]
+        kinds: dict[tuple[float, ...], tuple[int, Flags]] = {}
+        for index, mine in held:
+            if mine.any():
+                kind = self.kind(index)
+                kinds[kind] = (index, kinds[kind][1] | mine) if kind in kinds else (index, mine)
+        return list(kinds.values())
+
+    def kind(self, component: int) -> tuple[float, ...]:
+        """All that the load of a component depends on, apart from the stages in it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class CardLevel(SharedLevel):
+    """The network cards of the components of one level. A state has two loads here: outgoing, and incoming."""
+
+    message: Floats
+    """Seconds that a byte of a message keeps a card busy."""
+    ring: Floats
+    """Seconds that a byte of an all-reduce keeps it busy."""
+
+    def kind(self, component: int) -> tuple[float, ...]:
+        """Its workers and its rates."""
+        return float(self.stop[component] - self.begin[component]), self.message[component], self.ring[component]
+
+    def possible(self, stages: StageTraffic) -> Flags:
+        """Whether the components that stages fill without beginning or ending there keep within the limit."""
+        possible = np.ones(len(stages.run), dtype=bool)
+        for index, held in self.between(stages.run):
+            count = self.stop[index] - self.begin[index]
+            for behind, ahead in zip(stages.sent, stages.ahead, strict=True):
+                load = count * (behind + ahead) * self.message[index]
+                load = load + (stages.hop + count * stages.copied) * self.ring[index]
+                possible &= (load <= self.limit_s) | ~held
+        return possible
+
+    def joined(self, pairs: Behind, loads: Floats) -> tuple[Flags, Floats]:
+        """The loads of the component where each run ends, from the stages behind and the boundary to them.
+
+        `loads` are those of the states, a row for each pair. The flags say whether a component of the state that the
+        run does not reach, and whose load is thus complete, keeps within the limit.
+        """
+        if pairs.starts:
+            return np.ones(len(pairs.run), dtype=bool), np.zeros(loads.shape)
+        senders = self.runs.replicas[pairs.run]
+        mine, sending = self.last_in(pairs.run)
+        theirs = self.home[pairs.first]
+        receiving = np.minimum(pairs.first + pairs.replicas, self.stop[theirs]) - pairs.first
+        shared = mine == theirs
+        period = np.lcm(senders, pairs.replicas)
+        inside = np.where(shared, _meetings(senders, sending, pairs.replicas, receiving), 0)
+        leaving = (sending * (period // senders) - inside) / period
+        entering = (receiving * (period // pairs.replicas) - inside) / period
+        closed = np.ones(len(pairs.run), dtype=bool)
+        found = np.empty(loads.shape)
+        for way, (out, back) in enumerate(((pairs.sent, pairs.returned), (pairs.returned, pairs.sent))):
+            at_state = loads[:, way] + entering * back * self.message[theirs]
+            closed &= shared | (at_state <= self.limit_s)
+            found[:, way] = leaving * out * self.message[mine] + np.where(shared, at_state, 0.0)
+        return closed, found
+
+    def extended(self, stages: StageTraffic, loads: Floats) -> tuple[Flags, Floats]:
+        """Whether stages keep within the limit, and the loads of the states that they lead to, given `joined` loads."""
+        (first, front), (last, rear) = self.first_in(stages.run), self.last_in(stages.run)
+        within, straddles, edge = np.ones(len(first), dtype=bool), first != last, self.at_edge(stages.run)
+        found = np.empty(loads.shape)
+        for way, (behind, ahead) in enumerate(zip(stages.sent, stages.ahead, strict=True)):
+            complete = loads[:, way] + (stages.hop + rear * stages.copied) * self.ring[last]
+            complete = complete + rear * ahead * self.message[last]
+            apart = front * behind * self.message[first] + (stages.hop + front * stages.copied) * self.ring[first]
+            pending = np.where(straddles, apart, loads[:, way] + front * stages.copied * self.ring[first])
+            within &= (complete <= self.limit_s) | ~straddles
+            within &= pending + np.where(edge, front * ahead * self.message[first], 0.0) <= self.limit_s
+            found[:, way] = np.where(edge, 0.0, pending)
+        return within, found
+
+    def alone(self, first: Ints, replicas: Ints, traffic: tuple[Floats, Floats], loads: Floats) -> Flags:
+        """Whether the components of states keep within the limit if no stage in front is in them.
+
+        `traffic` has the bytes across the states' cuts, forward and backward, for a minibatch of all copies.
+        """
+        home = self.home[first]
+        entering = (np.minimum(first + replicas, self.stop[home]) - first) / replicas * self.message[home]
+        sent, returned = traffic
+        within = loads[:, 0] + entering * returned <= self.limit_s
+        return np.asarray(within & (loads[:, 1] + entering * sent <= self.limit_s))
+
+
+@dataclass(frozen=True)
+class CoreLevel(SharedLevel):
+    """Servers whose workers share cores. A state has one load here."""
+
+    share: Floats
+    """The inverse of the number of cores; 0 where every worker has its own."""
+
+    def kind(self, component: int) -> tuple[float, ...]:
+        """Its workers and its cores."""
+        return float(self.stop[component] - self.begin[component]), self.share[component]
+
+    def possible(self, stages: StageTraffic) -> Flags:
+        """Whether the servers that stages fill without beginning or ending there keep within the limit."""
+        possible = np.ones(len(stages.run), dtype=bool)
+        for index, held in self.between(stages.run):
+            load = (self.stop[index] - self.begin[index]) * stages.core_s * self.share[index]
+            possible &= (load <= self.limit_s) | ~held
+        return possible
+
+    def joined(self, pairs: Behind, loads: Floats) -> tuple[Flags, Floats]:
+        """The loads of the server where each run ends, from the stages behind. No load grows by the boundary."""
+        if pairs.starts:
+            return np.ones(len(pairs.run), dtype=bool), np.zeros(loads.shape)
+        shared = self.last_in(pairs.run)[0] == self.home[pairs.first]
+        return np.asarray((loads <= self.limit_s).all(axis=1)), np.where(shared[:, None], loads, 0.0)
+
+    def extended(self, stages: StageTraffic, loads: Floats) -> tuple[Flags, Floats]:
+        """Whether stages keep within the limit, and the loads of the states that they lead to, given `joined` loads."""
+        (first, front), (last, rear) = self.first_in(stages.run), self.last_in(stages.run)
+        complete = loads[:, 0] + rear * stages.core_s * self.share[last]
+        pending = np.where(first != last, front * stages.core_s * self.share[first], complete)
+        within = (complete <= self.limit_s) & (pending <= self.limit_s)
+        return within, np.where(self.at_edge(stages.run), 0.0, pending)[:, None]
+
+
+def card_levels(cluster: Cluster, runs: WorkerRuns, limit_s: float) -> list[CardLevel]:
+    """The levels above single workers with cards that something can cross, innermost first."""
+    network, found = NetworkRates.of(cluster), []
+    for level, cards in enumerate(network.cards[1:], start=1):
+        message, ring = (1 / np.array([getattr(card, name) for card in cards]) for name in ("message", "allreduce"))
+        if message.any() or ring.any():
+            edges = np.array(network.starts[level])
+            found.append(CardLevel(*_components(edges, runs, limit_s), message, ring))
+    return found
+
+
+def core_levels(whole: Cluster, runs: WorkerRuns, limit_s: float, workers: range) -> list[CoreLevel]:
+    """One level, or none where every worker has its own core. `runs` are those of one copy on the cluster `whole`.
+
+    `workers` are those of all components that hold a copy.
+
+    If a server holds several copies of a pipeline, its cores work for as many workers like each of one copy.
+    """
+    servers = [whole.server_of(worker) for worker in range(whole.workers)]
+    sizes = np.bincount(servers)
+    cores = np.array([whole.device_of(servers.index(one)).cores for one in range(len(sizes))])
+    share = np.where((cores > 0) & (cores < sizes), 1.0 / np.maximum(cores, 1), 0.0)
+    if not share.any():
+        return []
+    mine = np.array(servers[workers.start : workers.start + runs.workers])
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(mine)) + 1, [runs.workers]])
+    # Copies that share a server are alike, and so are all servers then.
+    together = min(len(workers), sizes[mine[0]]) // runs.workers if runs.workers < sizes[mine[0]] else 1
+    return [CoreLevel(*_components(edges, runs, limit_s), share[mine[edges[:-1]]] * together)]
+
+
+def ports_suffice(cluster: Cluster, runs: WorkerRuns, stages: StageTraffic, limit_s: float) -> Flags:
+    """Whether the port of every worker of the stages keeps within the limit."""
+    suffice = np.ones(len(stages.run), dtype=bool)
+    start, end = runs.start[stages.run], runs.end[stages.run]
+    cards = NetworkRates.of(cluster).cards[0]
+    for card in set(cards):
+        before = np.concatenate([[0], np.cumsum([one == card for one in cards])])
+        held = before[end] > before[start]
+        for behind, ahead in zip(stages.sent, stages.ahead, strict=True):
+            load = (behind + ahead) / card.message + (stages.hop + stages.copied) / card.allreduce
+            suffice &= (load <= limit_s) | ~held
+    return suffice
+
+
+def _components(edges: Ints, runs: WorkerRuns, limit_s: float) -> tuple[WorkerRuns, float, Ints, Ints, Ints]:
+    """The fields of a `SharedLevel` whose components begin at all but the last of `edges`."""
+    return runs, limit_s, np.repeat(np.arange(len(edges) - 1), np.diff(edges)), edges[:-1], edges[1:]
+
+
+def _meetings(senders: Ints, sending: Ints, receivers: Ints, receiving: Ints) -> Ints:
+    """How many pairs of the last `sending` of the senders and the first `receiving` of the receivers exchange messages.
+
+    Minibatch i goes from sender i mod r to receiver i mod r′, so sender p and receiver q meet once in lcm(r, r′)
+    minibatches if p ≡ q modulo gcd(r, r′), and never otherwise. Every such sender is counted by itself.
+    """
+    common, found = np.gcd(senders, receivers), np.zeros(len(senders), dtype=np.intp)
+    for index in range(int(sending.max(initial=0))):
+        residue = (senders - 1 - index) % common
+        found += np.where(index < sending, np.maximum(0, -((residue - receiving) // common)), 0)
+    return found

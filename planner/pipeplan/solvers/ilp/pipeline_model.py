@@ -1,0 +1,83 @@
+"""The whole integer program of one pipeline. `integer_program` has the notation."""
+
+from __future__ import annotations
+
+from pipeplan.plan.plan import Stage
+from pipeplan.solvers.ilp.cards import Boundary
+from pipeplan.solvers.ilp.charged import ChargedPace, Charges
+from pipeplan.solvers.ilp.depth import DepthConstraints
+from pipeplan.solvers.ilp.flush import FlushObjective
+from pipeplan.solvers.ilp.linear_program import Variable, solution_value
+from pipeplan.solvers.ilp.memory import MemoryConstraints, limit_memory_at_depth_one
+from pipeplan.solvers.ilp.model import Place, PlacementModel
+
+
+class PipelineModel(PlacementModel):
+    """The whole integer program of one pipeline on one cluster, whose pace is known to lie between two bounds.
+
+    It adds to the placement of stages (`model`) an objective, the user's constraints, what a plan is charged beside the
+    resources of one pipeline (`charged`) and, where it is `complete`, the depths with the memory that follows from
+    them. Otherwise the only limit on memory is that of depth 1, which every plan satisfies. The shares that `refined`
+    boundaries keep inside a component are exact; those of the others have upper bounds.
+    """
+
+    def __init__(
+        self,
+        charges: Charges,
+        floor_s: float,
+        upper_s: float,
+        *,
+        complete: bool,
+        refined: frozenset[Boundary] = frozenset(),
+    ) -> None:
+        self.charges = charges
+        floor_s = min(floor_s, upper_s)
+        super().__init__(charges.inner, charges.inner_pace(floor_s), upper_s * charges.scale)
+        self.flush: FlushObjective | None = None
+        if self.problem.options.flushes:
+            self.flush = FlushObjective(self, self.minibatches or 1)
+            self.carried, self.cycle = self.flush.times, self.flush.cycle
+        else:
+            self.carried = self.charge_boundaries()
+        self._charge({})
+        self.add_user_constraints()
+        self.charged = ChargedPace(self, charges, floor_s / upper_s, refined)
+        self.depths: DepthConstraints | None = None
+        recomputed: dict[Place, Variable] = {}
+        if complete:
+            recomputed = self._add_depths()
+        elif self.problem.options.memory:
+            limit_memory_at_depth_one(self)
+        self.charged.charge_cores(recomputed)
+
+    def _charge(self, recomputed: dict[Place, Variable]) -> None:
+        """Charge the time of every place, including the forward work that it computes `recomputed`."""
+        if self.flush is None:
+            self.charge_stages(recomputed)
+        else:
+            self.flush.charge(recomputed)
+
+    def _add_depths(self) -> dict[Place, Variable]:
+        """Add (8) to (11), and charge recomputation, whose work by place is the result."""
+        options, recomputed = self.problem.options, dict[Place, Variable]()
+        if self.problem.training:
+            self.depths = DepthConstraints(self, recompute=options.recompute and options.memory)
+            if recomputed := self.depths.forward_again():
+                self._charge(recomputed)
+        if options.memory:
+            MemoryConstraints(self, self.depths)
+        return recomputed
+
+    def stages(self) -> list[Stage]:
+        """The stages of the solution, input to output, on the workers of one copy, with depth 1 throughout."""
+        recomputing = self.depths.recomputing() if self.depths else set()
+        return [Stage(self.names(run), tuple(run.workers), 1, 1, run in recomputing) for run in self.chosen()]
+
+    def pace_s(self) -> float:
+        """Seconds per minibatch of the solution, by this program's own coefficients."""
+        return solution_value(self.charged.pace) * self.scale_s
+
+    @property
+    def scale_s(self) -> float:
+        """The unit of the objective, in seconds per minibatch of all copies."""
+        return self.unit_s / self.charges.scale

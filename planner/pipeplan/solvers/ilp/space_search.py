@@ -1,0 +1,171 @@
+"""Searches one space of plans with the integer program: raises the upper bound until there is a plan, and adds what the
+program leaves out at first, until the plan costs what the program says.
+
+Every program leaves out some of the constraints, so its optimum is a lower bound on the pace. If the plan that attains
+it keeps to all constraints, and the evaluator's score is the same, the plan is optimal.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import VERTICAL
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.ilp import backend
+from pipeplan.solvers.ilp.backend import MilpOutcome
+from pipeplan.solvers.ilp.cards import Boundary, refinable
+from pipeplan.solvers.ilp.charged import Charges
+from pipeplan.solvers.ilp.depth import TooManyChoicesError
+from pipeplan.solvers.ilp.pipeline_model import PipelineModel
+
+# Relative margin above another solver's objective within which the program still searches. A bound that is too low then
+# shows as an infeasible program, and one that is too high as a better plan.
+CUTOFF_SLACK = 1e-6
+
+# Upper bounds to try, relative to the lower bound; with depths the first two are left out. Beyond the last, each
+# further upper bound is so many times the one before.
+_RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
+_BEYOND = 2.5
+
+
+@dataclass(frozen=True)
+class IlpLimits:
+    """The solver of the integer program, and when it stops."""
+
+    seconds: float | None = None
+    """Time limit; None for no limit."""
+    gap: float = 0.0
+    """Relative gap at which the solver may stop."""
+    solver: str = "highs"
+    """`highs` or `cbc`."""
+
+
+@dataclass
+class SpaceAnswer:
+    """What the search of one space found. Paces are in seconds per minibatch of all copies."""
+
+    bound_s: float
+    """Lower bound on the pace of every plan in the space; infinite where no plan is below the upper bound."""
+    proven: bool = False
+    interrupted: bool = False
+    refusal: str = ""
+    """The reason why the space was not searched to the end, or an empty text."""
+    best: tuple[float, Plan] | None = None
+    """The pace, by the program's coefficients, of the plan that is optimal, or the best when the time was up."""
+    seen: tuple[float, Plan] | None = None
+    """The fastest plan of all programs, by the evaluator."""
+    size: tuple[int, int] = (0, 0)
+    """Variables and constraints of the largest program."""
+
+
+@dataclass
+class SpaceSearch:
+    """The search of one space for a plan whose pace lies between two bounds."""
+
+    charges: Charges
+    low_s: float
+    high_s: float
+    limits: IlpLimits
+    ends: float | None
+    """When to stop, by `time.perf_counter`; None for no limit."""
+    is_bounded: bool
+    """Whether the upper bound is another solver's objective, and so the only one to try."""
+    complete: bool = False
+    refined: frozenset[Boundary] = frozenset()
+    answer: SpaceAnswer = field(init=False)
+
+    @property
+    def problem(self) -> Problem:
+        """The whole problem."""
+        return self.charges.problem
+
+    def run(self) -> SpaceAnswer:
+        """Search the space."""
+        self.answer = SpaceAnswer(self.low_s)
+        while True:
+            try:
+                model, outcome = self._raise_bound()
+            except TooManyChoicesError as error:
+                self.answer.refusal = f"the integer program would be too large with memory limits: {error}"
+                return self.answer
+            self.answer.interrupted = outcome.interrupted
+            if not outcome.found:
+                self.answer.proven = outcome.proven
+                self.answer.bound_s = max(self.low_s, outcome.bound * model.scale_s)
+                return self.answer
+            self.low_s = self.answer.bound_s = max(self.low_s, outcome.bound * model.scale_s)
+            pace_s, plan = self._plan(model)
+            score = evaluate(plan, self.problem)
+            self._see(plan, score)
+            holds = score.fits and score.pace_s <= pace_s * (1 + CUTOFF_SLACK)
+            if holds or not outcome.proven or not self._add_what_is_missing(model, pace_s, score):
+                self.answer.best = pace_s, plan
+                self.answer.proven = outcome.proven and holds
+                return self.answer
+            if outcome.interrupted or self.answer.refusal:
+                return self.answer
+
+    def _add_what_is_missing(self, model: PipelineModel, pace_s: float, score: Evaluation) -> bool:
+        """Extend the program by what the plan with this score shows to be missing. Returns whether there is any."""
+        if not self.complete and not (score.fits and score.alone_s <= pace_s * (1 + CUTOFF_SLACK)):
+            self.complete = True
+            if self.problem.training and self.problem.options.schedule == VERTICAL:
+                self.answer.refusal = "the integer program does not express memory limits under vertical-sync"
+            return True
+        found = refinable(model.chosen(), self.charges.inner.cluster)
+        added, self.refined = found - self.refined, self.refined | found
+        return bool(added)
+
+    def _see(self, plan: Plan, score: Evaluation) -> None:
+        """Keep a plan if it is the fastest so far. Slower ones need not be found."""
+        if score.fits and (self.answer.seen is None or score.pace_s < self.answer.seen[0]):
+            self.answer.seen = score.pace_s, plan
+            self.high_s = min(self.high_s, score.pace_s * (1 + CUTOFF_SLACK))
+
+    def _raise_bound(self) -> tuple[PipelineModel, MilpOutcome]:
+        """The program with the smallest feasible upper bound that was tried, and its outcome."""
+        is_feasible_checked = False
+        low, high = self.low_s, self.high_s
+        for threshold in self._thresholds():
+            if self.complete and not self.is_bounded and threshold > low * _RUNGS[-1] and not is_feasible_checked:
+                # A larger upper bound never needs more memory: first find out whether there is any plan at all.
+                is_feasible_checked = True
+                model, outcome = self._solve_once(high, high, confirm=True)
+                if not outcome.found:
+                    return model, outcome if outcome.proven else replace(outcome, bound=0.0)
+            model, outcome = self._solve_once(low, threshold, confirm=threshold >= high)
+            if outcome.found or not outcome.proven:
+                break
+        return model, outcome
+
+    def _solve_once(self, low_s: float, high_s: float, *, confirm: bool) -> tuple[PipelineModel, MilpOutcome]:
+        """Build the program for two bounds and run the solver on it."""
+        model = PipelineModel(self.charges, low_s, high_s, complete=self.complete, refined=self.refined)
+        self.answer.size = max(self.answer.size, model.program.size)
+        limits, left = self.limits, None
+        if self.ends is not None:
+            left = max(0.1, self.ends - time.perf_counter())
+        return model, backend.run(model.program.lp, limits.solver, left, limits.gap, confirm=confirm)
+
+    def _thresholds(self) -> Iterator[float]:
+        """The upper bounds to try, ascending; the last is `high_s`."""
+        if not self.is_bounded:
+            threshold = self.low_s
+            for factor in _RUNGS[2:] if self.complete else _RUNGS:
+                threshold = self.low_s * factor
+                if threshold < self.high_s:
+                    yield threshold
+            while (threshold := threshold * _BEYOND) < self.high_s:
+                yield threshold
+        yield self.high_s
+
+    def _plan(self, model: PipelineModel) -> tuple[float, Plan]:
+        """The pace and the plan of a solution, with depths."""
+        pace_s = model.pace_s()
+        plan = self.charges.space.plan(self.problem, model.stages())
+        return pace_s, depths.assign_depths(plan, self.problem, pace_s * (1 + CUTOFF_SLACK / 10))
