@@ -122,7 +122,7 @@ class Costs:
         """M', minibatches of one copy for each update."""
         weights = sum(layer["w"] for layer in instance.layers)
         first, size = place or (0, machines.workers // copies)
-        link = machines.rate(first, first + copies * size - 1)
+        link = machines.rate(range(first, first + copies * size))
         self.among = allreduce(copies, weights, link[0], link[2]) if self.training and copies > 1 else 0.0
 
     def _members(self, before: int, after: int) -> list[dict[str, float]]:
@@ -161,7 +161,7 @@ class Costs:
         backward += forward if recompute else 0.0
         group = 0.0
         if self.training and replicas > 1:
-            bandwidth, _, latency = self.machines.rate(start, end - 1)
+            bandwidth, _, latency = self.machines.rate(range(start, end))
             group = allreduce(replicas, weights, bandwidth, latency)
         each = 0.0 if self.flushes else group / (max(1, self.share) if kind == "2bw" else replicas)
         return Stage(
@@ -190,7 +190,9 @@ class Costs:
         """What joins two stages."""
         key = (stage.after, stage.start, stage.end, following.start, following.end)
         if key not in self._links:
-            _, bandwidth, latency = self.machines.rate(stage.start, following.end - 1)
+            _, bandwidth, latency = self.machines.rate(
+                [*range(stage.start, stage.end), *range(following.start, following.end)]
+            )
             there, back = (size / bandwidth for size in self.crossing_bytes[stage.after])
             lanes = min(stage.replicas, following.replicas) if self.instance.boundary == "parallel" else 1
             self._links[key] = Link(there, back, latency, lanes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -76,10 +77,6 @@ class Component:
     """Bandwidth of an all-reduce, of a message, and latency, one for each component within; none if there is one."""
     members: tuple[Machine, ...] = field(default=(), compare=False)
 
-    def all_links(self) -> list[tuple[float, float, float]]:
-        """These links and all inside."""
-        return [*self.links, *(link for part in self.inside for link in part.all_links())]
-
 
 def sizes(instance: Instance) -> list[int]:
     """Workers in one component of each level, a single worker first, where all are equal."""
@@ -151,14 +148,16 @@ class Machines:
         self.memories = [instance.memory * machine.memory for machine in servers for _ in range(machine.workers)]
         self.workers = len(self.speeds)
 
-    def rate(self, first: int, last: int) -> tuple[float, float, float]:
-        """Slowest all-reduce and message, longest latency, in the smallest component that holds two workers."""
+    def rate(self, workers: Iterable[int]) -> tuple[float, float, float]:
+        """Slowest all-reduce and message, longest latency, on the ways of workers up to where they meet."""
+        mine, found = set(workers), [(math.inf, math.inf, 0.0)]
         for level in self.components:
             for one in level:
-                if one.start <= first and last < one.stop:
-                    links = one.all_links()
-                    allreduce, message = (min((link[k] for link in links), default=math.inf) for k in (0, 1))
-                    return allreduce, message, max((link[2] for link in links), default=0.0)
+                for part, link in zip(one.inside, one.links, strict=bool(one.links)):
+                    found += [link] if mine & set(range(part.start, part.stop)) else []
+                if mine <= set(range(one.start, one.stop)):
+                    allreduce, message, latency = zip(*found, strict=True)
+                    return min(allreduce), min(message), max(latency)
         raise AssertionError("the outermost component holds all workers")
 
     def copies(self) -> list[tuple[int, int, int]]:

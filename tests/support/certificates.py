@@ -135,7 +135,7 @@ def _hopeful(costs: Costs, state: State, room: float, threshold: float) -> bool:
     if costs.training and needed * (1 - 1e-9) > room * costs.instance.memory:
         return False
     single = room > 0 and costs.instance.boundary == "single"
-    busier = max(costs.crossing(state.cut)) / costs.machines.rate(0, 1)[1] if single else 0.0
+    busier = max(costs.crossing(state.cut)) / costs.machines.rate((0, 1))[1] if single else 0.0
     return room > 0 and costs.least[state.cut] <= room * threshold and busier <= threshold
 
 

@@ -269,12 +269,13 @@ class ChargedSpace:
         state, which = np.nonzero((end == first) | (runs.anywhere[used] & (end < first)))
         run, transfer = used[which], np.zeros(len(state))
         if not starts:
-            before, after = runs.start[run], states.first[state] + states.replicas[state] - 1
-            one = self.totals.busier[stages.cut] / runs.message[before, after]
+            behind = states.first[state], states.first[state] + states.replicas[state] - 1
+            bandwidth, latency = runs.hop(run, *behind)
+            one = self.totals.busier[stages.cut] / bandwidth
             parallel = self.document.options.boundary == "parallel"
             lanes = np.minimum(runs.replicas[run], states.replicas[state]) if parallel else 1
             near = one / lanes <= self.threshold
-            transfer = one + runs.latency_s[before, after]
+            transfer = one + latency
             state, run, transfer = state[near], run[near], transfer[near]
         sent, returned = self.traffic_of(stages.cut)
         pairs = Behind(run, states.first[state], states.replicas[state], float(sent), float(returned), starts)

@@ -118,7 +118,14 @@ def test_a_message_runs_at_the_slowest_card_that_its_component_joins() -> None:
     # A card faster than the level's links changes nothing.
     assert [links.card(1, worker)[0] for worker in (0, 2, 6)] == [10.0, 4.0, 10.0]
     assert (links.card(2, 0)[0], links.card(3, 0)[0], links.card(0, 0)[0]) == (5.0, float("inf"), 100.0)
-    assert links.over_workers(2).sendrecv.tolist() == [4.0] * 4 + [10.0] * 4
+    # Servers that a message passes by do not slow it down.
+    assert links.sendrecv_among([0, 1, 4]) == (5.0, 0.25)
+    assert links.sendrecv_among([1, 2]) == links.sendrecv_among([0, 3]) == (4.0, 0.25)
+    assert links.sendrecv_among([2, 3]) == (100.0, 0.0)
+    fast = Links.of(_servers(2, 2, 2, cards=(0.0, 0.0, 4.0)))
+    assert fast.sendrecv_among([0, 3]) == fast.allreduce_among([0, 1, 2]) == (10.0, 0.25)
+    assert fast.sendrecv_among([0, 4]) == (4.0, 0.25)
+    assert fast.ways[2].sendrecv.tolist() == [10.0] * 4 + [4.0] * 2
 
 
 def test_efficiencies_and_single_devices_count_as_elsewhere(tmp_path: Path) -> None:

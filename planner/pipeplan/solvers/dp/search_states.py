@@ -29,7 +29,7 @@ from pipeplan.solvers.dp.topology import ComponentLayout
 
 # The number of states that are compared with all kept states at a time.
 _CHUNK = 128
-_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
+_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source", "ways")
 # Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
 _BLOCK = 32
 
@@ -49,7 +49,8 @@ class SearchStates:
     @staticmethod
     def of(columns: dict[str, Ints], demand: Floats, extra: Floats | None = None) -> SearchStates:
         """The states with the given columns, by name."""
-        return SearchStates(np.stack([columns[name] for name in _COLUMNS]), demand, extra)
+        nothing = np.zeros(len(demand), dtype=np.intp)
+        return SearchStates(np.stack([columns.get(name, nothing) for name in _COLUMNS]), demand, extra)
 
     @staticmethod
     def start(workers: int) -> SearchStates:
@@ -133,6 +134,11 @@ class SearchStates:
     def source(self) -> Ints:
         """The row of the state, at that cut, in front of which the stage was put."""
         return self._column(8)
+
+    @property
+    def ways(self) -> Ints:
+        """The class of that stage's placement by its links (`topology.PlacementTable.ways`); 0 on equal servers."""
+        return self._column(9)
 
 
 def undominated_states(states: SearchStates, layout: ComponentLayout, counting: StateCounts) -> SearchStates:

@@ -33,7 +33,7 @@ from pipeplan.solvers.dp.budget import Step
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
 from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import StageTerms
-from pipeplan.solvers.dp.topology import PlacementTable
+from pipeplan.solvers.dp.topology import PlacementTable, least
 from pipeplan.solvers.plan_space import PlanSpace
 
 
@@ -330,14 +330,26 @@ class SharedResources:
         everyone = table.replicas[placement] * self.copies
         allreduce: Floats = np.zeros(len(target))
         if self.problem.training and overlap < 1.0:
-            bandwidth, latency = table.allreduce_bandwidth[placement], table.allreduce_latency[placement]
-            if self.copies > 1:
-                among = Links.of(self.whole.cluster).allreduce_among(self.space.workers(self.whole.cluster))
-                bandwidth, latency = (np.full(len(target), rate) for rate in among)
+            bandwidth, latency = (rate[placement] for rate in self._group_rates)
             size = stage.parameters[target]
             allreduce = np.asarray(formulas.ring_allreduce_time(everyone, size, bandwidth, latency))
         work = stage.work_s[target] / table.speed[placement]
         return np.asarray(formulas.core_time(work, everyone, allreduce, self.accumulate or everyone, overlap))
+
+    @cached_property
+    def _group_rates(self) -> tuple[Floats, Floats]:
+        """For each placement, bandwidth and latency of an all-reduce among its replicas in all copies."""
+        if self.copies == 1:
+            return self.table.allreduce_bandwidth, self.table.allreduce_latency
+        cluster, workers = self.whole.cluster, self.space.workers(self.whole.cluster)
+        ways = Links.of(cluster).ways[cluster.level_between(workers[0], workers[-1])]
+        if cluster.uniform:
+            ones = np.ones(len(self.table.first))
+            return ones * ways.allreduce[0], ones * ways.latency[0]
+        mine = slice(workers.start, workers.stop)
+        bandwidth, latency = (rate[mine].reshape(self.copies, -1) for rate in (ways.allreduce, ways.latency))
+        first, end = self.table.first, self.table.end
+        return least(bandwidth.min(axis=0), first, end), -least(-latency.max(axis=0), first, end)
 
     def _single_stage_s(self, stage: StageTerms, target: Ints, placement: Ints) -> Floats:
         """For stages that hold the whole model, the pace at which they wait for their all-reduce; 0 for others."""
@@ -350,9 +362,8 @@ class SharedResources:
     def single_stage_s(self, placement: int, *, recompute: bool) -> float:
         """Seconds per minibatch of plain data parallelism on a placement, whose forward pass waits for the update."""
         first, end = int(self.table.first[placement]), int(self.table.end[placement])
-        table = self.table
-        rate = float(table.allreduce_bandwidth[placement]), float(table.allreduce_latency[placement])
-        key = end - first, float(table.speed[placement]), recompute, *rate
+        bandwidth, latency = (float(rate[placement]) for rate in self._group_rates)
+        key = end - first, float(self.table.speed[placement]), recompute, bandwidth, latency
         if key not in self._single_stages:
             stage = Stage(self.whole.layer_names, tuple(range(first, end)), 1, 1, recompute)
             options = self.whole.options

@@ -16,7 +16,8 @@ M is the number of minibatches per update.
     z[l,p]           = Z[l,p] - Z[l,p-1]: the stage of l starts at p
     c[π], w[π] ≥ 0   shares of work and of parameters
     b[k,p] ∈ [0,1]   tensor k crosses the cut p, behind all stages that start at p or before
-    λ[p,n] ∈ [0,1]   the stages on both sides of cut p lie in one component of level n, and of no lower level
+    λ[p,n] ∈ [0,1]   the stages on both sides of cut p lie in one component of level n, and of no lower level; where
+                     servers differ, one λ for each pair of bandwidth and latency that two placements may have there
     e[p,n] ≥ 0       time of the traffic over cut p at level n, for each direction
     T ≥ 0            seconds per minibatch, to be minimised; U is an upper bound on T
 
@@ -34,7 +35,8 @@ Constraints
  (5) b[k,p] ≥ Z[u,p] - Z[v,p] for every consumer v. The cut p is the same for all workers of a placement, because no
      stage starts inside it.
  (6) Exactly one λ[p,n] is 1 unless no stage lies behind p. Below the outermost level this takes a placement over p that
-     begins and ends within the component around p, and one behind p that ends in this component.
+     begins and ends within the component around p, and one behind p that ends in this component. Where servers differ,
+     the links on the ways of both placements up to level n must be as fast as those of λ.
  (7) e[p,n] ≤ U·λ[p,n]. The bytes over p are the sum of e[p,n] times the rates. The sum of e[p,n] is at most T.
 
 Depths are added only if the solution without them does not hold with them: if a worker's memory is too small, or two
