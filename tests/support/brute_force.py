@@ -45,22 +45,25 @@ def best_plan(instance: Instance) -> Best:
     machines = Machines(instance)
     for first, size, copies in machines.copies():
         if copies == 1 or (instance.allow_copies and not instance.grid):
-            Pipelines(instance, machines, first, size, copies, found).search()
+            for used in machines.subsets(first, size) if copies > 1 else [set(range(first, first + size))]:
+                Pipelines(instance, machines, used, size, copies, found).search()
     return found
 
 
 class Pipelines:
-    """All pipelines on the `workers` workers from `first` on, of which there are `copies` in all."""
+    """All pipelines on the workers `used` of a component of `workers`, of which there are `copies` in all."""
 
     def __init__(
-        self, instance: Instance, machines: Machines, first: int, workers: int, copies: int, found: Best
+        self, instance: Instance, machines: Machines, used: set[int], workers: int, copies: int, found: Best
     ) -> None:
         self.instance = instance
-        self.first = first
+        self.used = used
+        self.first = min(used)
+        self.stop = max(used) + 1
         self.workers = workers
         self.copies = copies
         self.found = found
-        self.costs = costs = Costs(instance, copies, machines, (first, workers))
+        self.costs = costs = Costs(instance, copies, machines, (used, workers))
         self.smaller = {after: [cut for cut in costs.cuts if cut & after == cut != after] for after in costs.cuts}
         self.cards = Cards(costs, workers)
         self.busy = workers if instance.max_workers is None else min(workers, instance.max_workers // copies)
@@ -95,14 +98,15 @@ class Pipelines:
         """Runs of workers for one more stage, with room left for the others."""
         free = self.busy - sum(stage.replicas for stage in behind) - (missing - 1)
         most = min(free, self.instance.max_replicas or free)
-        stop = behind[0].start if behind else self.first + self.workers
+        stop = behind[0].start if behind else self.stop
         if self.instance.grid:
             # Of stages alike from the first worker on, the last one's end and size say where all the others are.
             yield from ((start, end) for start, end in self._alike(behind, missing) if end - start <= most)
             return
         for end in range(stop, self.first + missing - 1, -1):
             for start in range(max(self.first + missing - 1, end - most), end):
-                yield start, end
+                if self.used.issuperset(range(start, end)):
+                    yield start, end
 
     def _alike(self, behind: tuple[Stage, ...], missing: int) -> Iterator[tuple[int, int]]:
         if behind:

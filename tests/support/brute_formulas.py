@@ -91,7 +91,9 @@ def cuts(instance: Instance) -> list[int]:
 
 
 class Costs:
-    """The formulas for one of `copies` equal pipelines, at `place`: the first worker, and the workers of each.
+    """The formulas for one of `copies` equal pipelines.
+
+    `place` has the workers that the first may be on, and the distance of the next copy's.
 
     They come in terms of one number that the depths follow from: in the steady state the pace T of one copy, with a
     flush the part A of the batch. More of it never takes more memory, and always costs time.
@@ -102,7 +104,7 @@ class Costs:
         instance: Instance,
         copies: int,
         machines: Machines | None = None,
-        place: tuple[int, int] | None = None,
+        place: tuple[set[int], int] | None = None,
     ) -> None:
         self.instance = instance
         self.machines = machines = machines or Machines(instance)
@@ -121,8 +123,9 @@ class Costs:
         self.share = self.update // copies if instance.kind == "2bw" else math.ceil(self.update / copies)
         """M', minibatches of one copy for each update."""
         weights = sum(layer["w"] for layer in instance.layers)
-        first, size = place or (0, machines.workers // copies)
-        link = machines.rate(range(first, first + copies * size))
+        size = place[1] if place else machines.workers // copies
+        one = place[0] if place else range(size)
+        link = machines.rate([copy * size + worker for copy in range(copies) for worker in one])
         self.among = allreduce(copies, weights, link[0], link[2]) if self.training and copies > 1 else 0.0
 
     def _members(self, before: int, after: int) -> list[dict[str, float]]:

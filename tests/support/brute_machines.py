@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -147,6 +148,7 @@ class Machines:
         self.speeds = [machine.speed for machine in servers for _ in range(machine.workers)]
         self.memories = [instance.memory * machine.memory for machine in servers for _ in range(machine.workers)]
         self.workers = len(self.speeds)
+        self.differ = bool(instance.servers)
 
     def rate(self, workers: Iterable[int]) -> tuple[float, float, float]:
         """Slowest all-reduce and message, longest latency, on the ways of workers up to where they meet."""
@@ -159,6 +161,15 @@ class Machines:
                     allreduce, message, latency = zip(*found, strict=True)
                     return min(allreduce), min(message), max(latency)
         raise AssertionError("the outermost component holds all workers")
+
+    def subsets(self, first: int, size: int) -> list[set[int]]:
+        """The workers of some servers of a component, for any of its servers but none."""
+        servers = [range(one.start, one.stop) for one in self.components[1] if first <= one.start < first + size]
+        if not self.differ:
+            return [set(range(first, first + size))]
+        chosen = itertools.product((True, False), repeat=len(servers))
+        found = [{w for one, kept in zip(servers, which, strict=True) if kept for w in one} for which in chosen]
+        return [one for one in found if one]
 
     def copies(self) -> list[tuple[int, int, int]]:
         """Where copies of one pipeline can be: first worker, workers of each copy, and how many copies follow."""

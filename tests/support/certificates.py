@@ -64,7 +64,7 @@ def _entries(instance: Instance, pace: float, level: int, copies: int) -> list[d
 
 def _space(instance: Instance, pace: float, level: int, copies: int) -> dict[str, Any]:
     size = sizes(instance)[level]
-    costs = Costs(instance, copies, place=(0, size))
+    costs = Costs(instance, copies, place=(set(range(size)), size))
     among = costs.among / costs.update
     floor = join(costs.least[costs.everything] / (copies * size), among, instance.overlap)
     if max(floor, among) >= pace:
@@ -92,7 +92,7 @@ def _alone(pace: float, among: float, overlap: float) -> float:
 def reachable(instance: Instance, level: int, copies: int, threshold: float) -> list[State]:
     """The least demands of every state below a threshold, but for those with no layer or no worker left in front."""
     spans = sizes(instance)
-    costs = Costs(instance, copies, place=(0, spans[level]))
+    costs = Costs(instance, copies, place=(set(range(spans[level])), spans[level]))
     most = instance.stages or instance.max_stages or math.inf
     workers = instance.max_workers // copies if instance.max_workers else math.inf
     least: dict[tuple[int, ...], float] = {(costs.everything, spans[level], 0, 0, 0, 0): 0.0}

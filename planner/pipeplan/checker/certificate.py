@@ -267,7 +267,10 @@ def _spaces(document: PlanDocument) -> set[CertifiedSpace]:
             for copies in range(2, len(sizes) - first + 1):
                 if not cluster.alike(level, first, first + copies - 1):
                     break
-                spaces.add(CertifiedSpace(level, copies, first))
+                space = CertifiedSpace(level, copies, first)
+                if not _equal_links(document, space):
+                    document.root["certificate"].fail("it cannot be checked where the cards of a copy's servers differ")
+                spaces.add(space)
     return {space for space in spaces if space.copies <= most}
 
 
@@ -275,6 +278,20 @@ def _workers(document: PlanDocument, space: CertifiedSpace) -> range:
     """The workers of the components that hold the copies."""
     starts = document.network.starts[space.level]
     return range(starts[space.first], starts[space.first + space.copies])
+
+
+def _equal_links(document: PlanDocument, space: CertifiedSpace) -> bool:
+    """Whether the copies' all-reduce is equally fast on whichever workers of their components a plan is."""
+    if document.cluster.uniform:
+        return True
+    workers = _workers(document, space)
+    ways = document.network.ways()[document.network.level(workers)]
+    size = len(workers) // space.copies
+    among = set()
+    for one in range(size):
+        links = [ways[worker] for worker in workers[one::size]]
+        among.add((min(link.allreduce for link in links), max(link.latency_s for link in links)))
+    return len(among) == 1
 
 
 def _no_slower(document: PlanDocument, one: CertifiedSpace, other: CertifiedSpace) -> bool:

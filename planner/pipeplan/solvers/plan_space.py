@@ -8,8 +8,11 @@ the copies that depends on the model alone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
@@ -27,11 +30,15 @@ class PlanSpace:
     copies: int
     first: int = 0
     """The component of `level`, counted from 0, that holds the first copy."""
+    unused: frozenset[int] = frozenset()
+    """Workers of one component, counted from its first, that no stage is on, because they would slow the copies'
+    all-reduce."""
 
     def inner(self, problem: Problem) -> Problem:
         """The problem of one copy, on one component of the cluster."""
         cluster = problem.cluster if self.copies == 1 else problem.cluster.inner(self.level, self.first)
-        return problem.within(cluster, self.copies, self._allreduce(problem))
+        within = problem.within(cluster, self.copies, self._allreduce(problem))
+        return replace(within, unused=self.unused)
 
     def pace(self, problem: Problem, inner_s: float) -> float:
         """The pace of all copies together, if one copy takes `inner_s` for each of its minibatches.
@@ -89,7 +96,11 @@ class PlanSpace:
         if self.copies == 1 or not problem.training:
             return 0.0
         size = sum(unit.parameter_bytes for unit in problem.units)
-        rate = Links.of(problem.cluster).allreduce_among(self.workers(problem.cluster))
+        workers = self.workers(problem.cluster)
+        size_of_one = len(workers) // self.copies
+        used = [worker for index, worker in enumerate(workers) if index % size_of_one not in self.unused]
+        # Also if each copy is on one worker, the copies meet at the level that joins their components.
+        rate = Links.of(problem.cluster).allreduce_among(used)
         return float(formulas.ring_allreduce_time(self.copies, size, *rate))
 
     def plan(self, problem: Problem, pipeline: Sequence[Stage]) -> Plan:
@@ -145,7 +156,28 @@ def _copied(cluster: Cluster, level: int) -> list[PlanSpace]:
                 if not any(all(a >= b for a, b in zip(other, mine, strict=True)) for other in rates):
                     rates.append(mine)
                     found.setdefault(copies, []).append(space)
-    return [space for copies in sorted(found, reverse=True) for space in found[copies]]
+    spaces = [space for copies in sorted(found, reverse=True) for space in found[copies]]
+    return [chosen for space in spaces for chosen in (_by_links(space, cluster, links) if level > 1 else [space])]
+
+
+def _by_links(space: PlanSpace, cluster: Cluster, links: Links) -> Iterator[PlanSpace]:
+    """The space, and those in which stages keep to workers with faster links to the other copies.
+
+    The copies' all-reduce is as slow as the slowest link of a worker in use. There is one space for each pair of a
+    bandwidth and a latency that it may have.
+    """
+    workers = space.workers(cluster)
+    ways = links.ways[cluster.level_between(workers[0], workers[-1])]
+    mine = slice(workers.start, workers.stop)
+    bandwidth = ways.allreduce[mine].reshape(space.copies, -1).min(axis=0)
+    latency = ways.latency[mine].reshape(space.copies, -1).max(axis=0)
+    found = set()
+    for least, longest in itertools.product(np.unique(bandwidth), np.unique(latency)[::-1]):
+        slow = (bandwidth < least) | (latency > longest)
+        if not slow.all():
+            found.add(frozenset(np.flatnonzero(slow).tolist()))
+    for unused in sorted(found, key=lambda one: (len(one), sorted(one))):
+        yield replace(space, unused=unused)
 
 
 def _runs(cluster: Cluster, level: int) -> Iterator[tuple[int, int]]:

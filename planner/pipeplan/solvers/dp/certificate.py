@@ -83,6 +83,8 @@ def _unfit(problem: Problem, cuts: Cuts, *, charged: bool) -> str:
         return "the parts of a batch add up over stages, which certificates do not cover"
     if problem.training and options.schedule == "vertical-sync" and options.memory:
         return "under vertical sync the memory of every stage depends on the first, which certificates do not cover"
+    if any(space.unused for space in plan_spaces(problem)):
+        return "certificates cover copies only where all servers of a copy have equal cards"
     if not charged and (reason := _unfit_alone(problem)):
         return reason
     if not cuts.complete or len(cuts.ideals) > MOST_CUTS:

@@ -60,9 +60,9 @@ def _search_spaces(
     so_far, options = _BestSoFar(), problem.options
     # Without a memory limit the number of copies makes no difference to one of them, unless they share something.
     shares = options.max_workers is not None or (problem.training and options.schedule in ACCUMULATING)
-    without_memory: dict[tuple[int, int], BisectionResult[FoundPipeline]] = {}
+    without_memory: dict[PlanSpace, BisectionResult[FoundPipeline]] = {}
     for space in plan_spaces(problem):
-        known = None if shares else without_memory.get((space.level, space.first))
+        known = None if shares else without_memory.get(replace(space, copies=1))
         low = space.floor(problem) if known is None else space.pace(problem, known.low)
         if so_far.best is not None and low >= so_far.best[0]:
             so_far.regions.append(Region(space, None, low))
@@ -79,7 +79,7 @@ def _search_spaces(
             searches.above = known.low
         so_far.add(problem, space, searches.best())
         if searches.found_without_memory is not None:
-            without_memory[space.level, space.first] = searches.found_without_memory
+            without_memory[replace(space, copies=1)] = searches.found_without_memory
     return so_far
 
 

@@ -48,6 +48,14 @@ class HeterogeneousTerms(CostTerms):
         return placements_of(self.problem.cluster, self.most_replicas)
 
     @cached_property
+    def usable(self) -> Flags:
+        """Whether each candidate placement is only on workers that stages may be on."""
+        table, barred = self.runs, np.zeros(self.problem.cluster.workers + 1, dtype=np.intp)
+        barred[[worker + 1 for worker in self.problem.unused]] = 1
+        count = np.cumsum(barred)
+        return np.asarray(count[table.end] == count[table.first])
+
+    @cached_property
     def between(self) -> Ints:
         """The level of the smallest component that holds two workers, for all pairs."""
         return levels_of(self.problem.cluster)
@@ -224,7 +232,7 @@ class HeterogeneousSearch(UniformSearch):
     def _boundary_times(self, cut: int, states: SearchStates, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
         """One-way time from a placement to the state behind it, and whether the boundary is fast enough."""
         bandwidth, latency, links = self._rates(cut, states, which, runs)
-        allowed = self._quick_boundary(cut, bandwidth, links)
+        allowed = self._quick_boundary(cut, bandwidth, links) & self.terms.usable[runs]
         if self.limits.max_workers is not None:
             busy = states.workers[which] + self.terms.runs.replicas[runs]
             allowed = allowed & (busy <= self.limits.max_workers)

@@ -68,7 +68,9 @@ class PlacementModel:
         self.layers = LayerBlocks(problem, self._largest_transfer())
         grids = tuple(grid_shapes(problem)) if problem.options.grid else None
         shared = problem.options.contention and len(problem.cluster.starts(1)) > 2
-        self.placements = PlacementSet(problem.cluster, self._most_replicas(), grids, shared, self._most_idle())
+        self.placements = PlacementSet(
+            problem.cluster, self._most_replicas(), grids, shared, self._most_idle(), problem.unused
+        )
         self.opening = {start: self.program.binary(f"o_{start}") for start in self.placements.firsts}
         self.used = {
             placement: self.program.binary(f"y_{placement.start}_{placement.replicas}_{placement.end}")
@@ -323,7 +325,7 @@ class PlacementModel:
         variables = {}
         for cut in range(self.workers - 1):
             most = self._most_links(cut)
-            for hop in [hop for level, _, _ in self._components(cut) for hop in self._hops(cut, level)]:
+            for hop in [hop for level, first, _ in self._components(cut) for hop in self._hops(cut, level, first)]:
                 for links in range(1, most + 1):
                     variables[cut, hop, links] = self.program.number(f"l_{cut}_{hop}_{links}", 0, 1)
             mine = {key: variable for key, variable in variables.items() if key[0] == cut}
@@ -334,10 +336,17 @@ class PlacementModel:
                 self._bound_links(cut, [(variable, 1.0) for key, variable in mine.items() if key[2] >= links], links)
         return variables
 
-    def _hops(self, cut: int, level: int) -> list[int]:
-        """The hops that a boundary over a cut may be at a level, by index: one for each pair of rates."""
-        ends = [(self.way(placement.workers, level) for placement in side) for side in self._sides(cut)]
-        rates = {(min(one[0], other[0]), max(one[1], other[1])) for one, other in itertools.product(*map(set, ends))}
+    def _hops(self, cut: int, level: int, first: int) -> list[int]:
+        """The hops that a boundary over a cut may be in a component, by index: one for each pair of rates.
+
+        The component is of this level and begins at worker `first`.
+        """
+        over, behind = self._sides(cut)
+        within = [placement for placement in over if placement.start >= first] or [Placement(cut, 1, cut)]
+        ends = {self.way(placement.workers, level) for placement in within}
+        # Inside a placement the links of the stage behind it do not matter.
+        others = {(math.inf, 0.0), *(self.way(placement.workers, level) for placement in behind)}
+        rates = {(min(one[0], other[0]), max(one[1], other[1])) for one, other in itertools.product(ends, others)}
         hops = [Hop(level, *pair) for pair in sorted(rates)]
         self.hops += [hop for hop in hops if hop not in self.hops]
         return [self.hops.index(hop) for hop in hops]
@@ -346,10 +355,9 @@ class PlacementModel:
         """The placements that hold the worker before a cut, and those that start behind it."""
         if self.problem.cluster.uniform:
             # All have the same links.
-            return [Placement(cut, 1, cut)], [Placement(cut + 1, 1, cut + 1)]
+            return [Placement(cut, 1, cut)], []
         behind = [placement for placement in self.placements.all if placement.start == cut + 1]
-        # Inside a stage nothing has to be faster than the next worker of the stage itself.
-        return self.covering(cut), [*behind, Placement(cut + 1, 1, cut + 1)]
+        return self.covering(cut) or [Placement(cut, 1, cut)], behind
 
     def way(self, workers: Sequence[int], level: int) -> tuple[float, float]:
         """Bandwidth of messages and latency on the ways of workers up to a level."""
@@ -367,9 +375,10 @@ class PlacementModel:
                 bandwidth, latency_s = self.way(placement.workers, hop.level)
                 return bandwidth >= hop.bandwidth and latency_s <= hop.latency_s
 
+            over = [placement for placement in over if placement in self.used]
             if not all(quick(placement) for placement in over):
                 self.program.at_most([(variable, 1.0), *self.in_use(filter(quick, over), -1.0)])
-            slow = [placement for placement in behind if placement in self.used and not quick(placement)]
+            slow = [placement for placement in behind if not quick(placement)]
             if slow:
                 self.program.at_most([(variable, 1.0), *self.in_use(slow)], 1.0)
 
@@ -378,7 +387,8 @@ class PlacementModel:
         if not self.parallel:
             return 1
         return max(
-            min(placement.replicas, max(1, self.workers - 1 - placement.end)) for placement in self.covering(cut)
+            (min(placement.replicas, max(1, self.workers - 1 - placement.end)) for placement in self.covering(cut)),
+            default=1,
         )
 
     def _components(self, worker: int) -> list[tuple[int, int, int]]:
