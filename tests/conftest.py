@@ -1,18 +1,52 @@
-"""What several test files need: the reference data, where it is there."""
+"""What several test files need: the reference data, where it is there, and a collection of tests that is quick."""
 
 from __future__ import annotations
 
+import compileall
+import gc
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from repository import ROOT
 
 # Whatever a shell starts in the background does not hear Ctrl-C, nor does what it starts: tests send it themselves.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-_BESIDE = Path(__file__).resolve().parents[2] / "shared"
+_BESIDE = ROOT.parent / "shared"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile both packages where Python is told to keep nothing that it compiles, as it is in images of containers.
+
+    Every process that a test starts would compile them again, which takes longer than all else at its start.
+    """
+    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+        for package in ("planner", "launch"):
+            compileall.compile_dir(ROOT / package, quiet=2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the trainings of the gallery, each of a minute: at the end one would run while others wait for it."""
+    items.sort(key=lambda item: item.get_closest_marker("gallery") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without searching what they import for garbage, then or later: it stays to the end.
+
+    The modules of torch and of the tests are a million objects, and searching them takes as long as importing them.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -102,11 +102,16 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imported(module: str, *, at_import: bool = False) -> list[str]:
+@cache
+def source_tree(module: str) -> ast.Module:
+    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+
+
+@cache
+def imported(module: str, *, at_import: bool = False) -> tuple[str, ...]:
     """What a module imports, in full names; with `at_import` only what runs when the module itself is imported."""
     names: list[str] = []
-    tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
-    for node in _at_import(tree) if at_import else ast.walk(tree):
+    for node in _at_import(source_tree(module)) if at_import else ast.walk(source_tree(module)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -114,7 +119,7 @@ def imported(module: str, *, at_import: bool = False) -> list[str]:
             # `from package import name` may name a module or something in the package.
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             names += [name if name in modules() else str(node.module) for name in full]
-    return list(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names))
 
 
 def _at_import(node: ast.AST) -> Iterator[ast.AST]:
@@ -205,7 +210,7 @@ def test_every_room_exists_and_says_what_is_in_it(package: str) -> None:
 def test_a_class_name_occurs_once_in_a_package(package: str) -> None:
     classes: dict[str, list[str]] = {}
     for module in of_package(package):
-        for node in ast.parse(modules()[module].read_text(encoding="utf-8")).body:
+        for node in source_tree(module).body:
             if isinstance(node, ast.ClassDef):
                 classes.setdefault(node.name, []).append(module)
     assert {name: places for name, places in classes.items() if len(places) > 1} == {}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeplan.api import Profile as Profile
     from pipeplan.api import Settings as Settings
     from pipeplan.api import Simulated as Simulated
+    from pipeplan.api import SolveProgress as SolveProgress
     from pipeplan.api import Stage as Stage
     from pipeplan.api import cluster as cluster
     from pipeplan.api import export as export
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _API = (
     *("Cluster", "DisagreementError", "InfeasibleError", "InputError", "Options", "Outcome", "PipeplanError", "Plan"),
-    *("Problem", "Profile", "Settings", "Simulated", "Stage"),
+    *("Problem", "Profile", "Settings", "Simulated", "SolveProgress", "Stage"),
     *("cluster", "export", "profile", "read_profile", "render", "render_launcher", "simulate", "solve"),
 )
 

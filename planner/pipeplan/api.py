@@ -25,6 +25,7 @@ from pipeplan.exports.target import export_files, export_target, write_export
 from pipeplan.from_options import OptionKeywords, build_problem
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.fewest_workers import search_fewest_workers
+from pipeplan.planning.progress import SolveProgress
 from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.solve import solve as solve_problem
 from pipeplan.problem.problem import Options, Problem
@@ -36,6 +37,7 @@ from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import scenario
 from pipeplan.simulation.simulate import Simulated
 from pipeplan.simulation.simulate import simulate as simulate_scenario
+from pipeplan.util.deadline import Deadline
 from pipeplan.util.files import Node
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "Profile",
     "Settings",
     "Simulated",
+    "SolveProgress",
     "Stage",
     "cluster",
     "export",
@@ -139,6 +142,7 @@ def solve(
     staleness: str = "any",
     target: str | None = None,
     fewest_workers_within: float | None = None,
+    progress: Callable[[SolveProgress], None] | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Outcome:
     """Find the best plan of a profile on a cluster, with its proof and its gain over data parallelism.
@@ -152,8 +156,12 @@ def solve(
     A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes its
     files. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.
 
-    The pace is `outcome.objective_s`, in seconds per minibatch. `outcome.verdict.proven` says whether no plan is
-    faster, and `outcome.gap` by how much one could be. Raises `InputError`, `InfeasibleError` if no plan fits, and
+    `progress` is called whenever the phase, the best plan or the bound changes. The search ends with the best plan so
+    far after `settings.time_limit_s` seconds, or at Ctrl-C.
+
+    The pace is `outcome.objective_s`, in seconds per minibatch. `outcome.verdict.proven` says whether two solvers, or a
+    reason that needs none, show that no plan of the searched space is faster, with everything charged; `outcome.gap` is
+    by how much one could be. Raises `InputError`, `InfeasibleError` if no plan fits, and
     `DisagreementError` if the two solvers contradict each other, which is a defect of pipeplan.
     """
     if not isinstance(profile, Profile):
@@ -161,6 +169,7 @@ def solve(
     if not isinstance(cluster, Cluster):
         raise InputError(f"solve takes a cluster, as pipeplan.cluster({str(cluster)!r}) is one")
     settings = settings or Settings()
+    deadline = Deadline.after(settings.time_limit_s)
     built = build_problem(
         profile,
         cluster,
@@ -169,11 +178,14 @@ def solve(
         staleness=staleness,
         target=target,
         maximum_cuts=settings.maximum_cuts,
+        deadline=deadline,
         **options,
     )
     if fewest_workers_within is not None:
-        return search_fewest_workers(built.problem, fewest_workers_within, settings).outcome
-    return solve_problem(built.problem, settings)
+        return search_fewest_workers(
+            built.problem, fewest_workers_within, settings, report=progress, deadline=deadline
+        ).outcome
+    return solve_problem(built.problem, settings, report=progress, deadline=deadline)
 
 
 def simulate(plan: Outcome | str | os.PathLike[str], minibatches: int | None = None) -> Simulated:

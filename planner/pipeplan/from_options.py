@@ -12,9 +12,10 @@ from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
 from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
-from pipeplan.planning.solve import MAXIMUM_CUTS
+from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 AUTO: Literal["auto"] = "auto"
 
@@ -65,6 +66,14 @@ class BuiltProblem:
     """The trainer that the plan is for, if one was named."""
 
 
+@dataclass(frozen=True)
+class _Searches:
+    """The limits of the searches for a choice."""
+
+    maximum_cuts: int
+    deadline: Deadline
+
+
 def option_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `Options` that arguments of the command line set, by name of the field.
 
@@ -101,6 +110,7 @@ def build_problem(
     staleness: str = "any",
     target: str | None = None,
     maximum_cuts: int = MAXIMUM_CUTS,
+    deadline: Deadline = NO_DEADLINE,
     **options: Any,
 ) -> BuiltProblem:
     """The problem that the user describes; `options` are fields of `Options`.
@@ -108,14 +118,16 @@ def build_problem(
     `minibatch` is another size than the profile's, or `auto` for the best of those measured. `schedule="auto"` takes
     the best schedule for a global `batch`, in samples per update, among those whose weights are at most as old as
     `staleness` (`none`, `bounded`, `any`) allows. A `target`, the name of an export, restricts plans to those that this
-    trainer can express, with `batch` samples per update if that is given.
+    trainer can express, with `batch` samples per update if that is given. A choice that takes searches has a share of
+    the time until the deadline.
 
     Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
     """
     if options.get("schedule") == AUTO:
         if target is not None:
             raise InputError("--for has a schedule of its own: leave out --schedule auto")
-        return _with_best_schedule(profile, cluster, minibatch, batch, staleness, maximum_cuts, options)
+        searches = _Searches(maximum_cuts, deadline.share(SHARES["choice"]))
+        return _with_best_schedule(profile, cluster, minibatch, batch, staleness, searches, options)
     if batch is not None and target is None:
         raise InputError("--batch goes with --schedule auto or --for; for one schedule give --accumulate")
     scaled = profile if minibatch == AUTO else _scaled(profile, minibatch)
@@ -127,7 +139,7 @@ def build_problem(
     problem = unrestricted if targeted is None else targeted.problem
     if minibatch != AUTO:
         return BuiltProblem(problem, targeted=targeted)
-    problem, tried = choose_minibatch(problem, maximum_cuts, batch)
+    problem, tried = choose_minibatch(problem, maximum_cuts, batch, deadline.share(SHARES["choice"]))
     if targeted is not None:
         chosen = replace(unrestricted.options, accumulate=problem.options.accumulate)
         targeted = replace(targeted, unrestricted=replace(unrestricted, profile=problem.profile, options=chosen))
@@ -153,7 +165,7 @@ def _with_best_schedule(
     minibatch: int | Literal["auto"] | None,
     batch: int | None,
     staleness: str,
-    maximum_cuts: int,
+    searches: _Searches,
     options: dict[str, Any],
 ) -> BuiltProblem:
     """The problem with the best schedule."""
@@ -168,7 +180,9 @@ def _with_best_schedule(
     unscheduled = {name: value for name, value in options.items() if name != "schedule"}
     fixed = options_for(cluster.device.kind, **unscheduled)
     scaled = _scaled(profile, minibatch)
-    problem, choices = choose_schedule(scaled, cluster, fixed, batch, staleness.lower(), maximum_cuts)
+    problem, choices = choose_schedule(
+        scaled, cluster, fixed, batch, staleness.lower(), searches.maximum_cuts, searches.deadline
+    )
     return BuiltProblem(problem, schedules=tuple(choices))
 
 

@@ -37,12 +37,10 @@ function memoryTile(report) {
 function verdictTile(certificate) {
   if (!certificate) return null;
   const { proven, gap } = certificate;
-  if (proven) return figureTile("Verdict", "✓ Proven", "no plan is faster");
-  if (gap > 0)
-    return figureTile("Verdict", `Within ${Math.ceil(gap * 1000) / 10}%`, "of the best, as far as is proven");
-  return gap === 0
-    ? figureTile("Verdict", "Optimal", "by one proof, which nothing checked")
-    : figureTile("Verdict", "Not proven", "a faster plan may exist");
+  if (proven) return figureTile("Verdict", "✓ Proven", "no plan of the searched space is faster");
+  return gap
+    ? figureTile("Verdict", `Within ${Math.ceil(gap * 1000) / 10}%`, "of the best of the searched space, as is shown")
+    : figureTile("Verdict", "Not shown", "a faster plan may exist");
 }
 
 function tiles(report) {

@@ -15,7 +15,7 @@ import pytest
 from drive import call, complaint, listing
 from extents import slow_but_for
 
-STEP = 50
+STEP = 25
 """Cases of one test; a case is named by its kind and its seed."""
 QUICK, LONG = 50, 2500
 """Cases of every kind: in the default suite, and in the slow one (the five kinds make 12,750)."""

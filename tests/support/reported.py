@@ -47,18 +47,29 @@ def small_cluster(servers: int = 2, inside: int = 2) -> Cluster:
 
 
 def source_of(
-    profile: Profile, cluster: Cluster | str, options: Options | None = None, solver: str = "dp"
+    profile: Profile,
+    cluster: Cluster | str,
+    options: Options | None = None,
+    solver: str = "dp",
+    *,
+    certify: bool = False,
 ) -> ReportSource:
     """The best plan for a profile on a cluster, as a report takes it."""
-    return read_report_source(Node(document_of(profile, cluster, options, solver), "plan.json"), profile)
+    document = document_of(profile, cluster, options, solver, certify=certify)
+    return read_report_source(Node(document, "plan.json"), profile)
 
 
 def document_of(
-    profile: Profile, cluster: Cluster | str, options: Options | None = None, solver: str = "dp"
+    profile: Profile,
+    cluster: Cluster | str,
+    options: Options | None = None,
+    solver: str = "dp",
+    *,
+    certify: bool = False,
 ) -> Document:
     """Its plan.json."""
     where = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    outcome = solve(Problem(profile, where, options or Options()), Settings(solver=solver, certify=False))
+    outcome = solve(Problem(profile, where, options or Options()), Settings(solver=solver, certify=certify))
     found: Document = json.loads(json.dumps(plan_json.plan_document(outcome)))
     return found
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,6 +25,13 @@ DECODER = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+
+
+def hf() -> Any:
+    """The library, whose import takes a second of every process that collects tests."""
+    import transformers
+
+    return transformers
 
 
 def words(samples: int, length: int = 7) -> Tensor:
@@ -62,8 +68,8 @@ def own_loss(output: Any, target: Any) -> Tensor:
     return output.loss
 
 
-def gpt2(*, tied: bool = False) -> hf.PreTrainedModel:
-    config = hf.GPT2Config(
+def gpt2(*, tied: bool = False) -> nn.Module:
+    config = hf().GPT2Config(
         vocab_size=WORDS,
         n_positions=16,
         n_embd=16,
@@ -73,19 +79,19 @@ def gpt2(*, tied: bool = False) -> hf.PreTrainedModel:
         eos_token_id=2,
         tie_word_embeddings=tied,
     )
-    return hf.GPT2LMHeadModel(config)
+    return hf().GPT2LMHeadModel(config)
 
 
-def gpt2_tied() -> hf.PreTrainedModel:
+def gpt2_tied() -> nn.Module:
     return gpt2(tied=True)
 
 
-def llama() -> hf.PreTrainedModel:
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**DECODER))
+def llama() -> nn.Module:
+    return hf().LlamaForCausalLM(hf().LlamaConfig(**DECODER))
 
 
-def bert() -> hf.PreTrainedModel:
-    config = hf.BertConfig(
+def bert() -> nn.Module:
+    config = hf().BertConfig(
         vocab_size=WORDS,
         hidden_size=16,
         num_hidden_layers=2,
@@ -94,11 +100,11 @@ def bert() -> hf.PreTrainedModel:
         max_position_embeddings=16,
         tie_word_embeddings=False,
     )
-    return hf.BertForMaskedLM(config)
+    return hf().BertForMaskedLM(config)
 
 
-def t5() -> hf.PreTrainedModel:
-    config = hf.T5Config(
+def t5() -> nn.Module:
+    config = hf().T5Config(
         vocab_size=WORDS,
         d_model=16,
         d_kv=8,
@@ -107,24 +113,24 @@ def t5() -> hf.PreTrainedModel:
         num_heads=2,
         decoder_start_token_id=0,
     )
-    model = hf.T5ForConditionalGeneration(config)
+    model = hf().T5ForConditionalGeneration(config)
     # Tied, it has one weight at both ends, and so one stage.
     model.lm_head.weight = nn.Parameter(torch.randn(WORDS, 16) * 0.1)
     return model
 
 
-def mixtral() -> hf.PreTrainedModel:
-    return hf.MixtralForCausalLM(hf.MixtralConfig(**DECODER, num_local_experts=4, router_jitter_noise=0.1))
+def mixtral() -> nn.Module:
+    return hf().MixtralForCausalLM(hf().MixtralConfig(**DECODER, num_local_experts=4, router_jitter_noise=0.1))
 
 
-def mixtral_eager() -> hf.PreTrainedModel:
+def mixtral_eager() -> nn.Module:
     """With experts that loop over those that got a token, which depends on the data."""
-    return hf.MixtralForCausalLM(hf.MixtralConfig(**DECODER, num_local_experts=4, experts_implementation="eager"))
+    return hf().MixtralForCausalLM(hf().MixtralConfig(**DECODER, num_local_experts=4, experts_implementation="eager"))
 
 
-def qwen() -> hf.PreTrainedModel:
-    return hf.Qwen2MoeForCausalLM(
-        hf.Qwen2MoeConfig(
+def qwen() -> nn.Module:
+    return hf().Qwen2MoeForCausalLM(
+        hf().Qwen2MoeConfig(
             **DECODER,
             moe_intermediate_size=8,
             shared_expert_intermediate_size=12,
@@ -134,7 +140,7 @@ def qwen() -> hf.PreTrainedModel:
     )
 
 
-ZOO: dict[str, tuple[Callable[[], hf.PreTrainedModel], Callable[[int], Mapping[str, Tensor]], Any]] = {
+ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Mapping[str, Tensor]], Any]] = {
     "gpt2": (gpt2, _ids, next_word),
     "gpt2-tied": (gpt2_tied, _labelled, own_loss),
     "llama": (llama, _ids, next_word),

@@ -52,9 +52,10 @@ class HostRequests:
         """Call `request` with the number of every host, each in its own thread; returns the replies in that order."""
         count = len(self.launch.hosts)
         with ThreadPoolExecutor(count) as pool:
-            pending = [pool.submit(request, number) for number in range(count)]
             try:
-                wait(pending)  # a signal handler may raise here
+                # A signal handler may raise here, also before the last request is under way.
+                pending = [pool.submit(request, number) for number in range(count)]
+                wait(pending)
             except BaseException:
                 self.abandon()  # before the pool waits for its threads
                 raise

@@ -25,6 +25,9 @@ from pipeplan.util.files import Node
 
 Ints = NDArray[np.intp]
 
+MOST_WORKERS = 256
+"""Largest number of workers of one copy, for all pairs of which there are tables."""
+
 
 def charged_space(
     document: PlanDocument,
@@ -34,19 +37,23 @@ def charged_space(
     *,
     among_s: float,
     paces: tuple[float, float],
+    grid: int | None = None,
 ) -> ChargedSpace:
     """A space of plans: pipelines in one component of a level, with `copies` of them side by side.
 
     `place` has the level and the workers of all copies; `among_s` is the time of one all-reduce among the copies;
     `paces` are the most that a resource of one copy may take for a minibatch of this copy, and the most that a shared
-    one may take for a minibatch of all copies. Raises an `InputError` where the model has too many cuts.
+    one may take for a minibatch of all copies. `grid` is the number of replicas of every stage of a uniform grid.
+    Raises an `InputError` beyond what can be checked.
     """
     threshold, limit = paces
     if threshold <= 0:
         raise InputError("the certificate claims nothing: a threshold is 0")
     (level, workers), options = place, document.options
     cluster = document.cluster.inner(level, bisect_right(document.network.starts[level], workers[0]) - 1)
-    runs = WorkerRuns.of(cluster, options.max_replicas)
+    if cluster.workers > MOST_WORKERS:
+        raise InputError(f"a certificate with everything charged is checked for at most {MOST_WORKERS} workers")
+    runs = WorkerRuns.of(cluster, options.max_replicas, grid)
     levels: list[CardLevel | CoreLevel] = []
     if options.contention:
         levels = [*card_levels(cluster, runs, limit), *core_levels(document.cluster, runs, limit, workers)]
@@ -56,14 +63,17 @@ def charged_space(
     )
 
 
-def check_charged_closure(space: ChargedSpace, entry: Node, options: CheckedOptions) -> int:
+def check_charged_closure(space: ChargedSpace, entry: Node, options: CheckedOptions, grid: int | None = None) -> int:
     """Check the states of one space of plans, and return their number.
 
-    Raises an `InputError` that names a stage which completes a faster plan, or leads to a state that the certificate
-    does not cover.
+    `grid` is the number of replicas of every stage of a uniform grid, which begins at the first worker. Raises an
+    `InputError` that names a stage which completes a faster plan, or leads to a state that is not covered.
     """
     counts = CountedLimits.of(space, options)
-    listed, as_stated = read_states(entry, space, counts, space.runs.workers)
+    start = space.runs.workers if grid is None else grid * (options.stages or 1)
+    if start > space.runs.workers or not len(space.runs.start):
+        entry.fail(f"a uniform grid of {start} workers is larger than the cluster, or has more replicas than asked for")
+    listed, as_stated = read_states(entry, space, counts, start)
     closure = ChargedClosure(space, counts, listed, as_stated, entry)
     for cut in np.unique(listed.cut)[::-1].tolist():
         if cut:

@@ -21,6 +21,7 @@ from pipeplan.cluster_data.cluster import Cluster
 
 Ints = NDArray[np.intp]
 
+_STATES_AT_ONCE = 256
 _AT_ONCE = 400_000
 """The number of pairs of a state and a stage that are looked at a time."""
 
@@ -70,6 +71,10 @@ class StatesAtCut:
     demand: Floats
     loads: Floats
     """A row for each state: outgoing and incoming for each level of cards, then the cores."""
+
+    def take(self, rows: Ints) -> StatesAtCut:
+        """The entries that `rows` selects."""
+        return StatesAtCut(self.first[rows], self.replicas[rows], self.demand[rows], self.loads[rows])
 
 
 @dataclass(frozen=True)
@@ -247,6 +252,13 @@ class ChargedSpace:
 
     def leads(self, stages: StagesAtCut, states: StatesAtCut) -> Iterator[LeadingStages]:
         """The stages that may stand in front of each of some states, a part at a time."""
+        for begin in range(0, len(states.first), _STATES_AT_ONCE):
+            some = np.arange(begin, min(begin + _STATES_AT_ONCE, len(states.first)))
+            for leads in self._leads(stages, states.take(some)):
+                yield replace(leads, state=some[leads.state])
+
+    def _leads(self, stages: StagesAtCut, states: StatesAtCut) -> Iterator[LeadingStages]:
+        """The stages in front of not too many states."""
         state, run, transfer, loads = self._pairs(stages, states)
         starts, stops = (np.searchsorted(stages.traffic.run, run, side=side) for side in ("left", "right"))
         counts = stops - starts

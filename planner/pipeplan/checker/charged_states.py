@@ -20,10 +20,13 @@ from pipeplan.util.files import Node
 
 Ints = NDArray[np.intp]
 
+LOAD_SLACK = 2e-13
+"""Share of the limit by which pending loads are lowered, once for every cut between the state and the output."""
+
 
 @dataclass(frozen=True)
 class CountedLimits:
-    """What the states of a certificate count besides their place, because the options limit it."""
+    """The numbers that the states of a certificate count besides their place, because the options limit them."""
 
     most_stages: int | None
     """Largest number of stages; None where stages are not counted."""
@@ -36,7 +39,7 @@ class CountedLimits:
 
     @staticmethod
     def of(space: ChargedSpace, options: CheckedOptions) -> CountedLimits:
-        """What has to be counted in one space of plans."""
+        """The numbers that have to be counted in one space of plans."""
         most = options.stages or options.max_stages
         same = options.stages is not None
         busy = None if options.max_workers is None else min(options.max_workers // space.copies, space.runs.workers)
@@ -96,7 +99,7 @@ def read_states(entry: Node, space: ChargedSpace, counts: CountedLimits, start: 
         first=whole[:, 1],
         replicas=whole[:, 2],
         demand=rows[:, 3] * (1 - DEMAND_SLACK) * space.covers,
-        loads=rows[:, 4 : 4 + loads] * (1 - DEMAND_SLACK),
+        loads=_lowered(rows[:, 4 : 4 + loads], cuts[whole[:, 0]], space),
         stages=whole[:, 3] if counted[0] else nothing,
         busy=whole[:, -1] if counted[1] else nothing,
     )
@@ -110,6 +113,15 @@ def read_states(entry: Node, space: ChargedSpace, counts: CountedLimits, start: 
         states.loads[edge, column : column + columns] = 0.0
         column += columns
     return states, entry["states"].value
+
+
+def _lowered(loads: Floats, cut: Ints, space: ChargedSpace) -> Floats:
+    """Pending loads of states at these cuts, lowered so that rounding does not raise a load above its listed one.
+
+    A load is a difference of sums over the layers before two cuts, so its rounding is relative to these sums, not to
+    the load itself. Every further stage rounds again, so the slack grows with every cut.
+    """
+    return np.maximum(loads - LOAD_SLACK * space.limit_s * (space.last - cut)[:, None], 0.0)
 
 
 def _check(states: ChargedStates, space: ChargedSpace, counts: CountedLimits, start: int, node: Node) -> None:
@@ -169,9 +181,7 @@ def _alone(space: ChargedSpace, listed: ChargedStates) -> list[Flags]:
     for level, width in zip(space.levels, space.widths, strict=True):
         loads = listed.loads[:, column : column + width]
         if isinstance(level, CardLevel):
-            alone = level.alone(listed.first, listed.replicas, space.traffic_of(listed.cut), loads)
-            # Of a component that begins with the state, all has been charged before.
-            found.append(alone | (listed.first == level.begin[level.home[listed.first]]))
+            found.append(level.alone(listed.first, listed.replicas, space.traffic_of(listed.cut), loads))
         else:
             found.append(loads[:, 0] <= level.limit_s)
         column += width

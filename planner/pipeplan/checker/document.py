@@ -75,6 +75,20 @@ class PlanDocument:
         return NetworkRates.of(self.cluster)
 
     @property
+    def claims_proof(self) -> bool:
+        """Whether plan.json holds a certificate or calls its plan optimal."""
+        status = self.root.get("status")
+        return self.root.get("certificate") is not None or (status is not None and status.value == "optimal")
+
+    @property
+    def charged_bound_s(self) -> float:
+        """The highest bound in the record of solvers that charge what workers share; 0 where there is none."""
+        verdict = self.root.get("verdict")
+        solvers = verdict["solvers"].items() if verdict else []
+        charging = [solver for solver in solvers if (mark := solver.get("charged")) and mark.boolean()]
+        return max((bound.number() for solver in charging if (bound := solver.get("bound_s"))), default=0.0)
+
+    @property
     def prediction(self) -> Node:
         """The field in which the plan states its cost."""
         return self.root["prediction"]
@@ -105,13 +119,18 @@ class PlanDocument:
             minibatch=root["profile"]["minibatch"].integer(minimum=1),
             cluster=_cluster(root["cluster"]),
             options=_options(root["options"]),
-            stages=tuple(_stage(node) for node in plan["stages"].items()),
+            stages=stages_from_json(plan),
             copies=plan["copies"].integer(minimum=1),
             inference=inference,
             schedule=name,
             accumulate=_count(plan, "accumulate"),
             pace_s=root["prediction"]["minibatch_s"].number(),
         )
+
+
+def stages_from_json(plan: Node) -> tuple[CheckedStage, ...]:
+    """The stages of a plan. Raises an `InputError` that names the field that is wrong."""
+    return tuple(_stage(node) for node in plan["stages"].items())
 
 
 def _stage(node: Node) -> CheckedStage:

@@ -8,9 +8,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, GPIPE, PlanDocument
-from pipeplan.checker.figures import StageFigures, group_wait, in_flight_depth, overlapped_s
+from pipeplan.checker.figures import ROUNDING, StageFigures, group_wait, in_flight_depth, overlapped_s
+
+AMONG_COPIES = "synchronisation among the copies of the pipeline"
+FILLING = "filling and draining the pipeline"
+EXPOSED = "gradient synchronisation"
+
+
+class Load(NamedTuple):
+    """The time for which a resource is busy, in seconds, and what plan.json calls the resource."""
+
+    seconds: float
+    name: str
+
+
+def busiest(loads: Sequence[Load]) -> frozenset[str]:
+    """The names of the resources that are busy longest, up to rounding."""
+    longest = max((load.seconds for load in loads), default=0.0)
+    return frozenset(load.name for load in loads if load.seconds >= longest * (1 - ROUNDING))
 
 
 @dataclass(frozen=True)
@@ -44,18 +62,57 @@ def steady_pace(document: PlanDocument, figures: Sequence[StageFigures], among_s
 
     `among_s` is the time of one all-reduce among the copies.
     """
-    slowest = 0.0
-    for index, stage in enumerate(figures):
-        interval = _share(document) if document.accumulates else stage.replicas
-        exchange = stage.allreduce_s / interval
-        slowest = max(
-            slowest,
-            float(overlapped_s(stage.pass_s / stage.replicas, exchange, document.options.overlap)),
-            stage.busier_s / stage.lanes,
-            0.0 if document.inference else _depth_pace(document, figures, index, among_s),
-        )
+    slowest = max(load.seconds for load in _steady_loads(document, figures, among_s))
     among = among_s / update_interval(document)
     return float(overlapped_s(slowest / document.copies, among, document.options.overlap))
+
+
+def slowest_resources(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> frozenset[str]:
+    """The names of the resources that determine the pace if each is used alone; several where they are equal."""
+    if document.schedule in FLUSHING:
+        parts = batch_parts(document, figures, among_s)
+        steady = [Load(parts.steady_s, name) for name in steady_resources(document, figures)]
+        rest = [(parts.work_s + parts.transfers_s, FILLING), (parts.exposed_s, EXPOSED), (parts.copies_s, AMONG_COPIES)]
+        return busiest([*steady, *(Load(*part) for part in rest)])
+    loads = [Load(load.seconds / document.copies, load.name) for load in _steady_loads(document, figures, among_s)]
+    return busiest([*loads, Load(among_s / update_interval(document), AMONG_COPIES)])
+
+
+def steady_resources(document: PlanDocument, figures: Sequence[StageFigures]) -> frozenset[str]:
+    """The names of the resources that limit the steady part of a batch; several where they are equal."""
+    share = _share(document)
+    phases, limits = _phases(document, figures, share), _depth_limits(document, figures, share)
+    longest = [max(load.seconds for load in phase) for phase in phases]
+    if max((load.seconds for load in limits), default=0.0) > sum(longest) * (1 + ROUNDING):
+        return busiest(limits)
+    return frozenset().union(
+        *(busiest(phase) for phase, time in zip(phases, longest, strict=True) if time >= max(longest) * (1 - ROUNDING))
+    )
+
+
+def _steady_loads(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> list[Load]:
+    """The resources of one copy, each with its time for a minibatch of that copy."""
+    loads = []
+    for index, stage in enumerate(figures):
+        interval = _share(document) if document.accumulates else stage.replicas
+        compute, exchange = stage.pass_s / stage.replicas, stage.allreduce_s / interval
+        both = float(overlapped_s(compute, exchange, document.options.overlap))
+        if compute >= exchange * (1 - ROUNDING):
+            loads.append(Load(both, f"compute of stage {index + 1}"))
+        if exchange >= compute * (1 - ROUNDING):
+            loads.append(Load(both, f"gradient synchronisation of stage {index + 1}"))
+        loads.append(Load(stage.busier_s / stage.lanes, _boundary(index)))
+        if not document.inference:
+            loads.append(Load(_depth_pace(document, figures, index, among_s), _depth(index)))
+    return loads
+
+
+def _boundary(index: int) -> str:
+    return f"traffic from stage {index + 1} to stage {index + 2}"
+
+
+def _depth(index: int) -> str:
+    return f"minibatches in flight at stage {index + 1}"
 
 
 def batch_parts(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> BatchParts:
@@ -66,7 +123,10 @@ def batch_parts(document: PlanDocument, figures: Sequence[StageFigures], among_s
         minibatches=share,
         work_s=sum(stage.pass_s for stage in figures),
         transfers_s=sum(stage.round_trip_s for stage in figures),
-        steady_s=max(_others(document, figures, share), _limited(document, figures, share)),
+        steady_s=max(
+            sum(max(load.seconds for load in phase) for phase in _phases(document, figures, share)),
+            max((load.seconds for load in _depth_limits(document, figures, share)), default=0.0),
+        ),
         exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
         copies_s=among_s,
     )
@@ -86,30 +146,34 @@ def _share(document: PlanDocument) -> int:
     return max(1, minibatches // document.copies)
 
 
-def _others(document: PlanDocument, figures: Sequence[StageFigures], share: int) -> float:
-    """The term A of "Flush schedules" in docs/cost-model.md, as far as stages and boundaries determine it."""
+def _phases(document: PlanDocument, figures: Sequence[StageFigures], share: int) -> list[list[Load]]:
+    """The term A of "Flush schedules" in docs/cost-model.md, as far as stages and boundaries determine it.
 
-    def after_first(time: float, servers: int) -> float:
-        return (math.ceil(share / servers) - 1) * time
+    It is the sum of the longest loads of all phases: GPipe has a forward and a backward phase, other schedules one.
+    """
+
+    def loads(times: Sequence[tuple[float, float]]) -> list[Load]:
+        """The loads of one phase, from the time of a pass and of a message of every stage."""
+        found = []
+        for index, (stage, (computing, sending)) in enumerate(zip(figures, times, strict=True)):
+            found.append(Load((math.ceil(share / stage.replicas) - 1) * computing, f"compute of stage {index + 1}"))
+            found.append(Load((math.ceil(share / stage.lanes) - 1) * sending, _boundary(index)))
+        return found
 
     if document.schedule == GPIPE:
-        forward = [max(after_first(s.forward_s, s.replicas), after_first(s.send_s, s.lanes)) for s in figures]
-        backward = [
-            max(after_first(s.backward_s + s.update_s, s.replicas), after_first(s.return_s, s.lanes)) for s in figures
-        ]
-        return max(forward) + max(backward)
-    return max(max(after_first(s.pass_s, s.replicas), after_first(s.busier_s, s.lanes)) for s in figures)
+        forward = [(stage.forward_s, stage.send_s) for stage in figures]
+        return [loads(forward), loads([(stage.backward_s + stage.update_s, stage.return_s) for stage in figures])]
+    return [loads([(stage.pass_s, stage.busier_s) for stage in figures])]
 
 
-def _limited(document: PlanDocument, figures: Sequence[StageFigures], share: int) -> float:
-    """The bound on the term A from depths that are smaller than the number of minibatches of a replica."""
-    longest = 0.0
+def _depth_limits(document: PlanDocument, figures: Sequence[StageFigures], share: int) -> list[Load]:
+    """The bounds on the term A from depths that are smaller than the number of minibatches of a replica."""
+    limits = []
     for index, stage in enumerate(figures):
         if stage.depth < math.ceil(share / stage.replicas):
-            if document.schedule == GPIPE:
-                return math.inf
-            longest = max(longest, (share - 1) * _sustained(document, figures, index))
-    return longest
+            pace = math.inf if document.schedule == GPIPE else _sustained(document, figures, index)
+            limits.append(Load((share - 1) * pace, _depth(index)))
+    return limits
 
 
 def _depth_pace(document: PlanDocument, figures: Sequence[StageFigures], index: int, among_s: float) -> float:

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker.document import PlanDocument
-from pipeplan.checker.figures import StageFigures
+from pipeplan.checker.figures import ROUNDING, StageFigures
 from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.pace import Load
 
 Ints = NDArray[np.intp]
 
@@ -23,8 +24,8 @@ LONGEST_ROUND = 10**7
 """Largest number of minibatches after which the pairs of senders and receivers repeat."""
 
 
-def busiest_card_s(document: PlanDocument, figures: Sequence[StageFigures]) -> float | None:
-    """The longest busy time of a card in one direction, seconds per minibatch.
+def card_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[Load] | None:
+    """The busy time of the busiest cards of every level in one direction, seconds per minibatch.
 
     None where the pairs of senders and receivers repeat only after more than `LONGEST_ROUND` minibatches.
     """
@@ -33,7 +34,7 @@ def busiest_card_s(document: PlanDocument, figures: Sequence[StageFigures]) -> f
     if traffic is None:
         return None
     rings = _rings(document, figures)
-    longest = 0.0
+    loads = []
     for level, cards in enumerate(network.cards):
         starts = np.array(network.starts[level])
         count = len(starts) - 1
@@ -46,12 +47,20 @@ def busiest_card_s(document: PlanDocument, figures: Sequence[StageFigures]) -> f
                 for direction in (0, 1):
                     load = np.bincount(homes[direction][crosses], minlength=count) * size
                     busy[direction] += load / rate
-        longest = max(longest, float(busy.max()))
-    return longest
+        for direction, component in np.argwhere(busy >= busy.max() * (1 - ROUNDING)).tolist():
+            name = (
+                f"port of worker {component}" if level == 0 else f"network card of {_name(document, level, component)}"
+            )
+            loads.append(Load(float(busy[direction, component]), f"{name}, {('outgoing', 'incoming')[direction]}"))
+    return loads
 
 
-def busiest_cores_s(document: PlanDocument, figures: Sequence[StageFigures]) -> float:
-    """The longest time for which a minibatch keeps a server's cores busy; 0 where every worker has its own core."""
+def _name(document: PlanDocument, level: int, component: int) -> str:
+    return f"{document.cluster.levels[level - 1].name} {component}"
+
+
+def core_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[Load]:
+    """The time for which a minibatch keeps the cores of each server busy whose workers share them."""
     busy = dict.fromkeys(range(document.cluster.workers), 0.0)
     for stage, figure in zip(document.stages, figures, strict=True):
         count = len(stage.workers)
@@ -63,8 +72,11 @@ def busiest_cores_s(document: PlanDocument, figures: Sequence[StageFigures]) -> 
     for worker, time in busy.items():
         by_server.setdefault(document.cluster.server_of(worker), []).append(time)
     cores = {document.cluster.server_of(worker): document.cluster.device_of(worker).cores for worker in busy}
-    shared = [sum(times) / cores[one] for one, times in by_server.items() if 0 < cores[one] < len(times)]
-    return max(shared, default=0.0)
+    return [
+        Load(sum(times) / cores[one], f"the {cores[one]} cores of server {one}")
+        for one, times in by_server.items()
+        if 0 < cores[one] < len(times)
+    ]
 
 
 def shared_cores_bound_s(document: PlanDocument, model: CheckedModel) -> float:

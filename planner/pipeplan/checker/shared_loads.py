@@ -22,7 +22,7 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class StageTraffic:
-    """What stages send and compute, one array entry for each stage. All figures are for one minibatch of all copies."""
+    """Traffic and compute of stages, one array entry for each. All figures are for one minibatch of all copies."""
 
     run: Ints
     """Index of the run of workers."""

@@ -43,7 +43,7 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
     if document.copies > 1 and not options.allow_copies:
         raise InputError(f"no copies of the pipeline were asked for, the plan has {document.copies}")
     if options.grid:
-        _grid(document)
+        check_grid(document)
     stage_of = {name: number for number, stage in enumerate(document.stages, start=1) for name in stage.layers}
     for name, number in options.pins:
         if stage_of[name] != number:
@@ -55,7 +55,7 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
     return "the plan satisfies its options"
 
 
-def _grid(document: PlanDocument) -> None:
+def check_grid(document: PlanDocument) -> None:
     """Raise an `InputError` unless the plan is a uniform grid.
 
     A grid has no copies, the same number of workers for every stage, stages on consecutive workers from worker 0 on,

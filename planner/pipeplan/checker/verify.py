@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
-from pipeplan.checker.certificate import check_certificate
-from pipeplan.checker.ddp_overlap import ddp_pace, exposed_allreduce_s
+from pipeplan.checker.baselines import check_baselines
+from pipeplan.checker.certificate import CertifiedBound, check_certificate
+from pipeplan.checker.charged_pace import ChargedPace, charged_pace
+from pipeplan.checker.ddp_overlap import exposed_allreduce_s
+from pipeplan.checker.description import check_description
 from pipeplan.checker.document import FLUSHING, PlanDocument
-from pipeplan.checker.figures import ROUNDING, StageFigures, copies_allreduce_s, stage_figures, weight_versions
+from pipeplan.checker.figures import StageFigures, copies_allreduce_s, stage_figures, weight_versions
 from pipeplan.checker.model import CheckedModel, checked_model
-from pipeplan.checker.pace import batch_parts, steady_pace, update_interval
-from pipeplan.checker.shared_cards import busiest_card_s, busiest_cores_s
+from pipeplan.checker.pace import batch_parts, update_interval
+from pipeplan.checker.proof import NOT_SHOWN, ShownBound, check_claims
+from pipeplan.checker.searched_space import outside_space
 from pipeplan.checker.structure import check_options, check_structure
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
@@ -22,6 +27,8 @@ from pipeplan.util.units import show_size, show_time
 CLOSE = 1e-9
 """Relative tolerance: adding in another order changes a sum by far less, any wrong figure by far more."""
 
+NO_CERTIFICATE = "plan.json has no certificate"
+
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -30,18 +37,64 @@ class CheckResult:
     what: str
     """The property that was checked."""
     holds: bool | None
-    """Whether it holds; None where it could not be checked."""
+    """Whether it holds; None where it is stated, and nothing in plan.json shows it."""
     text: str
-    """A summary, or the reason why the property does not hold or was not checked."""
+    """A summary, or the reason why the property does not hold or is not shown."""
 
     @property
     def line(self) -> str:
         """The result as a line of text, such as `memory: ok, …`."""
-        verdict = {True: "ok", False: "wrong", None: "not checked"}[self.holds]
-        return f"{self.what}: {verdict}, {self.text}"
+        if self.holds is None:
+            return f"{self.what}: {NOT_SHOWN}: {self.text}"
+        return f"{self.what}: {'ok' if self.holds else 'wrong'}, {self.text}"
+
+
+@dataclass(frozen=True)
+class CheckedPlan:
+    """The results of all checks, and what they establish about faster plans."""
+
+    results: tuple[CheckResult, ...]
+    shown: ShownBound | None
+    """The bound that the certificate shows; None where there is none, or where anything in plan.json is wrong."""
+
+    @property
+    def wrong(self) -> CheckResult | None:
+        """The first check that failed, or None."""
+        return next((result for result in self.results if result.holds is False), None)
+
+    @property
+    def proof(self) -> str:
+        """The statement of what is shown about faster plans, as a clause."""
+        if self.wrong is not None:
+            return f"plan.json is wrong ({self.wrong.what}), so nothing that it claims to be proven is shown"
+        if self.shown is None:
+            return f"{NO_CERTIFICATE}, so how much faster another plan may be is {NOT_SHOWN}"
+        return f"{self.shown.text}, as the certificate in plan.json shows"
+
+    def holds(self, what: str) -> bool:
+        """Whether the check of this name was made and found nothing wrong."""
+        return any(result.what == what and result.holds for result in self.results)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether it is shown that no plan of the searched space is faster, to 1e-6 of the pace."""
+        return self.shown is not None and self.shown.optimal
+
+
+def check_readable_plan(root: Node, profile: Profile) -> CheckedPlan:
+    """Like `check_plan`, but what raises an `InputError` there is a wrong document here."""
+    try:
+        return check_plan(root, profile)
+    except InputError as error:
+        return CheckedPlan((CheckResult("document", False, str(error)),), None)
 
 
 def verify_plan(root: Node, profile: Profile) -> list[CheckResult]:
+    """The results of `check_plan`, without what they establish."""
+    return list(check_plan(root, profile).results)
+
+
+def check_plan(root: Node, profile: Profile) -> CheckedPlan:
     """Check a plan.json against the profile that it was made from.
 
     Stops after the structure where that is wrong, because the other checks would be meaningless. Raises an `InputError`
@@ -50,33 +103,67 @@ def verify_plan(root: Node, profile: Profile) -> list[CheckResult]:
     document = PlanDocument.of(root)
     if profile.digest() != document.digest:
         raise InputError("the profile is not the one that the plan was made from: their digests differ")
+    if not document.pace_s > 0:
+        document.prediction["minibatch_s"].fail("expected more than 0 seconds")
     every = document.accumulate or 1 if document.accumulates else 1
     model = checked_model(profile, document.options, inference=document.inference, update_every=every)
-    results = [_try("structure", lambda: check_structure(document, model))]
-    if results[0].holds is False:
-        return results
-    results.append(_try("constraints", lambda: check_options(document, model)))
-    costs = stage_figures(document, model)
-    results.append(_try("pace", lambda: check_pace(document, model, costs)))
-    results.append(_try("stages", lambda: check_stages(document, model, costs)))
-    results.append(_try("memory", lambda: check_memory(document, costs)))
-    results.append(_try("optimality", lambda: check_certificate(document, model), _reason(document)))
-    return results
+    structure = _try("structure", lambda: check_structure(document, model))
+    if structure.holds is False:
+        return CheckedPlan((structure,), None)
+    figures, certified = stage_figures(document, model), _Certified(document, model)
+
+    @cache
+    def pace() -> ChargedPace:
+        return charged_pace(document, model, figures)
+
+    results = (
+        structure,
+        _try("constraints", lambda: check_options(document, model)),
+        _try("pace", lambda: check_pace(document, model, figures)),
+        _try("stages", lambda: check_stages(document, model, figures)),
+        _try("memory", lambda: check_memory(document, figures)),
+        _try("description", lambda: check_description(document, profile, pace(), figures)),
+        _try("baselines", lambda: check_baselines(document, model, _same), "plan.json does not hold their stages"),
+        _try("optimality", certified.check, NO_CERTIFICATE),
+        _try(
+            "verdict",
+            lambda: check_claims(document, model, pace(), certified.bound),
+            "it follows from the bound, which no certificate shows",
+        ),
+    )
+    bound, right = certified.bound, all(result.holds is not False for result in results)
+    return CheckedPlan(results, ShownBound(document.pace_s, bound.bound_s) if bound and right else None)
+
+
+@dataclass
+class _Certified:
+    """The check of the certificate, which keeps the bound that it shows."""
+
+    document: PlanDocument
+    model: CheckedModel
+    bound: CertifiedBound | None = None
+
+    def check(self) -> str | None:
+        """Check the certificate, and return what it shows; None where there is none.
+
+        Raises an `InputError` where it does not hold, or where the plan lies outside the space that it speaks of.
+        """
+        if (outside := outside_space(self.document)) and self.document.claims_proof:
+            raise InputError(f"the plan lies outside the searched space, of which alone a proof speaks: {outside}")
+        self.bound = check_certificate(self.document, self.model)
+        if self.bound is None:
+            return None
+        shown = ShownBound(self.document.pace_s, self.bound.bound_s)
+        return f"{shown.text}; states checked: {self.bound.states}"
 
 
 def _try(what: str, check: Callable[[], str | None], unchecked: str = "") -> CheckResult:
-    """The result of a check that returns its summary, or None where it could not check, or raises an `InputError`."""
+    """The result of a check that returns its summary, or None where it could not show it, or raises an `InputError`."""
     try:
         text = check()
     except InputError as error:
         return CheckResult(what, False, str(error))
     return CheckResult(what, None, unchecked) if text is None else CheckResult(what, True, text)
-
-
-def _reason(document: PlanDocument) -> str:
-    """The reason why a plan has no certificate."""
-    note = document.root.get("certificate_note")
-    return note.text() if note else "plan.json has no certificate"
 
 
 def check_pace(document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...]) -> str:
@@ -85,33 +172,18 @@ def check_pace(document: PlanDocument, model: CheckedModel, figures: tuple[Stage
     Raises an `InputError` that names the wrong figure; so do the other checks of this module.
     """
     prediction, among = document.prediction, copies_allreduce_s(document, model)
-    interval = update_interval(document)
     if document.schedule in FLUSHING:
-        pace = _check_batch(document, figures, among) / interval
-    else:
-        pace = steady_pace(document, figures, among)
-        awaited = ddp_pace(document, model, figures)
-        pace = awaited if awaited > pace * (1 + ROUNDING) else pace
-    _finite(pace)
-    if document.options.contention:
-        shared = busiest_card_s(document, figures)
-        if shared is None:
-            raise InputError("the replicas of the stages are too many to add up what each network card carries")
-        shared = max(shared, busiest_cores_s(document, figures))
-        # A card with a single user has the load of that user, up to rounding.
-        pace = shared if shared > pace * (1 + ROUNDING) else pace
+        _check_batch(document, figures, among)
+    pace = charged_pace(document, model, figures).pace_s
     _same(prediction["minibatch_s"], pace)
     _same(prediction["minibatches_per_s"], 1.0 / pace)
-    _same(prediction["copies_synchronisation_s"], among / interval)
+    _same(prediction["copies_synchronisation_s"], among / update_interval(document))
     return f"{show_time(pace)} for each minibatch"
 
 
 def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...]) -> str:
     """Check the stated times, bytes and weight versions of every stage."""
-    nodes = document.prediction["stages"].items()
-    if len(nodes) != len(figures):
-        document.prediction["stages"].fail(f"expected {len(figures)}, one for each stage, found {len(nodes)}")
-    for index, (node, figure) in enumerate(zip(nodes, figures, strict=True)):
+    for index, (node, figure) in enumerate(zip(_stage_nodes(document), figures, strict=True)):
         for key, value in (
             ("minibatch_s", document.pace_s),
             ("forward_s", figure.forward_s),
@@ -136,7 +208,7 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
 
 def check_memory(document: PlanDocument, figures: tuple[StageFigures, ...]) -> str:
     """Check the stated memory, and that it suffices unless the plan was made to ignore the limit."""
-    for node, figure in zip(document.prediction["stages"].items(), figures, strict=True):
+    for node, figure in zip(_stage_nodes(document), figures, strict=True):
         stated = node["memory_bytes"]
         # The plan states whole bytes.
         if abs(stated.number() - figure.memory_bytes) > 1 + CLOSE * figure.memory_bytes:
@@ -152,18 +224,20 @@ def check_memory(document: PlanDocument, figures: tuple[StageFigures, ...]) -> s
     return f"every stage fits; the largest takes {show_size(most)}"
 
 
-def _check_batch(document: PlanDocument, figures: tuple[StageFigures, ...], among_s: float) -> float:
-    """Check the stated parts of a batch, and return its total time in seconds."""
-    stated, parts = document.prediction["batch"], batch_parts(document, figures, among_s)
-    _finite(parts.total_s)
-    for key, value in vars(parts).items():
-        _same(stated[key], value)
-    return parts.total_s
+def _stage_nodes(document: PlanDocument) -> list[Node]:
+    """The stated figures of every stage."""
+    nodes = document.prediction["stages"].items()
+    if len(nodes) != len(document.stages):
+        document.prediction["stages"].fail(f"expected {len(document.stages)}, one for each stage, found {len(nodes)}")
+    return nodes
 
 
-def _finite(pace_s: float) -> None:
-    if math.isinf(pace_s):
-        raise InputError("a stage has too few minibatches in flight to keep any pace")
+def _check_batch(document: PlanDocument, figures: tuple[StageFigures, ...], among_s: float) -> None:
+    """Check the stated parts of a batch."""
+    stated = document.prediction["batch"]
+    for key, value in vars(batch_parts(document, figures, among_s)).items():
+        if math.isfinite(value):
+            _same(stated[key], value)
 
 
 def _same(stated: Node, computed: float) -> None:

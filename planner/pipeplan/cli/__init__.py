@@ -69,8 +69,8 @@ class _Commands(click.Group):
     def invoke(self, context: click.Context) -> object:
         try:
             return super().invoke(context)
-        except KeyboardInterrupt:
-            raise _Interrupted from None
+        except KeyboardInterrupt as interrupt:
+            raise _Interrupted(*interrupt.args) from None
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -142,10 +142,10 @@ def main() -> None:
     except click.ClickException as error:
         _print_error(usage_message(error))
         status = MENDABLE
-    except (click.Abort, KeyboardInterrupt, _Interrupted):
+    except (click.Abort, KeyboardInterrupt, _Interrupted) as interrupt:
         if sys.stderr.isatty():
             click.echo(err=True)  # below the ^C
-        _print_error("interrupted")
+        _print_error(f"interrupted: {interrupt}" if str(interrupt) else "interrupted")
         status = INTERRUPTED
     except OSError as error:
         if not isinstance(error, BrokenPipeError):

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
+from pipeplan.checker.verify import check_readable_plan
 from pipeplan.cli.options import json_option, quiet_option, seed_option
 from pipeplan.cli.output import note, print_answer, print_json, status
 from pipeplan.cli.problem_options import problem_arguments, problem_of
@@ -21,6 +22,7 @@ from pipeplan.planning.solve import Settings
 from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Problem
 from pipeplan.util import interrupts
+from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import parse_share
 
 
@@ -67,7 +69,7 @@ def command(
     pipeplan explain plan --profile profile.json
     """
     wishes = RobustnessSettings(samples, seed, None if spread is None else parse_share(spread, "--spread"))
-    problem, plan, origin = _subject(profile_option, arguments)
+    problem, plan, origin, proof = _subject(profile_option, arguments)
     settings = Settings(solver=solver, certify=False)
     note(origin, dim=True)
     try:
@@ -77,29 +79,32 @@ def command(
                 interrupted()
                 show_status(f"{text} …")
 
-            explanation = explain_plan(problem, settings, wishes, plan, progress)
+            explanation = explain_plan(problem, settings, wishes, plan, progress, proof=proof)
             interrupted()
     except InfeasibleError:
-        _explain_infeasible(problem, diagnose(problem, settings.maximum_cuts), as_json)
+        ends = Deadline.after(settings.time_limit_s)
+        _explain_infeasible(problem, diagnose(problem, settings.maximum_cuts, ends), as_json)
     if as_json:
         print_json(explanation_json(explanation))
     else:
         print_answer(explanation_parts(explanation), fold=True, narrow=True)
 
 
-def _subject(profile: Path | None, arguments: dict[str, Any]) -> tuple[Problem, Plan | None, str]:
-    """The problem, the plan to explain (None: the best one), and a line that says where they come from."""
+def _subject(profile: Path | None, arguments: dict[str, Any]) -> tuple[Problem, Plan | None, str, str | None]:
+    """The problem, the plan to explain (None: the best one), a line on where they come from, and what is shown of the
+    plan."""
     path: Path | None = arguments["profile"]
     if path is not None and plan_file.is_plan(path):
         if profile is None:
             raise InputError(f"{path} is a plan: say which profile it was made from with --profile")
         _refuse_problem_options(path)
         problem, plan = plan_file.read_plan(path, profile)
-        return problem, plan, f"plan: {path}, made from {profile}"
+        shown = check_readable_plan(plan_file.read_plan_document(path), problem.profile).proof
+        return problem, plan, f"plan: {path}, made from {profile}", shown
     if profile is not None and path is not None:
         raise InputError(f"{path} is not a plan but a profile: leave out --profile")
     problem, origin = problem_of(arguments | {"profile": path or profile})
-    return problem, None, origin
+    return problem, None, origin, None
 
 
 def _refuse_problem_options(path: Path) -> None:

@@ -3,7 +3,7 @@
 -o         the file or folder to write
 --force    replace an existing file; without it a command replaces only its own older output
 --json     print the answer as one JSON document on standard output
--q         print nothing but errors on standard error
+-q         print nothing but errors and what --json asks for
 --seed     seed of the random numbers
 --profile  the profile that a plan was made from
 """
@@ -27,7 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 FILE, FOLDER, FORCE = "The file to write.", "The folder to write to.", "Replace existing files."
 JSON = "Print the answer as one JSON document."
-QUIET = "Print nothing but errors on standard error."
+QUIET = "Print nothing but errors and what --json asks for."
 SEED = "Seed of the random numbers."
 PLAN_PROFILE = "The plan's profile  [default: found beside the plan, in this folder, or among the bundled ones]"
 
@@ -76,9 +76,10 @@ def seed_option(function: Function) -> Function:
 
 
 def quiet_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`-q`, which silences standard error while the command runs. The command itself has no parameter for it.
+    """`-q`, which silences the command but for the JSON document of `--json` and a file that goes to standard output.
 
-    Errors are printed all the same, because the command raises them and `pipeplan.cli.main` prints them.
+    The command itself has no parameter for it. Errors are printed all the same, because the command raises them and
+    `pipeplan.cli.main` prints them.
     """
 
     @functools.wraps(function)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 80
 """Columns of explanations, sweeps and drawings that go into a file or a pipe."""
+LINE_EVERY_S = 10.0
+"""Seconds between two lines of progress outside of terminals."""
 _UNLIMITED = 10_000
+_asked_for: list[TextIO] = []
+"""The standard output for what is printed although `silenced`; empty while everything is printed."""
 
 
 def answer_console() -> Console:
@@ -48,6 +53,8 @@ def print_answer(
     Tables are fitted to the console. Lines are left as long as they are, or with `fold` wrapped to the console. Outside
     of terminals, `narrow` limits the console to `PIPED_WIDTH` columns, and `wide` gives tables all the width they need.
     """
+    if _asked_for:
+        return
     from rich.measure import Measurement
     from rich.table import Table
 
@@ -68,8 +75,13 @@ def print_line(text: str, *, newline: bool = True) -> None:
 
 
 def print_json(document: object, *, indent: int | None = 1, ascii_only: bool = False) -> None:
-    """Print a JSON document on standard output."""
-    click.echo(json.dumps(document, indent=indent, allow_nan=False, ensure_ascii=ascii_only))
+    """Print a JSON document on standard output, also while `silenced`: only `--json` calls for one."""
+    print_file(json.dumps(document, indent=indent, allow_nan=False, ensure_ascii=ascii_only) + "\n")
+
+
+def print_file(text: str) -> None:
+    """Print a text that the user has asked for in place of a file, also while `silenced`."""
+    click.echo(text, nl=False, file=_asked_for[-1] if _asked_for else None)
 
 
 def note(text: str, *, dim: bool = False) -> None:
@@ -96,6 +108,36 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
+def live_line(text: Callable[[], str]) -> Iterator[None]:
+    """Show a line on standard error while the block runs: drawn anew in terminals, elsewhere printed now and then.
+
+    `text` is called for every drawing, in a thread of its own.
+    """
+    console = _console(stderr=True)
+    if console.is_terminal:
+        from rich.live import Live
+        from rich.text import Text
+
+        line = Live(console=console, get_renderable=lambda: Text(text(), style="dim"), transient=True)
+        with line:
+            yield
+        return
+    ended = threading.Event()
+
+    def print_lines(stream: TextIO) -> None:
+        while not ended.wait(LINE_EVERY_S):
+            click.echo(text(), file=stream)
+
+    printer = threading.Thread(target=print_lines, args=(sys.stderr,), daemon=True)
+    printer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        printer.join()
+
+
+@contextmanager
 def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, int, str], None]]:
     """Show a progress bar on standard error, in terminals only.
 
@@ -114,9 +156,13 @@ def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, in
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Drop what is printed on standard error inside."""
-    with redirect_stderr(io.StringIO()):
-        yield
+    """Drop what is printed inside, except by `print_json` and `print_file`."""
+    _asked_for.append(sys.stdout)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        _asked_for.pop()
 
 
 def _console(*, stderr: bool = False, width: int | None = None) -> Console:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from pipeplan.cli.options import force_option, output_file, quiet_option
-from pipeplan.cli.output import note, print_json, print_line
+from pipeplan.cli.output import note, print_file, print_json, print_line
 from pipeplan.errors import InputError
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launcher import Launcher, LauncherSetting
@@ -145,7 +145,7 @@ def _render(kind: Launcher | None, plan: Path, settings: dict[str, Any], options
     path = plan_folder.launch_file_path(plan, kind, template, None if to_screen else options.output)
     text = plan_folder.launch_file_text(plan, kind, settings, template=template, output=path, command=_command_line())
     if to_screen:
-        print_line(text, newline=False)
+        print_file(text)
         return
     plan_folder.write_launch_file(path, text, kind, template, force=options.force)
     note(f"written: {path}")

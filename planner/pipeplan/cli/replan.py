@@ -16,12 +16,14 @@ from pipeplan.checker.structure import check_structure
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json
 from pipeplan.cli.problem_options import checked_option_fields, problem_arguments, profile_of_plan
+from pipeplan.cli.solve_line import solve_line
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.from_options import default_overlap
 from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.progress import Report
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Options, Problem
@@ -31,6 +33,7 @@ from pipeplan.replanning.replan import RELAXED, OldPlan, ReplanReport, helpful_o
 from pipeplan.replanning.terminal import changes_table, resume_lines
 from pipeplan.run_data import latest_run
 from pipeplan.util import interrupts
+from pipeplan.util.deadline import Deadline
 
 
 @click.command("replan")
@@ -98,8 +101,12 @@ def command(
     if not old.plan.inference:
         checkpoint = latest_run.latest_checkpoint(folder, run_folder, problem.profile.graph_hash)
     note(origin, dim=True)
-    with interrupts.remember_interrupt() as interrupted, keep_disagreement(None if no_write else output):
-        outcome = _solve(problem, settings)
+    with (
+        interrupts.remember_interrupt() as interrupted,
+        keep_disagreement(None if no_write else output),
+        solve_line() as progress,
+    ):
+        outcome = _solve(problem, settings, progress)
     if not no_write:
         # Written before the table is printed, as in `solve`.
         write_plan(outcome, output, force=force)
@@ -183,11 +190,13 @@ def _options(old: Options, arguments: dict[str, Any]) -> Options:
     return replace(old, **({"accumulate": accumulate} | checked_option_fields(arguments)))
 
 
-def _solve(problem: Problem, settings: Settings) -> Outcome:
+def _solve(problem: Problem, settings: Settings, report: Report) -> Outcome:
+    deadline = Deadline.after(settings.time_limit_s)
     try:
-        return solve(problem, settings)
+        # A part of the time is left for options that would help, if these have no plan.
+        return solve(problem, settings, report=report, deadline=deadline.share(0.8))
     except InfeasibleError as error:
-        helps = helpful_options(problem)
+        helps = helpful_options(problem, deadline)
         if not helps:
             raise
         raise InfeasibleError(f"{error}; of the options here {', '.join(helps)} would do") from None

@@ -14,8 +14,9 @@ import click
 from pipeplan.api import cluster
 from pipeplan.cli.export import export_lines
 from pipeplan.cli.options import complete_words, force_option, json_option, output_folder, quiet_option
-from pipeplan.cli.output import note, print_answer, print_json, print_line, status
+from pipeplan.cli.output import note, print_answer, print_json, print_line
 from pipeplan.cli.problem_options import ProfileSource, checked_option_fields, problem_arguments, read_profile
+from pipeplan.cli.solve_line import solve_line
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.drawing.plan_table import plan_table
@@ -29,7 +30,11 @@ from pipeplan.planning.fewest_workers import FewestWorkers, search_fewest_worker
 from pipeplan.planning.solve import Outcome, solve
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
+from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_pace, show_time
+
+BY_ONE_SOLVER = "  DP alone chose among these; no second solver cross-checked the choice"
+"""The note on a schedule or minibatch size that was chosen automatically (`pipeplan.planning.fast.best_plan`)."""
 
 for_option = click.option(
     "--for",
@@ -106,7 +111,8 @@ def command(
         raise InputError("--report writes a page beside the plan: leave out --no-write")
     minibatch_size = _parse_minibatch(minibatch)
     source = read_profile(arguments["profile"], None if minibatch_size == AUTO else minibatch_size)
-    with interrupts.remember_interrupt() as interrupted, status(source.text):
+    deadline = Deadline.after(settings.time_limit_s)
+    with interrupts.remember_interrupt() as interrupted, solve_line() as report:
         built = build_problem(
             source.profile,
             cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"]),
@@ -115,12 +121,16 @@ def command(
             staleness=staleness,
             target=target_name,
             maximum_cuts=settings.maximum_cuts,
+            deadline=deadline,
             **checked_option_fields(arguments | {"target_name": target_name}),
         )
         interrupted()  # an interrupted search may have chosen a schedule that is not the best
         with keep_disagreement(None if no_write else output):
-            fewest = None if tolerance is None else search_fewest_workers(built.problem, tolerance, settings)
-            outcome = solve(built.problem, settings) if fewest is None else fewest.outcome
+            if tolerance is None:
+                fewest, outcome = None, solve(built.problem, settings, report=report, deadline=deadline)
+            else:
+                fewest = search_fewest_workers(built.problem, tolerance, settings, report=report, deadline=deadline)
+                outcome = fewest.outcome
     if built.targeted is not None:
         # Raises for what the trainer cannot express or cannot be written, before anything is written.
         files = built.targeted.files(outcome)
@@ -157,9 +167,10 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
     note(source.text, dim=True)
     if warning := device_mismatch(built.problem.profile, built.problem.cluster):
         note(warning)
+    chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes)]
     for line in [
-        *map(_choice_line, built.schedules),
-        *map(_size_line, built.sizes),
+        *chosen,
+        *([BY_ONE_SOLVER] if chosen else []),
         *([_fewest_line(fewest)] if fewest else []),
     ]:
         note(line, dim=True)
@@ -190,17 +201,19 @@ def _parse_minibatch(text: str | None) -> int | Literal["auto"] | None:
 
 
 def _size_line(sized: MinibatchChoice) -> str:
-    return f"  minibatch {sized.minibatch}: {_rate_text(sized.samples_per_s, sized.config)}"
+    return f"  minibatch {sized.minibatch}: {_rate_text(sized.samples_per_s, sized.config, sized.in_time)}"
 
 
 def _choice_line(choice: ScheduleChoice) -> str:
     per_update = f", {choice.problem.options.accumulate} minibatches" if choice.problem.options.accumulate else ""
-    rate = _rate_text(None if choice.sample_s is None else 1 / choice.sample_s, choice.config)
+    rate = _rate_text(None if choice.sample_s is None else 1 / choice.sample_s, choice.config, choice.in_time)
     return f"  {choice.schedule}{per_update} of {choice.minibatch}: {rate}"
 
 
-def _rate_text(samples_per_s: float | None, config: str) -> str:
-    return "nothing fits" if samples_per_s is None else f"{show_pace(samples_per_s)} samples/s, {config}"
+def _rate_text(samples_per_s: float | None, config: str, in_time: bool) -> str:
+    if samples_per_s is None:
+        return "nothing fits" if in_time else "no plan was found in time"
+    return f"{show_pace(samples_per_s)} samples/s, {config}"
 
 
 def _parse_share(text: str) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from pipeplan.errors import InputError
 from pipeplan.exports.target import TARGET_NAMES
@@ -30,7 +31,13 @@ _ARGUMENTS = (
         show_default=True,
         help="Backend of the ILP.",
     ),
-    click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each solver."),
+    click.option(
+        "--time-limit",
+        type=float,
+        default=60.0,
+        show_default=True,
+        help="Seconds for everything, cuts to baselines; unless given, 10 to confirm a proof.",
+    ),
     click.option(
         "--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."
     ),
@@ -46,11 +53,14 @@ def search_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def settings_of(arguments: dict[str, Any]) -> Settings:
-    """The settings that the arguments describe."""
+    """The settings that the arguments describe. A time limit that the user gave also holds for confirming a proof."""
+    source = click.get_current_context().get_parameter_source("time_limit")
+    given = source not in (None, ParameterSource.DEFAULT)
     return Settings(
         solver=arguments["solver"],
         backend=arguments["ilp_solver"],
         time_limit_s=positive_time_limit(arguments["time_limit"]),
+        confirm_s=None if given else Settings.confirm_s,
         gap=arguments["gap"],
         certify=not arguments["no_certificate"],
     )

@@ -60,7 +60,7 @@ class _Outputs:
     show_default=True,
     help="Solvers to run; both check each other.",
 )
-@click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each ILP.")
+@click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each point.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Number of processes  [default: one for each processor]")
 @click.option(
     "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to this file."

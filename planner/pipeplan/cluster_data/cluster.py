@@ -20,6 +20,7 @@ from typing import Any
 
 from pipeplan.errors import InputError
 from pipeplan.util.files import LARGEST
+from pipeplan.util.numeric_fields import settle_numbers
 
 MAXIMUM_WORKERS = 1 << 20
 LONGEST_LATENCY_S = 3600.0
@@ -39,6 +40,9 @@ class Device:
     cores: int = 0
     """Number of processor cores that the workers of one server share, where it has more workers than cores; 0 where
     every worker has a core of its own."""
+
+    def __post_init__(self) -> None:
+        settle_numbers(self)
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON, `cores` only where cores are shared."""
@@ -63,6 +67,9 @@ class Level:
     source: str = ""
     """Where the figures come from."""
 
+    def __post_init__(self) -> None:
+        settle_numbers(self)
+
 
 @dataclass(frozen=True)
 class Server:
@@ -76,6 +83,9 @@ class Server:
     it is not."""
     price_per_hour: float | None = None
     """Price of this server for one hour, in any currency; None where it is not known."""
+
+    def __post_init__(self) -> None:
+        settle_numbers(self)
 
     def computes_like(self, other: Server) -> bool:
         """Whether a pipeline inside this server runs equally fast inside the other.
@@ -106,6 +116,7 @@ class Cluster:
     """Price of one server of a uniform cluster for one hour; None where it is not known."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         _check(self)
 
     @staticmethod

@@ -154,13 +154,9 @@ def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:
     """
     stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
     home = [stage_of[unit.layers[0]] for unit in problem.units]
-    parameters, forward, backward = (np.zeros(len(plan.stages)) for _ in range(3))
-    for index, unit in zip(home, problem.units, strict=True):
-        parameters[index] += unit.parameter_bytes
-    for flow in problem.flows:
-        last = max(home[unit] for unit in flow.consumers)
-        for total, size in ((forward, flow.bytes), (backward, flow.gradient_bytes)):
-            total[home[flow.producer] : last] += size
+    weights = [float(unit.parameter_bytes) for unit in problem.units]
+    parameters = np.bincount(home, weights, len(plan.stages)).astype(float)
+    forward, backward = problem.flow_arrays.crossing(np.array(home), len(plan.stages)).T
     return parameters, forward, backward
 
 

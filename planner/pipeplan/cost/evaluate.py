@@ -146,15 +146,15 @@ def check_structure(plan: Plan, problem: Problem) -> None:
         for name in stage.layers:
             if stage_of.setdefault(name, number) != number:
                 raise InputError(f"the plan holds layer {name!r} in two stages")
-    names = {layer.name for layer in problem.profile.layers}
-    if names != stage_of.keys():
-        differing = sorted(names ^ stage_of.keys())[0]
+    if len(stage_of) != len(problem.layer_names) or not all(name in stage_of for name in problem.layer_names):
+        differing = sorted(set(problem.layer_names) ^ stage_of.keys())[0]
         raise InputError(f"the plan and the profile differ: layer {differing!r} is in only one of them")
     for unit in problem.units:
-        if len({stage_of[name] for name in unit.layers}) > 1:
+        if len(unit.layers) > 1 and len({stage_of[name] for name in unit.layers}) > 1:
             raise InputError(f"the plan separates layers that must share a stage: {', '.join(unit.layers[:4])}")
+    home = [stage_of[unit.layers[0]] for unit in problem.units]
     for producer, consumer in problem.edges:
-        if stage_of[problem.units[producer].layers[0]] > stage_of[problem.units[consumer].layers[0]]:
+        if home[producer] > home[consumer]:
             raise InputError(f"the plan puts {problem.units[consumer].layers[0]!r} before a layer that it reads from")
     _check_workers(plan, problem.cluster.workers)
 

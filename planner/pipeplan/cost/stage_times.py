@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
+
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
@@ -35,12 +37,12 @@ def plain_data_parallel(problem: Problem, workers: int) -> Plan:
 
 def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
     """Bytes of one minibatch that cross the cut behind stage `index`, forward and backward; each tensor counts once."""
+    if index < 0 or index + 1 == len(plan.stages):
+        return 0, 0
     names = {name for stage in plan.stages[: index + 1] for name in stage.layers}
-    before = {index for index, unit in enumerate(problem.units) if unit.layers[0] in names}
-    crossing = [
-        flow for flow in problem.flows if flow.producer in before and any(unit not in before for unit in flow.consumers)
-    ]
-    return sum(flow.bytes for flow in crossing), sum(flow.gradient_bytes for flow in crossing)
+    behind = np.array([unit.layers[0] not in names for unit in problem.units], dtype=np.intp)
+    sent, returned = problem.flow_arrays.crossing(behind, 2)[0]
+    return int(sent), int(returned)
 
 
 def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:

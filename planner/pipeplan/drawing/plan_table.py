@@ -16,7 +16,7 @@ from pipeplan.cost.evaluate import WAITS_FOR_UPDATE
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import STASHING
 from pipeplan.planning.baselines import Baseline
-from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.planning.verdict import slowed_by
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace, show_size, show_time
 
@@ -60,14 +60,12 @@ def _schedule(plan: Plan) -> str:
 
 
 def _proof(outcome: Outcome) -> list[str]:
-    """Sentences on why the plan misses the bound, and on where its proof is."""
+    """Sentences on what slows the plan, and on where its proof is."""
     lines = []
     score = outcome.evaluation
-    if score.pace_s > score.alone_s * (1 + TOLERANCE) and score.bound != WAITS_FOR_UPDATE:
-        cause = "Shared cores slow" if outcome.problem.cluster.shared_cores else "Shared network cards slow"
-        slower = f"{cause} it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
-        bound = f"With that no plan is proven more than {outcome.gap:.2%} faster (bound {show_time(outcome.bound_s)})."
-        lines.append(f"{slower}, and no plan is faster." if outcome.gap <= TOLERANCE else f"{slower}. {bound}")
+    if (cause := slowed_by(score)) and score.bound != WAITS_FOR_UPDATE:
+        slower = f"it by {score.pace_s / score.alone_s - 1:.1%}, from {show_time(score.alone_s)}"
+        lines.append(f"{cause.capitalize()} slow {slower} with each resource to itself.")
     if outcome.certificate.document is not None:
         lines.append("Certificate: in plan.json; `pipeplan check` verifies it without the solvers.")
     return lines

@@ -15,7 +15,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import UNPIPELINED
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.planning.verdict import TOLERANCE
-from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
 
 FORMAT, VERSION = "pipeplan-explanation", 1
@@ -48,6 +48,8 @@ class Explanation:
     effects: tuple[ChangeEffect, ...]
     robustness: Robustness | None
     """None if the profile has no spread."""
+    proof: str = ""
+    """A clause on faster plans: the solvers' verdict, or what the check of a plan file shows."""
 
     @property
     def behind_best(self) -> float:
@@ -62,8 +64,13 @@ def explain_plan(
     wishes: RobustnessSettings,
     plan: Plan | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    *,
+    proof: str | None = None,
 ) -> Explanation:
-    """Explain a plan, by default the best one. Raises `InfeasibleError` if no plan fits."""
+    """Explain a plan, by default the best one; `proof` is what is shown about a given plan.
+
+    Raises `InfeasibleError` if no plan fits.
+    """
     progress("solving")
     best = solve(problem, settings)
     plan = best.plan if plan is None else plan
@@ -86,19 +93,20 @@ def explain_plan(
         anatomies=tuple(anatomies),
         alternatives=others,
         effects=tuple(changed),
-        robustness=_robustness(problem, plan, wishes, settings.maximum_cuts, progress),
+        proof=best.verdict.text if proof is None else proof,
+        robustness=_robustness(problem, cuts, plan, wishes, progress),
     )
 
 
 def _robustness(
-    problem: Problem, plan: Plan, wishes: RobustnessSettings, maximum_cuts: int, progress: Callable[[str], None]
+    problem: Problem, cuts: Cuts, plan: Plan, wishes: RobustnessSettings, progress: Callable[[str], None]
 ) -> Robustness | None:
     if wishes.spread is not None:
         problem = replace(problem, profile=sensitivity.with_spread(problem.profile, wishes.spread))
     if wishes.samples == 0 or not sensitivity.has_spread(problem.profile):
         return None
     samples = []
-    for sample in sensitivity.draw_samples(problem, plan, wishes.samples, wishes.seed, maximum_cuts):
+    for sample in sensitivity.draw_samples(problem, cuts, plan, wishes.samples, wishes.seed):
         samples.append(sample)
         progress(f"drawing the times again: {len(samples)} of {wishes.samples}")
     return Robustness(tuple(samples), plan.config, wishes.seed, wishes.spread)
@@ -122,6 +130,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "bound_by": score.bound,
         "behind_best": explanation.behind_best,
         "best_config": explanation.best.plan.config,
+        "proof": explanation.proof,
         "resources": [asdict(load) for load in explanation.loads],
         "comparison": [asdict(anatomy) | {"sent_bytes": anatomy.sent_bytes} for anatomy in explanation.anatomies],
         "second_choice": None

@@ -43,10 +43,12 @@ def diagnosis_parts(problem: Problem, diagnosis: Diagnosis) -> Iterator[Renderab
     if diagnosis.growth is not None:
         growth = diagnosis.growth
         yield f"Fewest {growth.unit}s that would do: {growth.count} instead of {growth.now}."
-    elif not diagnosis.oversized:
+    elif not diagnosis.oversized and not diagnosis.unfinished:
         yield "More workers alone would not do, as far as they were tried."
     for flag in diagnosis.relaxed:
         yield f"Without {flag} there is a plan."
+    if diagnosis.unfinished:
+        yield "There was no time to try everything that might help."
 
 
 def _layers(diagnosis: Diagnosis) -> Table:

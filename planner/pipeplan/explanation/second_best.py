@@ -105,7 +105,7 @@ def _contended(plan: Plan, problem: Problem) -> bool:
 
 def _bound(problem: Problem, cuts: Cuts) -> float:
     """A lower bound on every pace: the best one with unlimited memory, which is found much faster than with a limit."""
-    return dynamic_program.solve(replace(problem, options=replace(problem.options, memory=False)), cuts).bound_s
+    return dynamic_program.solve(problem.without_memory_limit(), cuts).bound_s
 
 
 def _paces(alternatives: list[Alternative]) -> list[float]:
@@ -127,7 +127,8 @@ def search_parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator
     if options.stages is None and not each:
         if stages > 1:
             yield f"at most {stages - 1} stage{'s' * (stages > 2)}", replace(options, max_stages=stages - 1)
-        yield f"{stages + 1} stages", replace(options, stages=stages + 1)
+        if options.max_stages is None or options.max_stages > stages:
+            yield f"{stages + 1} stages", replace(options, stages=stages + 1)
     largest = max(stage.replicas for stage in best.stages) // best.copies
     if largest > 1:
         smaller = replace(options, stages=stages, max_stages=None, max_replicas=largest - 1)

@@ -20,7 +20,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.fast import ScoredPlan, best_plan
 from pipeplan.planning.verdict import TOLERANCE
-from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
@@ -116,7 +116,7 @@ def resample_times(profile: Profile, rng: random.Random) -> Profile:
     return replace(profile, layers=tuple(redrawn(layer) for layer in profile.layers))
 
 
-def draw_samples(problem: Problem, plan: Plan, count: int, seed: int, maximum_cuts: int) -> Iterator[RobustnessSample]:
+def draw_samples(problem: Problem, cuts: Cuts, plan: Plan, count: int, seed: int) -> Iterator[RobustnessSample]:
     """Draw the times `count` times; each time evaluate the plan with its depths unchanged, and solve anew.
 
     Samples for which no plan fits in memory are left out: other times may need deeper pipelines.
@@ -124,7 +124,7 @@ def draw_samples(problem: Problem, plan: Plan, count: int, seed: int, maximum_cu
     rng = random.Random(seed)
     for _ in range(count):
         drawn = replace(problem, profile=resample_times(problem.profile, rng))
-        best = best_plan(drawn, enumerate_cuts(drawn, maximum_cuts))
+        best = best_plan(drawn, cuts.retimed(drawn))
         if best is not None:
             score = evaluate(plan, drawn)
             if score.fits and score.pace_s <= best.pace_s:

@@ -39,8 +39,9 @@ def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
         f"{show_time(score.pace_s)} a minibatch",
     )
     if explanation.behind_best:
-        slower = f"It is {explanation.behind_best:.1%} slower than the best plan, {explanation.best.plan.config}."
-        yield Text(slower, "yellow")
+        found = f"the best plan that was found, {explanation.best.plan.config}"
+        yield Text(f"It is {explanation.behind_best:.1%} slower than {found}.", "yellow")
+    yield f"Proof: {one_line(explanation.proof)}."
     yield from _heading(f"What bounds the pace: {score.bound}")
     yield _loads(explanation)
     yield from _heading("What each stage takes of the pace" + (", and of the memory" if problem.options.memory else ""))
@@ -171,7 +172,7 @@ def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
             )
         yield table
     if alternatives.exact:
-        yield "No other configuration is better than the first of these."
+        yield "No other configuration of the searched space is better than the first of these."
     else:
         yield f"Searched: {'; '.join(merged_parts(alternatives.searched))}. {_left_out(explanation)}"
 

@@ -1,4 +1,4 @@
-"""From a problem to an answer: both solvers, their agreement, local search, baselines and the verdict.
+"""From a problem to an answer: both solvers, their agreement, baselines and the verdict.
 
 `solve` is the entry. This room also chooses among problems: the schedule, the minibatch size, the fewest workers.
 Files and tables are written elsewhere (`pipeplan.rendering`, `pipeplan.drawing`).

@@ -15,8 +15,12 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
+from pipeplan.solvers.result import Status
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
-UNIFORM_GRID, UNPIPELINED = "best uniform grid", "model parallelism"
+UNIFORM_GRID, STRAIGHT, UNPIPELINED = "best uniform grid", "best straight pipeline", "model parallelism"
+NO_TIME = "there was no time left to search for it; give more with --time-limit"
+STOPPED = "not searched for, as Ctrl-C came before"
 MOST_CELLS, MOST_WORKERS = 20_000, 256
 """The largest product of cuts and workers, and the most workers, for which the search for a grid is cheap beside the
 search for the plan."""
@@ -41,28 +45,48 @@ class Baseline:
         return None if self.pace_s is None or pace_s == 0 else self.pace_s / pace_s
 
 
-def compute_baselines(problem: Problem, cuts: Cuts, effort: float = 0.0) -> list[Baseline]:
+def compute_baselines(
+    problem: Problem, cuts: Cuts, effort: float = 0.0, deadline: Deadline = NO_DEADLINE
+) -> list[Baseline]:
     """The baselines of a problem. Data parallelism is scored even where it does not fit in memory, with a remark.
 
-    `effort` is what the search for the plan took (`Result.effort`); the search for a grid may take a share of that.
+    `effort` is what the search for the plan took (`Result.effort`); the search for a grid may take a share of that. A
+    baseline that is not found before the deadline or Ctrl-C has a remark that says so.
     """
     baselines = [data_parallelism(problem)]
-    if not problem.options.grid:
-        baselines.append(uniform_grid(problem, cuts, effort))
-    straight_problem = problem.straight()
-    straight = dynamic_program.solve(straight_problem, cuts)
+    try:
+        if not problem.options.grid:
+            baselines.append(uniform_grid(problem, cuts, effort, deadline.share(0.5)))
+        return [*baselines, *straight_pipelines(problem, cuts, deadline)]
+    except KeyboardInterrupt:
+        return [*baselines, *unsearched_baselines(problem, STOPPED)[len(baselines) :]]
+
+
+def unsearched_baselines(problem: Problem, remark: str) -> list[Baseline]:
+    """The baselines without a search for any: data parallelism, and the names of the others with a remark."""
+    names = (*(() if problem.options.grid else (UNIFORM_GRID,)), STRAIGHT, UNPIPELINED)
+    return [data_parallelism(problem), *(Baseline(name, None, "", remark) for name in names)]
+
+
+def straight_pipelines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:
+    """The best straight pipeline, and the same one without pipelining.
+
+    Raises `KeyboardInterrupt` on Ctrl-C.
+    """
+    straight = dynamic_program.solve(problem.straight(), cuts, deadline.left_s)
+    if straight.interrupted:
+        raise KeyboardInterrupt
     if straight.plan is None:
-        remark = "no straight pipeline fits in memory"
-        return [
-            *baselines,
-            Baseline("best straight pipeline", None, "", remark),
-            Baseline(UNPIPELINED, None, "", remark),
-        ]
+        remark = "no straight pipeline fits in memory" if straight.status == Status.INFEASIBLE else NO_TIME
+        return [Baseline(STRAIGHT, None, "", remark), Baseline(UNPIPELINED, None, "", remark)]
     # The evaluator scores one straight pipeline; with copies it would be replicated.
-    pace = evaluate(straight.plan, problem).pace_s
-    baselines.append(Baseline("best straight pipeline", pace, straight.plan.config, plan=straight.plan))
-    unpipelined, remark = unpipelined_time(straight.plan, problem), "the same stages, not pipelined"
-    return [*baselines, Baseline(UNPIPELINED, unpipelined, straight.plan.config, remark, straight.plan)]
+    pace, config = evaluate(straight.plan, problem).pace_s, straight.plan.config
+    remark = "" if straight.status == Status.OPTIMAL or not deadline.passed else "the best that was found in time"
+    unpipelined, alone = unpipelined_time(straight.plan, problem), "the same stages, not pipelined"
+    return [
+        Baseline(STRAIGHT, pace, config, remark, straight.plan),
+        Baseline(UNPIPELINED, unpipelined, config, alone, straight.plan),
+    ]
 
 
 def data_parallelism(problem: Problem) -> Baseline:
@@ -75,10 +99,11 @@ def data_parallelism(problem: Problem) -> Baseline:
     return Baseline(name, score.pace_s, parallel.config, remark, parallel)
 
 
-def uniform_grid(problem: Problem, cuts: Cuts, effort: float = 0.0) -> Baseline:
+def uniform_grid(problem: Problem, cuts: Cuts, effort: float = 0.0, deadline: Deadline = NO_DEADLINE) -> Baseline:
     """The fastest uniform grid, which has the same number of replicas in every stage, as in most trainers.
 
-    The result has no pace but a remark where the search would take too long beside a plan search of this `effort`.
+    The result has no pace but a remark where the search would take too long beside a plan search of this `effort`, or
+    longer than the deadline. Raises `KeyboardInterrupt` on Ctrl-C.
     """
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS or problem.cluster.workers > MOST_WORKERS:
         return Baseline(
@@ -87,7 +112,11 @@ def uniform_grid(problem: Problem, cuts: Cuts, effort: float = 0.0) -> Baseline:
     options = replace(problem.options, grid=True, allow_copies=False, stages=None)
     grid_problem = replace(problem, options=options)
     grid_effort = SearchEffort(max(LEAST_EFFORT, effort * SHARE))
-    result = dynamic_program.solve(grid_problem, cuts, effort=grid_effort)
+    result = dynamic_program.solve(grid_problem, cuts, deadline.left_s, effort=grid_effort)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    if deadline.passed:
+        return Baseline(UNIFORM_GRID, None, "", NO_TIME)
     if grid_effort.over:
         return Baseline(UNIFORM_GRID, None, "", "the search was cut short to save time; --grid completes it")
     plan = result.plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeplan.cost import depths
-from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.result import Result, Status
@@ -29,15 +29,17 @@ def charge_result(result: Result, problem: Problem) -> Result:
     return replace(result, charged=True, objective_s=pace, status=Status.FEASIBLE, note=note)
 
 
-def deepened(plan: Plan, problem: Problem) -> Plan:
-    """The plan with the depths that its pace without shared resources needs, where memory allows them.
+def deepened(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation]:
+    """The plan with the depths that its pace without shared resources needs where memory allows them, and its score.
 
     Bursts on a shared card need more minibatches in flight than the plan's own pace does (docs/cost-model.md).
     """
     score = evaluate(plan, problem)
     if plan.inference or score.pace_s <= score.alone_s * (1 + TOLERANCE):
-        return plan
+        return plan, score
     deeper = depths.assign_depths(plan, problem, score.alone_s * (1 + 1e-12))
     deeper_score = evaluate(deeper, problem)
     fits = deeper_score.fits or not problem.options.memory
-    return deeper if fits and deeper_score.pace_s <= score.pace_s * (1 + TOLERANCE) else plan
+    if fits and deeper_score.pace_s <= score.pace_s * (1 + TOLERANCE):
+        return deeper, deeper_score
+    return plan, score

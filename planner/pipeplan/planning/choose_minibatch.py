@@ -8,6 +8,7 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.fast import best_plan
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class MinibatchChoice:
     samples_per_s: float | None
     """None if no plan fits."""
     config: str
+    in_time: bool = True
+    """Whether there was time enough to find a plan, or that there is none."""
 
     @property
     def minibatch(self) -> int:
@@ -26,13 +29,13 @@ class MinibatchChoice:
 
 
 def choose_minibatch(
-    problem: Problem, maximum_cuts: int, batch: int | None = None
+    problem: Problem, maximum_cuts: int, batch: int | None = None, deadline: Deadline = NO_DEADLINE
 ) -> tuple[Problem, list[MinibatchChoice]]:
     """The problem at its best size, and the results of all sizes, best first.
 
     Among equally fast sizes the smallest is taken. A `batch`, in samples per update, restricts the sizes to its
-    divisors and sets the minibatches per update of each. Raises `InputError` if the profile holds a single size, and
-    `InfeasibleError` if no size has a plan that fits.
+    divisors and sets the minibatches per update of each. The sizes share the time until the deadline. Raises
+    `InputError` if the profile holds a single size, and `InfeasibleError` if no size has a plan that fits.
     """
     sizes = [size.minibatch for size in problem.profile.all_sizes]
     if len(sizes) == 1:
@@ -41,17 +44,21 @@ def choose_minibatch(
             "in pipeplan profile MODEL --batch 8,16,32"
         )
     choices = []
-    for size in (choice for choice in sizes if batch is None or batch % choice == 0):
+    tried = [choice for choice in sizes if batch is None or batch % choice == 0]
+    for number, size in enumerate(tried):
         accumulate = problem.options.accumulate if batch is None else batch // size
         options = replace(problem.options, accumulate=accumulate)
         sized = replace(problem, profile=problem.profile.rescaled(size), options=options)
-        best = best_plan(sized, enumerate_cuts(sized, maximum_cuts))
-        choices.append(
-            MinibatchChoice(
-                sized, None if best is None else size / best.pace_s, "" if best is None else best.plan.config
-            )
-        )
+        ends, in_time, best = deadline.share(1 / (len(tried) - number)), True, None
+        try:
+            best = best_plan(sized, enumerate_cuts(sized, maximum_cuts, ends.share(0.5)), deadline=ends)
+        except OutOfTime:
+            in_time = False
+        rate, config = (None, "") if best is None else (size / best.pace_s, best.plan.config)
+        choices.append(MinibatchChoice(sized, rate, config, in_time))
     choices.sort(key=lambda choice: -(choice.samples_per_s or 0.0))
+    if choices[0].samples_per_s is None and not all(choice.in_time for choice in choices):
+        raise InfeasibleError("no plan of any minibatch size was found in time; give more with --time-limit")
     if choices[0].samples_per_s is None:
         raise InfeasibleError(f"no minibatch size has a plan that fits: tried {', '.join(map(str, sizes))}")
     return choices[0].problem, choices

@@ -20,6 +20,7 @@ from pipeplan.planning.fast import best_plan
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 from pipeplan.util.text import did_you_mean
 
 STALENESS = {
@@ -39,6 +40,8 @@ class ScheduleChoice:
     sample_s: float | None
     """Seconds per sample; None if no plan fits."""
     config: str
+    in_time: bool = True
+    """Whether there was time enough to find a plan, or that there is none."""
 
     @property
     def schedule(self) -> str:
@@ -52,26 +55,41 @@ class ScheduleChoice:
 
 
 def choose_schedule(
-    profile: Profile, cluster: Cluster, options: Options, batch: int, staleness: str, maximum_cuts: int
+    profile: Profile,
+    cluster: Cluster,
+    options: Options,
+    batch: int,
+    staleness: str,
+    maximum_cuts: int,
+    deadline: Deadline = NO_DEADLINE,
 ) -> tuple[Problem, list[ScheduleChoice]]:
     """The problem with the best schedule, and all choices that were tried, best first.
 
-    `batch` is in samples per update. Among equally fast schedules the least stale one is taken. Raises `InputError` if
-    the batch cannot be cut into minibatches, and `InfeasibleError` if no schedule has a plan.
+    `batch` is in samples per update. Among equally fast schedules the least stale one is taken. The choices share the
+    time until the deadline. Raises `InputError` if the batch cannot be cut into minibatches, and `InfeasibleError` if
+    no schedule has a plan.
     """
     if staleness not in STALENESS:
         raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
     sizes = minibatch_sizes(profile.minibatch, batch)
+    own = [profile.minibatch]
+    tried = [(name, size) for name in STALENESS[staleness] for size in (sizes if name in ACCUMULATING else own)]
     choices = []
-    for schedule in STALENESS[staleness]:
-        for size in sizes if schedule in ACCUMULATING else [profile.minibatch]:
-            accumulate = batch // size if schedule in ACCUMULATING else None
-            sized = profile if size == profile.minibatch else profile.rescaled(size)
-            problem = Problem(sized, cluster, replace(options, schedule=schedule, accumulate=accumulate))
-            best_found = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
-            pace = None if best_found is None else best_found.pace_s / size
-            choices.append(ScheduleChoice(problem, pace, "" if best_found is None else best_found.plan.config))
+    for number, (schedule, size) in enumerate(tried):
+        accumulate = batch // size if schedule in ACCUMULATING else None
+        sized = profile if size == profile.minibatch else profile.rescaled(size)
+        problem = Problem(sized, cluster, replace(options, schedule=schedule, accumulate=accumulate))
+        ends, in_time, best_found = deadline.share(1 / (len(tried) - number)), True, None
+        try:
+            cuts = enumerate_cuts(problem, maximum_cuts, ends.share(0.5))
+            best_found = best_plan(problem, cuts, deadline=ends)
+        except OutOfTime:
+            in_time = False
+        pace, config = (None, "") if best_found is None else (best_found.pace_s / size, best_found.plan.config)
+        choices.append(ScheduleChoice(problem, pace, config, in_time))
     feasible = [choice for choice in choices if choice.sample_s is not None]
+    if not feasible and not all(choice.in_time for choice in choices):
+        raise InfeasibleError("no plan of any schedule was found in time; give more with --time-limit")
     if not feasible:
         raise InfeasibleError(f"no schedule has a plan that fits: tried {', '.join(STALENESS[staleness])}")
     least = min(choice.sample_s for choice in feasible if choice.sample_s is not None)

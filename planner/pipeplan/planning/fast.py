@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.charge_results import deepened
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.result import Status
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,23 @@ class ScoredPlan:
     pace_s: float
 
 
-def best_plan(problem: Problem, cuts: Cuts) -> ScoredPlan | None:
-    """The best plan of a problem, or None if no plan satisfies the constraints."""
-    plan = dynamic_program.solve(problem, cuts).plan
+def best_plan(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> ScoredPlan | None:
+    """The best plan of a problem, or the best that is found in time; None if no plan satisfies the constraints.
+
+    Raises `OutOfTime` where no plan is found before the deadline.
+    """
+    plan = _solved(problem, cuts, deadline)
     if plan is None:
         return None
-    plan = deepened(plan, problem)
-    return ScoredPlan(plan, evaluate(plan, problem).pace_s)
+    plan, score = deepened(plan, problem)
+    return ScoredPlan(plan, score.pace_s)
+
+
+def _solved(problem: Problem, cuts: Cuts, deadline: Deadline) -> Plan | None:
+    """The plan of the DP, or None if it proves that there is none."""
+    result = dynamic_program.solve(problem, cuts, deadline.left_s)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    if result.plan is None and result.status != Status.INFEASIBLE and deadline.passed:
+        raise OutOfTime
+    return result.plan

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
 from pipeplan.planning.fast import best_plan
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.progress import Report
+from pipeplan.planning.solve import SHARES, Outcome, Settings, solve
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
+from pipeplan.util.deadline import Deadline, OutOfTime
 
 _ROUNDING = 1e-9
 """Relative rounding error by which a pace may exceed the limit."""
@@ -33,30 +35,45 @@ class FewestWorkers:
         return max(0.0, self.outcome.evaluation.pace_s / self.best.evaluation.pace_s - 1)
 
 
-def search_fewest_workers(problem: Problem, within: float, settings: Settings | None = None) -> FewestWorkers:
+def search_fewest_workers(
+    problem: Problem,
+    within: float,
+    settings: Settings | None = None,
+    *,
+    report: Report | None = None,
+    deadline: Deadline | None = None,
+) -> FewestWorkers:
     """The best plan on the fewest workers with which some plan is at most `within` (0.05: 5%) slower than the best.
 
     More workers never slow the best plan down, because they may stay idle; so a binary search finds the number. Under
     contention, where the best plan is not proven, the search finds a number that suffices while no smaller number that
     it tried does. The solvers that `settings` names give the best pace and the final plan; the DP alone gives the steps
-    of the search. Raises `InfeasibleError` if there is no plan at all.
+    of the search. The best pace gets half of the time until the deadline, the steps half of the rest; a number of
+    workers that there is no time to try counts as too few. Raises `InfeasibleError` if there is no plan at all.
     """
     if not 0 <= within < float("inf"):
         raise InputError(f"the share by which a plan may be slower must be at least 0, not {within:g}")
     settings = settings or Settings()
-    best = solve(problem, settings)
+    deadline = deadline or Deadline.after(settings.time_limit_s)
+    best = solve(problem, settings, report=report, deadline=deadline.share(SHARES["choice"]))
+    steps = deadline.share(SHARES["choice"])
     limit = best.evaluation.pace_s * (1 + within)
-    cuts = enumerate_cuts(problem, settings.maximum_cuts)
+    cuts = enumerate_cuts(problem, settings.maximum_cuts, steps.share(0.5))
     # Invariant: `low` workers are too few, with the pace `fewer`, and `high` workers suffice.
     low, fewer, high = 0, None, best.plan.busy
     while high - low > 1:
         middle = (low + high) // 2
-        pace = _pace(problem, cuts, middle)
+        try:
+            pace = _pace(problem, cuts, middle, steps)
+        except OutOfTime:
+            pace = None
         if pace is not None and pace <= limit * (1 + _ROUNDING):
             high = middle
         else:
             low, fewer = middle, pace
-    outcome = best if high == best.plan.busy else solve(on_at_most(problem, high), settings)
+    outcome = (
+        best if high == best.plan.busy else solve(on_at_most(problem, high), settings, report=report, deadline=deadline)
+    )
     return FewestWorkers(outcome, outcome.plan.busy, best, fewer)
 
 
@@ -65,10 +82,10 @@ def on_at_most(problem: Problem, workers: int) -> Problem:
     return replace(problem, options=replace(problem.options, max_workers=workers))
 
 
-def _pace(problem: Problem, cuts: Cuts, workers: int) -> float | None:
+def _pace(problem: Problem, cuts: Cuts, workers: int, deadline: Deadline) -> float | None:
     """Seconds per minibatch of the best plan on at most so many workers; None if there is no plan."""
     stages = problem.options.stages
     if stages is not None and stages > workers:
         return None
-    best = best_plan(on_at_most(problem, workers), cuts)
+    best = best_plan(on_at_most(problem, workers), cuts, deadline=deadline)
     return None if best is None else best.pace_s

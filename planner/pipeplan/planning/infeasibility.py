@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster
@@ -15,7 +15,10 @@ from pipeplan.plan.plan import Plan, data_parallel
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Options, Problem, Unit
 from pipeplan.solvers.dp import dynamic_program
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 from pipeplan.util.units import show_size
+
+Found = TypeVar("Found")
 
 _PRECISION = 1.001
 """Relative precision of the memory search, before the result is reduced to what the plan found really needs."""
@@ -103,6 +106,8 @@ class Diagnosis:
     """The options of which each alone, when left out, makes a plan possible."""
     shared: bool = False
     """Whether the workers share the memory of this machine."""
+    unfinished: bool = False
+    """Whether there was no time to try everything that might help."""
     pinned: str = ""
     """A clause about a layer that is pinned to a stage that cannot exist, or an empty text."""
 
@@ -111,6 +116,14 @@ class Diagnosis:
         """The diagnosis in one line."""
         if self.oversized:
             return self._oversized()
+        if self.enough is None and self.unfinished:
+            helps = f"leaving out {' or '.join(self.relaxed)} helps" if self.relaxed else "a smaller minibatch may help"
+            if self.growth is not None:
+                helps = f"{self.growth.count} {self.growth.unit}s instead of {self.growth.now} would do"
+            return (
+                f"no plan satisfies the constraints and fits in memory on {self.workers} workers: {self.pinned}"
+                f"{helps}; there was no time to find out what else would do (give more with --time-limit)"
+            )
         if self.enough is None:
             # If no single option is to blame, name the two that are used most.
             options = " or ".join(self.relaxed or ("--stages", "--max-replicas"))
@@ -141,31 +154,58 @@ class Diagnosis:
         )
 
 
-def why_infeasible(problem: Problem, cuts: Cuts) -> str:
+def why_infeasible(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> str:
     """The diagnosis in one line: a layer that is too large for any device, the memory that would do, or an option."""
-    return _diagnose(problem, cuts).text
+    return _diagnose(problem, cuts, deadline).text
 
 
-def diagnose(problem: Problem, maximum_cuts: int) -> Diagnosis:
-    """Explain why a problem has no plan, on at most `maximum_cuts` cuts of its graph."""
-    return _diagnose(problem, enumerate_cuts(problem, maximum_cuts))
+def diagnose(problem: Problem, maximum_cuts: int, deadline: Deadline = NO_DEADLINE) -> Diagnosis:
+    """Explain why a problem has no plan, on at most `maximum_cuts` cuts of its graph, with what is known in time."""
+    return _diagnose(problem, enumerate_cuts(problem, maximum_cuts, deadline.share(0.5)), deadline)
 
 
-def _diagnose(problem: Problem, cuts: Cuts) -> Diagnosis:
+class _Attempts:
+    """Runs the searches of a diagnosis, each for a share of the time that is left. Ctrl-C ends all that remain."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline, self.unfinished = deadline, False
+
+    def attempt(self, search: Callable[[Deadline], Found], part: float) -> Found | None:
+        """The finding of a search; None where it finds nothing or has no time for it."""
+        deadline = self._deadline.share(part)
+        try:
+            deadline.check()
+            return search(deadline)
+        except OutOfTime:
+            self.unfinished = True
+        except KeyboardInterrupt:
+            self.unfinished, self._deadline = True, Deadline.after(0.0)
+        return None
+
+
+def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
     """The diagnosis of a problem, by searches on the given cuts."""
+    attempts = _Attempts(deadline)
     devices = problem.cluster.devices
     largest = max(devices, key=lambda device: device.memory_bytes)
     smallest = min(devices, key=lambda device: device.memory_bytes)
     oversized = _oversized(problem, float(largest.memory_bytes)) if problem.options.memory else ()
+    # More memory gets half of the time, and more servers half of the rest.
+    enough = attempts.attempt(lambda ends: _enough_memory(problem, cuts, smallest.memory_bytes, ends), 0.5)
+    growth, relaxed = None, list[str]()
+    if not oversized:
+        growth = attempts.attempt(lambda ends: _enough_servers(problem, cuts, ends), 0.5)
+        attempts.attempt(lambda ends: relaxed.extend(_options_to_relax(problem, ends)), 1.0)
     return Diagnosis(
         device=largest.name if oversized else smallest.name,
         capacity_bytes=float((largest if oversized else smallest).memory_bytes),
         uniform=largest.memory_bytes == smallest.memory_bytes,
         workers=problem.cluster.workers,
         oversized=oversized,
-        enough=_enough_memory(problem, cuts, smallest.memory_bytes),
-        growth=None if oversized else _enough_servers(problem, cuts),
-        relaxed=() if oversized else _options_to_relax(problem),
+        enough=enough,
+        growth=growth,
+        relaxed=tuple(relaxed),
+        unfinished=attempts.unfinished,
         shared=problem.cluster.name == "local" and problem.cluster.workers > 1 and smallest.kind == "cpu",
         pinned=_unreachable_pin(problem),
     )
@@ -198,28 +238,40 @@ def alone_bytes(problem: Problem, unit: Unit) -> float:
     return evaluate(plan, Problem(timed, problem.cluster, options)).stages[0].memory_bytes
 
 
-def _enough_memory(problem: Problem, cuts: Cuts, capacity: int) -> SufficientMemory | None:
-    """The least memory, to a thousandth, with which a plan exists; None where more memory does not help."""
+def _enough_memory(problem: Problem, cuts: Cuts, capacity: int, deadline: Deadline) -> SufficientMemory | None:
+    """The least memory, to a thousandth, with which a plan exists; None where more memory does not help.
+
+    Where time runs out before the least is known, some memory that suffices. Raises `OutOfTime` if none is known.
+    """
     if not problem.options.memory:
         return None
 
     def with_more_memory(factor: float) -> Problem:
         return problem.within(variants.with_more_memory(problem.cluster, factor))
 
+    def feasible(factor: float, ends: Deadline) -> bool:
+        return dynamic_program.is_feasible(with_more_memory(factor), cuts, ends.at)
+
     low, high = 1.0, 1.0
     most = _MOST_MEMORY / max(device.memory_bytes for device in problem.cluster.devices)
     while high < most:
         high = min(2 * high, most)
-        if dynamic_program.is_feasible(with_more_memory(high), cuts):
+        if feasible(high, deadline):
             break
         low = high
     else:
         return None
-    while high / low > _PRECISION:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if dynamic_program.is_feasible(with_more_memory(middle), cuts) else (middle, high)
-    plan = dynamic_program.solve(with_more_memory(high), cuts).plan
+    # Of the time that is left, a part must do for the plan with this memory.
+    narrowing = deadline.share(0.5)
+    try:
+        while high / low > _PRECISION:
+            middle = (low * high) ** 0.5
+            low, high = (low, middle) if feasible(middle, narrowing) else (middle, high)
+    except OutOfTime:
+        pass
+    plan = dynamic_program.solve(with_more_memory(high), cuts, deadline.left_s).plan
     if plan is None:
+        deadline.check()
         return None
     shares = _shares_of_memory(plan, with_more_memory(high))
     # The plan may need less memory than the search granted.
@@ -233,7 +285,7 @@ def _shares_of_memory(plan: Plan, problem: Problem) -> list[float]:
     return [size / problem.cluster.memory_of(stage.workers) for size, stage in zip(sizes, plan.stages, strict=True)]
 
 
-def _enough_servers(problem: Problem, cuts: Cuts) -> ClusterGrowth | None:
+def _enough_servers(problem: Problem, cuts: Cuts, deadline: Deadline) -> ClusterGrowth | None:
     """The fewest components of the outermost level for which a plan exists, found by bisection.
 
     Feasibility is monotonic in the number of components, because a plan may leave workers idle.
@@ -241,7 +293,8 @@ def _enough_servers(problem: Problem, cuts: Cuts) -> ClusterGrowth | None:
     now = problem.cluster.levels[-1].count
 
     def feasible(count: int) -> bool:
-        return dynamic_program.is_feasible(problem.within(variants.grown_cluster(problem.cluster, count)), cuts)
+        grown = problem.within(variants.grown_cluster(problem.cluster, count))
+        return dynamic_program.is_feasible(grown, cuts, deadline.at)
 
     try:
         count = _least_count(now, feasible, _most_components(problem.cluster))
@@ -271,18 +324,16 @@ def _least_count(none: int, feasible: Callable[[int], bool], most: int) -> int |
     return high
 
 
-def _options_to_relax(problem: Problem) -> tuple[str, ...]:
+def _options_to_relax(problem: Problem, deadline: Deadline) -> Iterator[str]:
     """The user's options of which each alone, when left out, makes a plan possible."""
-    flags = []
     for flag, name, unset in _CONSTRAINTS:
         if getattr(problem.options, name) == unset:
             continue
         without: dict[str, Any] = {name: unset}
         relaxed = replace(problem, options=replace(problem.options, **without))
         # Without `--together` or `--no-cut-after` the graph has more cuts.
-        if dynamic_program.is_feasible(relaxed, enumerate_cuts(relaxed, _MOST_CUTS)):
-            flags.append(flag)
-    return tuple(flags)
+        if dynamic_program.is_feasible(relaxed, enumerate_cuts(relaxed, _MOST_CUTS, deadline), deadline.at):
+            yield flag
 
 
 def _unreachable_pin(problem: Problem) -> str:

@@ -1,4 +1,4 @@
-"""Solves a problem: runs the solvers, cross-checks them, improves the plan, and compares it with the baselines."""
+"""Solves a problem: runs the solvers, cross-checks them, certifies the plan, and compares it with the baselines."""
 
 from __future__ import annotations
 
@@ -15,18 +15,33 @@ from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline, satisfies_options
 from pipeplan.planning.charge_results import charge_result, deepened
 from pipeplan.planning.infeasibility import why_infeasible
-from pipeplan.planning.verdict import TOLERANCE, Verdict, judge_results
+from pipeplan.planning.progress import ProgressTracker, Report
+from pipeplan.planning.verdict import TOLERANCE, Verdict, contradiction, state_verdict
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.certificate import Certificate, covers_alone, make_certificate
 from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
+from pipeplan.util.deadline import Deadline
 
 MAXIMUM_CUTS = 50_000
 """For a graph with more cuts the DP searches a selection of them; the ILP still sees the whole graph."""
 
 NO_CERTIFICATE = Certificate(None, "no certificate was requested")
+STOPPED_CERTIFICATE = Certificate(None, "Ctrl-C came before a certificate was made")
+SHARES = {
+    "choice": 0.5,
+    "cuts": 0.5,
+    "first": 0.5,
+    "last": 0.8,
+    "certificate": 0.5,
+    "baselines": 1.0,
+    "diagnosis": 1.0,
+}
+"""The share of the time left that each phase may take: the choice of a schedule, a minibatch size or a number of
+workers, the cuts, the first of two solvers, the last or only solver, the certificate, the baselines. Where there is no
+plan, the diagnosis takes what the solvers leave. What a phase does not need is left to those after it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,9 @@ class Settings:
     backend: str = "highs"
     """The solver of the integer program: `highs` or `cbc`."""
     time_limit_s: float | None = 60.0
-    """Seconds for each solver; None for no limit."""
+    """Seconds for everything, from the cuts to the baselines; None for no limit. docs/cost-model.md divides them."""
+    confirm_s: float | None = 10.0
+    """Seconds for the ILP to confirm a plan that the DP has proven optimal; None for what the time limit leaves."""
     gap: float = 0.0
     """Relative gap at which a solver may stop before it has proven its plan optimal."""
     maximum_cuts: int = MAXIMUM_CUTS
@@ -59,8 +76,7 @@ class Outcome:
     phases_s: dict[str, float]
     """Wall-clock seconds by phase."""
     bound_s: float = 0.0
-    """Lower bound on the pace of every plan in the searched space, in seconds per minibatch, with everything
-    charged."""
+    """Lower bound on the pace of every plan of the searched space with everything charged, in seconds per minibatch."""
     certificate: Certificate = NO_CERTIFICATE
 
     @property
@@ -87,89 +103,155 @@ class Disagreement(DisagreementError):
         self.results = results
 
 
-def solve(problem: Problem, settings: Settings | None = None) -> Outcome:
+def solve(
+    problem: Problem,
+    settings: Settings | None = None,
+    *,
+    report: Report | None = None,
+    deadline: Deadline | None = None,
+) -> Outcome:
     """Find the best plan for a problem, cross-check the solvers, and compare the plan with the baselines.
 
-    A time limit, or Ctrl-C while a solver runs, ends that solver with the best plan so far. Raises `InfeasibleError`
-    where no plan satisfies the constraints, `Disagreement` where the solvers contradict each other, and `InputError`
-    for settings that do not fit the problem.
+    The time limit, or Ctrl-C at any moment, ends the search with the best plan so far; what there was no time for says
+    so. `report` is called with every change of phase, best plan and bound. A `deadline` that began earlier takes the
+    place of the time limit. Raises `InfeasibleError` where no plan satisfies the constraints, `Disagreement` where the
+    solvers contradict each other, `InputError` for settings that do not fit the problem, and `KeyboardInterrupt` if
+    Ctrl-C came before there was a plan.
     """
     settings = settings or Settings()
-    phases: dict[str, float] = {}
-    with _timed(phases, "cuts"):
-        cuts = enumerate_cuts(problem, settings.maximum_cuts)
-    results = _run_solvers(problem, cuts, settings)
-    phases.update({result.solver: result.seconds for result in results})
-    verdict = _agreed_verdict(problem, results)
-    plan, score = _best_plan(problem, cuts, results)
-    if (deeper := deepened(plan, problem)) is not plan:
-        plan, score = deeper, evaluate(deeper, problem)
-    bound = min(max(result.bound_s for result in results), score.pace_s)
-    with _timed(phases, "certificate"):
-        certificate = _certificate(problem, cuts, settings, results, score)
-    with _timed(phases, "baselines"):
-        compared = tuple(baselines.compute_baselines(problem, cuts, max(result.effort for result in results)))
-    if bound < score.pace_s * (1 - TOLERANCE):
-        plan, score = _best_with_baselines(compared, problem, plan, score)
-    bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
-    return Outcome(problem, plan, score, results, verdict, compared, phases, bound, certificate)
+    tracker = ProgressTracker(report)
+    means = _Means(settings, deadline or Deadline.after(settings.time_limit_s), tracker)
+    search = _Search(problem, means)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        search.interrupted = True
+    return search.outcome()
 
 
-@contextmanager
-def _timed(phases: dict[str, float], name: str) -> Iterator[None]:
-    """Record the wall-clock seconds of the block as a phase."""
-    began = time.perf_counter()
-    yield
-    phases[name] = time.perf_counter() - began
+@dataclass(frozen=True)
+class _Means:
+    """The settings and the deadline of a solve, and the tracker that it reports to."""
+
+    settings: Settings
+    deadline: Deadline
+    tracker: ProgressTracker
+
+    def share(self, phase: str) -> Deadline:
+        """The deadline of a phase that begins now."""
+        return self.deadline.share(SHARES[phase])
 
 
-def _agreed_verdict(problem: Problem, results: tuple[Result, ...]) -> Verdict:
-    """The verdict on the solvers' results. Raises `Disagreement` if they contradict each other."""
-    verdict = judge_results(problem, list(results))
-    if not verdict.agree:
-        raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {verdict.text}", results)
-    return verdict
+class _Search:
+    """One solve: what each of its phases has found so far, so that it can end after any of them."""
+
+    def __init__(self, problem: Problem, means: _Means) -> None:
+        self._problem, self._means = problem, means
+        self._phases: dict[str, float] = {}
+        self._cuts: Cuts | None = None
+        self._results: tuple[Result, ...] = ()
+        self._best: tuple[Plan, Evaluation] | None = None
+        self._certificate = STOPPED_CERTIFICATE
+        self._compared: tuple[Baseline, ...] | None = None
+        self.interrupted = False
+        """Whether Ctrl-C came."""
+
+    def run(self) -> None:
+        """Run all phases. On Ctrl-C what has been found is kept, and `KeyboardInterrupt` raised."""
+        problem, means = self._problem, self._means
+        with self._phase("cuts"):
+            self._cuts = cuts = enumerate_cuts(problem, means.settings.maximum_cuts, means.share("cuts"))
+        self._results = results = _run_solvers(problem, cuts, means)
+        self._phases.update({result.solver: result.seconds for result in results})
+        _refuse_contradiction(problem, results)
+        self._best = _best_plan(problem, cuts, means, results)
+        if any(result.interrupted for result in results):
+            raise KeyboardInterrupt
+        with self._phase("certificate"):
+            self._certificate = _certificate(problem, cuts, means, results, self._best[1])
+        with self._phase("baselines"):
+            effort = max(result.effort for result in results)
+            self._compared = tuple(baselines.compute_baselines(problem, cuts, effort, means.share("baselines")))
+
+    def outcome(self) -> Outcome:
+        """The outcome by what has been found. Raises `KeyboardInterrupt` if that is no plan."""
+        problem, (plan, score) = self._problem, self._best or self._unfinished()
+        compared = self._compared or tuple(baselines.unsearched_baselines(problem, baselines.STOPPED))
+        certificate = self._certificate if self._means.settings.certify else NO_CERTIFICATE
+        bound = min(max(result.bound_s for result in self._results), score.pace_s)
+        if bound < score.pace_s * (1 - TOLERANCE):
+            plan, score = _best_with_baselines(compared, problem, plan, score)
+        bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
+        verdict = state_verdict(problem, score, bound, self._results)
+        return Outcome(problem, plan, score, self._results, verdict, compared, self._phases, bound, certificate)
+
+    def _unfinished(self) -> tuple[Plan, Evaluation]:
+        """The best plan of the solvers, where Ctrl-C came before it was taken."""
+        if self._cuts is None:
+            raise KeyboardInterrupt("the model's cuts were still being listed, so there is no plan yet")
+        if all(result.plan is None for result in self._results):
+            raise KeyboardInterrupt("no plan was found until then")
+        _refuse_contradiction(self._problem, self._results)
+        return _best_plan(self._problem, self._cuts, self._means, self._results, deepen=False)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Report the block as a phase, and record its wall-clock seconds."""
+        self._means.tracker.phase(name)
+        began = time.perf_counter()
+        yield
+        self._phases[name] = time.perf_counter() - began
+
+
+def _refuse_contradiction(problem: Problem, results: tuple[Result, ...]) -> None:
+    """Raise `Disagreement` if the solvers' results contradict each other."""
+    if complaint := contradiction(problem, results):
+        raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {complaint}", results)
 
 
 def _certificate(
-    problem: Problem, cuts: Cuts, settings: Settings, results: tuple[Result, ...], score: Evaluation
+    problem: Problem, cuts: Cuts, means: _Means, results: tuple[Result, ...], score: Evaluation
 ) -> Certificate:
     """The certificate of an answer that is proven optimal, or the reason why there is none.
 
     It covers the pace with everything charged where that is longer than the pace without shared resources and the wait
     of plain data parallelism, or where only such a certificate can cover the problem.
     """
-    if not settings.certify:
+    if not means.settings.certify:
         return NO_CERTIFICATE
-    charged = problem.options.contention
+    charged, deadline = problem.options.contention, means.share("certificate")
     proven = [result.bound_s for result in results if result.status == Status.OPTIMAL and result.charged == charged]
     alone = [result.alone_bound_s for result in results if result.alone_bound_s is not None]
     bound = min([*proven, score.pace_s])
     if proven and not alone and score.pace_s <= score.alone_s * (1 + TOLERANCE):
         alone = proven
     if proven and (not alone or bound > max(alone) * (1 + TOLERANCE) or not covers_alone(problem)):
-        return make_certificate(problem, cuts, bound, charged=True)
+        return make_certificate(problem, cuts, bound, deadline, charged=True)
     if not alone:
         return Certificate(None, "the plan is not proven optimal")
-    return make_certificate(problem, cuts, min(max(alone), score.alone_s))
+    return make_certificate(problem, cuts, min(max(alone), score.alone_s), deadline)
 
 
-def _best_plan(problem: Problem, cuts: Cuts, results: tuple[Result, ...]) -> tuple[Plan, Evaluation]:
-    """The best of the solvers' plans, with its score.
+def _best_plan(
+    problem: Problem, cuts: Cuts, means: _Means, results: tuple[Result, ...], *, deepen: bool = True
+) -> tuple[Plan, Evaluation]:
+    """The best of the solvers' plans, with its score; `deepen` gives it the depths that bursts need.
 
     Raises `InfeasibleError` if there is no plan, and `KeyboardInterrupt` if Ctrl-C came before any was found.
     """
     plans: list[Plan] = [result.plan for result in results if result.plan is not None]
     if not plans:
         if any(result.interrupted for result in results):
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("no plan was found until then")
         if all(result.status != Status.INFEASIBLE for result in results):
             raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
-        raise InfeasibleError(why_infeasible(problem, cuts))
+        means.tracker.phase("why no plan fits")
+        raise InfeasibleError(why_infeasible(problem, cuts, means.share("diagnosis")))
     # Plans within the tolerance are equal: keep the first solver's, which has the fewest stages among its equals.
     scores = [evaluate(plan, problem) for plan in plans]
     least = min(score.pace_s for score in scores)
-    return next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
+    plan, score = next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
+    return deepened(plan, problem) if deepen else (plan, score)
 
 
 def _best_with_baselines(
@@ -187,14 +269,23 @@ def _best_with_baselines(
     return plan, score
 
 
-def _run_solvers(problem: Problem, cuts: Cuts, settings: Settings) -> tuple[Result, ...]:
+def _run_solvers(problem: Problem, cuts: Cuts, means: _Means) -> tuple[Result, ...]:
     """The results of the solvers that the settings name, the DP first."""
-    limits = integer_program.IlpLimits(seconds=settings.time_limit_s, gap=settings.gap, solver=settings.backend)
-    if settings.solver == "ilp":
-        return (charge_result(integer_program.solve(problem, limits), problem),)
-    first = charge_result(dynamic_program.solve(problem, cuts, settings.time_limit_s, settings.gap), problem)
-    # If the DP was interrupted, the user does not want to wait for a second solver.
-    if settings.solver == "dp" or first.interrupted:
-        return (first,)
-    cutoff_s = evaluate(first.plan, problem).pace_s if first.plan is not None else None
-    return first, charge_result(integer_program.solve(problem, limits, cutoff_s), problem)
+    settings, tracker = means.settings, means.tracker
+    results: list[Result] = []
+    if settings.solver != "ilp":
+        tracker.phase("DP")
+        ends = means.share("last" if settings.solver == "dp" else "first")
+        found = dynamic_program.solve(problem, cuts, ends.left_s, settings.gap, tracker.narrowed)
+        results.append(charge_result(found, problem))
+        # If the DP was interrupted, the user does not want to wait for a second solver.
+        if settings.solver == "dp" or found.interrupted:
+            return tuple(results)
+        tracker.narrowed(results[0].bound_s if cuts.complete else 0.0, results[0].objective_s)
+    tracker.phase("ILP")
+    cutoff = results[0].objective_s if results and results[0].plan is not None else None
+    proven = bool(results) and results[0].status == Status.OPTIMAL
+    ends = means.deadline.share(SHARES["last"], settings.confirm_s if proven else None)
+    limits = integer_program.IlpLimits(ends.left_s, settings.gap, settings.backend)
+    results.append(charge_result(integer_program.solve(problem, limits, cutoff), problem))
+    return tuple(results)

@@ -1,90 +1,86 @@
-"""Cross-checks the results of the two solvers. Every plan that pipeplan recommends has passed this check."""
+"""Cross-checks the results of the two solvers, and states what they prove with everything charged.
+
+Every plan that pipeplan recommends has passed this check. The words are those of `pipeplan.checker.verdict_words`,
+from which `pipeplan check` derives them again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan.cost.evaluate import evaluate
+from pipeplan.checker import verdict_words
+from pipeplan.checker.verdict_words import ProofState, SolverAnswer
+from pipeplan.cost import contention
+from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, Evaluation, evaluate
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.result import Result, Status
-from pipeplan.util.units import show_time
 
-TOLERANCE = 1e-6
+TOLERANCE = verdict_words.TOLERANCE
 """Relative. Plans this close are equal for the verdict; both solvers work to a thousandth of this tolerance."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of comparing the solvers' answers."""
+    """The statement of what is proven about a plan, with everything charged."""
 
     agree: bool
-    """False only if the answers contradict each other, which means that one of the solvers is wrong."""
+    """Whether the solvers' answers are free of contradictions. A plan with contradictions is not written."""
     proven: bool
-    """Whether two solvers agree that the plan is optimal."""
+    """Whether the plan is optimal by two solvers, or by a reason that needs none."""
     text: str
-    """One line for the user."""
+    """One sentence for the user, which begins with the status."""
+    provers: tuple[str, ...] = ()
+    """The solvers whose bound reaches the plan's pace."""
 
 
-def judge_results(problem: Problem, results: list[Result]) -> Verdict:
-    """Compare the results of one or two solvers with each other, and each with the evaluator's score of its plan."""
-    for result in results:
-        if complaint := _wrong_objective(problem, result):
-            return Verdict(False, False, complaint)
-    if len(results) == 1:
-        return _single_verdict(results[0])
-    first, second = results
-    for result, rival in ((first, second), (second, first)):
-        if complaint := _contradiction(problem, result, rival):
-            return Verdict(False, False, complaint)
-    if first.status == Status.INFEASIBLE and second.status == Status.INFEASIBLE:
-        return Verdict(True, True, "DP and ILP agree: no plan satisfies the constraints")
-    names = f"{first.solver} and {second.solver}"
-    if first.status == second.status == Status.OPTIMAL:
-        difference = abs(first.objective_s - second.objective_s) / first.objective_s
-        if difference > TOLERANCE:
-            return Verdict(True, False, _alone_verdict(*sorted(results, key=lambda result: result.charged)))
-        return Verdict(True, True, f"proven optimal: {names} agree to {max(difference, 1e-12):.0e} relative")
-    best = min(first.objective_s, second.objective_s)
-    bound = max(first.bound_s, second.bound_s)
-    gap = max(0.0, 1 - bound / best) if best < float("inf") else 1.0
-    limited = first if first.status != Status.OPTIMAL else second
-    rival = second if limited is first else first
-    if rival.status == Status.OPTIMAL:
-        reason = _why_unproven(limited)
-        text = f"{rival.solver} proved its plan optimal, but {limited.solver} did not confirm it: {reason}"
-        return Verdict(True, False, text)
-    return Verdict(True, gap <= TOLERANCE, f"no plan in the searched space is more than {gap:.2%} faster ({names})")
+def state_verdict(problem: Problem, score: Evaluation, bound_s: float, results: Sequence[Result]) -> Verdict:
+    """The verdict on a plan with this score.
+
+    `bound_s` is a lower bound on the pace of every plan of the searched space, with everything charged, in seconds per
+    minibatch.
+    """
+    state = ProofState(
+        pace_s=score.pace_s,
+        bound_s=bound_s,
+        answers=tuple(_answer(result) for result in results),
+        slowed_by=slowed_by(score),
+        cores_s=contention.least_pace_of_shared_cores_s(problem),
+        contention=problem.options.contention,
+    )
+    return Verdict(True, state.proven, state.text, state.provers)
 
 
-def _alone_verdict(alone: Result, charged: Result) -> str:
-    """The verdict on two proven plans of which one was found as if every resource were used alone."""
-    return f"{charged.solver} proved its plan optimal; {alone.solver}, which ignores contention, proved a lower bound"
+def slowed_by(score: Evaluation) -> str:
+    """The charge that makes a plan slower than with every resource to itself; empty if none does."""
+    if score.pace_s <= score.alone_s * (1 + TOLERANCE):
+        return ""
+    if score.bound == WAITS_FOR_UPDATE:
+        return verdict_words.WAIT
+    return verdict_words.CARDS if score.bound.startswith(("network card", "port")) else verdict_words.CORES
 
 
-def _single_verdict(result: Result) -> Verdict:
-    """The verdict on the result of a single solver, which no other confirms."""
-    if result.status == Status.OPTIMAL:
-        return Verdict(True, False, f"{result.solver} proved its plan optimal; no second solver was asked")
-    return Verdict(
-        True,
-        False,
-        f"{result.solver} did not prove its plan optimal: {_why_unproven(result)}; no second solver was asked",
+def _answer(result: Result) -> SolverAnswer:
+    return SolverAnswer(
+        result.solver, str(result.status), result.objective_s, result.bound_s, result.note, result.charged
     )
 
 
-def _why_unproven(result: Result) -> str:
-    """A clause that says why a solver did not prove its plan optimal."""
-    if result.plan is None:
-        reason = result.note or "it found no plan within the time limit"
-        return f"{reason}; its bound is {show_time(result.bound_s)}" if result.bound_s > 0 else reason
-    return f"it stopped at a gap of {result.gap:.2%}" + (f", and {result.note}" if result.note else "")
+def contradiction(problem: Problem, results: Sequence[Result]) -> str:
+    """A complaint where one or two solvers contradict the evaluator or each other, else an empty text."""
+    scores = [None if result.plan is None else evaluate(result.plan, problem) for result in results]
+    for result, score in zip(results, scores, strict=True):
+        if score is not None and (complaint := _wrong_objective(result, score)):
+            return complaint
+    for rival in results:
+        for result, score in zip(results, scores, strict=True):
+            if result is not rival and score is not None and (complaint := _beaten_bound(result, score, rival)):
+                return complaint
+    return ""
 
 
-def _wrong_objective(problem: Problem, result: Result) -> str:
-    """An error message if a solver's objective differs from the evaluator's score of its plan, else an empty text."""
-    if result.plan is None:
-        return ""
-    score = evaluate(result.plan, problem)
+def _wrong_objective(result: Result, score: Evaluation) -> str:
+    """A complaint if a solver's objective differs from the evaluator's score of its plan, else an empty text."""
     pace_s = score.pace_s if result.charged else score.alone_s
     if abs(pace_s - result.objective_s) > TOLERANCE * pace_s:
         return f"{result.solver} claims {result.objective_s:.9g} s per minibatch, but its plan takes {pace_s:.9g} s"
@@ -93,22 +89,16 @@ def _wrong_objective(problem: Problem, result: Result) -> str:
     return ""
 
 
-def _contradiction(problem: Problem, result: Result, rival: Result) -> str:
-    """An error message if `result` found a plan that `rival` proved impossible, else an empty text.
-
-    The plan's pace is that which the rival minimises.
-    """
-    if result.plan is None:
-        return ""
-    pace_s = result.objective_s
-    if result.charged != rival.charged:
-        score = evaluate(result.plan, problem)
-        pace_s = score.pace_s if rival.charged else score.alone_s
+def _beaten_bound(result: Result, score: Evaluation, rival: Result) -> str:
+    """A complaint if `result` has a plan, with this score, that `rival` proved impossible, else an empty text."""
     if rival.status == Status.INFEASIBLE:
-        return f"{rival.solver} claims that there is no plan, but {result.solver} found one of {pace_s:.9g} s"
+        return (
+            f"{rival.solver} claims that there is no plan, but {result.solver} found one of {result.objective_s:.9g} s"
+        )
+    pace_s = score.pace_s if rival.charged else score.alone_s
     if pace_s < rival.bound_s * (1 - TOLERANCE):
         return (
-            f"{result.solver} found a plan of {pace_s:.9g} s per minibatch, faster than the bound that "
-            f"{rival.solver} claims, {rival.bound_s:.9g} s"
+            f"{result.solver} found a plan of {pace_s:.9g} s per minibatch, faster than the bound that {rival.solver} "
+            f"claims, {rival.bound_s:.9g} s"
         )
     return ""

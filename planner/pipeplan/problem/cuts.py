@@ -6,6 +6,8 @@ units is therefore the difference of two totals.
 
 from __future__ import annotations
 
+import itertools
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from pipeplan.problem.problem import Problem
 from pipeplan.util import graph
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -64,6 +67,20 @@ class Cuts:
         Returns the indices of the larger cuts, in order, and of the smaller ones. The empty and the full cut are in no
         pair.
         """
+        pairs = self._pairs_in_a_row if self.chain else self._pairs
+        down = (self.sent[pairs[1]] <= self.sent[pairs[0]]) & (self.returned[pairs[1]] <= self.returned[pairs[0]])
+        return pairs[0][down], pairs[1][down]
+
+    @property
+    def _pairs_in_a_row(self) -> tuple[Ints, Ints]:
+        """`_pairs` where every cut contains the one before it."""
+        grown = [after & ~before for before, after in itertools.pairwise(self.ideals)]
+        large = np.array([index for index in range(2, len(grown)) if grown[index - 1].bit_count() == 1], dtype=np.intp)
+        return large, large - 1
+
+    @property
+    def _pairs(self) -> tuple[Ints, Ints]:
+        """Pairs of cuts, larger and smaller, that differ by one unit, without the empty and the full cut."""
         index_of = {ideal: index for index, ideal in enumerate(self.ideals)}
         inner = self._removable[1:-1]
         large, small = [], []
@@ -72,9 +89,7 @@ class Cuts:
             if smaller_index:
                 large.append(index + 1)
                 small.append(smaller_index)
-        pairs = np.array(large, dtype=np.intp), np.array(small, dtype=np.intp)
-        down = (self.sent[pairs[1]] <= self.sent[pairs[0]]) & (self.returned[pairs[1]] <= self.returned[pairs[0]])
-        return pairs[0][down], pairs[1][down]
+        return np.array(large, dtype=np.intp), np.array(small, dtype=np.intp)
 
     @cached_property
     def _removable(self) -> NDArray[np.bool_]:
@@ -104,6 +119,15 @@ class Cuts:
         difference = self.ideals[end] & ~self.ideals[start]
         return [unit for unit in range(difference.bit_length()) if difference >> unit & 1]
 
+    def retimed(self, problem: Problem) -> Cuts:
+        """These cuts for a problem that differs in the times of its layers alone."""
+        inside = _membership(list(self.ideals), len(problem.units))
+        # Copied rather than made anew: what is cached does not depend on times.
+        cuts = copy(self)
+        for name, totals in zip(("work_s", "forward_s"), _times(problem, inside), strict=True):
+            object.__setattr__(cuts, name, totals)
+        return cuts
+
     def only(self, kept: NDArray[np.bool_]) -> Cuts:
         """The cuts selected by a mask, which must include the first and the last."""
         arrays = {
@@ -119,21 +143,24 @@ class Cuts:
 _SELECTED_SHARE = 5
 
 
-def enumerate_cuts(problem: Problem, limit: int) -> Cuts:
-    """All cuts of the problem, or, if there are more than `limit`, a selection of those that the fewest bytes cross."""
+def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLINE) -> Cuts:
+    """All cuts of the problem, or, if there are more than `limit`, a selection of those that the fewest bytes cross.
+
+    At the deadline the selection is what was found, and beyond that the cuts along one topological order.
+    """
     count = len(problem.units)
     try:
-        ideals, complete = graph.ideals(count, problem.edges, limit), True
-    except graph.TooManyIdeals:
-        ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE)), False
+        ideals, complete = graph.ideals(count, problem.edges, limit, deadline.share(0.5)), True
+    except (graph.TooManyIdeals, OutOfTime):
+        ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE), deadline), False
     units = problem.units
     inside = _membership(ideals, count)
-    forward = np.array([unit.forward_s for unit in units])
+    work_s, forward_s = _times(problem, inside)
     return Cuts(
         ideals=tuple(ideals),
         complete=complete,
-        work_s=inside @ (forward + np.array([unit.backward_s for unit in units])),
-        forward_s=inside @ forward,
+        work_s=work_s,
+        forward_s=forward_s,
         parameters=inside @ np.array([unit.parameter_bytes for unit in units], float),
         buffers=inside @ np.array([unit.buffer_bytes for unit in units], float),
         saved=inside @ np.array([unit.saved_bytes for unit in units], float),
@@ -141,6 +168,12 @@ def enumerate_cuts(problem: Problem, limit: int) -> Cuts:
         returned=_crossing(inside, problem, backward=True),
         readers=_readers(problem),
     )
+
+
+def _times(problem: Problem, inside: Floats) -> tuple[Floats, Floats]:
+    """Seconds of both passes, and of the forward pass alone, of the units inside every cut."""
+    forward = np.array([unit.forward_s for unit in problem.units])
+    return inside @ (forward + np.array([unit.backward_s for unit in problem.units])), inside @ forward
 
 
 def _readers(problem: Problem) -> tuple[int, ...]:
@@ -160,15 +193,15 @@ def _membership(ideals: list[int], count: int) -> Floats:
 
 def _crossing(inside: Floats, problem: Problem, *, backward: bool) -> Floats:
     """Bytes that cross every cut: of each tensor whose producer is inside and that has a consumer outside."""
-    totals = np.zeros(len(inside))
+    totals, members = np.zeros(len(inside)), np.ascontiguousarray(inside.T)
     for flow in problem.flows:
         size = flow.gradient_bytes if backward else flow.bytes
-        missing = inside[:, list(flow.consumers)].min(axis=1) == 0
-        totals += size * (inside[:, flow.producer] * missing)
+        missing = members[list(flow.consumers)].min(axis=0) == 0
+        totals += size * (members[flow.producer] * missing)
     return totals
 
 
-def _cheapest_cuts(problem: Problem, limit: int) -> list[int]:
+def _cheapest_cuts(problem: Problem, limit: int, deadline: Deadline) -> list[int]:
     """A beam search for cuts of every size: those of the topological order, and those that the fewest bytes cross."""
     count = len(problem.units)
     growth = graph.IdealGrowth(count, problem.edges)
@@ -177,6 +210,9 @@ def _cheapest_cuts(problem: Problem, limit: int) -> list[int]:
     cuts, level = [0], {0: growth.sources}
     bytes_of = {0: 0}
     for size in range(1, count + 1):
+        if deadline.passed:
+            # Only the cuts of the topological order are left, one of each size.
+            return [*cuts, *((1 << number) - 1 for number in range(size, count + 1))]
         larger: dict[int, int] = {}
         grown_bytes: dict[int, int] = {}
         for ideal, ready in level.items():

@@ -4,8 +4,13 @@ options."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
@@ -13,6 +18,7 @@ from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES, STASHING,
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import graph
+from pipeplan.util.numeric_fields import settle_numbers
 from pipeplan.util.text import did_you_mean
 
 BOUNDARIES = ("single", "parallel")
@@ -65,6 +71,7 @@ class Options:
     workers inside one server. Under schedules with a common number of minibatches per update, r divides that number."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         if not 0 <= self.overlap <= 1:
             raise InputError(f"the overlap must lie between 0 and 1, not {self.overlap:g}")
         for what, value in (
@@ -127,6 +134,32 @@ class Flow:
 
 
 @dataclass(frozen=True)
+class FlowArrays:
+    """The flows of a problem as arrays, for sums over all of them."""
+
+    producer: NDArray[np.intp]
+    consumers: NDArray[np.intp]
+    """The consumers of all flows, one flow after another."""
+    starts: NDArray[np.intp]
+    """Where the consumers of each flow begin."""
+    bytes: NDArray[np.float64]
+    """Bytes forward and backward, a row for each flow."""
+
+    def crossing(self, stage_of: NDArray[np.intp], stages: int) -> NDArray[np.float64]:
+        """Bytes that cross the cut behind each stage, forward and backward, if units are in these stages.
+
+        A tensor counts once for each cut that it crosses.
+        """
+        crossing = np.zeros((stages + 1, 2))
+        if len(self.starts):
+            # Differences first, so that a tensor costs the same over any number of cuts.
+            first, last = stage_of[self.producer], np.maximum.reduceat(stage_of[self.consumers], self.starts)
+            np.add.at(crossing, first, self.bytes)
+            np.subtract.at(crossing, np.maximum(first, last), self.bytes)
+        return np.cumsum(crossing[:-1], axis=0)
+
+
+@dataclass(frozen=True)
 class Problem:
     """A planning problem: find the best plan of a profile on a cluster under the user's options.
 
@@ -150,9 +183,9 @@ class Problem:
     """The tensors between the units."""
 
     def __post_init__(self) -> None:
-        groups = _contract(self.profile, self.options)
-        object.__setattr__(self, "units", tuple(_unit(self.profile, group, self.options) for group in groups))
-        object.__setattr__(self, "flows", tuple(_flows(self.profile, groups, self.options)))
+        units, flows = _units_and_flows(self.profile, self.options)
+        object.__setattr__(self, "units", units)
+        object.__setattr__(self, "flows", flows)
         if self.work_s <= 0:
             raise InputError("the layers of the profile take no time at all: there is nothing to plan")
         stages = self.options.stages
@@ -160,6 +193,10 @@ class Problem:
             raise InputError(
                 f"{stages} stages asked for, but the model has only {len(self.units)} layers to cut between"
             )
+        self._check_workers()
+
+    def _check_workers(self) -> None:
+        stages = self.options.stages
         if stages is not None and stages > self.cluster.workers:
             raise InputError(f"{stages} stages asked for, but the cluster has only {self.cluster.workers} workers")
 
@@ -168,12 +205,12 @@ class Problem:
         """Whether the plan is for training, not inference."""
         return not self.options.inference
 
-    @property
+    @cached_property
     def layer_names(self) -> tuple[str, ...]:
         """Names of all layers, in the order of the units."""
         return tuple(name for unit in self.units for name in unit.layers)
 
-    @property
+    @cached_property
     def edges(self) -> list[tuple[int, int]]:
         """The edges between units as (producer, consumer), without repetition."""
         return list(dict.fromkeys((flow.producer, consumer) for flow in self.flows for consumer in flow.consumers))
@@ -187,28 +224,62 @@ class Problem:
         """Bytes that a stage may use on each of these workers: the smallest memory among them."""
         return self.cluster.memory_of(workers) if self.options.memory else float("inf")
 
-    @property
+    @cached_property
     def work_s(self) -> float:
         """Forward and backward time of all units for one minibatch on one worker of speed 1, in seconds."""
         return sum(unit.forward_s + unit.backward_s for unit in self.units)
 
+    @cached_property
+    def flow_arrays(self) -> FlowArrays:
+        """The flows as arrays."""
+        consumers = [unit for flow in self.flows for unit in flow.consumers]
+        counts = [0, *(len(flow.consumers) for flow in self.flows)]
+        return FlowArrays(
+            producer=np.array([flow.producer for flow in self.flows], dtype=np.intp),
+            consumers=np.array(consumers, dtype=np.intp),
+            starts=np.cumsum(counts[:-1], dtype=np.intp),
+            bytes=np.array([(flow.bytes, flow.gradient_bytes) for flow in self.flows], dtype=float).reshape(-1, 2),
+        )
+
     def within(self, cluster: Cluster, copies: int = 1, copies_allreduce_s: float = 0.0) -> Problem:
         """This problem on another cluster, or on one of the `copies` equal components of a cluster."""
-        return replace(self, cluster=cluster, copies=copies, copies_allreduce_s=copies_allreduce_s)
+        # Copied rather than made anew: the units and the flows do not depend on the cluster.
+        moved = copy(self)
+        for name, value in (("cluster", cluster), ("copies", copies), ("copies_allreduce_s", copies_allreduce_s)):
+            object.__setattr__(moved, name, value)
+        moved._check_workers()
+        return moved
+
+    def without_memory_limit(self) -> Problem:
+        """This problem with devices of unlimited memory."""
+        if not self.options.memory:
+            return self
+        return replace(self, options=replace(self.options, memory=False))
 
     def straight(self) -> Problem:
         """This problem restricted to one straight pipeline, without any replication."""
         return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False, grid=False))
 
 
-def _contract(profile: Profile, options: Options) -> list[list[str]]:
-    """The groups of layers that become units, in topological order.
+def _units_and_flows(profile: Profile, options: Options) -> tuple[tuple[Unit, ...], tuple[Flow, ...]]:
+    """The units of a profile and the tensors between them; derived once for all options that they depend on."""
+    arrows = user_groups(profile, options)
+    key = "units and flows", tuple(arrows), options.inference, options.update_share
+    if key not in profile.derived:
+        groups = _contract(profile, arrows)
+        profile.derived[key] = tuple(_units(profile, groups, options)), tuple(_flows(profile, groups, options))
+    units, flows = profile.derived[key]
+    return units, flows
+
+
+def _contract(profile: Profile, wanted: Iterable[tuple[str, ...]]) -> list[list[str]]:
+    """The groups of layers that become units, in topological order; `wanted` are those that the user's options join.
 
     Layers that must share a stage, and all layers between them, are the strong components of the graph after adding
     edges in both directions between the members of each group.
     """
     arrows = edges(profile.tensors)
-    for group in (*profile.together, *user_groups(profile, options)):
+    for group in (*profile.together, *wanted):
         for first, second in itertools.pairwise(group):
             arrows += [(first, second), (second, first)]
     return graph.strong_components([layer.name for layer in profile.layers], arrows)
@@ -223,23 +294,25 @@ def user_groups(profile: Profile, options: Options) -> list[tuple[str, ...]]:
     for name in itertools.chain(*options.together, options.no_cut_after, (layer for layer, _ in options.pins)):
         if name not in names:
             raise InputError(f"the profile has no layer {name!r}; {did_you_mean(name, names)}")
-    readers = [(tensor.producer, *tensor.consumers) for tensor in profile.tensors]
-    return [*options.together, *(group for group in readers if group[0] in options.no_cut_after)]
+    uncut = [tensor for tensor in profile.tensors if tensor.producer in options.no_cut_after]
+    return [*options.together, *((tensor.producer, *tensor.consumers) for tensor in uncut)]
 
 
-def _unit(profile: Profile, names: list[str], options: Options) -> Unit:
-    inside = set(names)
-    layers = [layer for layer in profile.layers if layer.name in inside]
-    update = sum(layer.update_s for layer in layers) * options.update_share
-    return Unit(
-        layers=tuple(layer.name for layer in layers),
-        forward_s=sum(layer.forward_s for layer in layers),
-        backward_s=0.0 if options.inference else sum(layer.backward_s for layer in layers) + update,
-        parameter_bytes=sum(layer.parameter_bytes for layer in layers),
-        buffer_bytes=sum(layer.buffer_bytes for layer in layers),
-        saved_bytes=0 if options.inference else sum(layer.saved_bytes for layer in layers),
-        update_s=update,
-    )
+def _units(profile: Profile, groups: list[list[str]], options: Options) -> Iterator[Unit]:
+    """The units of groups of layers, with their layers in the order of the profile."""
+    position = {layer.name: index for index, layer in enumerate(profile.layers)}
+    for group in groups:
+        layers = [profile.layers[index] for index in sorted(position[name] for name in group)]
+        update = sum(layer.update_s for layer in layers) * options.update_share
+        yield Unit(
+            layers=tuple(layer.name for layer in layers),
+            forward_s=sum(layer.forward_s for layer in layers),
+            backward_s=0.0 if options.inference else sum(layer.backward_s for layer in layers) + update,
+            parameter_bytes=sum(layer.parameter_bytes for layer in layers),
+            buffer_bytes=sum(layer.buffer_bytes for layer in layers),
+            saved_bytes=0 if options.inference else sum(layer.saved_bytes for layer in layers),
+            update_s=update,
+        )
 
 
 def _flows(profile: Profile, groups: list[list[str]], options: Options) -> list[Flow]:

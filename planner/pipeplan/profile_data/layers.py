@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeplan.util.files import Node
+from pipeplan.util.numeric_fields import settle_numbers
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ class Layer:
     like: str = ""
     """Name of the layer that was measured in place of this one because both compute the same; empty where this layer
     was measured itself."""
+
+    def __post_init__(self) -> None:
+        settle_numbers(self)
 
     @staticmethod
     def from_json(node: Node) -> Layer:
@@ -79,6 +83,9 @@ class Tensor:
     """Size for one minibatch, sent forward."""
     gradient_bytes: int
     """Size of its gradient, sent backward: 0 for integers and for tensors that need no gradient."""
+
+    def __post_init__(self) -> None:
+        settle_numbers(self)
 
     @staticmethod
     def from_json(node: Node) -> Tensor:
@@ -157,6 +164,9 @@ class Size:
     """Forward time of the whole model in one piece; None where it was not measured."""
     whole_backward_s: float | None = None
     """Backward time of the whole model in one piece; None where it was not measured."""
+
+    def __post_init__(self) -> None:
+        settle_numbers(self)
 
     @staticmethod
     def from_json(node: Node) -> Size:

@@ -10,6 +10,7 @@ import json
 import os
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
 from pipeplan.profile_data.rescale import size_at
 from pipeplan.util import graph
 from pipeplan.util.files import Node, read_document, write_json
+from pipeplan.util.numeric_fields import settle_numbers
 
 PROFILE_FORMAT = "pipeplan-profile"
 PROFILE_VERSION = 1
@@ -62,7 +64,13 @@ class Profile:
     """Other minibatch sizes that were measured in the same run."""
 
     def __post_init__(self) -> None:
+        settle_numbers(self)
         check_profile(self)
+
+    @cached_property
+    def derived(self) -> dict[Any, Any]:
+        """Values that others have derived from this profile, by keys of their own, so that each is derived once."""
+        return {}
 
     @property
     def total_s(self) -> float:

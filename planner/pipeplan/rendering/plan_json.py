@@ -18,8 +18,10 @@ from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, waits_for_allredu
 from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.cost.stage_times import group_allreduce_time
 from pipeplan.plan.schedules import INFERENCE
+from pipeplan.planning.baselines import UNPIPELINED
 
 if TYPE_CHECKING:
+    from pipeplan.planning.baselines import Baseline
     from pipeplan.planning.solve import Outcome
     from pipeplan.solvers.result import Result
 
@@ -44,7 +46,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "how": profile.provenance.how,
         },
         "cluster": outcome.problem.cluster.to_json() | {"digest": outcome.problem.cluster.digest()},
-        "options": asdict(outcome.problem.options),
+        "options": _options(outcome),
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
         "prediction": {
             "minibatch_s": score.pace_s,
@@ -61,6 +63,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
                 "minibatch_s": baseline.pace_s,
                 "gain": baseline.gain(score.pace_s),
                 "remark": baseline.remark,
+                "plan": _baseline_plan(baseline),
             }
             for baseline in outcome.baselines
         ],
@@ -79,6 +82,18 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def _options(outcome: Outcome) -> dict[str, Any]:
+    """The options of the user. The schedule and its number are those of the plan, which leaves out unused ones."""
+    options = asdict(outcome.problem.options)
+    return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
+
+
+def _baseline_plan(baseline: Baseline) -> dict[str, Any] | None:
+    """The stages of a baseline, from which `pipeplan check` computes its pace; model parallelism has those of the
+    straight pipeline."""
+    return baseline.plan.to_json() if baseline.plan is not None and baseline.name != UNPIPELINED else None
+
+
 def result_document(result: Result) -> dict[str, Any]:
     """The answer of one solver, as JSON."""
 
@@ -91,6 +106,7 @@ def result_document(result: Result) -> dict[str, Any]:
         "config": result.plan.config if result.plan else None,
         "minibatch_s": finite(result.objective_s),
         "bound_s": finite(result.bound_s),
+        "charged": result.charged,
         "gap": finite(result.gap),
         "seconds": result.seconds,
         "note": result.note,

@@ -22,6 +22,7 @@ from pipeplan.replanning.migration import BatchChange, PlanChanges, plan_changes
 from pipeplan.replanning.remaining_cluster import RemainingCluster
 from pipeplan.run_data.latest_run import Checkpoint
 from pipeplan.solvers.dp import dynamic_program
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 FORMAT, VERSION = "pipeplan-replan", 1
 _RELAXABLE = {
@@ -185,13 +186,15 @@ def relax_options(options: Options, names: Iterable[str]) -> Options:
     return replace(options, **changes)
 
 
-def helpful_options(problem: Problem) -> list[str]:
+def helpful_options(problem: Problem, deadline: Deadline = NO_DEADLINE) -> list[str]:
     """Options of `pipeplan replan`, each of which alone makes the infeasible problem feasible."""
     options = [
-        f"--relax {name}" for name in RELAXED if _changes(problem.options, name) and _fits(_without(problem, name))
+        f"--relax {name}"
+        for name in RELAXED
+        if _changes(problem.options, name) and _fits(_without(problem, name), deadline)
     ]
     if problem.profile.dynamic_batch:
-        options += [f"--minibatch {size}" for size in _first_that_fits(problem)]
+        options += [f"--minibatch {size}" for size in _first_that_fits(problem, deadline)]
     return options
 
 
@@ -205,15 +208,19 @@ def _without(problem: Problem, name: str) -> Problem:
     return replace(problem, options=relax_options(problem.options, [name]))
 
 
-def _first_that_fits(problem: Problem) -> Iterator[int]:
+def _first_that_fits(problem: Problem, deadline: Deadline) -> Iterator[int]:
     """The largest feasible size among the minibatch halved once, twice and so on; nothing if there is none."""
     size = problem.profile.minibatch // 2
     while size >= 1:
-        if _fits(replace(problem, profile=problem.profile.rescaled(size))):
+        if _fits(replace(problem, profile=problem.profile.rescaled(size)), deadline):
             yield size
             return
         size //= 2
 
 
-def _fits(problem: Problem) -> bool:
-    return bool(dynamic_program.is_feasible(problem, enumerate_cuts(problem, _MOST_CUTS)))
+def _fits(problem: Problem, deadline: Deadline) -> bool:
+    """Whether a problem is found to have a plan before the deadline."""
+    try:
+        return dynamic_program.is_feasible(problem, enumerate_cuts(problem, _MOST_CUTS, deadline), deadline.at)
+    except OutOfTime:
+        return False

@@ -6,14 +6,21 @@ from typing import Any
 
 from pipeplan.explanation import time_breakdown
 from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.report import labels
 from pipeplan.report.document import ResourceBound
 from pipeplan.report.source import ReportSource
-from pipeplan.util.text import one_line
 
 FILL_AND_DRAIN = "filling and draining the pipeline"
 """A name in `bound_by` that stands for two parts of a batch: the first minibatch's passes, and its transfers."""
+UNCHECKED = "the profile is not available, so nothing that plan.json states was checked"
+SEARCHED_SPACE = (
+    "The searched space has all pipelines whose stages follow the order of the worker numbers, each on consecutive "
+    "workers, and copies of such a pipeline in all components of a level."
+)
+COVERED = (
+    "`pipeplan solve` writes a certificate for asynchronous schedules and for inference, on equal servers, where "
+    "checking it takes seconds."
+)
 MAX_BOUNDS = 40
 """Most resources that are listed, the busiest first."""
 
@@ -70,48 +77,40 @@ def _stated_loads(source: ReportSource, bound: str) -> list[time_breakdown.Resou
 
 
 def certificate_section(source: ReportSource) -> dict[str, Any]:
-    """The section `certificate` of the report: `proven`, `gap`, `bound_s` and the sentences."""
-    root = source.root
-    gap_node, bound = root.get("gap"), root.get("bound_s")
-    gap = gap_node.number() if gap_node else None
-    proven = root["verdict"]["proven"].boolean() and (gap or 0.0) <= TOLERANCE
-    sentences = [f"{labels.capitalised(one_line(root['verdict']['text'].text()))}."]
-    if bound is not None:
-        sentences.append(_bound_sentence(source, bound.number(), gap))
+    """The section `certificate` of the report: `proven`, `gap`, `bound_s` and the sentences.
+
+    All of it is what the check of plan.json establishes. What the file itself says about a proof is not repeated.
+    """
+    checked = source.checked
+    shown = None if checked is None else checked.shown
+    sentences = [f"{labels.capitalised(UNCHECKED if checked is None else checked.proof)}."]
+    if shown is not None:
+        sentences.append(SEARCHED_SPACE)
+        sentences.append("`pipeplan check` verifies this without the solvers.")
+    elif checked is None or checked.wrong is None:
+        sentences.append(COVERED)
     sentences.append(_coverage_sentence())
-    sentences.append(_document_sentence(source))
-    return {"proven": proven, "gap": gap, "bound_s": bound.number() if bound else None, "sentences": sentences}
+    return {
+        "proven": shown is not None and shown.optimal,
+        "gap": None if shown is None else shown.gap,
+        "bound_s": None if shown is None else shown.bound_s,
+        "sentences": sentences,
+    }
 
 
 def certificate_summary(section: dict[str, Any]) -> str:
     """The section in one sentence."""
     if section["proven"]:
-        return "It is proven to be the fastest plan in the space that was searched, for these predicted times."
-    if section["gap"] is not None and section["gap"] > TOLERANCE:
-        return f"It is not proven to be the fastest: at most {section['gap']:.2%} could be gained."
-    return "It is the fastest plan by one solver, and no second solver confirmed that."
-
-
-def _bound_sentence(source: ReportSource, bound_s: float, gap: float | None) -> str:
-    least = f"No plan in the space that was searched is faster than {labels.time_text(bound_s)} a minibatch"
-    if gap is not None and gap <= TOLERANCE:
-        return f"{least}, which is this plan's pace."
-    return (
-        f"{least}; this plan takes {labels.time_text(source.pace_s)}, so that at most {gap or 0:.2%} could be gained."
-    )
+        return "It is shown to be the fastest plan of the searched space, for these predicted times."
+    if section["gap"] is not None:
+        return (
+            f"It is not shown to be the fastest: of the searched space, at most {section['gap']:.2%} could be gained."
+        )
+    return "It is not shown whether another plan of the searched space is faster."
 
 
 def _coverage_sentence() -> str:
     return (
-        "The proof is about the predicted times: the profile's figures, the cluster's rates and the cost model. "
+        "This is about the predicted times: the profile's figures, the cluster's rates and the cost model. "
         "It says nothing about the times that a run will measure."
-    )
-
-
-def _document_sentence(source: ReportSource) -> str:
-    note = source.root.get("certificate_note")
-    if source.root.get("certificate") is not None:
-        return "plan.json holds a certificate, which `pipeplan check` verifies without the solvers."
-    return one_line(
-        f"plan.json holds no certificate: {note.text()}." if note and note.text() else "plan.json holds no certificate."
     )

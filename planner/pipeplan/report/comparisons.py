@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from pipeplan.checker.proof import NOT_SHOWN
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.explanation.second_best import Alternatives, find_alternatives
@@ -17,25 +18,33 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.report.document import Comparison, table_columns
 from pipeplan.report.labels import short_config
 from pipeplan.report.source import ProfiledProblem, ReportSource
+from pipeplan.util.files import Node
 from pipeplan.util.text import one_line
 
+BEST = "best "
+"""Begins the name of a baseline that plan.json states to be the best of its kind."""
 MAX_WORKERS = 8192
 """Most workers of a larger cluster that is planned for."""
 _NAMES = ("servers", "workers", "minibatch_s", "samples_per_s", "config", "data_parallelism_s", "fits")
 
 
 def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[Comparison]:
-    """This plan, the baselines in plan.json, and the runner-up if it was searched for."""
+    """This plan, the baselines in plan.json, and the runner-up if it was searched for.
+
+    No check shows that a baseline is the best of its kind; where the check could not verify its pace either, the remark
+    says so.
+    """
+    known = source.checked is not None and source.checked.wrong is None and source.checked.holds("baselines")
     rows = [Comparison("this plan", short_config(source.plan.config), source.pace_s, 1.0, "")]
     for baseline in source.root["baselines"].items():
         pace, gain = baseline.get("minibatch_s"), baseline.get("gain")
         rows.append(
             Comparison(
-                one_line(baseline["name"].text()),
+                one_line(baseline["name"].text().removeprefix(BEST)),
                 short_config(baseline["config"].text()),
                 pace.number() if pace else None,
                 gain.number() if gain else None,
-                one_line(baseline["remark"].text()),
+                _remark(baseline, known),
             )
         )
     if others is not None and others.second is not None:
@@ -45,6 +54,14 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
             remark = "as fast, in another configuration"
         rows.append(Comparison("runner-up", short_config(second.plan.config), second.pace_s, 1 + second.behind, remark))
     return rows
+
+
+def _remark(baseline: Node, known: bool) -> str:
+    """The remark on a baseline, with what is stated and not shown."""
+    remarks = [one_line(baseline["remark"].text())]
+    if baseline["name"].text().startswith(BEST) and baseline.get("minibatch_s") is not None:
+        remarks.append("stated to be the best")
+    return "; ".join([*filter(None, remarks), *([] if known else [NOT_SHOWN])])
 
 
 def find_runner_up(source: ReportSource, known: ProfiledProblem, cuts: Cuts, *, thorough: bool) -> Alternatives:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeplan.checker.verify import CheckedPlan, check_readable_plan
 from pipeplan.cluster_data import cluster_json
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import Evaluation, evaluate
@@ -41,6 +42,8 @@ class ReportSource:
     scenario: Scenario
     known: ProfiledProblem | None
     """None if the profile is not available."""
+    checked: CheckedPlan | None = None
+    """The findings of `pipeplan check`; None if the profile is not available."""
 
     @property
     def pace_s(self) -> float:
@@ -65,12 +68,13 @@ def read_report_source(root: Node, profile: Profile | None) -> ReportSource:
     simulated = scenario.scenario_from_document(root)
     if simulated.predicted_s <= 0:
         root["prediction"]["minibatch_s"].fail("expected more than 0 seconds: solve again with --force")
-    known = None
+    known = checked = None
     if profile is not None:
+        checked = check_readable_plan(root, profile)
         problem, plan = plan_file.plan_from_document(root, profile)
         known = ProfiledProblem(problem, evaluate(plan, problem))
         if not math.isfinite(known.score.pace_s):
             root["plan"].fail("its depths allow no steady pace: solve again with --force")
     return ReportSource(
-        root, Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"]), simulated, known
+        root, Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"]), simulated, known, checked
     )

@@ -70,7 +70,9 @@ def _summary(report: PlanReport) -> Iterator[str]:
     for row in report.comparisons[1:]:
         if row.name == "data parallelism" and row.gain is not None:
             faster = "as fast" if abs(row.gain - 1) < EQUAL_PACE else f"{row.gain:.2f} times as fast"
-            yield f"Data parallelism {row.remark}." if row.remark else f"That is {faster} as data parallelism."
+            apart = f" ({row.remark})" if row.remark else ""
+            misfit = row.remark.startswith("does not fit")
+            yield f"Data parallelism {row.remark}." if misfit else f"That is {faster} as data parallelism{apart}."
     yield certificate_summary(report.certificate)
     if report.measured is not None and report.measured["ratio"]:
         yield f"Measured is {1 / report.measured['ratio']:.0%} of the predicted pace."
@@ -139,6 +141,8 @@ def _notes(report: PlanReport, source: ReportSource, simulated: ReportSimulation
             f"plan.json states {time_text(source.pace_s)} a minibatch; by the cost model of this pipeplan it is "
             f"{time_text(source.known.score.pace_s)}: solve again to plan with it."
         )
+    if source.checked is not None and source.checked.wrong is not None:
+        yield f"`pipeplan check` finds plan.json wrong ({source.checked.wrong.what}): do not rely on what it states."
     if simulated.remark:
         yield simulated.remark
 
@@ -257,7 +261,8 @@ def _comparison_sentence(row: Comparison) -> str:
     if row.remark.startswith("does not fit"):
         return f"{capitalised(name)} {row.remark}; it would take {time_text(row.minibatch_s or 0.0)} a minibatch."
     gain = "As fast" if abs(row.gain - 1) <= TOLERANCE else f"{row.gain:.2f} times as fast"
-    return f"{gain} as {name}{f': {row.remark}' if row.remark else ''}."
+    article = "" if row.name.endswith("parallelism") else "the "
+    return f"{gain} as {article}{name}{f': {row.remark}' if row.remark else ''}."
 
 
 def scaling_sentences(report: PlanReport) -> Iterator[str]:

@@ -69,10 +69,10 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
 
 
 def _proven(outcome: Outcome) -> str:
-    """The solvers that proved the plan optimal, or the gap that contention or the time limit leaves."""
+    """The solvers that proved the plan optimal with everything charged, `scoring` where that needs none, or the gap."""
     if outcome.status != Status.OPTIMAL:
         return f"gap {outcome.gap:.1%}"
-    return "+".join(result.solver.split()[0] for result in outcome.results if result.status == Status.OPTIMAL)
+    return "+".join(solver.split()[0] for solver in outcome.verdict.provers) or "scoring"
 
 
 def solve_points(points: Sequence[SweepPoint], settings: Settings, jobs: int | None, tell: OnAnswer) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from pipeplan.errors import PipeplanError
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 Key = TypeVar("Key", bound=str | int)
 
@@ -56,9 +57,9 @@ def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) ->
                     work.append((child, 0))
                 continue
             if low[node] == index[node]:
-                start = stack.index(node)
-                members = stack[start:]
-                del stack[start:]
+                members = [stack.pop()]
+                while members[-1] != node:
+                    members.append(stack.pop())
                 on_stack.difference_update(members)
                 components.append(sorted(members, key=position.__getitem__))
     components.reverse()
@@ -68,11 +69,12 @@ def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) ->
 def find_cycle(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) -> list[Key]:
     """The nodes of one cycle, with its first node repeated at the end; an empty list where there is no cycle."""
     arrows = list(edges)
+    loops = {source for source, target in arrows if source == target}
     for component in strong_components(nodes, arrows):
+        if len(component) == 1 and component[0] not in loops:
+            continue
         inside = set(component)
         successor = {source: target for source, target in arrows if source in inside and target in inside}
-        if len(component) == 1 and component[0] not in successor:
-            continue
         # Every node of a strong component has a successor in it, so this walk must reach a node for the second time.
         path, node = [], component[0]
         while node not in path:
@@ -82,16 +84,17 @@ def find_cycle(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) -> list[K
     return []
 
 
-def ideals(count: int, edges: Iterable[tuple[int, int]], limit: int) -> list[int]:
+def ideals(count: int, edges: Iterable[tuple[int, int]], limit: int, deadline: Deadline = NO_DEADLINE) -> list[int]:
     """All ideals of a DAG on nodes 0 … count-1, as bit sets, from the empty set to the set of all nodes.
 
     They are ordered by size and then by value, so a proper subset always precedes its superset. Raises
-    `TooManyIdeals` where there are more than `limit`.
+    `TooManyIdeals` where there are more than `limit`, and `OutOfTime` at the deadline.
     """
     grow = IdealGrowth(count, edges)
     level = {0: grow.sources}
     ideals = [0]
     for _ in range(count):
+        deadline.check()
         level = grow.larger(level)
         ideals.extend(sorted(level))
         if len(ideals) > limit:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from attempts import run_attempts
+from extents import slow_but_for
 from launching import curve
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
@@ -73,7 +74,7 @@ def test_a_restart_may_number_the_processes_in_another_way(tmp_path: Path, unint
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds connections as Linux shows them")
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", slow_but_for([0], [0, 2]))
 def test_a_worker_that_was_cut_off_comes_back(tmp_path: Path, uninterrupted: Any, rank: int) -> None:
     """Also from the store that all share: it cannot tell anybody that it lives."""
     folder = write_plan(tmp_path, stage_contents([2, 1]))

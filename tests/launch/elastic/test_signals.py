@@ -35,12 +35,21 @@ from pipeplan_launch.elastic import signals
 signals.catch_signals()
 """
 BLOCK = """
-import hashlib
+import ctypes
+mutex = ctypes.create_string_buffer(64)  # all zeros is a mutex that is free
+library = ctypes.CDLL(None)
+library.pthread_mutex_lock(mutex)
 print("ready", flush=True)
-hashlib.pbkdf2_hmac("sha256", b"", b"", 6_000_000)  # no signal handler of Python's runs meanwhile
+library.pthread_mutex_lock(mutex)  # no signal handler of Python's runs until another thread unlocks it
 print("done", flush=True)
 """
 GRACEFUL = "signals.handle_requests_with(lambda: print('asked', flush=True))\n"
+UNBLOCK = """
+def unblock():
+    print("asked", flush=True)
+    library.pthread_mutex_unlock(mutex)
+signals.handle_requests_with(unblock)
+"""
 CHECKED = """
 print("ready", flush=True)
 while True:
@@ -79,7 +88,7 @@ class Worker:
 
 
 def test_a_request_is_handed_on_though_the_main_thread_waits() -> None:
-    worker = Worker(GRACEFUL + BLOCK)
+    worker = Worker(UNBLOCK + BLOCK)
     worker.send(signal.SIGTERM)
     assert worker.end() == (0, "asked done")
 
@@ -145,7 +154,7 @@ def test_last_words_do_not_keep_a_worker(tmp_path: Path) -> None:
     assert worker.end() == (restart_state.STATUS_PEER_LOST, "")
 
 
-@pytest.mark.parametrize("code", ["", GRACEFUL], ids=["before training", "in training"])
+@pytest.mark.parametrize("code", ["", UNBLOCK], ids=["before training", "in training"])
 def test_one_that_it_knows_is_a_request(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(restart_state.VARIABLE, str(tmp_path))
     worker = Worker(code + BLOCK, tmp_path)

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 
@@ -39,10 +38,17 @@ class Connection:
         (status,) = self.statuses
         return status
 
+    def end(self) -> None:
+        """End the connection, as ssh does when its other side is gone."""
+        requests, self.requests = self.requests, -1
+        if requests >= 0:
+            os.close(requests)
+
     def close(self) -> None:
-        for descriptor in (self.requests, self.output, *self._theirs):
-            with suppress(OSError):
-                os.close(descriptor)
+        """Close all descriptors but one: the supervisor may still read requests, and its number must not be reused."""
+        self.end()
+        for descriptor in (self.output, self._theirs[1]):
+            os.close(descriptor)
 
 
 @pytest.fixture
@@ -78,7 +84,7 @@ def test_a_kill_ends_what_does_not_listen(opened: list[Connection]) -> None:
 def test_the_end_of_the_connection_asks_for_a_checkpoint(opened: list[Connection]) -> None:
     opened.append(connection := Connection(TRAINING))
     assert connection.read() == b"training\n"
-    os.close(connection.requests)
+    connection.end()
     assert connection.status() == 7
 
 
@@ -91,7 +97,7 @@ def test_there_is_an_end_to_the_grace(opened: list[Connection], monkeypatch: pyt
     monkeypatch.setattr("pipeplan_launch.launchers.host_supervisor.LAST_S", 0.2)
     opened.append(connection := Connection(STUBBORN, grace_s=0.3))
     assert connection.read() == b"training\n"
-    os.close(connection.requests)
+    connection.end()
     assert connection.status() == 128 + signal.SIGKILL
 
 
@@ -100,5 +106,5 @@ def test_output_that_nobody_reads_holds_nothing_up(opened: list[Connection]) -> 
     wordy = "trap 'yes | head -c 300000; exit 7' TERM; yes | head -c 300000 & wait; while :; do sleep 0.05; done"
     opened.append(connection := Connection(wordy))
     assert connection.read()
-    os.close(connection.requests)
+    connection.end()
     assert connection.status() == 7

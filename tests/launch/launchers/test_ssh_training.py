@@ -5,16 +5,19 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.launchers import ssh_check, ssh_training
+from pipeplan_launch.launchers import ssh_check, ssh_requests, ssh_training
 from pipeplan_launch.launchers.hosts_file import Host
 from pipeplan_launch.launchers.ssh_connection import CHECK, Launch, host_program, ssh_command, start_ssh
-from pipeplan_launch.launchers.ssh_requests import last_line
+from pipeplan_launch.launchers.ssh_requests import Abandoned, HostRequests, last_line
 from pipeplan_launch.launchers.ssh_training import Training
 
 
@@ -103,3 +106,23 @@ def test_the_last_line_says_why() -> None:
 def test_the_program_of_the_check_passes_shellcheck() -> None:
     done = subprocess.run(["shellcheck", "-"], input=CHECK, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_signal_before_the_last_request_has_begun_ends_the_others(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = HostRequests(launch)
+
+    class InterruptedPool(ThreadPoolExecutor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            if args == (1,):
+                while not requests._running:
+                    time.sleep(0.001)
+                raise Abandoned
+            return super().submit(fn, *args, **kwargs)
+
+    monkeypatch.setattr(ssh_requests, "ThreadPoolExecutor", InterruptedPool)
+    with pytest.raises(Abandoned):
+        requests.on_all(lambda number: requests.run(number, lambda stdin: stdin.write(b"exec sleep 20\n") and None))
+    with pytest.raises(Abandoned):
+        requests.run(0, lambda stdin: None)

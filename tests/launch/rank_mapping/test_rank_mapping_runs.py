@@ -160,10 +160,10 @@ ONE_EACH = """
 import os, sys
 import torch, pipeplan_launch.worker
 from pipeplan_launch.__main__ import main
-from pipeplan_launch.emulation.network import Network, Node
+from pipeplan_launch.emulation.network_namespaces import Network, NetworkNode
 
 rate, *arguments = sys.argv[1:]
-network = Network(Node(below=(Node(rate, workers=1), Node(rate, workers=1))))
+network = Network(NetworkNode(below=(NetworkNode(rate, workers=1), NetworkNode(rate, workers=1))))
 pids = network.start(lambda: sys.exit(main(arguments)), 29411)
 sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in pids))
 """

@@ -29,7 +29,7 @@ from toy_workers import (
 @pytest.mark.parametrize(
     "optimizer", [name if name == "sgd-fused" else pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
 )
-@pytest.mark.parametrize("replicas", [[1, 1, 1], [2, 1], [1, 2], [2, 1, 1]], ids=str)
+@pytest.mark.parametrize("replicas", slow_but_for([[2, 1, 1]], [[1, 1, 1], [2, 1], [1, 2], [2, 1, 1]]), ids=str)
 def test_equals_the_formula(tmp_path: Path, replicas: list[int], optimizer: str) -> None:
     toy = Toy(optimizer, samples=2 * 20 * max(replicas))  # 20 updates at the widest stage, more at the others
     run = train(tmp_path, toy, replicas, "--epochs", "1")
@@ -63,7 +63,13 @@ def test_any_number_of_minibatches(tmp_path: Path, replicas: list[int], count: i
 
 
 @pytest.mark.parametrize(
-    ("schedule", "accumulate"), [("vertical-sync", None), ("2bw", 6), ("gpipe", 4), ("1f1b-flush", 4)]
+    ("schedule", "accumulate"),
+    [
+        ("2bw", 6),
+        pytest.param("vertical-sync", None, marks=pytest.mark.slow),
+        pytest.param("gpipe", 4, marks=pytest.mark.slow),
+        pytest.param("1f1b-flush", 4, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("replicas", [pytest.param([1, 1, 1], marks=pytest.mark.slow), [2, 1]], ids=str)
 def test_other_schedules_equal_their_formulas(

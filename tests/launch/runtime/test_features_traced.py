@@ -58,7 +58,7 @@ def in_one_process(name: str, epochs: int) -> tuple[dict[str, Tensor], float, fl
     [
         ("everything", ("stem", "late"), [1, 1, 1], False),
         pytest.param("half", ("middle", "norm"), [2, 1, 1], True, marks=pytest.mark.slow),
-        ("everything", ("head",), [1, 2], True),
+        pytest.param("everything", ("head",), [1, 2], True, marks=pytest.mark.slow),
     ],
 )
 def test_everything_crosses(

@@ -56,7 +56,7 @@ def test_workers_end_with_the_same_bits(tmp_path: Path, replicas: list[int]) -> 
     ("replicas", "depth", "flags"),
     [
         pytest.param([3, 2, 1], None, [True, True, True], marks=pytest.mark.slow),
-        ([1, 2, 3], None, [True, False, True]),
+        pytest.param([1, 2, 3], None, [True, False, True], marks=pytest.mark.slow),
         pytest.param([1, 1, 1], [12, 3, 1], [True, True, False], marks=pytest.mark.slow),
         pytest.param([2, 2], [9, 1], [True, False], marks=pytest.mark.slow),
         ([3, 1], [2, 2], [False, True]),

@@ -141,7 +141,7 @@ def test_gradients_are_clipped_by_the_norm_that_is_said(tmp_path: Path, schedule
     assert max(difference(clipped[name], value) for name, value in literally(case).whole().items()) > 1e-3
 
 
-@pytest.mark.parametrize("schedule", FLUSHED)
+@pytest.mark.parametrize("schedule", slow_but_for(["1f1b-flush"], FLUSHED))
 @pytest.mark.parametrize("subject", slow_but_for(["chain"], ("encoder-decoder", "chain", "tied")))
 def test_a_flush_equals_one_process_on_the_whole_batch(tmp_path: Path, subject: str, schedule: str) -> None:
     """Where samples do not depend on each other, on all samples of an update at once."""

@@ -151,10 +151,10 @@ def test_modules_named_like_our_own_layers() -> None:
 @pytest.mark.slow
 def test_hash_is_the_same_in_every_process_and_for_every_minibatch() -> None:
     code = (
-        "import traced_zoo, traced_zoo_whole; from pipeplan_launch.tracing.trace import trace;"
+        "import traced_zoo, traced_zoo_whole; from pipeplan_launch.tracing.trace import trace_job;"
         "jobs = [traced_zoo.build(name) for name in ('mnist', 'routes', 'keeps-state')];"
         "jobs += [traced_zoo_whole.build(name) for name in ('hooked', 'adversary')];"
-        "print(*[trace(job, 8).graph_hash for job in jobs])"
+        "print(*[trace_job(job, 8).graph_hash for job in jobs])"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.path.dirname(traced_zoo_whole.__file__)}
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)

@@ -17,6 +17,7 @@ import pytest
 from brute_force import Instance
 from certificates import certificate
 from commandline import Run
+from extents import slow_but_for
 from instances import drawn, mixed_instance, random_instance, unequal_instance
 
 from pipeplan.checker.network import UniformRates
@@ -312,9 +313,10 @@ def _confirmed(seeds: range, draw: Callable[[int], Instance]) -> int:
 
 
 @pytest.mark.parametrize("draw", [random_instance, mixed_instance, unequal_instance])
-def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance]) -> None:
-    certified = _confirmed(range(15), draw)
-    assert certified > 2 or draw is unequal_instance
+@pytest.mark.parametrize("seeds", slow_but_for([range(4, 8)], [range(4, 8), range(15)]), ids=str)
+def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance], seeds: range) -> None:
+    certified = _confirmed(seeds, draw)
+    assert certified >= 2 or draw is unequal_instance
 
 
 def test_a_pace_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> None:
@@ -341,10 +343,11 @@ def _places(node: Any, before: tuple[str | int, ...] = ()) -> Iterator[tuple[str
         yield from _places(value, (*before, key))
 
 
-def test_no_odd_value_is_more_than_a_complaint(case: Case) -> None:
+@pytest.mark.parametrize("changes", slow_but_for([150], [150, 400]))
+def test_no_odd_value_is_more_than_a_complaint(case: Case, changes: int) -> None:
     _, problem, document = case
     places, rng, complaints = list(_places(document)), random.Random(5), 0
-    for _ in range(400):
+    for _ in range(changes):
         changed = copy.deepcopy(document)
         *way, last = rng.choice(places)
         node: Any = changed
@@ -355,7 +358,7 @@ def test_no_odd_value_is_more_than_a_complaint(case: Case) -> None:
             complaints += not all(finding.holds for finding in _checked(changed, problem).values())
         except InputError:
             complaints += 1
-    assert complaints > 100
+    assert complaints > changes / 4
 
 
 def _rates(*counts: int) -> UniformRates:
@@ -424,11 +427,14 @@ def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
         "pace",
         "stages",
         "memory",
+        "description",
+        "baselines",
         "optimality",
+        "verdict",
     ]
     assert "wrong" not in done.out
     found = json.loads(run("check", "plan/plan.json", "--profile", "profile.json", "--json").out)
-    assert [entry["holds"] for entry in found[:5]] == [True] * 5
+    assert [entry["holds"] for entry in found] == [True] * 9
 
 
 def test_the_command_refuses_in_one_line(run: Run) -> None:

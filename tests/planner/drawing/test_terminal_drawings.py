@@ -53,8 +53,13 @@ def _on_a_terminal(folder: Path, *arguments: str, **environment: str) -> str:
     return read.decode().replace("\r\n", "\n")
 
 
+SENTENCES = ("Plan ", "Predicted: ", "  over ", "Verdict: ")
+"""Lines of a solve that are not broken, so that they can be searched for."""
+
+
 def _fits(printed: str) -> None:
-    assert max(len(ESCAPE.sub("", line)) for line in printed.splitlines()) <= WIDTH
+    lines = [ESCAPE.sub("", line) for line in printed.splitlines()]
+    assert max(len(line) for line in lines if not line.startswith(SENTENCES)) <= WIDTH
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,23 @@ def test_the_size_with_the_most_samples_per_second_is_taken(run: Run) -> None:
     assert [(size, float(rate)) for size, rate in rates] == [("8", 1.778), ("4", 1.333), ("16", 1.333)]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "chosen"),
+    [
+        ([], False),
+        (["--minibatch", "16"], False),
+        (["--minibatch", "auto"], True),
+        (["--schedule", "auto", "--batch", "8", "--staleness", "none"], True),
+    ],
+    ids=["plain", "size", "minibatch", "schedule"],
+)
+def test_a_choice_by_one_solver_is_said_to_be_one(run: Run, arguments: list[str], chosen: bool) -> None:
+    profile(1.5, 4.0).save(Path("profile.json"))
+    done = run("solve", "--cluster", "local", "--workers", "2", "--no-write", *arguments)
+    assert done.code == 0, done.err
+    assert ("DP alone chose among these; no second solver cross-checked the choice" in done.err) is chosen
+
+
 def test_each_size_is_the_same_problem_as_when_it_is_named(run: Run) -> None:
     profile(1.5, 2.0).save(Path("profile.json"))
     arguments = ["solve", "--cluster", "local", "--workers", "2", "--json", "--no-write", "--minibatch"]

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from instances import random_instance, to_problem
 
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import DisagreementError
 from pipeplan.planning import solve
-from pipeplan.planning.verdict import judge_results
+from pipeplan.planning.verdict import contradiction
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
+from pipeplan.profile_data import bundled
 from pipeplan.rendering.plan_folder import write_disagreement
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.ilp import integer_program
@@ -31,38 +34,51 @@ def answers(problem: Problem) -> tuple[Result, Result]:
 
 
 def test_agreement_is_proof(problem: Problem, answers: tuple[Result, Result]) -> None:
-    verdict = judge_results(problem, list(answers))
-    assert verdict.agree
+    assert not contradiction(problem, answers)
+    verdict = solve.solve(problem).verdict
     assert verdict.proven
-    assert "proven optimal" in verdict.text
+    assert verdict.text.startswith("proven optimal")
+    assert verdict.provers == ("DP", "ILP (HiGHS)")
 
 
-def test_a_single_solver_proves_nothing_to_the_verdict(problem: Problem, answers: tuple[Result, Result]) -> None:
-    assert not judge_results(problem, [answers[0]]).proven
+def test_a_single_solver_proves_nothing_to_the_verdict(problem: Problem) -> None:
+    verdict = solve.solve(problem, solve.Settings(solver="dp")).verdict
+    assert not verdict.proven
+    assert verdict.text.startswith("optimal by DP with no contention charged, as was asked: no plan of the")
 
 
 def test_an_objective_that_is_not_the_plans_is_caught(problem: Problem, answers: tuple[Result, Result]) -> None:
     wrong = replace(answers[1], objective_s=answers[1].objective_s * 0.99, bound_s=answers[1].bound_s * 0.99)
-    assert not judge_results(problem, [answers[0], wrong]).agree
-    assert "claims" in judge_results(problem, [answers[0], wrong]).text
+    assert "claims" in contradiction(problem, [answers[0], wrong])
 
 
 def test_a_bound_above_the_others_plan_is_caught(problem: Problem, answers: tuple[Result, Result]) -> None:
     wrong = replace(answers[1], bound_s=answers[1].bound_s * 1.01)
-    assert "faster than the bound" in judge_results(problem, [answers[0], wrong]).text
+    assert "faster than the bound" in contradiction(problem, [answers[0], wrong])
 
 
 def test_infeasible_against_a_plan_is_caught(problem: Problem, answers: tuple[Result, Result]) -> None:
     nothing = Result("ILP (HiGHS)", Status.INFEASIBLE, None, float("inf"), float("inf"), 0.0)
-    assert not judge_results(problem, [answers[0], nothing]).agree
+    assert "claims that there is no plan" in contradiction(problem, [answers[0], nothing])
 
 
 def test_a_time_limit_is_no_contradiction(problem: Problem, answers: tuple[Result, Result]) -> None:
-    late = Result("ILP (HiGHS)", Status.TIME_LIMIT, None, float("inf"), 0.0, 60.0)
-    verdict = judge_results(problem, [answers[0], late])
-    assert verdict.agree
-    assert not verdict.proven
-    assert "did not confirm" in verdict.text
+    assert not contradiction(
+        problem, [answers[0], Result("ILP (HiGHS)", Status.TIME_LIMIT, None, float("inf"), 0.0, 60.0)]
+    )
+
+
+def test_a_bound_with_everything_charged_is_compared_with_a_plan_charged_alike() -> None:
+    """A plan whose cards are shared is slower than its objective without sharing, which no charged bound speaks of."""
+    problem = Problem(bundled.load_profile("gnmt8-v100"), cluster_toml.load_cluster("A"))
+    alone = replace(problem, options=replace(problem.options, contention=False))
+    plain = dynamic_program.solve(alone, enumerate_cuts(alone, 1000))
+    assert plain.plan is not None
+    score = evaluate(plain.plan, problem)
+    assert score.pace_s > score.alone_s * 1.1
+    charged = replace(plain, solver="DP", objective_s=score.pace_s, bound_s=score.pace_s, charged=True)
+    assert not contradiction(problem, [charged, replace(plain, solver="ILP (HiGHS)")])
+    assert "faster than the bound" in contradiction(problem, [replace(charged, charged=False, plan=None), plain])
 
 
 def test_a_disagreement_is_raised_and_both_plans_are_written(

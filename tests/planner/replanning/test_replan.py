@@ -88,7 +88,7 @@ def _files(
 
 
 def _solve(run: Run, *options: str) -> dict[str, Any]:
-    done = run("solve", "--cluster", "lab.toml", *options)
+    done = run("solve", "--cluster", "lab.toml", "--solver", "dp", *options)
     assert done.code == 0, done.err
     return _plan("plan")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from commandline import Run
-from extents import first_few
+from extents import first_few, slow_but_for
 from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, unequal_instance
 from solver_contract import check_solvers
 
@@ -161,7 +161,7 @@ def test_the_grid_beside_a_plan_is_what_asking_for_it_finds() -> None:
         assert beside.config == shape_text(asked.plan)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b-stashing", "1f1b-flush"])
+@pytest.mark.parametrize("schedule", slow_but_for(["1f1b-flush"], ["1f1b-stashing", "1f1b-flush"]))
 def test_the_grid_beside_a_plan_takes_a_part_of_its_effort(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(schedule=schedule, accumulate=8 if schedule == "1f1b-flush" else None, allow_copies=False)
     tight = _cluster(2, 2)

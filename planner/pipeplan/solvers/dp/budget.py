@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
+from pipeplan.util.deadline import OutOfTime as OutOfTime  # the searches raise it, and their callers import it here
 
 # Relative amount by which rounding may raise a time that equals the threshold.
 SLACK = 1e-12
@@ -14,10 +15,6 @@ SLACK = 1e-12
 
 _STEP = 1000
 """The fixed cost of a search step, in rows."""
-
-
-class OutOfTime(Exception):
-    """The deadline passed during a search, or the search exceeded its effort."""
 
 
 @dataclass(eq=False)

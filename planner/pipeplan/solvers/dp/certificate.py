@@ -8,16 +8,18 @@ what workers share, from the search over uniform clusters; the other the pace wi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Cuts, Floats, Ints
+from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, limits_of
+from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS
 from pipeplan.solvers.dp.charged_search import ChargedSearch, SharedLimit
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
 from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
@@ -26,6 +28,7 @@ from pipeplan.solvers.dp.shared_resources import SharedResources
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 TOLERANCE = 1e-9
 """Relative margin below the pace within which a faster plan is not excluded."""
@@ -35,6 +38,7 @@ MOST_CUTS = 2000
 MOST_CELLS = 40_000
 """Limit on the number of cuts times workers."""
 MOST_STATES = 20_000
+NO_TIME = "there was no time left to make a certificate; give more with --time-limit"
 PATIENCE_S = 20.0
 """Seconds that making a certificate may take."""
 
@@ -47,28 +51,32 @@ class Certificate:
     note: str
 
 
-def make_certificate(problem: Problem, cuts: Cuts, pace_s: float, *, charged: bool = False) -> Certificate:
+def make_certificate(
+    problem: Problem, cuts: Cuts, pace_s: float, deadline: Deadline = NO_DEADLINE, *, charged: bool = False
+) -> Certificate:
     """The certificate that no plan of a problem is faster than `pace_s`.
 
-    With `charged` it is the pace with everything charged, otherwise that of plans whose transfers share no cards.
+    With `charged` it is the pace with everything charged, otherwise that of plans whose transfers share no cards. It
+    takes at most `PATIENCE_S` seconds, and ends at the deadline without a certificate.
     """
     if reason := _unfit(problem, cuts, charged=charged):
         return Certificate(None, reason)
     entries: list[dict[str, Any]] = []
-    deadline = time.perf_counter() + PATIENCE_S
+    ends = deadline.share(1.0, PATIENCE_S).at
     for space in plan_spaces(problem):
         floor_s = space.floor(problem)
         threshold_s = space.inner_pace(problem, pace_s)
         if threshold_s is None or floor_s >= pace_s:
             entries.append({**_named(space), "floor_s": floor_s})
             continue
-        proof = _SpaceProof(problem, cuts, space, threshold_s, deadline)
+        proof = _SpaceProof(problem, cuts, space, threshold_s, ends)
         try:
             found = proof.entries_charged() if charged else proof.entries_alone()
         except OutOfTime:
-            return Certificate(None, f"the certificate would take longer than {PATIENCE_S:.0f} s to make")
+            late = f"the certificate would take longer than {PATIENCE_S:.0f} s to make"
+            return Certificate(None, NO_TIME if deadline.passed else late)
         if found is None:
-            return Certificate(None, "the search that was to prove it found a faster plan")
+            return Certificate(None, _unproven(problem))
         entries += found
     if sum(len(entry.get("states", ())) for entry in entries) > MOST_STATES:
         return Certificate(None, f"the certificate would have more than {MOST_STATES} states")
@@ -76,17 +84,25 @@ def make_certificate(problem: Problem, cuts: Cuts, pace_s: float, *, charged: bo
     return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, **kind, "spaces": entries}, "")
 
 
+def _unproven(problem: Problem) -> str:
+    """The reason why a search may find a plan faster than the proven pace."""
+    if problem.training and problem.options.schedule == VERTICAL and problem.options.memory:
+        # The searches count one version of the weights, the checker at most one for each minibatch in flight.
+        return "under vertical sync the memory of every stage depends on the first, which certificates leave out"
+    return "the search that was to prove it found a faster plan"
+
+
 def _unfit(problem: Problem, cuts: Cuts, *, charged: bool) -> str:
     """The reason why no certificate can cover a problem, or an empty text."""
     options = problem.options
     if options.flushes:
         return "the parts of a batch add up over stages, which certificates do not cover"
-    if problem.training and options.schedule == "vertical-sync" and options.memory:
-        return "under vertical sync the memory of every stage depends on the first, which certificates do not cover"
     if any(space.unused for space in plan_spaces(problem)):
         return "certificates cover copies only where all servers of a copy have equal cards"
     if not charged and (reason := _unfit_alone(problem)):
         return reason
+    if charged and problem.cluster.workers > MOST_WORKERS:
+        return f"a certificate with everything charged covers at most {MOST_WORKERS} workers"
     if not cuts.complete or len(cuts.ideals) > MOST_CUTS:
         return f"the graph has more than {MOST_CUTS} cuts"
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
@@ -104,13 +120,13 @@ def _unfit_alone(problem: Problem) -> str:
     """The reason why no certificate without what workers share can cover a problem, or an empty text."""
     options = problem.options
     if not problem.cluster.uniform:
-        return "certificates cover clusters of equal servers only"
+        return "without what workers share, certificates cover clusters of equal servers only"
     if options.boundary != "single":
-        return "certificates cover single links between stages only"
+        return "without what workers share, certificates cover single links between stages only"
     if options.grid:
-        return "uniform grids are searched shape by shape, which certificates do not cover"
+        return "without what workers share, certificates do not cover uniform grids"
     if options.pins:
-        return "pinned layers require a search for each number of stages, which certificates do not cover"
+        return "without what workers share, certificates do not cover pinned layers"
     return ""
 
 
@@ -123,7 +139,7 @@ class _SpaceProof:
     space: PlanSpace
     threshold_s: float
     """Seconds per minibatch of one copy."""
-    deadline: float
+    deadline: float | None
 
     def entries_alone(self) -> list[dict[str, Any]] | None:
         """The certificate's entry without what workers share, or None where there is a faster plan."""
@@ -134,14 +150,10 @@ class _SpaceProof:
         return None
 
     def entries_charged(self) -> list[dict[str, Any]] | None:
-        """The entries with everything charged, one for each number of stages where layers are pinned, or None."""
+        """The entries with everything charged, one for each part of the space, or None where there is a faster plan."""
         for inner, limits in self._relaxed():
-            terms = HeterogeneousTerms(inner, self.cuts)
-            resources = SharedResources(inner, self.problem, self.space, self.cuts, terms.runs)
-            found = [
-                self._charged(terms, resources, replace(limits, exact_stages=stages))
-                for stages in PipelineSearches(inner, self.cuts).stage_counts(terms, limits)
-            ]
+            resources = SharedResources(HeterogeneousTerms(inner, self.cuts), self.problem, self.space)
+            found = [self._charged(resources, part) for part in self._parts(resources.terms, limits)]
             proven = [entry for entry in found if entry is not None]
             if len(proven) == len(found):
                 return proven
@@ -152,37 +164,46 @@ class _SpaceProof:
 
         Without the limit there are far fewer states, and a proof without it holds with it as well.
         """
+        inner = self.space.inner(self.problem)
         for memory in (False, True) if self.problem.options.memory else (False,):
-            inner = self.space.inner(self.problem)
-            if not memory:
-                inner = replace(inner, options=replace(inner.options, memory=False))
-            yield inner, replace(limits_of(inner, memory=memory, deadline=self.deadline), every_cut=True)
+            chosen = inner if memory else inner.without_memory_limit()
+            yield chosen, replace(limits_of(chosen, memory=memory, deadline=self.deadline), every_cut=True)
 
-    def _charged(
-        self, terms: HeterogeneousTerms, resources: SharedResources, limits: SearchLimits
-    ) -> dict[str, Any] | None:
+    def _parts(self, terms: HeterogeneousTerms, limits: SearchLimits) -> list[SearchLimits]:
+        """The searches that cover the space: a search for each shape of a grid, or number of stages if pinned."""
+        if self.problem.options.grid:
+            shapes, inner = grid_shapes(self.problem), terms.problem
+            limited = (limits_of(inner, memory=limits.memory, deadline=self.deadline, shape=shape) for shape in shapes)
+            return [replace(part, every_cut=True) for part in limited]
+        counts = PipelineSearches(terms.problem, self.cuts).stage_counts(terms, limits)
+        return [replace(limits, exact_stages=stages) for stages in counts]
+
+    def _charged(self, resources: SharedResources, limits: SearchLimits) -> dict[str, Any] | None:
         """One entry with everything charged, or None where there is a faster plan."""
-        threshold = self.threshold_s * (1 - TOLERANCE)
+        terms, threshold = resources.terms, self.threshold_s * (1 - TOLERANCE)
         search = HeterogeneousSearch(terms, threshold, limits)
         if self.problem.options.contention:
             shared = SharedLimit(resources, self.space.pace(self.problem, threshold))
             search = ChargedSearch(terms, threshold, limits, shared)
         if search.run() is not None:
             return None
-        options = self.problem.options
-        number = {"stages": limits.exact_stages} if limits.exact_stages != options.stages else {}
-        return self._entry(search, number, lambda states: [states.replicas, states.demand, *_loads(states)])
+        part = {"stages": limits.exact_stages} if limits.exact_stages != self.problem.options.stages else {}
+        if limits.shape is not None:
+            part = {"stages": limits.shape.stages, "replicas": limits.shape.replicas}
+        return self._entry(search, part, lambda states: [states.replicas, states.demand, *_loads(states)])
 
     def _entry(
         self,
         search: UniformSearch,
-        number: dict[str, Any],
+        part: dict[str, Any],
         columns: Callable[[SearchStates], list[Ints | Floats]],
     ) -> dict[str, Any]:
         """The entry with the states of a search; `columns` are those between the first worker and the counts."""
+        # At the empty cut only states are left that have another number of stages than was asked for.
+        search.kept.pop(0, None)
         return {
             **_named(self.space),
-            **number,
+            **part,
             "threshold_s": self.threshold_s,
             "cuts": [f"{cut:x}" for cut in _layers(self.problem, self.cuts, search)],
             "states": _states(search, columns),

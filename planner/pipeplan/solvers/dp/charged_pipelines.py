@@ -7,6 +7,7 @@ fastest plan and proves it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from pipeplan.problem.cuts import Cuts
@@ -54,22 +55,22 @@ class ChargedPipelines:
 
     problem: Problem
     cuts: Cuts
-    regions: list[Region]
     deadline: float | None = None
     gap: float = 0.0
     effort: SearchEffort = field(default_factory=SearchEffort)
-    _terms: dict[tuple[PlanSpace, bool], tuple[HeterogeneousTerms, SharedResources]] = field(default_factory=dict)
+    report: Callable[[float, float], None] = lambda bound, best: None
+    """Is called with the bound and the pace of the best plan, in seconds per minibatch, as they change."""
+    _known: dict[tuple[PlanSpace, bool], SharedResources] = field(default_factory=dict)
 
     def charge(self, region: Region, pipeline: FoundPipeline, pace_s: float) -> ChargedPipeline:
         """A pipeline whose pace without shared resources is known, with its pace with everything charged."""
-        terms, resources = self._resources(region, memory=False)
+        resources = self._resources(region, memory=False)
         steps = pipeline.steps_among(self.cuts)
-        busiest = resources.busiest_s(terms, steps)
-        return ChargedPipeline(max(pace_s, busiest), region, FoundPipeline(terms, steps))
+        return ChargedPipeline(max(pace_s, resources.busiest_s(steps)), region, FoundPipeline(resources.terms, steps))
 
-    def best(self, known: ChargedPipeline) -> BisectionResult[ChargedPipeline]:
-        """The fastest pipeline, at most as slow as the `known` one, with the bound reached."""
-        regions = [self._with_floor(region) for region in self.regions if region.low_s < known.pace_s]
+    def best(self, regions: list[Region], known: ChargedPipeline) -> BisectionResult[ChargedPipeline]:
+        """The fastest pipeline of these regions, at most as slow as the `known` one, with the bound reached."""
+        regions = [self._with_floor(region) for region in regions if region.low_s < known.pace_s]
         if self.problem.options.flushes:
             return self._best_batch(regions, known)
         result = self._bisect(regions, known, memory=False)
@@ -81,25 +82,20 @@ class ChargedPipelines:
         return self._bisect([replace(one, low_s=max(one.low_s, result.low)) for one in regions], known, memory=True)
 
     def _with_floor(self, region: Region) -> Region:
-        resources = self._resources(region, memory=False)[1]
-        return replace(region, low_s=max(region.low_s, resources.floor_s))
+        return replace(region, low_s=max(region.low_s, self._resources(region, memory=False).floor_s))
 
-    def _resources(self, region: Region, *, memory: bool) -> tuple[HeterogeneousTerms, SharedResources]:
-        """The terms of a region, with its shared resources."""
+    def _resources(self, region: Region, *, memory: bool) -> SharedResources:
+        """The shared resources of a region, with their terms."""
         key = region.space, memory
-        if key not in self._terms:
-            inner = region.space.inner(self.problem)
-            if not memory:
-                inner = replace(inner, options=replace(inner.options, memory=False))
-            terms = HeterogeneousTerms(inner, self.cuts)
-            self._terms[key] = terms, SharedResources(inner, self.problem, region.space, self.cuts, terms.runs)
-        return self._terms[key]
+        if key not in self._known:
+            self._known[key] = SharedResources.of(self.problem, region.space, self.cuts, memory=memory)
+        return self._known[key]
 
     def _fits(self, found: ChargedPipeline) -> bool:
         """Whether a pipeline fits in memory at the depths that its pace needs."""
         inner_s = found.region.space.inner_pace(self.problem, found.pace_s)
         assert inner_s is not None
-        return found.pipeline.fits(self._resources(found.region, memory=True)[0], inner_s)
+        return found.pipeline.fits(self._resources(found.region, memory=True).terms, inner_s)
 
     # -- the steady state --
 
@@ -115,7 +111,16 @@ class ChargedPipelines:
             return None
 
         start = known.pace_s, known
-        result = threshold.least_threshold(find, low * (1 - PRECISION), known.pace_s, start, gap=self.gap)
+        # A plan that was found without the memory limit is only a bound.
+        counts = memory or not self.problem.options.memory
+        result = threshold.least_threshold(
+            find,
+            low * (1 - PRECISION),
+            known.pace_s,
+            start,
+            gap=self.gap,
+            report=lambda least, best: self.report(least, best if counts else known.pace_s),
+        )
         if result.finished and result.best is not None:
             result.best = self._smallest(result.best, memory=memory)
         return result
@@ -125,7 +130,8 @@ class ChargedPipelines:
     ) -> ChargedPipeline | None:
         """A pipeline of a region with at most this pace, or None. Raises `OutOfTime`."""
         inner_s = region.space.inner_pace(self.problem, pace_s)
-        terms, resources = self._resources(region, memory=memory)
+        resources = self._resources(region, memory=memory)
+        terms = resources.terms
         if inner_s is None or terms.most_replicas < 1:
             return None
         for limits in self._limits(region, terms, memory=memory):
@@ -134,7 +140,7 @@ class ChargedPipelines:
             if steps is not None:
                 depths = limits.memory or terms.accumulate is not None
                 alone = region.space.pace(self.problem, heterogeneous_pace(terms, steps, depths=depths))
-                pace = max(alone, resources.busiest_s(terms, steps))
+                pace = max(alone, resources.busiest_s(steps))
                 return ChargedPipeline(pace, region, FoundPipeline(terms, steps))
         return None
 
@@ -200,7 +206,8 @@ class ChargedPipelines:
         """A bound on the pace of plans whose resources are busy for at most `limit_s`, and the best of them."""
         memory, count = self.problem.options.memory, self.problem.options.accumulate
         assert count is not None
-        terms, resources = self._resources(region, memory=memory)
+        resources = self._resources(region, memory=memory)
+        terms = resources.terms
         best, bound = None, float("inf")
         for limits in self._limits(region, terms, memory=memory):
             batches = ChargedBatchObjective(terms, limits, SharedLimit(resources, limit_s))
@@ -211,7 +218,7 @@ class ChargedPipelines:
                 raise OutOfTime
             bound = min(bound, answer.bound_s / count)
             if answer.steps is not None:
-                pace = max(answer.total_s / count, resources.busiest_s(terms, answer.steps))
+                pace = max(answer.total_s / count, resources.busiest_s(answer.steps))
                 if best is None or pace < best.pace_s:
                     best = ChargedPipeline(pace, region, FoundPipeline(terms, answer.steps))
         return bound, best

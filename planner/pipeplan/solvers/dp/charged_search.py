@@ -199,7 +199,7 @@ class _Charging(HeterogeneousSearch):
 
     @staticmethod
     def _criteria(states: SearchStates) -> list[Floats]:
-        """What is better when it is less: the demand, the sum and the loads, each once."""
+        """The columns of which less is better: the demand, the sum and the loads, each once."""
         assert states.loads is not None
         found = [states.demand]
         for values in ([] if states.extra is None else [states.extra]) + list(states.loads.T):
@@ -299,12 +299,7 @@ class ChargedFlushSearch(_Charging, HeterogeneousFlushSearch):
         assert states.extra is not None
         passes = pass_times(self.terms, stage, 1.0)[1][target] / self.terms.runs.speed[runs]
         added: Floats = states.extra[which] + passes
-        if not stage.is_last:
-            assert isinstance(stage.cut, int)
-            bandwidth, latency, _ = self._rates(stage.cut, states, which, runs)
-            both = float(self.terms.cuts.sent[stage.cut] + self.terms.cuts.returned[stage.cut])
-            added = added + both / bandwidth + 2 * latency
-        return added
+        return added + self._round_trip_s(stage, states, which, runs)
 
 
 @dataclass

@@ -19,7 +19,6 @@ from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
 from pipeplan.solvers.dp.grid import UniformGrids, fastest_grid_batch, minibatches_of
@@ -27,6 +26,7 @@ from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearche
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
+from pipeplan.util.deadline import Deadline
 
 
 @dataclass
@@ -39,6 +39,22 @@ class _BestSoFar:
     interrupted: bool = False
     regions: list[Region] = field(default_factory=list)
     """The spaces of plans, each with its own bound."""
+    report: Callable[[float, float], None] = lambda bound, best: None
+    """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
+
+    def watch(self, problem: Problem, space: PlanSpace, others_s: float) -> Callable[[float, float], None]:
+        """The function that reports the search of one space; `others_s` bounds the spaces that are still to search."""
+
+        def report(low: float, high: float) -> None:
+            best = min(space.pace(problem, high), self.best[0] if self.best else float("inf"))
+            self.report(min(space.pace(problem, low), self.bound, others_s), best)
+
+        return report
+
+    def stop(self, bound_s: float) -> None:
+        """Leave out a space of plans whose paces are at least so many seconds, because Ctrl-C came."""
+        self.finished, self.interrupted = False, True
+        self.bound = min(self.bound, bound_s)
 
     def add(self, problem: Problem, space: PlanSpace, result: BisectionResult[FoundPipeline]) -> None:
         """Take in the result of one more search."""
@@ -54,33 +70,37 @@ class _BestSoFar:
 
 
 def _search_spaces(
-    problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort
-) -> _BestSoFar:
+    problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort, so_far: _BestSoFar
+) -> None:
     """Search all spaces of plans, one after another."""
-    so_far, options = _BestSoFar(), problem.options
+    spaces, options = plan_spaces(problem), problem.options
+    floors = [space.floor(problem) for space in spaces]
     # Without a memory limit the number of copies makes no difference to one of them, unless they share something.
     shares = options.max_workers is not None or (problem.training and options.schedule in ACCUMULATING)
     without_memory: dict[PlanSpace, BisectionResult[FoundPipeline]] = {}
-    for space in plan_spaces(problem):
+    for number, space in enumerate(spaces):
         known = None if shares else without_memory.get(replace(space, copies=1))
-        low = space.floor(problem) if known is None else space.pace(problem, known.low)
+        low = floors[number] if known is None else space.pace(problem, known.low)
         if so_far.best is not None and low >= so_far.best[0]:
             so_far.regions.append(Region(space, None, low))
             continue
         if so_far.interrupted:
-            so_far.bound = min(so_far.bound, low)
+            so_far.stop(low)
             continue
-        searches = PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort)
+        report = so_far.watch(problem, space, min(floors[number + 1 :], default=float("inf")))
+        searches = PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort, report=report)
         if so_far.best is not None:
             searches.below = _inner_limit(problem, space, so_far.best[0] * (1 - PRECISION))
         if known is not None and known.best is not None:
             searches.without_memory = replace(known)
         elif known is not None:
             searches.above = known.low
-        so_far.add(problem, space, searches.best())
+        try:
+            so_far.add(problem, space, searches.best())
+        except KeyboardInterrupt:
+            so_far.stop(low)
         if searches.found_without_memory is not None:
             without_memory[replace(space, copies=1)] = searches.found_without_memory
-    return so_far
 
 
 def _inner_limit(problem: Problem, space: PlanSpace, pace_s: float) -> float:
@@ -91,16 +111,21 @@ def _inner_limit(problem: Problem, space: PlanSpace, pace_s: float) -> float:
     return space.inner_pace(problem, pace_s) or 0.0
 
 
-def _search_grids(problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort) -> _BestSoFar:
+def _search_grids(
+    problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort, so_far: _BestSoFar
+) -> None:
     """Search all shapes of a uniform grid, each for plans that are faster than the best before."""
-    so_far, space = _BestSoFar(), plan_spaces(problem)[0]
+    space = plan_spaces(problem)[0]
 
     def below() -> float:
         return float("inf") if so_far.best is None else so_far.best[0] * (1 - PRECISION)
 
-    for result in _shape_results(PipelineSearches(problem, cuts, deadline, gap, effort=effort), below):
-        so_far.add(problem, space, result)
-    return so_far
+    try:
+        for result in _shape_results(PipelineSearches(problem, cuts, deadline, gap, effort=effort), below):
+            so_far.add(problem, space, result)
+            so_far.report(0.0, so_far.best[0] if so_far.best else float("inf"))
+    except KeyboardInterrupt:
+        so_far.stop(0.0)
 
 
 def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> Iterator[BisectionResult[FoundPipeline]]:
@@ -115,7 +140,7 @@ def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> It
         limit = below()
         if bound >= limit:
             return
-        if interrupted or searches.effort.over or threshold.passed(searches.deadline):
+        if interrupted or searches.effort.over or Deadline(searches.deadline).passed:
             yield BisectionResult(bound * per_update, finished=False, interrupted=interrupted)
             return
         bound_or_grid = next(tighter)
@@ -148,13 +173,16 @@ def _bounds(
         yield None
 
 
-def is_feasible(problem: Problem, cuts: Cuts) -> bool:
-    """Whether any plan satisfies the constraints, however slow."""
+def is_feasible(problem: Problem, cuts: Cuts, deadline: float | None = None) -> bool:
+    """Whether any plan satisfies the constraints, however slow.
+
+    Raises `OutOfTime` where that is not known at the deadline (by `time.perf_counter`).
+    """
     spaces = plan_spaces(problem)
     if not problem.options.flushes:
         # Fewer copies need no more memory, and leave each of them no fewer workers and minibatches.
         spaces = [space for space in spaces if space.copies <= 2]
-    searches = [PipelineSearches(space.inner(problem), cuts) for space in spaces]
+    searches = [PipelineSearches(space.inner(problem), cuts, deadline) for space in spaces]
     if problem.options.grid:
         searches = [searches[0].for_shape(shape) for shape in grid_shapes(problem)]
     return any(search.feasible() for search in searches)
@@ -165,16 +193,24 @@ def solve(
     cuts: Cuts,
     seconds: float | None = None,
     gap: float = 0.0,
+    report: Callable[[float, float], None] = lambda bound, best: None,
     effort: SearchEffort | None = None,
 ) -> Result:
     """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
 
     A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan so far and
-    the bound reached. With `options.contention` everything is charged, otherwise every link is used alone.
+    the bound reached. With `options.contention` everything is charged, otherwise every link is used alone. `report` is
+    called with the bound and the pace of the best plan, in seconds per minibatch, as they change.
     """
-    began, deadline, effort = time.perf_counter(), threshold.deadline(seconds), effort or SearchEffort()
+    began, deadline, effort = time.perf_counter(), Deadline.after(seconds).at, effort or SearchEffort()
+    # A bound on a selection of the cuts holds for no other cuts.
+    told = report if cuts.complete else lambda bound, best: report(0.0, best)
+    # A plan of the first searches may be slower once everything is charged, so only their bounds are reported.
+    first = told if not problem.options.contention else lambda bound, best: told(bound, float("inf"))
+    so_far = _BestSoFar(report=first)
     search = _search_grids if problem.options.grid else _search_spaces
-    so_far = search(problem, cuts, deadline, gap, effort)
+    search(problem, cuts, deadline, gap, effort, so_far)
+    so_far.report = told
     result = _charged if problem.options.contention and so_far.best is not None else _alone
     answer = result(problem, cuts, so_far, deadline, gap, effort)
     return replace(answer, effort=effort.spent, seconds=time.perf_counter() - began)
@@ -207,15 +243,17 @@ def _charged(
         note = f"what workers share is charged exactly on at most {MOST_WORKERS} workers"
         return replace(_alone(problem, cuts, so_far, deadline, gap, effort), note=note)
     bound = max(so_far.bound, contention.least_pace_of_shared_cores_s(problem))
-    regions = so_far.regions
-    if problem.options.grid:
-        regions = [Region(space, shape, low) for shape, low in _shape_floors(problem, cuts)]
-    regions = [replace(region, low_s=max(region.low_s, bound)) for region in regions]
-    searches = ChargedPipelines(problem, cuts, regions, deadline, gap, effort)
+    searches = ChargedPipelines(problem, cuts, deadline, gap, effort, so_far.report)
     known = searches.charge(Region(space, None, bound), pipeline, pace)
     interval = BisectionResult(bound, known.pace_s, known, so_far.finished, so_far.interrupted, gap)
     if so_far.finished and not interval.closed:
-        interval = searches.best(known)
+        regions = so_far.regions
+        if problem.options.grid:
+            regions = [Region(space, shape, low) for shape, low in _shape_floors(problem, cuts)]
+        try:
+            interval = searches.best([replace(one, low_s=max(one.low_s, bound)) for one in regions], known)
+        except KeyboardInterrupt:
+            interval = replace(interval, finished=False, interrupted=True)
     assert interval.best is not None
     best = interval.best
     plan = _plan(problem, best.region.space, best.pipeline.stages(), best.pace_s)

@@ -161,6 +161,16 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
         depth: Floats = np.minimum(most, 1 + np.ceil((behind + away) / replicas - formulas.ROUNDING))
         return depth
 
+    def _round_trip_s(self, stage: StageTerms, states: SearchStates, which: Ints, runs: Ints) -> Floats:
+        """Seconds to the stages behind and back, for pairs of a state and a placement; 0 for the last stage."""
+        if stage.is_last:
+            return np.zeros(len(runs))
+        assert isinstance(stage.cut, int)
+        bandwidth, latency, _ = self._rates(stage.cut, states, which, runs)
+        both = float(self.terms.cuts.sent[stage.cut] + self.terms.cuts.returned[stage.cut])
+        times: Floats = both / bandwidth + 2 * latency
+        return times
+
     def _new_states(
         self,
         stage: StageTerms,
@@ -174,11 +184,7 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
         """Every new state, with the sum behind its stage plus the stage's own passes and transfers."""
         assert states.extra is not None
         added = states.extra[which] + pass_times(self.terms, stage, self.terms.runs.speed[runs][:, None])[1].T
-        if not stage.is_last:
-            assert isinstance(stage.cut, int)
-            bandwidth, latency, _ = self._rates(stage.cut, states, which, runs)
-            both = float(self.terms.cuts.sent[stage.cut] + self.terms.cuts.returned[stage.cut])
-            added = added + both / bandwidth + 2 * latency
+        added = added + self._round_trip_s(stage, states, which, runs)
         columns = self._columns(stage, states, rows, which, runs)
         target, column = np.nonzero(np.isfinite(demand))
         new_states = SearchStates(columns.numbers[:, column], demand[target, column], added[target, column])

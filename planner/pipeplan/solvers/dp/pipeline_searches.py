@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,6 +16,7 @@ from pipeplan.solvers.dp.choose_search import batch_objective, find_pipeline, pi
 from pipeplan.solvers.dp.reduce_cuts import prune_cuts
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
+from pipeplan.util.deadline import Deadline
 
 # Up to this number of cuts times workers, the plan with the fewest stages among the best is returned, and searches with
 # a memory limit look for some plan first: within `_FIRST_LIMIT` times the bound.
@@ -70,6 +72,9 @@ class PipelineSearches:
     """Slower pipelines are not searched for."""
     effort: SearchEffort = field(default_factory=SearchEffort)
 
+    report: Callable[[float, float], None] = lambda low, high: None
+    """Is called with the bound and the pace of the best pipeline as they change; infinite where there is none."""
+
     without_memory: BisectionResult[FoundPipeline] | None = None
     """The best pipeline without a memory limit, where that is known."""
     found_without_memory: BisectionResult[FoundPipeline] | None = None
@@ -90,9 +95,7 @@ class PipelineSearches:
     @cached_property
     def unlimited(self) -> CostTerms:
         """The terms without a memory limit."""
-        problem = self.problem
-        if problem.options.memory:
-            problem = replace(problem, options=replace(problem.options, memory=False))
+        problem = self.problem.without_memory_limit()
         # Stages without cost may vanish when cuts are left out, but a grid has a fixed number of stages.
         return terms_of(problem, self.cuts if problem.options.grid else prune_cuts(problem, self.cuts))
 
@@ -102,9 +105,14 @@ class PipelineSearches:
         return terms_of(self.problem, self.cuts)
 
     def feasible(self) -> bool:
-        """Whether any pipeline satisfies the constraints, however slow."""
+        """Whether any pipeline satisfies the constraints, however slow. Raises `OutOfTime` where that is not known."""
         if self.problem.options.flushes:
-            return self._best_batch().best is not None
+            batch = self._best_batch()
+            if batch.interrupted:
+                raise KeyboardInterrupt
+            if batch.best is None and not batch.finished:
+                raise OutOfTime
+            return batch.best is not None
         if self.limited.most_replicas < 1:
             return False
         return self._search(self.limited, self.limited.most, self.limits(memory=True)) is not None
@@ -141,7 +149,7 @@ class PipelineSearches:
         if not self.problem.options.memory:
             return self.without_memory or self._least_batch(self.unlimited, limits)
         # A pipeline without a memory limit is only a bound, so that search gets half of the time.
-        halfway = replace(limits, deadline=threshold.halfway(self.deadline))
+        halfway = replace(limits, deadline=Deadline(self.deadline).share(0.5).at)
         unlimited = self.without_memory or self._least_batch(self.unlimited, halfway)
         if unlimited.interrupted or (unlimited.finished and unlimited.best is None):
             return replace(unlimited, high=float("inf"), best=None)
@@ -221,7 +229,16 @@ class PipelineSearches:
                 return BisectionResult(low, finished=False, interrupted=True)
             if known is None:
                 return BisectionResult(most)
-        return threshold.least_threshold(find, low * (1 - PRECISION), most, known, gap=self.gap)
+        # Without the memory limit a pipeline is only a bound.
+        counts = limits.memory or not self.problem.options.memory
+        return threshold.least_threshold(
+            find,
+            low * (1 - PRECISION),
+            most,
+            known,
+            gap=self.gap,
+            report=lambda least, best: self.report(least, best if counts else float("inf")),
+        )
 
     def _search(self, terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
         """A pipeline within a threshold, over the numbers of stages, or None."""

@@ -123,13 +123,34 @@ class PendingLoads:
 class SharedResources:
     """The shared resources of one space of plans."""
 
-    problem: Problem
-    """The problem of one copy of the pipeline, on one component of the cluster."""
+    terms: HeterogeneousTerms
+    """The terms of one copy of the pipeline, on one component of the cluster."""
     whole: Problem
     """The problem on the whole cluster."""
     space: PlanSpace
-    cuts: Cuts
-    table: PlacementTable
+
+    @staticmethod
+    def of(whole: Problem, space: PlanSpace, cuts: Cuts, *, memory: bool) -> SharedResources:
+        """The shared resources of a space of plans, with or without the memory limit in their terms."""
+        inner = space.inner(whole)
+        if not memory:
+            inner = inner.without_memory_limit()
+        return SharedResources(HeterogeneousTerms(inner, cuts), whole, space)
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of one copy."""
+        return self.terms.problem
+
+    @property
+    def cuts(self) -> Cuts:
+        """The cuts of the model's graph."""
+        return self.terms.cuts
+
+    @property
+    def table(self) -> PlacementTable:
+        """The candidate placements of a stage."""
+        return self.terms.runs
 
     @cached_property
     def levels(self) -> tuple[ResourceLevel, ...]:
@@ -296,14 +317,14 @@ class SharedResources:
             ((sent, self._returned[starts] / replicas), (returned, self._sent[starts] / replicas)),
         )
 
-    def busiest_s(self, terms: HeterogeneousTerms, steps: Sequence[Step]) -> float:
+    def busiest_s(self, steps: Sequence[Step]) -> float:
         """The load of the busiest shared resource under a pipeline, or its wait for the all-reduce, per minibatch."""
         states = replace(SearchStates.start(self.problem.cluster.workers), loads=np.zeros((1, self.columns)))
         cut, busiest, only = len(self.cuts.ideals) - 1, self.floor_s, np.zeros(1, dtype=np.intp)
         for step in reversed(steps):
             placement = np.array([self.table.index(step.first, step.first + step.replicas)])
             behind = self.behind(cut, states, only, placement)
-            stage = terms.stage(cut, np.array([step.start]), recompute=step.recompute)
+            stage = self.terms.stage(cut, np.array([step.start]), recompute=step.recompute)
             peak, loads = self.in_front(stage, only, placement, behind.busy)
             busiest = max(busiest, float(behind.peak[0]), float(peak[0]))
             states = states.moved(step.first, step.replicas, loads)
@@ -383,7 +404,7 @@ class SharedResources:
 
 @dataclass(frozen=True)
 class StageCharges:
-    """What stages on placements put on the card of each of their workers, in bytes per minibatch of the whole plan."""
+    """The bytes that stages on placements put on the card of each of their workers, per minibatch of the whole plan."""
 
     hop: Floats
     """Bytes of the ring of the stage's replicas, on each hop."""

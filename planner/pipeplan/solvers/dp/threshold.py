@@ -6,7 +6,6 @@ search just below the best pipeline's pace proves that there is no better one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -53,20 +52,23 @@ def least_threshold(
     most: float,
     known: tuple[float, Found] | None = None,
     gap: float = 0.0,
+    report: Callable[[float, float], None] = lambda low, high: None,
 ) -> BisectionResult[Found]:
     """The least threshold above `low` for which `find` finds something; `find` must be monotonic.
 
     `find(T)` returns None, or a pace of at most T and what reaches it. Nothing changes above `most`. `known` is an
     earlier result, and `gap` the relative distance that is close enough. A deadline or Ctrl-C ends the search with the
-    interval so far.
+    interval so far. `report` is called with both ends of the interval as it narrows.
     """
     interval = BisectionResult[Found](low, gap=gap)
     if known is not None:
         interval.high, interval.best = known
     try:
         _bracket(find, interval, most)
+        report(interval.low, interval.high)
         while not interval.closed and interval.best is not None:
             _narrow(find, interval)
+            report(interval.low, interval.high)
     except OutOfTime:
         interval.finished = False
     except KeyboardInterrupt:
@@ -114,18 +116,3 @@ def _narrow(find: Callable[[float], tuple[float, Found] | None], interval: Bisec
     if interval.high < before and interval.high > interval.low * (1 + 1e-6):
         # The plan was more than just better: bisect once, so that small steps do not add up.
         _search_below(find, interval, (interval.low * interval.high) ** 0.5)
-
-
-def deadline(seconds: float | None) -> float | None:
-    """The deadline so many seconds from now, by `time.perf_counter`; None without a limit."""
-    return None if seconds is None else time.perf_counter() + seconds
-
-
-def passed(end: float | None) -> bool:
-    """Whether a deadline is over."""
-    return end is not None and time.perf_counter() > end
-
-
-def halfway(end: float | None) -> float | None:
-    """The middle between now and a deadline; None without one."""
-    return None if end is None else (time.perf_counter() + end) / 2

@@ -22,7 +22,7 @@ SOLVER_NAMES = {"highs": "HiGHS", "cbc": "CBC"}
 
 # Feasibility tolerance, tighter than the solvers' default (1e-6) because the verdict compares objectives to 1e-6.
 _TOLERANCE = 1e-9
-# Seconds that HiGHS has to stop after Ctrl-C.
+# Seconds that HiGHS has to stop after Ctrl-C, and at its time limit, which it does not check in all of its parts.
 _GRACE_S = 2.0
 # Relative gap between an optimal objective and its bound beyond which rounding is no explanation.
 _TELLING = 1e-7
@@ -85,12 +85,12 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
         mip_feasibility_tolerance=_TOLERANCE,
         primal_feasibility_tolerance=_TOLERANCE,
     )
-    waiting = _Interruptible()
+    waiting = _Interruptible(math.inf if seconds is None else seconds + _GRACE_S)
     solver.callSolver = lambda program: waiting.run(program.solverModel)
     try:
         program.solve(solver)
     except _AbandonedError:
-        return MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
+        return MilpOutcome(found=False, proven=False, bound=0.0, interrupted=waiting.interrupted)
     model: Any = program.solverModel
     info, status = model.getInfo(), model.modelStatusToString(model.getModelStatus())
     if status == "Infeasible":
@@ -107,22 +107,22 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
 
 
 class _AbandonedError(Exception):
-    """HiGHS did not stop when asked: it checks for interrupts during its search, but not in presolve."""
+    """HiGHS did not stop when asked: it checks for interrupts and its limit during its search, not in presolve."""
 
 
 class _Interruptible:
-    """Runs HiGHS in a thread until it ends or Ctrl-C stops it."""
+    """Runs HiGHS in a thread until it ends or Ctrl-C stops it, for so many seconds at most."""
 
-    def __init__(self) -> None:
-        self.interrupted = False
+    def __init__(self, most_s: float) -> None:
+        self.interrupted, self._most_s = False, most_s
 
     def run(self, model: Any) -> None:
-        """Solve a model of highspy and wait for the end. Raises `_AbandonedError` if HiGHS does not stop on Ctrl-C."""
+        """Solve a model of highspy and wait for the end. Raises `_AbandonedError` if HiGHS does not stop when asked."""
         model.HandleUserInterrupt = True
         done = threading.Event()
         # An event, because a thread whose `join` was interrupted counts as ended although it still runs.
         threading.Thread(target=_solve, args=(model, done), daemon=True).start()
-        patience = math.inf
+        patience = self._most_s
         while not done.is_set():
             try:
                 done.wait(_PATIENCE_S)
@@ -145,19 +145,35 @@ def _solve(model: Any, done: threading.Event) -> None:
 def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> MilpOutcome:
     """Run CBC, which does not report a bound unless it proves its solution optimal."""
     options = ["primalTolerance", str(_TOLERANCE), "integerTolerance", str(_TOLERANCE)]
-    solver: Any = pulp.getSolver("PULP_CBC_CMD", msg=False, timeLimit=seconds, gapRel=gap, options=options)
+    # From PuLP 4 on CBC is a package of its own.
+    name = next((name for name in ("PULP_CBC_CMD", "COIN_CMD") if name in pulp.listSolvers(onlyAvailable=True)), None)
+    if name is None:
+        raise InputError("CBC is not installed, as PuLP 4 brings none: pip install cbcbox, or --ilp-solver highs")
+    solver: Any = pulp.getSolver(name, msg=False, timeLimit=seconds, gapRel=gap, options=options)
     began = time.perf_counter()
     try:
-        program.solve(solver)
+        stats: Any = program.solve(solver)
     except KeyboardInterrupt:
         return MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
     # PuLP also reads "infeasible" from CBC's files if CBC ran out of time before it found anything.
     in_time = seconds is None or time.perf_counter() - began < seconds
-    if program.status == pulp.LpStatusInfeasible:
+    infeasible, has_solution, proven = _cbc_answer(program, stats)
+    if infeasible:
         return MilpOutcome(found=False, proven=in_time, bound=math.inf if in_time else 0.0)
-    has_solution = program.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
-    proven = program.sol_status == pulp.LpSolutionOptimal
-    # CBC's command line does not report its bound, but a proven optimum is its own bound.
+    # CBC's command line does not report its bound, but a proven optimum is its own bound, to the gap asked for.
     objective: Any = program.objective
-    bound = float(objective.value()) if proven else 0.0
+    bound = float(objective.value()) * (1.0 - gap) if proven else 0.0
     return MilpOutcome(found=has_solution, proven=proven, bound=bound)
+
+
+def _cbc_answer(program: Any, stats: Any) -> tuple[bool, bool, bool]:
+    """Whether CBC found the program infeasible, has a solution, and proved it optimal, by what `solve` returned.
+
+    A solution within the gap asked for counts as optimal.
+    """
+    if isinstance(stats, int):
+        has_solution = program.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+        return program.status == pulp.LpStatusInfeasible, has_solution, program.sol_status == pulp.LpSolutionOptimal
+    # From PuLP 4 on `solve` returns statistics, with a status of their own.
+    reason = stats.status.name
+    return reason == "Infeasible", stats.has_solution, stats.has_solution and reason in ("Optimal", "GapLimit")

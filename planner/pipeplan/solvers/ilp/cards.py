@@ -20,7 +20,8 @@ from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import formulas
-from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable, negate_terms, scale_terms
+from pipeplan.solvers.ilp.least_crossing import WORTHWHILE, least_crossing
+from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, negate_terms, scale_terms
 from pipeplan.solvers.ilp.model import Place, PlacementModel
 from pipeplan.solvers.ilp.placements import Placement
 
@@ -64,11 +65,11 @@ class CardConstraints:
             for level in range(len(cluster.levels))
             for first, stop in zip(list(cluster.starts(level))[:-1], list(cluster.starts(level))[1:], strict=True)
         ]
-        self.cards = [card for card in self.cards if math.isfinite(card[3])]
+        self.cards = [card for card in self.cards if math.isfinite(card[3]) and self._may_matter(*card)]
         if not self.cards:
             return
-        self.unit = min(card[3] for card in self.cards) * model.unit_s
-        """The unit of flows, in bytes: what the slowest card carries within U."""
+        self.unit = min(card[3] for card in self.cards) * model.unit_s / THOUSANDTHS
+        """The unit of flows, in bytes: what the slowest card carries within a thousandth of U."""
         tensors = model.layers.tensors
         sent, returned = [tensor.sent for tensor in tensors], [tensor.returned for tensor in tensors]
         self.alike = sent == returned
@@ -82,6 +83,18 @@ class CardConstraints:
             kept = self._kept(level, first, stop, refined)
             for outgoing in (True,) if self.alike else (True, False):
                 self._charge((first, stop), (messages, rings), kept, outgoing=outgoing)
+
+    def _may_matter(self, level: int, first: int, stop: int, messages: float, rings: float) -> bool:
+        """Whether a card could be the busiest resource, even if every tensor crossed every boundary of its component.
+
+        Coefficients that can never matter are too small for the solvers.
+        """
+        model, factors, copies = self.model, self.factors, self.model.problem.copies
+        crossing = sum(tensor.sent + tensor.returned for tensor in model.layers.tensors) * (stop - first + 1)
+        busy = crossing * factors.messages / messages
+        if model.problem.training:
+            busy += 2 * model.total * (factors.rings + (factors.copies if copies > 1 else 0.0)) / rings
+        return busy >= (self.charged.lowBound or 0.0) * model.unit_s
 
     # -- constraint (20) --
 
@@ -100,6 +113,13 @@ class CardConstraints:
             if place[0] > 0:
                 before[place] = program.number(f"P{way}_{place[0]}_{place[1]}")
                 program.at_most([(before[place], 1.0), *model.selected(place, -total)])
+        if len(model.layers) * model.workers in WORTHWHILE:
+            least = [size / self.unit for size in least_crossing(model, sizes)]
+            for placement, variable in behind.items():
+                if math.isinf(least[placement.end]):
+                    program.at_most(model.in_use([placement]))
+                elif least[placement.end] > NEGLIGIBLE:
+                    program.at_least([(variable, 1.0), (model.used[placement], -least[placement.end])])
         for cut in range(model.workers - 1):
             covering = [placement for placement in model.covering(cut) if placement in behind]
             crossing = [(model.crossing[k, cut], size / self.unit) for k, size in enumerate(sizes) if size]
@@ -171,7 +191,7 @@ class CardConstraints:
             rest = self._both(self.behind, placement, 1.0)
             for place in open_receivers:
                 pair = pairs[placement, place]
-                share = _kept_share(placement, place, senders[placement], receivers[place])
+                share = kept_share(placement, place, senders[placement], receivers[place])
                 limit.append((pair, -share))
                 rest.append((pair, -1.0))
             program.at_least(rest)
@@ -242,7 +262,7 @@ def _inside_place(place: Place, first: int, stop: int) -> float:
     return max(0, min(sum(place), stop) - max(place[0], first)) / place[1]
 
 
-def _kept_share(placement: Placement, place: Place, sending: float, receiving: float) -> float:
+def kept_share(placement: Placement, place: Place, sending: float, receiving: float) -> float:
     """The share of a boundary's bytes between workers of one component.
 
     The component holds the last `sending` of the placement and the first `receiving` of the place, as shares of their

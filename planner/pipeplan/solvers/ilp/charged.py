@@ -88,7 +88,7 @@ class Charges:
         )
 
 
-class ChargedPace:
+class ChargedObjective:
     """Constraints (18) to (23) of a model, and its objective: the charged pace in units of U."""
 
     def __init__(self, model: PlacementModel, charges: Charges, floor: float, refined: frozenset[Boundary]) -> None:

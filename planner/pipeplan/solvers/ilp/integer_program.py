@@ -19,7 +19,8 @@ M is the number of minibatches per update.
     λ[p,n] ∈ [0,1]   the stages on both sides of cut p lie in one component of level n, and of no lower level; where
                      servers differ, one λ for each pair of bandwidth and latency that two placements may have there
     e[p,n] ≥ 0       time of the traffic over cut p at level n, for each direction
-    T ≥ 0            seconds per minibatch, to be minimised; U is an upper bound on T
+    T ≥ 0            seconds per minibatch of one copy; U is an upper bound on T
+    C ≥ 0            what all copies take for as many minibatches as T is for, with everything charged; to be minimised
 
 A *share* replaces the product of a sum over layers and the choice of r: one number for each place, which is zero where
 there is no stage, such that the numbers of all places at p add up to the sum over the layers whose stage starts at p.
@@ -70,12 +71,32 @@ r replicas there is
 
 With parallel boundaries, λ and e exist for each number of links, which takes as many replicas on both sides.
 
+(18) C is at least T. With copies of the pipeline it is at least T and their synchronisation, joined by the overlap.
+
+The rest is charged only with contention (`Options.contention`); `charged` and `cards` have it.
+
+    f[ρ], h[π] ≥ 0   bytes behind the stage on ρ and before the stage on π, for each direction of messages
+    k[p,c] ≥ 0       bytes over cut p, in both directions, that stay inside a component c around it
+
+(19) C ≥ wait · (y[ρ] + o[s] - 1) for every ρ behind which no stage follows: if both are 1, ρ has the only stage, and
+     its next forward pass waits for the update. The wait is a constant, as the stage holds all layers.
+(20) f[ρ] ≤ most·y[ρ], and h likewise. For every cut, the sum of f over the placements that hold the worker before it is
+     the sum of b times the bytes. Where placements meet, the sums of f and h are the same. `least_crossing` has a lower
+     bound on f for a placement in use.
+(21) k[p,c] is at most the bytes over p times the share of the stage's workers inside c, on either side of p.
+(22) Where both stages reach beyond c, a flow for every pair of placements gives the share of the pair. These are added
+     where a solution shows that they matter.
+(23) C is at least what a card is busy with: for each direction, the shares of f and h of the workers inside, less k,
+     plus the rings that leave the component once.
+(24) C is at least the work of a server's workers, and the exposed part of their all-reduces, over the cores they share.
+
 Upper bound
 -----------
 The formulation has nearly no big-M terms, so its relaxation is tight if U is close to the optimum. The program is
 therefore solved for U a little above the bound that all work on all workers gives, and for larger U as long as it is
 infeasible. The last of these programs is the proof, because it includes all plans up to its U. If another solver's
-objective is given as a cut-off, that is U.
+objective is given as a cut-off, that is U. If the time is too short for this proof, its last quarter goes to programs
+with a smaller U, which are far easier: each that is infeasible gives a lower bound.
 
 Limits
 ------
@@ -101,6 +122,7 @@ from pipeplan.solvers.ilp.model import minibatches_per_update
 from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, IlpLimits, SpaceAnswer, SpaceSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
+from pipeplan.util.deadline import Deadline, OutOfTime
 
 __all__ = ["MOST_CHOICES", "IlpLimits", "solve"]
 
@@ -120,6 +142,8 @@ def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) ->
             search.search_space(space)
     except KeyboardInterrupt:
         search.stop()
+    except OutOfTime:
+        search.leave_out()
     return search.result()
 
 
@@ -144,6 +168,7 @@ class _IlpSearch:
         self.limits = limits
         self.cutoff_s = cutoff_s
         self.began = time.perf_counter()
+        self.deadline = Deadline.after(limits.seconds)
         self.best: tuple[float, Plan] | None = None
         """The best solution: its pace by the program's coefficients, and its plan."""
         self.seen: tuple[float, Plan] | None = None
@@ -164,8 +189,13 @@ class _IlpSearch:
         self.size = (0, 0)
 
     def stop(self) -> None:
+        """Leave out the spaces that have not been searched, because Ctrl-C came."""
+        self.interrupted = True
+        self.leave_out()
+
+    def leave_out(self) -> None:
         """Leave out the spaces that have not been searched."""
-        self.interrupted, self.proven = True, False
+        self.proven = False
         self.bound = min(self.bound, self.floor_s)
 
     def search_space(self, space: PlanSpace) -> None:
@@ -185,11 +215,10 @@ class _IlpSearch:
         if self._record_refusal(_size_refusal(inner)):
             self.bound = min(self.bound, low)
             return
-        ends = None if self.limits.seconds is None else self.began + self.limits.seconds
-        search = SpaceSearch(charges, low, high, self.limits, ends, self.cutoff_s is not None)
+        search = SpaceSearch(charges, low, high, self.limits, self.deadline, self.cutoff_s is not None)
         try:
             self._take(search.run())
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OutOfTime):
             self._take(search.answer)
             raise
 

@@ -4,52 +4,63 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any, cast
 
 import pulp
+
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 THOUSANDTHS = 1000.0
 """HiGHS drops coefficients below 1e-9, which would falsify a sum over all layers. So such sums are in thousandths of
 the whole, and amounts that are negligible even then are left out everywhere."""
 NEGLIGIBLE = 1e-8
 
+_OWNS_VARIABLES = hasattr(pulp.LpAffineExpression, "from_dict")
+"""Whether programs own their variables, as from PuLP 4 on."""
+
 Variable = pulp.LpVariable
 Term = tuple[Variable, float]
 
 
 class LinearProgram:
-    """A minimisation. If terms name a variable twice, their coefficients are added."""
+    """A minimisation. If terms name a variable twice, their coefficients are added.
 
-    def __init__(self) -> None:
+    Adding a constraint raises `OutOfTime` after the deadline: large programs take a minute to build.
+    """
+
+    def __init__(self, deadline: Deadline = NO_DEADLINE) -> None:
         self.lp = pulp.LpProblem("pipeplan", pulp.LpMinimize)
+        self._deadline = deadline
         self.one = self.number("one", 1.0, 1.0)
         """Always 1, for constant terms."""
 
     def minimise(self, terms: Iterable[Term]) -> None:
         """Set the objective."""
-        self.lp.setObjective(pulp.LpAffineExpression(_merged(terms)))
+        self.lp.setObjective(_expression(terms))
 
     def number(self, name: str, low: float = 0.0, high: float | None = None) -> Variable:
         """A new continuous variable, not negative unless `low` says so."""
-        return pulp.LpVariable(name, low, high)
+        return new_variable(self.lp, name, low, high)
 
     def binary(self, name: str) -> Variable:
         """A new 0/1 variable."""
-        return pulp.LpVariable(name, 0, 1, pulp.LpInteger)
+        return new_variable(self.lp, name, 0, 1, pulp.LpInteger)
 
     def at_most(self, terms: Iterable[Term], limit: float = 0.0) -> None:
         """Add Σ coefficient · variable ≤ limit."""
-        self._add(terms, pulp.LpConstraintLE, limit)
+        self._add(_expression(terms) <= limit)
 
     def at_least(self, terms: Iterable[Term], limit: float = 0.0) -> None:
         """Add Σ coefficient · variable ≥ limit."""
-        self._add(terms, pulp.LpConstraintGE, limit)
+        self._add(_expression(terms) >= limit)
 
     def equal(self, terms: Iterable[Term], value: float = 0.0) -> None:
         """Add Σ coefficient · variable = value."""
-        self._add(terms, pulp.LpConstraintEQ, value)
+        self._add(_expression(terms) == value)
 
-    def _add(self, terms: Iterable[Term], sense: int, limit: float) -> None:
-        self.lp += pulp.LpConstraint(pulp.LpAffineExpression(_merged(terms)), sense, None, limit)
+    def _add(self, constraint: Any) -> None:
+        self._deadline.check()
+        self.lp.addConstraint(constraint)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -72,6 +83,20 @@ def solution_value(variable: Variable) -> float:
     value: float | None = variable.varValue
     assert value is not None, "the program has not been solved"
     return value
+
+
+def new_variable(
+    program: pulp.LpProblem, name: str, low: float | None = None, high: float | None = None, kind: str = "Continuous"
+) -> Variable:
+    """A new variable of a program, by the interface that this version of PuLP has."""
+    if _OWNS_VARIABLES:
+        return program.add_variable(name, low, high, kind)
+    return pulp.LpVariable(name, low, high, kind)
+
+
+def _expression(terms: Iterable[Term]) -> Any:
+    merged, kind = _merged(terms), cast(Any, pulp.LpAffineExpression)
+    return kind.from_dict(merged) if _OWNS_VARIABLES else kind(merged)
 
 
 def _merged(terms: Iterable[Term]) -> dict[Variable, float]:

@@ -29,6 +29,7 @@ from pipeplan.solvers.ilp.linear_program import (
     solution_value,
 )
 from pipeplan.solvers.ilp.placements import Placement, PlacementSet
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 Place = tuple[int, int]
 """First worker and number of workers of a stage, without regard to the idle workers behind them."""
@@ -53,7 +54,7 @@ class PlacementModel:
     `charge_stages` and `charge_boundaries` add the objective of the schedules without a flush.
     """
 
-    def __init__(self, problem: Problem, floor_s: float, upper_s: float) -> None:
+    def __init__(self, problem: Problem, floor_s: float, upper_s: float, deadline: Deadline = NO_DEADLINE) -> None:
         self.problem = problem
         self.unit_s = upper_s
         self.links = Links.of(problem.cluster)
@@ -62,7 +63,7 @@ class PlacementModel:
         self.parallel = problem.options.boundary == "parallel"
         self.minibatches = minibatches_per_update(problem)
         """Minibatches of one update in one copy, if all stages share their updates; else None."""
-        self.program = LinearProgram()
+        self.program = LinearProgram(deadline)
         self.floor = 1.0 if floor_s >= upper_s else floor_s / upper_s * (1 - ROOM)
         self.pace = self.program.number("T", self.floor, 1)
         self.layers = LayerBlocks(problem, self._largest_transfer())
@@ -175,11 +176,16 @@ class PlacementModel:
 
     def _most_idle(self) -> float:
         """Upper bound on the idle workers: within U the busy ones must do all the work."""
-        cluster, rounds = self.problem.cluster, 1.0
-        if self.problem.options.flushes:
-            rounds = float(self.minibatches or 1)
-        spare = cluster.total_speed - rounds * self.problem.work_s / (self.unit_s * (1 + _ROUNDING))
-        return max(0.0, math.floor(spare / min(device.speed for device in cluster.devices) + _ROUNDING))
+        cluster = self.problem.cluster
+        slowest = min(device.speed for device in cluster.devices)
+        spare = cluster.total_speed * (1.0 - self.problem.work_s / self.doable_s(0, self.workers))
+        return max(0.0, math.floor(spare / slowest + _ROUNDING))
+
+    def doable_s(self, start: int, stop: int) -> float:
+        """The work on one minibatch, in seconds at speed 1, that workers can do within U; with a flush they do it for
+        all minibatches of an update."""
+        rounds = float(self.minibatches or 1) if self.problem.options.flushes else 1.0
+        return self.unit_s * (1 + _ROUNDING) * self._speeds(start, stop) / rounds
 
     def _largest_transfer(self) -> float:
         """Bytes that a boundary can carry within U over the fastest links, as many as it may have."""
@@ -291,19 +297,24 @@ class PlacementModel:
     def charge_stages(self, again: dict[Place, Variable]) -> None:
         """Add (4): charge the time of every place, including the forward work that it computes `again`."""
         exposed = 1.0 - self.problem.options.overlap
-        for place in self.at:
-            latency = self.synchronisation(place, 0.0)
-            compute = self.slowness(place) / place[1] / THOUSANDTHS
-            rate = (self.synchronisation(place, self.total) - latency) / self.unit_s / THOUSANDTHS
-            work = [self.work[place], *([again[place]] if place in again else [])]
-            for of_compute, of_sync in {(1.0, exposed), (exposed, 1.0), (1.0, 0.0)}:
+        for of_compute, of_sync in {(1.0, exposed), (exposed, 1.0), (1.0, 0.0)}:
+            # A worker has one stage at most, so the times of all places that hold it may be added up.
+            by_worker: list[list[Term]] = [[] for _ in range(self.workers)]
+            for place in self.at:
+                latency = self.synchronisation(place, 0.0)
+                compute = self.slowness(place) / place[1] / THOUSANDTHS
+                rate = (self.synchronisation(place, self.total) - latency) / self.unit_s / THOUSANDTHS
+                work = [self.work[place], *([again[place]] if place in again else [])]
                 terms = [
                     *((part, of_compute * compute) for part in work),
                     (self.parameters[place], of_sync * rate),
                     *self.selected(place, of_sync * latency / self.unit_s),
                 ]
-                self.program.at_most([*terms, (self.pace, -1.0)])
                 self.program.at_most([*terms, *self.selected(place, -1.0)])
+                for worker in range(place[0], sum(place)):
+                    by_worker[worker] += terms
+            for terms in by_worker:
+                self.program.at_most([*terms, (self.pace, -1.0)])
 
     # -- constraint (5) --
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pipeplan.plan.plan import Stage
 from pipeplan.solvers.ilp.cards import Boundary
-from pipeplan.solvers.ilp.charged import ChargedPace, Charges
+from pipeplan.solvers.ilp.charged import ChargedObjective, Charges
 from pipeplan.solvers.ilp.depth import DepthConstraints
 from pipeplan.solvers.ilp.flush import FlushObjective
 from pipeplan.solvers.ilp.linear_program import Variable, solution_value
 from pipeplan.solvers.ilp.memory import MemoryConstraints, limit_memory_at_depth_one
 from pipeplan.solvers.ilp.model import Place, PlacementModel
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 
 class PipelineModel(PlacementModel):
@@ -29,10 +30,11 @@ class PipelineModel(PlacementModel):
         *,
         complete: bool,
         refined: frozenset[Boundary] = frozenset(),
+        deadline: Deadline = NO_DEADLINE,
     ) -> None:
         self.charges = charges
         floor_s = min(floor_s, upper_s)
-        super().__init__(charges.inner, charges.inner_pace(floor_s), upper_s * charges.scale)
+        super().__init__(charges.inner, charges.inner_pace(floor_s), upper_s * charges.scale, deadline)
         self.flush: FlushObjective | None = None
         if self.problem.options.flushes:
             self.flush = FlushObjective(self, self.minibatches or 1)
@@ -41,7 +43,7 @@ class PipelineModel(PlacementModel):
             self.carried = self.charge_boundaries()
         self._charge({})
         self.add_user_constraints()
-        self.charged = ChargedPace(self, charges, floor_s / upper_s, refined)
+        self.charged = ChargedObjective(self, charges, floor_s / upper_s, refined)
         self.depths: DepthConstraints | None = None
         recomputed: dict[Place, Variable] = {}
         if complete:

@@ -7,7 +7,6 @@ it keeps to all constraints, and the evaluator's score is the same, the plan is 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +21,7 @@ from pipeplan.solvers.ilp.cards import Boundary, refinable
 from pipeplan.solvers.ilp.charged import Charges
 from pipeplan.solvers.ilp.depth import TooManyChoicesError
 from pipeplan.solvers.ilp.pipeline_model import PipelineModel
+from pipeplan.util.deadline import Deadline
 
 # Relative margin above another solver's objective within which the program still searches. A bound that is too low then
 # shows as an infeasible program, and one that is too high as a better plan.
@@ -31,6 +31,11 @@ CUTOFF_SLACK = 1e-6
 # further upper bound is so many times the one before.
 _RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
 _BEYOND = 2.5
+
+# Share of the time for the search of an optimal plan. If it does not suffice, the rest goes to lower bounds.
+_SEARCHING = 0.75
+# Paces to refute in that rest, relative to another solver's objective.
+_REFUTED = (0.8, 0.9, 0.95, 0.98, 0.99)
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class IlpLimits:
 
 @dataclass
 class SpaceAnswer:
-    """What the search of one space found. Paces are in seconds per minibatch of all copies."""
+    """The result of the search of one space. Paces are in seconds per minibatch of all copies."""
 
     bound_s: float
     """Lower bound on the pace of every plan in the space; infinite where no plan is below the upper bound."""
@@ -71,13 +76,14 @@ class SpaceSearch:
     low_s: float
     high_s: float
     limits: IlpLimits
-    ends: float | None
-    """When to stop, by `time.perf_counter`; None for no limit."""
+    deadline: Deadline
     is_bounded: bool
     """Whether the upper bound is another solver's objective, and so the only one to try."""
     complete: bool = False
     refined: frozenset[Boundary] = frozenset()
     answer: SpaceAnswer = field(init=False)
+    _likely_s: float = 0.0
+    """The largest pace that seems to be impossible, by a verdict that is not confirmed."""
 
     @property
     def problem(self) -> Problem:
@@ -94,11 +100,11 @@ class SpaceSearch:
                 self.answer.refusal = f"the integer program would be too large with memory limits: {error}"
                 return self.answer
             self.answer.interrupted = outcome.interrupted
+            self.low_s = self.answer.bound_s = max(self.low_s, outcome.bound * model.scale_s)
             if not outcome.found:
                 self.answer.proven = outcome.proven
-                self.answer.bound_s = max(self.low_s, outcome.bound * model.scale_s)
+                self._refute(outcome)
                 return self.answer
-            self.low_s = self.answer.bound_s = max(self.low_s, outcome.bound * model.scale_s)
             pace_s, plan = self._plan(model)
             score = evaluate(plan, self.problem)
             self._see(plan, score)
@@ -106,6 +112,7 @@ class SpaceSearch:
             if holds or not outcome.proven or not self._add_what_is_missing(model, pace_s, score):
                 self.answer.best = pace_s, plan
                 self.answer.proven = outcome.proven and holds
+                self._refute(outcome)
                 return self.answer
             if outcome.interrupted or self.answer.refusal:
                 return self.answer
@@ -127,6 +134,22 @@ class SpaceSearch:
             self.answer.seen = score.pace_s, plan
             self.high_s = min(self.high_s, score.pace_s * (1 + CUTOFF_SLACK))
 
+    def _refute(self, outcome: MilpOutcome) -> None:
+        """Raise the lower bound in the time that is left, if there was too little for a proof.
+
+        A program whose upper bound is too low for any plan is far easier than one at the optimum.
+        """
+        if outcome.proven or outcome.interrupted or self.deadline.at is None:
+            return
+        paces = [factor * self.high_s for factor in _REFUTED] if self.is_bounded else [self._likely_s]
+        for pace_s in paces:
+            if self.low_s < pace_s < self.high_s and not self.deadline.passed:
+                model, outcome = self._solve_once(self.low_s, pace_s, confirm=True, share=1.0)
+                refuted_s = min(pace_s, outcome.bound * model.scale_s)
+                self.low_s = self.answer.bound_s = max(self.low_s, refuted_s)
+                if outcome.found or not outcome.proven:
+                    return
+
     def _raise_bound(self) -> tuple[PipelineModel, MilpOutcome]:
         """The program with the smallest feasible upper bound that was tried, and its outcome."""
         is_feasible_checked = False
@@ -141,15 +164,20 @@ class SpaceSearch:
             model, outcome = self._solve_once(low, threshold, confirm=threshold >= high)
             if outcome.found or not outcome.proven:
                 break
+            self._likely_s = max(self._likely_s, threshold)
         return model, outcome
 
-    def _solve_once(self, low_s: float, high_s: float, *, confirm: bool) -> tuple[PipelineModel, MilpOutcome]:
-        """Build the program for two bounds and run the solver on it."""
-        model = PipelineModel(self.charges, low_s, high_s, complete=self.complete, refined=self.refined)
+    def _solve_once(
+        self, low_s: float, high_s: float, *, confirm: bool, share: float = _SEARCHING
+    ) -> tuple[PipelineModel, MilpOutcome]:
+        """Build the program for two bounds and run the solver on it, for a share of the time that is left."""
+        model = PipelineModel(
+            self.charges, low_s, high_s, complete=self.complete, refined=self.refined, deadline=self.deadline
+        )
         self.answer.size = max(self.answer.size, model.program.size)
-        limits, left = self.limits, None
-        if self.ends is not None:
-            left = max(0.1, self.ends - time.perf_counter())
+        limits, left = self.limits, self.deadline.left_s
+        if left is not None:
+            left = max(0.1, share * left)
         return model, backend.run(model.program.lp, limits.solver, left, limits.gap, confirm=confirm)
 
     def _thresholds(self) -> Iterator[float]:

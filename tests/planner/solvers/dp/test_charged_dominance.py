@@ -24,7 +24,7 @@ def search() -> ChargedSearch:
     _, problem = drawn(5, lambda seed: replace(mixed_instance(seed), levels=[(2, 20.0, 0.0), (2, 8.0, 0.0)]))
     space, cuts = plan_spaces(problem)[0], enumerate_cuts(problem, 1000)
     terms = HeterogeneousTerms(problem, cuts)
-    shared = SharedLimit(SharedResources(problem, problem, space, cuts, terms.runs), 1e9)
+    shared = SharedLimit(SharedResources(terms, problem, space), 1e9)
     assert shared.resources.columns == 2
     return ChargedSearch(terms, 1e9, limits_of(problem, memory=True, deadline=None), shared)
 

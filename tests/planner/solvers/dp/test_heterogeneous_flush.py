@@ -34,7 +34,7 @@ def _problem(seed: int, schedule: str, machines: str) -> tuple[Instance, Problem
     return drawn(seed, lambda one: replace(draw(one, layers=4, schedule=schedule), boundary=boundary))
 
 
-@pytest.mark.parametrize("seeds", first_few(range(10), 4))
+@pytest.mark.parametrize("seeds", first_few(range(10), 2))
 @pytest.mark.parametrize("machines", MACHINES)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_dynamic_program_finds_what_brute_force_finds(schedule: str, machines: str, seeds: range) -> None:
@@ -79,7 +79,7 @@ def _stop_after(searches: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, "search", search)
 
 
-@pytest.mark.parametrize("seeds", first_few(range(8), 3))
+@pytest.mark.parametrize("seeds", first_few(range(8), 2))
 @pytest.mark.parametrize("machines", ["equal", *MACHINES])
 @pytest.mark.parametrize("searches", [0, 1, 3])
 def test_a_search_that_is_stopped_returns_only_plans_that_fit(

@@ -22,6 +22,7 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.ilp import backend, integer_program, space_search
 from pipeplan.solvers.ilp.layers import LayerBlocks
+from pipeplan.solvers.ilp.linear_program import new_variable
 from pipeplan.solvers.ilp.placements import Placement, PlacementSet
 from pipeplan.solvers.result import Status
 
@@ -143,11 +144,11 @@ def slow_program() -> pulp.LpProblem:
     """A program with solutions at hand whose proof takes HiGHS hours: the market split of Cornuéjols and Dawande."""
     rng = random.Random(1)
     program = pulp.LpProblem("split", pulp.LpMinimize)
-    take = [pulp.LpVariable(f"x{i}", 0, 1, pulp.LpInteger) for i in range(50)]
+    take = [new_variable(program, f"x{i}", 0, 1, pulp.LpInteger) for i in range(50)]
     errors = []
     for row in range(6):
         weights = [rng.randrange(100) for _ in take]
-        over, under = pulp.LpVariable(f"o{row}", 0), pulp.LpVariable(f"u{row}", 0)
+        over, under = new_variable(program, f"o{row}", 0), new_variable(program, f"u{row}", 0)
         errors += [over, under]
         program += pulp.lpSum(w * x for w, x in zip(weights, take, strict=True)) + under - over == sum(weights) // 2
     program.setObjective(pulp.lpSum(errors))
@@ -201,7 +202,7 @@ def test_a_solver_that_does_not_stop_is_left_behind(monkeypatch: pytest.MonkeyPa
     timer.start()
     try:
         with pytest.raises(backend._AbandonedError):
-            backend._Interruptible().run(Deaf())
+            backend._Interruptible(math.inf).run(Deaf())
     finally:
         timer.cancel()
         ended.set()

@@ -1,0 +1,156 @@
+"""Checks the baselines in plan.json: every stated pace is that of the stages stated with it.
+
+That no other uniform grid and no other straight pipeline is faster is not checked; no certificate speaks of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pipeplan.checker.charged_pace import charged_pace
+from pipeplan.checker.description import configuration
+from pipeplan.checker.document import PlanDocument, stages_from_json
+from pipeplan.checker.figures import StageFigures, stage_figures, weight_versions
+from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.structure import check_grid, check_structure
+from pipeplan.errors import InputError
+from pipeplan.util.files import Node
+from pipeplan.util.units import show_size
+
+PARALLEL, GRID, STRAIGHT, MODEL = (
+    "data parallelism",
+    "best uniform grid",
+    "best straight pipeline",
+    "model parallelism",
+)
+UNPIPELINED = "the same stages, not pipelined"
+NOTHING_FITS = "no straight pipeline fits in memory"
+WITHOUT_PACE = {
+    PARALLEL: ("an update of {accumulate} minibatches is too short",),
+    GRID: (
+        "not searched for, as there are many cuts and workers; --grid searches for it",
+        "the search was cut short to save time; --grid completes it",
+        "no uniform grid fits in memory",
+    ),
+    STRAIGHT: (NOTHING_FITS,),
+    MODEL: (NOTHING_FITS,),
+}
+"""Remarks on a baseline without a pace. None of them is shown by a check."""
+
+Same = Callable[[Node, float], None]
+"""Raises an `InputError` unless a stated figure equals a computed one, up to rounding."""
+
+
+def check_baselines(document: PlanDocument, model: CheckedModel, same: Same) -> str | None:
+    """Check the baselines, and return a summary; None where plan.json does not state their stages.
+
+    Raises an `InputError` that names the first field that is wrong.
+    """
+    entries = document.root["baselines"].items()
+    expected = [name for name in (PARALLEL, GRID, STRAIGHT, MODEL) if name != GRID or not document.options.grid]
+    if [entry["name"].text() for entry in entries] != expected:
+        document.root["baselines"].fail(f"expected {', '.join(expected)}")
+    straight: PlanDocument | None = None
+    known = True
+    for entry, name in zip(entries, expected, strict=True):
+        if entry.get("minibatch_s") is None:
+            _check_none(entry, name, document)
+            continue
+        same(entry["gain"], entry["minibatch_s"].number() / document.pace_s)
+        stated = straight if name == MODEL else _baseline(entry, document, model)
+        if stated is None:
+            known = False
+            continue
+        _check_kind(stated, name)
+        straight = stated if name == STRAIGHT else straight
+        _check_figures(entry, name, stated, model, same)
+    if not known:
+        return None
+    return f"the paces of {len(entries)}; that the grid and the straight pipeline are the fastest is stated, not shown"
+
+
+def _baseline(entry: Node, document: PlanDocument, model: CheckedModel) -> PlanDocument | None:
+    """The baseline as a plan for the same problem, or None where its stages are not stated."""
+    plan = entry.get("plan")
+    if plan is None:
+        return None
+    own = document.root["plan"]
+    for key in ("inference", "schedule", "accumulate"):
+        if plan[key].value != own[key].value:
+            plan[key].fail("it is not that of the plan")
+    baseline = replace(document, stages=stages_from_json(plan), copies=plan["copies"].integer(minimum=1))
+    check_structure(baseline, model)
+    for index, stage in enumerate(baseline.stages):
+        if stage.versions != (needed := weight_versions(baseline, index)):
+            plan.fail(f"stage {index + 1} keeps {needed} versions of its weights, not {stage.versions}")
+    return baseline
+
+
+def _check_kind(baseline: PlanDocument, name: str) -> None:
+    """Raise an `InputError` unless a baseline is what its name says."""
+    stages, everyone = baseline.stages, tuple(range(baseline.cluster.workers))
+    if baseline.copies > 1:
+        raise InputError(f"baselines: {name} has copies of a pipeline")
+    if name == PARALLEL and (len(stages) > 1 or stages[0].workers != everyone):
+        raise InputError(f"baselines: {name} is not one stage on all workers")
+    if name == GRID:
+        check_grid(baseline)
+    if name == STRAIGHT and any(len(stage.workers) > 1 for stage in stages):
+        raise InputError(f"baselines: {name} has a stage with several replicas")
+
+
+def _check_figures(entry: Node, name: str, baseline: PlanDocument, model: CheckedModel, same: Same) -> None:
+    """Check the pace, the configuration and the remark of a baseline."""
+    figures, stages = stage_figures(baseline, model), baseline.stages
+    if name == MODEL:
+        same(entry["minibatch_s"], _unpipelined_s(baseline, figures))
+    else:
+        same(entry["minibatch_s"], charged_pace(baseline, model, figures).pace_s)
+    excess = _excess(baseline, figures)
+    if excess and name != PARALLEL:
+        entry.fail(f"it {excess}")
+    shape = f"{len(stages)}×{len(stages[0].workers)}"
+    found = {"config": shape if name == GRID else configuration(stages, 1), "remark": excess}
+    if name == MODEL:
+        found["remark"] = UNPIPELINED
+    for key, text in found.items():
+        if entry[key].text() != text:
+            entry[key].fail(f"stated {entry[key].value!r}, found {text!r}")
+
+
+def _check_none(entry: Node, name: str, document: PlanDocument) -> None:
+    """Check that a baseline without a pace claims nothing but a known reason."""
+    reasons = [reason.format(accumulate=document.accumulate) for reason in WITHOUT_PACE[name]]
+    if entry.get("gain") is not None or entry["remark"].text() not in reasons:
+        entry.fail("without a pace there is no gain, and the remark is one of pipeplan's reasons")
+    if name != PARALLEL and entry["config"].text():
+        entry["config"].fail("there is no configuration without a pace")
+    if name == PARALLEL and entry["config"].text() != str(document.cluster.workers):
+        entry["config"].fail(f"stated {entry['config'].value!r}, found '{document.cluster.workers}'")
+
+
+def _excess(baseline: PlanDocument, figures: Sequence[StageFigures]) -> str:
+    """By how much the stage with the greatest excess does not fit in memory, in words; empty where all fit."""
+    if not baseline.options.memory:
+        return ""
+    worst, text = 0.0, ""
+    for number, (stage, figure) in enumerate(zip(baseline.stages, figures, strict=True), start=1):
+        excess = figure.memory_bytes - min(baseline.cluster.device_of(one).memory_bytes for one in stage.workers)
+        if excess > worst:
+            needs, over = show_size(figure.memory_bytes), show_size(excess)
+            worst, text = (
+                excess,
+                f"does not fit in memory: stage {number} needs {needs}, {over} more than the device has",
+            )
+    return text
+
+
+def _unpipelined_s(baseline: PlanDocument, figures: Sequence[StageFigures]) -> float:
+    """Time of a minibatch that is alone in the pipeline: all passes, and all transfers of anything, in turn."""
+    total = sum(figure.pass_s for figure in figures)
+    for index, figure in enumerate(figures[:-1]):
+        hop = baseline.network.among([*baseline.stages[index].workers, *baseline.stages[index + 1].workers])
+        sizes = (figure.sent, figure.received_gradient)
+        total += sum(size / hop.message + hop.latency_s for size in sizes if size)
+    return total

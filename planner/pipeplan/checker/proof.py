@@ -1,0 +1,128 @@
+"""Checks what plan.json claims to be proven: status, bound, gap and verdict, with or without a certificate."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from pipeplan.checker import verdict_words
+from pipeplan.checker.certificate import CertifiedBound
+from pipeplan.checker.charged_pace import ChargedPace
+from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.shared_cards import shared_cores_bound_s
+from pipeplan.checker.verdict_words import TOLERANCE, ProofState, SolverAnswer, gap_of
+from pipeplan.util.files import Node
+from pipeplan.util.units import show_time
+
+SOLVERS = ("DP", "ILP (HiGHS)", "ILP (CBC)")
+STATUSES = (verdict_words.OPTIMAL, verdict_words.FEASIBLE, verdict_words.INFEASIBLE, "time limit")
+NOT_SHOWN = "stated, not shown"
+CONFIGURATION = re.compile(r"([1-9][0-9]*×\()?[1-9][0-9]*(-[1-9][0-9]*)*\)?", re.ASCII)
+"""Replica counts, such as `15-1` or `4×(1-1)`."""
+
+
+@dataclass(frozen=True)
+class ShownBound:
+    """The bound that a certificate shows for a plan whose cost was checked. Times are in seconds per minibatch."""
+
+    pace_s: float
+    bound_s: float
+    """No plan of the searched space takes less, with everything charged."""
+
+    @property
+    def gap(self) -> float:
+        """How much faster, at most, as a fraction of the pace, another plan of the searched space is."""
+        return gap_of(self.pace_s, self.bound_s)
+
+    @property
+    def optimal(self) -> bool:
+        """Whether no plan of the searched space is faster, to `verdict_words.TOLERANCE`."""
+        return self.gap <= TOLERANCE
+
+    @property
+    def text(self) -> str:
+        """The bound that the certificate shows, as a clause."""
+        if self.optimal:
+            return f"no plan of the searched space is faster, to {TOLERANCE:.0e} of the pace"
+        shown = f"{self.gap:.2%}" if self.gap >= 1e-4 else f"{self.gap * 100:.1e}%"
+        return f"no plan of the searched space takes less than {show_time(self.bound_s)}, {shown} below this one"
+
+
+def check_claims(
+    document: PlanDocument, model: CheckedModel, pace: ChargedPace, certified: CertifiedBound | None
+) -> str | None:
+    """Check that status, gap and verdict follow from the figures and from the solvers' record.
+
+    Returns a summary, or None where no certificate shows the bound. Raises an `InputError` that names the first field
+    that claims something else.
+    """
+    root = document.root
+    bound, gap = root["bound_s"].number(), root["gap"].number()
+    if bound > document.pace_s * (1 + TOLERANCE):
+        root["bound_s"].fail(f"stated {bound!r}, but this plan takes {document.pace_s!r}")
+    found = gap_of(document.pace_s, bound)
+    if abs(gap - found) > 1e-9:
+        root["gap"].fail(f"stated {gap!r}, found {found!r}")
+    verdict = root["verdict"]
+    state = ProofState(
+        pace_s=document.pace_s,
+        bound_s=bound,
+        answers=tuple(_answer(node, pace) for node in verdict["solvers"].items()),
+        slowed_by=pace.slowed_by,
+        cores_s=shared_cores_bound_s(document, model),
+        contention=document.options.contention,
+    )
+    _check_origin(root["bound_s"], state)
+    if root["status"].text() != state.status:
+        root["status"].fail(f"stated {root['status'].value!r}, found {state.status!r}")
+    for key, expected in (("agree", True), ("proven", state.proven)):
+        if verdict[key].boolean() is not expected:
+            verdict[key].fail(f"stated {verdict[key].value!r}, found {expected!r}")
+    if verdict["text"].text() != state.text:
+        verdict["text"].fail(f"found {state.text!r}")
+    if certified is None or bound > certified.bound_s * (1 + TOLERANCE):
+        return None
+    return f"{state.status}, gap {state.gap:.2%}; what each solver found is {NOT_SHOWN}"
+
+
+def _answer(node: Node, pace: ChargedPace) -> SolverAnswer:
+    """The record of one solver. Raises an `InputError` where it contradicts itself or this plan."""
+    if node["solver"].text() not in SOLVERS:
+        node["solver"].fail(f"there is no such solver: {node['solver'].value!r}")
+    status = node["status"].text()
+    if status not in STATUSES:
+        node["status"].fail(f"there is no such status: {status!r}")
+    charged, note = node["charged"].boolean(), node["note"].text()
+    found, limit, gap = (node.get(key) for key in ("minibatch_s", "bound_s", "gap"))
+    minibatch_s = found.number() if found else math.inf
+    bound_s = limit.number() if limit else math.inf
+    config = node.get("config")
+    if (found is None) is not (config is None):
+        node.fail("a configuration goes with a pace")
+    if config is not None and not CONFIGURATION.fullmatch(config.text()):
+        config.fail("it is no configuration")
+    if (found is not None) is not (status in (verdict_words.OPTIMAL, verdict_words.FEASIBLE)):
+        node.fail(f"the status {status!r} does not go with its pace")
+    if (limit is None) is not (status == verdict_words.INFEASIBLE):
+        node.fail(f"the status {status!r} does not go with its bound")
+    if found is not None and (gap is None or abs(gap.number() - gap_of(minibatch_s, bound_s)) > 1e-9):
+        node.fail(f"its gap is not {gap_of(minibatch_s, bound_s)!r}")
+    if found is None and gap is not None:
+        gap.fail("there is no gap without a plan")
+    if status == verdict_words.OPTIMAL and gap_of(minibatch_s, bound_s) > TOLERANCE:
+        node.fail("its bound does not reach its pace, so it is not optimal")
+    if bound_s > min(minibatch_s, pace.pace_s if charged else pace.alone_s) * (1 + TOLERANCE):
+        node.fail(f"its bound is {bound_s!r} s, but there is a plan that takes less")
+    return SolverAnswer(node["solver"].text(), status, minibatch_s, bound_s, note, charged)
+
+
+def _check_origin(node: Node, state: ProofState) -> None:
+    """Raise an `InputError` where the bound is higher than any that the solvers' record and the shared cores give."""
+    solvers = [answer.solver for answer in state.answers]
+    if not solvers or len(set(solvers)) < len(solvers):
+        node.fail("the record names no solver, or one of them twice")
+    best = max(min(max(answer.bound_s for answer in state.answers), state.pace_s), state.cores_s)
+    if state.bound_s > best * (1 + TOLERANCE):
+        node.fail(f"stated {state.bound_s!r}, but the record of the solvers gives {best!r}")

@@ -1,0 +1,47 @@
+"""When a search must end: one deadline that its phases share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+
+class OutOfTime(Exception):
+    """The deadline passed during a search, or the search exceeded its effort."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A moment at which a search must have ended, or none."""
+
+    at: float | None = None
+    """The moment, by `time.perf_counter`; None for no limit."""
+
+    @staticmethod
+    def after(seconds: float | None) -> Deadline:
+        """The deadline so many seconds from now; None for no limit."""
+        return Deadline(None if seconds is None else time.perf_counter() + seconds)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds that are left, at least 0; None without a limit."""
+        return None if self.at is None else max(0.0, self.at - time.perf_counter())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the moment has come."""
+        return self.at is not None and time.perf_counter() > self.at
+
+    def check(self) -> None:
+        """Raise `OutOfTime` if the moment has come."""
+        if self.passed:
+            raise OutOfTime
+
+    def share(self, part: float, most_s: float | None = None) -> Deadline:
+        """The deadline of a phase that may take this part of the time that is left, and at most so many seconds."""
+        own_s = None if self.left_s is None else self.left_s * part
+        limits = [seconds for seconds in (own_s, most_s) if seconds is not None]
+        return Deadline.after(min(limits, default=None))
+
+
+NO_DEADLINE = Deadline()

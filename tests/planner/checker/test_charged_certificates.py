@@ -1,0 +1,323 @@
+"""Certificates that prove a pace with everything charged: honest ones hold, forged and changed ones do not."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import brute_force
+import pytest
+from instances import crowded_instance, drawn, mixed_instance, unequal_instance
+
+import pipeplan
+from pipeplan.checker.verify import CheckResult, verify_plan
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.planning import solve as solving
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.bundled import load_profile
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_json
+from pipeplan.solvers.dp import certificate
+from pipeplan.solvers.dp.certificate import make_certificate
+from pipeplan.solvers.dp.charged_search import ChargedSearch
+from pipeplan.solvers.result import Status
+from pipeplan.util.files import Node
+
+Document = dict[str, Any]
+SHARED = (17, 39, 45, 50, 51, 63)
+"""Seeds of problems in which what is shared decides the pace."""
+DRAWS = (mixed_instance, unequal_instance, crowded_instance)
+
+
+def _optimality(document: Document, problem: Problem) -> CheckResult:
+    """What the checker finds of the certificate. A complaint about plan.json itself counts as a refusal."""
+    try:
+        found = verify_plan(Node(document, "plan.json"), problem.profile)
+    except InputError as error:
+        return CheckResult("optimality", False, str(error))
+    return next((one for one in found if one.what == "optimality"), found[0])
+
+
+def _instance(seed: int) -> brute_force.Instance:
+    """A problem in which everything is charged, under a schedule that certificates cover."""
+    found = DRAWS[seed % 3](seed, layers=4)
+    found = replace(found, contention=True, cores=(0, 0, 1, 2)[seed % 4])
+    if found.kind in ("gpipe", "1f1b-flush", "vertical-sync"):
+        found = replace(found, schedule="1f1b-stashing", accumulate=None)
+    return found
+
+
+def _outcomes(seeds: range) -> Iterator[tuple[int, brute_force.Instance, Outcome]]:
+    for seed in seeds:
+        instance, problem = drawn(seed, _instance)
+        try:
+            yield seed, instance, solve(problem, Settings(solver="dp", certify=False))
+        except (InfeasibleError, InputError):
+            continue
+
+
+def _certified(outcome: Outcome) -> Document:
+    """plan.json with a certificate of everything charged, whether or not sharing binds; none in it if that is unfit."""
+    problem = outcome.problem
+    made = make_certificate(problem, enumerate_cuts(problem, 10_000), outcome.objective_s, charged=True)
+    document: Document = json.loads(json.dumps(plan_json.plan_document(outcome) | {"certificate": made.document}))
+    return document
+
+
+def _confirmed(seeds: range, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """How many certificates hold of the oracle's pace, and in how many of them sharing binds."""
+    monkeypatch.setattr(solving, "why_infeasible", lambda *_: "")
+    held = bound = 0
+    for seed, instance, outcome in _outcomes(seeds):
+        document = _certified(outcome)
+        assert outcome.results[0].status == Status.OPTIMAL, seed
+        if document["certificate"] is None:
+            continue
+        found = _optimality(document, outcome.problem)
+        assert found.holds, (seed, instance, found.text)
+        assert document["certificate"]["bound_s"] == pytest.approx(brute_force.best(instance), rel=1e-6), seed
+        held += 1
+        bound += outcome.objective_s > outcome.evaluation.alone_s * (1 + 1e-6)
+    return held, bound
+
+
+def test_honest_certificates_hold_of_the_oracles_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, bound = _confirmed(range(24), monkeypatch)
+    assert held >= 18
+    assert bound >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(1000, 1360, 60))
+def test_honest_certificates_hold_at_length(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _confirmed(range(start, start + 60), monkeypatch)[0] >= 40
+
+
+class _Lying(ChargedSearch):
+    """A search that finds a plan, and hides it."""
+
+    def run(self) -> None:
+        super().run()
+
+
+def _forged(outcome: Outcome, pace_s: float, monkeypatch: pytest.MonkeyPatch) -> Document:
+    """A certificate of a pace that a plan beats: all states below it, but for those that complete a plan."""
+    with monkeypatch.context() as patch:
+        patch.setattr(certificate, "ChargedSearch", _Lying)
+        made = make_certificate(outcome.problem, enumerate_cuts(outcome.problem, 10_000), pace_s, charged=True)
+    document = plan_json.plan_document(outcome) | {"certificate": made.document}
+    return json.loads(json.dumps(document))  # type: ignore[no-any-return]
+
+
+def test_a_certificate_of_a_pace_that_a_plan_beats_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solving, "why_infeasible", lambda *_: "")
+    refuted = 0
+    for seed, _, outcome in _outcomes(range(30, 44)):
+        document = _forged(outcome, outcome.objective_s * (1 + 1e-6), monkeypatch)
+        if document["certificate"] is not None:
+            found = _optimality(document, outcome.problem)
+            assert found.holds is False, seed
+            refuted += 1
+    assert refuted >= 8
+
+
+@pytest.fixture(scope="module")
+def binding() -> list[tuple[Problem, Document]]:
+    """Problems in which sharing binds, with what `solve` writes."""
+    problems = [drawn(seed, _instance)[1] for seed in SHARED]
+    made = [(problem, solve(problem, Settings(solver="dp"))) for problem in problems]
+    documents = [(problem, json.loads(json.dumps(plan_json.plan_document(outcome)))) for problem, outcome in made]
+    assert all(document["certificate"]["charged"] is True for _, document in documents)
+    return documents
+
+
+def _entries(document: Document) -> list[Document]:
+    return [entry for entry in document["certificate"]["spaces"] if "states" in entry]
+
+
+def _changed(document: Document, entry: int, change: Callable[[list[list[float]]], object]) -> Document:
+    """A copy of plan.json with the states of one entry changed."""
+    changed = copy.deepcopy(document)
+    change(_entries(changed)[entry]["states"])
+    return changed
+
+
+def _numbers(document: Document) -> Iterator[tuple[int, int, int]]:
+    """Every number of every state, as the entry, the state, and the column."""
+    for number, entry in enumerate(_entries(document)):
+        for index, state in enumerate(entry["states"]):
+            for column in range(len(state)):
+                yield number, index, column
+
+
+def test_no_state_can_be_left_out_nor_claim_less(binding: list[tuple[Problem, Document]]) -> None:
+    raised = forgotten = 0
+    for problem, document in binding:
+        assert _optimality(document, problem).holds
+        for number, entry in enumerate(_entries(document)):
+            for index in range(len(entry["states"])):
+                assert not _optimality(_changed(document, number, lambda rows: rows.pop(index)), problem).holds  # noqa: B023
+        for number, index, column in _numbers(document):
+            value = _entries(document)[number]["states"][index][column]
+            if column < 3 or not value:
+                continue
+
+            def more(rows: list[list[float]], index: int = index, column: int = column) -> None:
+                rows[index][column] *= 1 + 1e-6
+
+            assert not _optimality(_changed(document, number, more), problem).holds, (index, column)
+            raised += 1
+        forgetful = copy.deepcopy(document)
+        for entry in _entries(forgetful):
+            for row in entry["states"]:
+                row[4:] = [0.0 if isinstance(value, float) else value for value in row[4:]]
+        forgotten += not _optimality(forgetful, problem).holds
+    assert raised >= 10
+    assert forgotten >= 3, "states without their loads lead to a plan"
+
+
+def test_odd_values_are_complained_about(binding: list[tuple[Problem, Document]]) -> None:
+    odd = [None, True, -1, 1.5, 1e300, 10**400, math.nan, "x", [], {}, [[]], 10**6]
+    rng, complaints = random.Random(3), 0
+    for _ in range(150):
+        problem, document = rng.choice(binding)
+        changed = copy.deepcopy(document)
+        node: Any = rng.choice(_entries(changed))
+        while isinstance(node, dict | list) and node:
+            key = rng.choice(list(node) if isinstance(node, dict) else range(len(node)))
+            if not isinstance(node[key], dict | list) or rng.random() < 0.1:
+                node[key] = rng.choice(odd)
+                break
+            node = node[key]
+        complaints += _optimality(changed, problem).holds is False
+    assert complaints >= 100
+
+
+def test_a_plan_whose_cards_are_shared_is_proven_to_be_the_fastest() -> None:
+    outcome = solve(Problem(load_profile("gnmt8-v100"), pipeplan.cluster("A")), Settings(solver="dp"))
+    document = json.loads(json.dumps(plan_json.plan_document(outcome)))
+    assert document["certificate"]["charged"] is True
+    assert document["certificate"]["bound_s"] == pytest.approx(0.02286072, rel=1e-6)
+    assert outcome.results[0].alone_bound_s == pytest.approx(0.0197132288, rel=1e-6)
+    assert _optimality(document, outcome.problem).holds
+
+
+def test_all_that_a_certificate_says_of_itself_is_checked(binding: list[tuple[Problem, Document]]) -> None:
+    for problem, document in binding:
+
+        def refused(change: Callable[[Document], object]) -> bool:
+            changed = copy.deepcopy(document)  # noqa: B023
+            change(changed["certificate"])
+            return _optimality(changed, problem).holds is False  # noqa: B023
+
+        entry = next(number for number, one in enumerate(document["certificate"]["spaces"]) if "states" in one)
+        assert refused(lambda found: found.pop("charged"))
+        assert refused(lambda found: found.update(charged=False))
+        assert refused(lambda found: found.update(charged="yes"))
+        assert refused(lambda found: found["spaces"].pop(entry))  # noqa: B023
+        assert refused(lambda found: found["spaces"][entry].update(threshold_s=0))  # noqa: B023
+        for share in (0.9, 1.1):
+
+            def scale(found: Document, share: float = share) -> None:
+                for one in found["spaces"]:
+                    one["threshold_s" if "states" in one else "floor_s"] *= share
+
+            assert refused(scale) or (share < 1 and problem.cluster.shared_cores), "what shared cores bound stands"
+        assert refused(lambda found: found.update(bound_s=found["bound_s"] * 1.1))
+        for column in range(len(_entries(document)[0]["states"][0])):
+            assert refused(lambda found: [row.pop(column) for row in found["spaces"][entry]["states"]])  # noqa: B023
+
+
+def _written(problem: Problem) -> Document:
+    """What `solve` writes."""
+    document: Document = json.loads(json.dumps(plan_json.plan_document(solve(problem, Settings(solver="dp")))))
+    return document
+
+
+@pytest.mark.parametrize("contention", [True, False])
+def test_servers_that_differ_and_links_in_parallel_are_covered(contention: bool) -> None:
+    kinds = set()
+    for seed in (3, 7, 8, 17, 30):
+        draw = unequal_instance if seed % 2 else mixed_instance
+        _, problem = drawn(seed, lambda number: replace(draw(number, layers=4), schedule="1f1b-stashing"))  # noqa: B023
+        problem = replace(problem, options=replace(problem.options, contention=contention, accumulate=None))
+        document = _written(problem)
+        assert document["certificate"]["charged"] is True, document["certificate_note"]
+        assert _optimality(document, problem).holds, seed
+        kinds.add((problem.cluster.uniform, problem.options.boundary))
+    assert kinds == {(False, "single"), (False, "parallel"), (True, "parallel")}
+
+
+@pytest.mark.parametrize("contention", [True, False])
+def test_pinned_layers_are_covered_for_every_number_of_stages(contention: bool) -> None:
+    _, problem = drawn(63, _instance)
+    options = replace(problem.options, pins=(("l1", 2),), max_stages=3, contention=contention)
+    problem = replace(problem, options=options)
+    document = _written(problem)
+    assert [entry["stages"] for entry in _entries(document)] == [2, 3]
+    assert _optimality(document, problem).holds
+    for number in (0, 1):
+        changed = copy.deepcopy(document)
+        del changed["certificate"]["spaces"][number]
+        assert "or not of all numbers of stages" in _optimality(changed, problem).text
+
+
+def test_a_certificate_is_of_the_other_kind_where_sharing_does_not_bind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solving, "why_infeasible", lambda *_: "")
+    found = 0
+    for _, problem in (drawn(seed, lambda seed: replace(_instance(seed), boundary="single")) for seed in range(12)):
+        free = replace(problem, options=replace(problem.options, contention=False, pins=()))
+        try:
+            document = json.loads(json.dumps(plan_json.plan_document(solve(free, Settings(solver="dp")))))
+        except (InfeasibleError, InputError):
+            continue
+        if not free.cluster.uniform:
+            continue
+        found += 1
+        assert "charged" not in document["certificate"]
+        assert _optimality(document, free).holds
+    assert found >= 4
+
+
+@pytest.mark.parametrize("contention", [True, False])
+def test_uniform_grids_are_covered_shape_by_shape(contention: bool) -> None:
+    for seed in (2, 3):
+        _, problem = drawn(seed, _instance)
+        options = replace(problem.options, grid=True, contention=contention, stages=None, max_workers=None, pins=())
+        problem = replace(problem, options=options)
+        document = _written(problem)
+        shapes = [(entry["stages"], entry["replicas"]) for entry in _entries(document)]
+        assert (1, 1) in shapes
+        assert len(shapes) >= 3
+        assert _optimality(document, problem).holds
+        for number in range(len(shapes)):
+            changed = copy.deepcopy(document)
+            del changed["certificate"]["spaces"][number]
+            assert not _optimality(changed, problem).holds
+            changed = copy.deepcopy(document)
+            changed["certificate"]["spaces"][number]["replicas"] += 1
+            assert not _optimality(changed, problem).holds
+
+
+def test_loads_of_tiny_stages_are_rounded_like_the_sums_that_they_come_of() -> None:
+    """Three workers on two cores. Layers of very different size, so that a load is a small difference of large sums."""
+    device, inside = Device("cpu", "cpu", 2**34, cores=2), Level("server", 3, 3e9, 2e-5)
+    for seed in range(8):
+        rng = random.Random(seed)
+        times = [rng.uniform(0.5, 1.5) * 10.0 ** -rng.randint(2, 5) for _ in range(18)]
+        layers = tuple(Layer(f"l{index}", time, 2 * time, 1000, 10) for index, time in enumerate(times))
+        tensors = tuple(Tensor(f"t{index}", f"l{index}", (f"l{index + 1}",), 8, 8) for index in range(17))
+        problem = Problem(Profile(layers, tensors, 4), Cluster("local", device, (inside,)), Options(overlap=0.0))
+        outcome = solve(problem, Settings(solver="dp", certify=False))
+        document = _certified(outcome)
+        assert document["certificate"] is not None
+        assert _optimality(document, problem).holds, (seed, _optimality(document, problem).text)

@@ -1,0 +1,244 @@
+"""Forged plan files: none that claims more than is true is shown to be proven, and none makes a report say more."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commandline import Run
+from forgeries import NAMES, SENTINEL, Case, Document, case_of, honest_outcome
+
+from pipeplan.checker.verify import CheckedPlan, check_readable_plan
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost.ddp_overlap import ddp_pace_s
+from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
+from pipeplan.cost.stage_times import stage_times
+from pipeplan.errors import InputError
+from pipeplan.explanation.time_breakdown import resource_loads
+from pipeplan.plan.plan import Plan
+from pipeplan.planning.baselines import UNPIPELINED, unpipelined_time
+from pipeplan.problem import plan_file
+from pipeplan.problem.problem import Problem
+from pipeplan.report.build import build_report
+from pipeplan.report.source import read_report_source
+from pipeplan.util.files import Node
+
+CLOSE = 2e-6
+"""Relative: twice the tolerance of a proof."""
+
+
+def _checked(document: Document, case: Case) -> CheckedPlan:
+    return check_readable_plan(Node(document, "plan.json"), case.profile)
+
+
+def _claims_no_more_than_is_true(document: Document, case: Case) -> None:
+    """Assert that all figures and words of a file that passes are those of its plan and of its problem."""
+    problem, plan = plan_file.plan_from_document(Node(document, "plan.json"), case.profile)
+    score, honest = evaluate(plan, problem), honest_outcome(document)
+    pace = document["prediction"]["minibatch_s"]
+    assert pace == pytest.approx(score.pace_s, rel=1e-8)
+    assert score.fits
+    assert document["plan"]["config"] == plan.config
+    assert document["profile"]["model"] == case.profile.model_name
+    _names_a_slowest_resource(document["prediction"]["bound_by"], problem, plan)
+    gap = max(0.0, 1 - document["bound_s"] / pace)
+    assert document["gap"] == pytest.approx(gap, abs=1e-8)
+    assert document["status"] == ("optimal" if gap <= 1e-6 else "feasible")
+    text = document["verdict"]["text"]
+    assert text.startswith(("proven optimal", "optimal")) is (document["status"] == "optimal")
+    assert document["verdict"]["proven"] is text.startswith("proven optimal")
+    assert SENTINEL not in text
+    for baseline in document["baselines"]:
+        if baseline["minibatch_s"] is not None:
+            assert baseline["gain"] == pytest.approx(baseline["minibatch_s"] / pace, rel=1e-8)
+    _baselines_are_true(document, problem)
+    # The DP's bound leaves out what workers share, so no certificate shows more; idle cores apart, which it includes.
+    shown = _checked(document, case).shown
+    if shown is not None:
+        assert shown.bound_s <= honest.bound_s * (1 + CLOSE)
+        assert not shown.optimal or document["bound_s"] <= honest.bound_s * (1 + CLOSE)
+
+
+def _names_a_slowest_resource(name: str, problem: Problem, plan: Plan) -> None:
+    score = evaluate(plan, problem)
+    loads = {load.name: load.seconds for load in resource_loads(plan, problem, score)}
+    loads[WAITS_FOR_UPDATE] = ddp_pace_s(plan, problem, Links.of(problem.cluster), _pass_s(plan, problem))
+    assert name == score.bound or loads[name] == pytest.approx(score.pace_s, rel=1e-8)
+
+
+def _pass_s(plan: Plan, problem: Problem) -> float:
+    return stage_times(plan, problem, Links.of(problem.cluster), 0).pass_s
+
+
+def _baselines_are_true(document: Document, problem: Problem) -> None:
+    plans = {one["name"]: one["plan"] for one in document["baselines"] if one.get("plan") is not None}
+    for one in document["baselines"]:
+        stated = plans.get("best straight pipeline" if one["name"] == UNPIPELINED else one["name"])
+        if stated is None or one["minibatch_s"] is None:
+            continue
+        # A file may leave out what has a default, which the planner's own reader does not allow.
+        stages = [{"recompute": False} | stage for stage in stated["stages"]]
+        plan = Plan.from_json(Node(stated | {"stages": stages}, "plan"))
+        true = unpipelined_time(plan, problem) if one["name"] == UNPIPELINED else evaluate(plan, problem).pace_s
+        assert one["minibatch_s"] == pytest.approx(true, rel=1e-8)
+
+
+def _report_says_no_more(document: Document, case: Case, checked: CheckedPlan) -> None:
+    """Assert that a report, and the clause of `explain`, claim a proof only where the honest solvers have one."""
+    try:
+        told = build_report(read_report_source(Node(document, "plan.json"), case.profile)).to_json()
+    except InputError:
+        return  # Reports demand fields that a check has defaults for.
+    honest, pace = honest_outcome(document), document["prediction"]["minibatch_s"]
+    true_gap = max(0.0, 1 - honest.bound_s / pace)
+    section = told["certificate"]
+    assert SENTINEL not in json.dumps(told)
+    assert SENTINEL not in checked.proof
+    if section["proven"] or "is faster, to" in checked.proof:
+        assert true_gap <= CLOSE
+        assert checked.optimal
+    elif section["gap"] is not None:
+        assert section["gap"] >= true_gap - CLOSE
+    else:
+        assert "not shown" in checked.proof
+    for row in told["comparisons"][1:]:
+        if row["name"] != "runner-up" and row["remark"] != "" and not checked.holds("baselines"):
+            assert "not shown" in row["remark"] or row["minibatch_s"] is None
+
+
+def _tried(case: Case, operations: int, seeds: range) -> Iterator[bool]:
+    """Whether each forged file passes the check; asserts that those that do claim no more than is true."""
+    for seed in seeds:
+        forged = case.forged(operations, seed)
+        checked = _checked(forged, case)
+        yield checked.wrong is None
+        if checked.wrong is None:
+            _with_defaults(forged)
+            _claims_no_more_than_is_true(forged, case)
+            _report_says_no_more(forged, case, checked)
+
+
+def _with_defaults(document: Document) -> None:
+    """Add what a file may leave out, so that the planner's own reader takes it."""
+    for stage in document["plan"]["stages"]:
+        stage.setdefault("recompute", False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_honest_file_passes(name: str) -> None:
+    case = case_of(name)
+    checked = _checked(case.document, case)
+    assert checked.wrong is None, checked.wrong
+    _claims_no_more_than_is_true(case.document, case)
+    _report_says_no_more(case.document, case, checked)
+
+
+def test_the_cases_hold_every_kind_of_claim() -> None:
+    shown = {case.name: _checked(case.document, case) for case in map(case_of, NAMES)}
+    assert {name for name, found in shown.items() if found.optimal} >= {"both", "cores", "one stage", "inference"}
+    assert shown["cards"].optimal
+    assert shown["bound"].shown is not None
+    assert not shown["bound"].optimal
+    assert {name for name, found in shown.items() if found.shown is None} == {"not certified", "flush"}
+    documents = {case.name: case.document for case in map(case_of, NAMES)}
+    assert documents["flush"]["prediction"]["batch"] is not None
+
+
+@pytest.mark.parametrize("operations", [1, 3])
+def test_a_forged_file_claims_no_more_than_is_true(operations: int) -> None:
+    passed = [found for case in map(case_of, NAMES) for found in _tried(case, operations, range(3))]
+    assert len(passed) == 3 * len(NAMES)
+    assert sum(passed) < len(passed) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operations", [1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_forged_file_claims_more_than_is_true(name: str, operations: int) -> None:
+    case = case_of(name)
+    passed = list(_tried(case, operations, range(1000, 1250)))
+    assert 0 < sum(passed) < 125 or operations == 3
+
+
+@pytest.mark.parametrize("name", ["bound", "flush", "not certified", "both"])
+def test_claims_that_agree_with_each_other_are_not_shown_by_that(name: str) -> None:
+    """All that a forger can make consistent: a bound at the pace, in the record of the solvers as well."""
+    case = case_of(name)
+    forged = copy.deepcopy(case.document)
+    pace = forged["prediction"]["minibatch_s"] * (1.0 if name == "bound" else 0.999)
+    forged |= {"bound_s": pace, "gap": 0.0, "status": "optimal"}
+    forged["prediction"]["minibatch_s"] = pace
+    for solver in forged["verdict"]["solvers"]:
+        solver |= {"bound_s": pace, "minibatch_s": pace, "gap": 0.0, "status": "optimal"}
+    forged["verdict"] |= {"proven": True, "text": "proven optimal with everything charged: no plan is faster"}
+    checked = _checked(forged, case)
+    assert checked.wrong is not None
+    assert checked.shown is None
+    assert "nothing that it claims to be proven is shown" in checked.proof
+
+
+def test_a_charged_bound_beyond_the_certificate_is_stated_and_not_shown() -> None:
+    """A solver that charges shared cards may know more than a certificate that leaves them out."""
+    case = case_of("bound")
+    checked = _checked(case.document, case)
+    assert checked.wrong is None
+    assert not checked.optimal
+    assert not checked.holds("verdict")
+    assert "takes less than" in checked.proof
+
+
+def test_a_claim_without_a_certificate_is_stated_and_not_shown(run: Run) -> None:
+    case = case_of("not certified")
+    case.profile.save("profile.json")
+    Path("plan.json").write_text(json.dumps(case.document))
+    done = run("check", "plan.json")
+    assert done.code == 0
+    assert "optimality: stated, not shown: plan.json has no certificate" in done.out
+    refused = run("check", "plan.json", "--require-proof")
+    assert refused.code == 2
+    assert refused.err == "error: plan.json is not shown to be optimal: plan.json has no certificate\n"
+
+
+def test_a_bound_that_a_certificate_does_not_show_is_refused() -> None:
+    for bound in (1.0 + 1e-5, 1.5):
+        case = case_of("cards")
+        document = copy.deepcopy(case.document)
+        document["certificate"]["bound_s"] *= bound
+        found = {result.what: result for result in _checked(document, case).results}
+        assert found["optimality"].holds is False
+        assert "it shows only" in found["optimality"].text
+
+
+def test_proof_can_be_required_up_to_a_gap(run: Run) -> None:
+    case = case_of("bound")
+    case.profile.save("profile.json")
+    Path("plan.json").write_text(json.dumps(case.document))
+    assert run("check", "plan.json").code == 0
+    refused = run("check", "plan.json", "--require-proof")
+    assert refused.code == 2
+    assert "no plan of the searched space takes less than" in refused.err
+    share = 1 - case.document["certificate"]["bound_s"] / case.document["prediction"]["minibatch_s"]
+    assert run("check", "plan.json", "--require-proof", "--within", f"{share * 100 + 0.01}%").code == 0
+    assert run("check", "plan.json", "--require-proof", "--within", f"{share * 50}%").code == 2
+    assert "goes with --require-proof" in run("check", "plan.json", "--within", "1%").err
+
+
+def test_explain_and_check_say_what_is_shown(run: Run) -> None:
+    case = case_of("both")
+    case.profile.save("profile.json")
+    forged = copy.deepcopy(case.document)
+    forged["certificate"] = None
+    forged["certificate_note"] = SENTINEL
+    Path("plan.json").write_text(json.dumps(forged))
+    words = ("explain", "plan.json", "--profile", "profile.json", "--samples", "0")
+    checked, explained = run("check", "plan.json"), run(*words)
+    for told in (checked, explained):
+        assert told.code == 0
+        assert SENTINEL not in told.out + told.err
+    assert "how much faster another plan may be is stated, not shown" in " ".join(explained.out.split())
+    Path("plan.json").write_text(json.dumps(case.document))
+    assert "Proof: no plan of the searched space is faster" in run(*words).out
+    assert run("check", "plan.json", "--require-proof").code == 0

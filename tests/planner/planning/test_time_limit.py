@@ -1,0 +1,280 @@
+"""The time limit and Ctrl-C: every phase ends, and the answer is complete with what was found until then."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commandline import Run
+from long_chains import long_chain
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.errors import InfeasibleError
+from pipeplan.planning import baselines, solve
+from pipeplan.planning.choose_minibatch import choose_minibatch
+from pipeplan.planning.choose_schedule import choose_schedule
+from pipeplan.planning.infeasibility import diagnose, why_infeasible
+from pipeplan.planning.solve import Settings
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Size
+from pipeplan.replanning.replan import helpful_options
+from pipeplan.solvers.dp import certificate, dynamic_program
+from pipeplan.solvers.dp.budget import OutOfTime
+from pipeplan.solvers.ilp import integer_program
+from pipeplan.solvers.result import Result, Status
+from pipeplan.util import deadline as deadlines
+from pipeplan.util.deadline import Deadline
+
+PASSED = Deadline(0.0)
+"""The clock began before."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock of deadlines that stands still at 100 s until a test sets it."""
+    now = [100.0]
+    monkeypatch.setattr(deadlines.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def _problem(*, memory: int = 16 * 2**30, layers: int = 6, options: Options | None = None) -> Problem:
+    levels = (Level("server", 2, 1e10), Level("cluster", 2, 1e9))
+    cluster = Cluster("small", Device("chip", "cuda", memory), levels)
+    return Problem(long_chain(layers), cluster, options or Options(recompute=False))
+
+
+def test_a_share_is_of_the_time_that_is_left(clock: list[float]) -> None:
+    whole = Deadline.after(60.0)
+    assert whole.left_s == 60.0
+    assert whole.share(0.5).at == 130.0
+    assert whole.share(0.5, 20.0).at == 120.0
+    clock[0] = 150.0
+    assert (whole.left_s, whole.share(0.5).left_s, whole.passed) == (10.0, 5.0, False)
+    clock[0] = 161.0
+    assert (whole.left_s, whole.share(0.5).left_s, whole.passed) == (0.0, 0.0, True)
+    with pytest.raises(OutOfTime):
+        whole.check()
+
+
+def test_without_a_limit_a_share_has_none_but_its_own() -> None:
+    assert Deadline().share(0.5).left_s is None
+    assert not Deadline().passed
+    assert Deadline().share(1.0, 20.0).left_s == pytest.approx(20.0, abs=5.0)
+
+
+def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 60 s: the DP has 30 and takes 20, the ILP has 32 of the other 40 and takes 30, the rest has 10."""
+    given: dict[str, float | None] = {}
+    solve_by_dp, solve_by_ilp = dynamic_program.solve, integer_program.solve
+    make, compute = certificate.make_certificate, baselines.compute_baselines
+
+    def dp(problem: Problem, cuts: object, seconds: float | None = None, *rest: object, **more: object) -> Result:
+        if "DP" not in given:
+            given["DP"], clock[0] = seconds, clock[0] + 20.0
+        return solve_by_dp(problem, cuts)  # type: ignore[arg-type]
+
+    def ilp(problem: Problem, limits: integer_program.IlpLimits, *rest: object) -> Result:
+        if "ILP" not in given:
+            given["ILP"], clock[0] = limits.seconds, clock[0] + 30.0
+        return solve_by_ilp(problem, replace(limits, seconds=None), *rest)  # type: ignore[arg-type]
+
+    def prove(*arguments: object, **kinds: bool) -> object:
+        ends = arguments[-1]
+        assert isinstance(ends, Deadline)
+        given["certificate"], clock[0] = ends.left_s, clock[0] + 4.0
+        return make(*arguments[:-1], **kinds)  # type: ignore[arg-type]
+
+    def compare(*arguments: object) -> object:
+        ends = arguments[-1]
+        assert isinstance(ends, Deadline)
+        given["baselines"] = ends.left_s
+        return compute(*arguments[:-1])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dynamic_program, "solve", dp)
+    monkeypatch.setattr(integer_program, "solve", ilp)
+    monkeypatch.setattr(solve, "make_certificate", prove)
+    monkeypatch.setattr(baselines, "compute_baselines", compare)
+    outcome = solve.solve(_problem(), Settings(time_limit_s=60.0, confirm_s=None))
+    assert given == pytest.approx({"DP": 30.0, "ILP": 32.0, "certificate": 5.0, "baselines": 6.0})
+    assert outcome.verdict.proven
+
+
+def test_cuts_for_which_there_is_no_time_are_those_of_one_order() -> None:
+    problem = _problem(layers=9)
+    cuts = enumerate_cuts(problem, 1000, PASSED)
+    assert cuts.ideals == tuple((1 << size) - 1 for size in range(10))
+    assert not cuts.complete
+
+
+@pytest.mark.parametrize("grid", [False, True])
+def test_baselines_for_which_there_is_no_time_say_so(grid: bool) -> None:
+    problem = _problem(options=Options(grid=grid))
+    cuts = enumerate_cuts(problem, 1000)
+    compared, known = (
+        baselines.compute_baselines(problem, cuts, 0.0, PASSED),
+        baselines.compute_baselines(problem, cuts),
+    )
+    assert [one.name for one in compared] == [one.name for one in known]
+    assert compared[0] == known[0], "data parallelism takes no search"
+    for one in compared[1:]:
+        assert (one.pace_s, one.remark) == (None, baselines.NO_TIME)
+    assert all(one.pace_s is not None for one in known)
+
+
+def test_a_certificate_for_which_there_is_no_time_says_so() -> None:
+    problem = _problem()
+    cuts = enumerate_cuts(problem, 1000)
+    pace_s = dynamic_program.solve(problem, cuts).objective_s
+    made = certificate.make_certificate(problem, cuts, pace_s, PASSED, charged=True)
+    assert (made.document, made.note) == (None, certificate.NO_TIME)
+    assert certificate.make_certificate(problem, cuts, pace_s, charged=True).document is not None
+
+
+def test_a_program_that_takes_too_long_to_build_leaves_a_bound() -> None:
+    problem = _problem(memory=2**24)
+    late = integer_program.solve(problem, integer_program.IlpLimits(seconds=-1.0))
+    best = integer_program.solve(problem, integer_program.IlpLimits())
+    assert late.status in (Status.TIME_LIMIT, Status.FEASIBLE)
+    assert 0 < late.bound_s <= best.objective_s
+    assert not late.interrupted
+
+
+SMALL = 13 * 2**18
+"""Bytes of a device in which every layer of `_problem` fits, and no plan of all of them."""
+
+
+def test_a_diagnosis_says_what_it_had_no_time_for() -> None:
+    problem = _problem(memory=SMALL)
+    late, whole = diagnose(problem, 1000, PASSED), diagnose(problem, 1000)
+    assert (late.enough, late.growth, late.relaxed, late.unfinished) == (None, None, (), True)
+    assert "no time to find out what else would do" in late.text
+    assert "--time-limit" in late.text
+    assert not whole.unfinished
+    assert whole.enough is not None
+    assert "no time" not in whole.text
+    tiny = diagnose(_problem(memory=2**16), 1000, PASSED)
+    assert tiny.oversized, "a layer that fits nowhere takes no search"
+    assert tiny.text.startswith("nothing fits in memory: layer")
+
+
+def test_a_diagnosis_keeps_memory_that_suffices_although_less_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = _problem(memory=SMALL)
+    least = diagnose(problem, 1000).enough
+    tried: list[bool] = []
+    feasible = dynamic_program.is_feasible
+
+    def once(*arguments: object) -> bool:
+        """Answers until the first memory that suffices is known."""
+        if any(tried):
+            raise OutOfTime
+        tried.append(feasible(*arguments))  # type: ignore[arg-type]
+        return tried[-1]
+
+    monkeypatch.setattr(dynamic_program, "is_feasible", once)
+    found = diagnose(problem, 1000).enough
+    assert found is not None
+    assert least is not None
+    assert least.memory_bytes <= found.memory_bytes <= 2 * least.memory_bytes
+
+
+def test_ctrl_c_ends_a_diagnosis_with_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> bool:
+        raise KeyboardInterrupt
+
+    problem = _problem(memory=SMALL)
+    monkeypatch.setattr(dynamic_program, "is_feasible", interrupted)
+    text = why_infeasible(problem, enumerate_cuts(problem, 1000))
+    assert "no plan satisfies the constraints" in text
+    assert "no time to find out what else would do" in text
+
+
+def test_choices_for_which_there_is_no_time_say_so() -> None:
+    problem = _problem()
+    with pytest.raises(InfeasibleError, match="of any schedule was found in time"):
+        choose_schedule(problem.profile, problem.cluster, problem.options, 4, "any", 1000, PASSED)
+    profile = problem.profile.rescaled(2)
+    sized = replace(profile, sizes=(Size(1, problem.profile.layers, problem.profile.tensors),))
+    with pytest.raises(InfeasibleError, match="of any minibatch size was found in time"):
+        choose_minibatch(replace(problem, profile=sized), 1000, None, PASSED)
+    assert helpful_options(replace(problem, options=Options(stages=4)), PASSED) == []
+
+
+def _raise_ctrl_c(*arguments: object, **named: object) -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (solve, "evaluate"),
+        (solve, "deepened"),
+        (solve, "contradiction"),
+        (solve, "make_certificate"),
+        (baselines, "uniform_grid"),
+        (baselines, "straight_pipelines"),
+        (solve.contention, "least_pace_of_shared_cores_s"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_ctrl_c_in_any_phase_after_the_dp_keeps_its_plan(
+    where: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call is interrupted. A second Ctrl-C would end the command."""
+    problem = _problem()
+    best = solve.solve(problem, Settings(solver="dp"))
+    real: Callable[..., object] = getattr(where, name)
+    calls: list[str] = []
+
+    def once(*arguments: object, **named: object) -> object:
+        calls.append(name)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(where, name, once)
+    if name == "least_pace_of_shared_cores_s":
+        # Called when the outcome is put together, too: nothing is left to wait for then.
+        calls.append("")
+    outcome = solve.solve(problem, Settings(solver="dp"))
+    assert calls
+    assert outcome.plan.config == best.plan.config
+    assert outcome.objective_s == pytest.approx(best.objective_s)
+    assert [one.name for one in outcome.baselines] == [one.name for one in best.baselines]
+    assert outcome.bound_s <= outcome.objective_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("pipeplan.planning.solve.enumerate_cuts", "interrupted: the model's cuts were still being listed"),
+        ("pipeplan.solvers.dp.pipeline_searches.terms_of", "interrupted: no plan was found until then"),
+    ],
+)
+def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(
+    target: str, line: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(target, _raise_ctrl_c)
+    done = run("solve", "mnist-v100", "--cluster", "C", "-o", "new")
+    assert (done.code, done.out) == (130, "")
+    assert done.err.startswith(f"error: {line}")
+    assert done.err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["make_certificate", "deepened"])
+def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
+    name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(solve, name, _raise_ctrl_c)
+    done = run("solve", "vgg16-v100", "--cluster", "A", "--solver", "dp", "-o", "new")
+    assert done.code == 130
+    assert "Predicted:" in done.out
+    assert baselines.STOPPED in done.out
+    assert done.err.endswith("error: interrupted\n")
+    assert (tmp_path / "new" / "plan.json").exists()
