@@ -36,7 +36,7 @@ PLANNER = (
     {"__main__"},
 )
 EXECUTOR = (
-    {"allocator", "child_processes", "errors", "torch_check"},
+    {"allocator", "checked_json", "child_processes", "errors", "torch_check"},
     {"files", "job", "launchers", "plan", "rank_mapping", "selftest"},
     {"comm", "command_line", "models", "telemetry", "tracing"},
     {"checkpoint", "elastic"},
@@ -62,6 +62,7 @@ MOST_FILES = 26
 """Files in one folder: beyond that, it holds more than one kind of thing."""
 
 TORCH_FREE_LAUNCH = (
+    "checked_json",
     "child_processes",
     "command_line",
     "elastic.restart_state",
@@ -222,9 +223,11 @@ def test_only_some_rooms_of_the_planner_use_the_executor() -> None:
         theirs = {name for name in imported(module) if package_of(name) == "pipeplan_launch"}
         if theirs and not module.startswith(PROFILER):
             used.setdefault(room_of(module), set()).update(theirs)
-    assert set(used) == {"pipeplan.cli", "pipeplan.replay", "pipeplan.simulation"}
+    assert set(used) == {"pipeplan.cli", "pipeplan.rendering", "pipeplan.replay", "pipeplan.simulation"}
+    assert used["pipeplan.rendering"] == {"pipeplan_launch.checked_json"}, "the executor checks what is written for it"
     assert used["pipeplan.simulation"] == {"pipeplan_launch.plan.schedule"}, "what is simulated is what runs"
     assert used["pipeplan.replay"] == {
+        "pipeplan_launch.checked_json",
         "pipeplan_launch.emulation.network_namespaces",
         "pipeplan_launch.telemetry.pace_model",
     }, "a replay starts the executor as a process, and shares the attribution of what was measured"

@@ -39,6 +39,7 @@ def options_from(arguments: Sequence[str] | None) -> RunOptions:
         evaluate_every=parsed.evaluate_every,
         resume_from=parsed.resume_from,
         max_minibatches=parsed.max_minibatches,
+        stop_on_nan=parsed.on_nan == "stop",
         timeout_s=parsed.timeout,
         probe_s=parsed.probe,
         averaging=GradientAveraging(parsed.compress, parsed.significance),

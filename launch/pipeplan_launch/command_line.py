@@ -90,6 +90,12 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         "--max-minibatches", type=_positive, metavar="N", help="run only the first N minibatches of every epoch"
     )
     parser.add_argument(
+        "--on-nan",
+        choices=("stop", "warn"),
+        default="stop",
+        help="what to do after a loss that is not finite: stop, or warn and train on (stop)",
+    )
+    parser.add_argument(
         "--restarts", type=_natural, default=3, metavar="N", help="maximum number of restarts after faults (3)"
     )
 

@@ -1,7 +1,8 @@
 """Errors that the executor reports to the user.
 
-LaunchError     one line for the user, after which the run ends with status 2
-└── PeerLost    another worker is lost; all workers may be restarted
+LaunchError                one line for the user, after which the run ends with status 2
+├── PeerLost               another worker is lost; all workers may be restarted
+└── DamagedCheckpoint      a checkpoint is not as it was written; an earlier one may take its place
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ class LaunchError(Exception):
 
 class PeerLost(LaunchError):
     """Another worker is gone, frozen or cut off. After this fault all workers may be restarted."""
+
+
+class DamagedCheckpoint(LaunchError):
+    """A file of a checkpoint is missing, cannot be read, or is not as it was written."""
 
 
 def listed(parts: Iterable[object]) -> str:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 STATUS_REPORTED = 2  # status of a worker that has reported an error, or that ends because another worker has
 STATUS_STOPPED = restart_state.STATUS_INTERRUPTED  # status of a worker that was asked to stop
 EXPLAINED_STATUSES = (STATUS_REPORTED, STATUS_STOPPED, restart_state.STATUS_PEER_LOST)
+STORE_TIMEOUT_S = 600.0
+"""How long torchrun waits for its store where the workers' options do not tell."""
 STOPPED_LINE = "stopped: --resume continues from the last checkpoint, if there is one"
 STOPPED_EARLY_LINE = "stopped before any worker was started"
 
@@ -71,7 +73,7 @@ def _launch(arguments: list[str], folder: Path) -> int:
     worker_monitor.monitor_workers(options.timeout if options else None, _store_reachability(arguments, options))
     watch_signals(_forward_signal)
     try:
-        torchrun([*_torchrun_options(options, folder), *arguments])
+        torchrun([*_torchrun_options(options, folder), *_with_own_rendezvous(arguments, options)])
     except ChildFailedError as error:
         return _status_after_failure(_report_failure(error))
     except worker_monitor.NoFurtherAttempt:
@@ -111,6 +113,15 @@ def _end_without_store() -> None:
     child_processes.signal_all(child_processes.child_pids(), signal.SIGKILL)
     restart_state.remove_attempts_folder()
     os._exit(STATUS_REPORTED)
+
+
+def _with_own_rendezvous(arguments: Sequence[str], options: Namespace | None) -> list[str]:
+    """torchrun's arguments with the loopback rendezvous in place of the one that `--standalone` means."""
+    from pipeplan_launch.elastic.loopback_rendezvous import one_machine_options
+
+    if arguments[:1] != ["--standalone"]:
+        return list(arguments)
+    return [*one_machine_options(options.timeout if options else STORE_TIMEOUT_S), *arguments[1:]]
 
 
 def _torchrun_options(options: Namespace | None, folder: Path) -> list[str]:

@@ -29,7 +29,7 @@ from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
 from pipeplan_launch.runtime.epochs import EpochLoop
 from pipeplan_launch.runtime.inference import Score
-from pipeplan_launch.runtime.run_start import RunStart, build_own_stage, decide_start
+from pipeplan_launch.runtime.run_start import RunStart, build_own_stage, decide_start, restore_in_all
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.telemetry.memory import peak_resident_bytes, reset_peak, resident_bytes
@@ -89,15 +89,13 @@ def run_worker(options: RunOptions) -> None:
 
 
 def _build_and_run(options: RunOptions, plan: LaunchPlan, groups: Groups, run_start: RunStart) -> None:
-    built_stage = run_in_all(groups.everyone, lambda: build_own_stage(options, plan, groups, run_start))
-    fingerprints = process_groups.gather_everywhere(
-        None if built_stage is None else built_stage[0].fingerprint, groups.everyone
-    )
+    stage = run_in_all(groups.everyone, lambda: build_own_stage(options, plan, groups, run_start))
+    fingerprints = process_groups.gather_everywhere(None if stage is None else stage.fingerprint, groups.everyone)
     run_in_all(
         groups.everyone, lambda: consistency_check.check_agreement([one for one in fingerprints if one is not None])
     )
-    if built_stage is not None:
-        stage, resumed = built_stage
+    run_start, resumed = restore_in_all(stage, options, groups, run_start)
+    if stage is not None:
         ActiveWorker(options, plan, groups, stage, run_start, resumed).run()
     else:
         forward_stop_requests(groups.attempt.attempt_store)

@@ -141,6 +141,7 @@ def solve(
     batch: int | None = None,
     staleness: str = "any",
     target: str | None = None,
+    server_order: str = "any",
     fewest_workers_within: float | None = None,
     progress: Callable[[SolveProgress], None] | None = None,
     **options: Unpack[OptionKeywords],
@@ -154,7 +155,8 @@ def solve(
     `schedule="auto"` takes the best schedule for a global `batch`, in samples per update, whose weights are at most as
     old as `staleness` allows (`none`, `bounded`, `any`). `minibatch="auto"` takes the best of the sizes in the profile.
     A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes its
-    files. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.
+    files. Servers that differ are put in the best order, which `outcome.problem.cluster` has then, unless
+    `server_order="listed"`. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.
 
     `progress` is called whenever the phase, the best plan or the bound changes. The search ends with the best plan so
     far after `settings.time_limit_s` seconds, or at Ctrl-C.
@@ -177,6 +179,7 @@ def solve(
         batch=batch,
         staleness=staleness,
         target=target,
+        server_order=server_order,
         maximum_cuts=settings.maximum_cuts,
         deadline=deadline,
         **options,

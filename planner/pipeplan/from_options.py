@@ -11,13 +11,17 @@ from pipeplan.errors import InputError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
 from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
+from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
 from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
+from pipeplan.util.text import did_you_mean
 
 AUTO: Literal["auto"] = "auto"
+SERVER_ORDERS = ("any", "listed")
+"""Orders in which a pipeline may run through servers that differ: any, or only that of the cluster file."""
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -64,6 +68,8 @@ class BuiltProblem:
     """All minibatch sizes tried, best first; empty unless the minibatch was `auto`."""
     targeted: TargetedProblem | None = None
     """The trainer that the plan is for, if one was named."""
+    orders: tuple[OrderChoice, ...] = ()
+    """All orders of the servers that were tried, best first; empty where there was nothing to choose."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,7 @@ def build_problem(
     batch: int | None = None,
     staleness: str = "any",
     target: str | None = None,
+    server_order: str = "any",
     maximum_cuts: int = MAXIMUM_CUTS,
     deadline: Deadline = NO_DEADLINE,
     **options: Any,
@@ -118,11 +125,34 @@ def build_problem(
     `minibatch` is another size than the profile's, or `auto` for the best of those measured. `schedule="auto"` takes
     the best schedule for a global `batch`, in samples per update, among those whose weights are at most as old as
     `staleness` (`none`, `bounded`, `any`) allows. A `target`, the name of an export, restricts plans to those that this
-    trainer can express, with `batch` samples per update if that is given. A choice that takes searches has a share of
-    the time until the deadline.
+    trainer can express, with `batch` samples per update if that is given. The servers of a heterogeneous cluster are
+    put in the best order, unless the `server_order` is `listed` or the plan is for a `target`, which numbers them
+    itself. A choice that takes searches has a share of the time until the deadline.
 
     Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
     """
+    if server_order not in SERVER_ORDERS:
+        raise InputError(f"there is no server order {server_order!r}; {did_you_mean(server_order, SERVER_ORDERS)}")
+    searches = _Searches(maximum_cuts, deadline)
+    built = _in_listed_order(profile, cluster, minibatch, batch, staleness, target, searches, options)
+    if server_order == "listed" or target is not None:
+        return built
+    problem, orders = choose_order(built.problem, maximum_cuts, deadline.share(SHARES["choice"]))
+    return replace(built, problem=problem, orders=tuple(orders))
+
+
+def _in_listed_order(
+    profile: Profile,
+    cluster: Cluster,
+    minibatch: int | Literal["auto"] | None,
+    batch: int | None,
+    staleness: str,
+    target: str | None,
+    searches: _Searches,
+    options: dict[str, Any],
+) -> BuiltProblem:
+    """The problem on the cluster as it is listed."""
+    deadline, maximum_cuts = searches.deadline, searches.maximum_cuts
     if options.get("schedule") == AUTO:
         if target is not None:
             raise InputError("--for has a schedule of its own: leave out --schedule auto")

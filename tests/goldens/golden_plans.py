@@ -114,7 +114,7 @@ def _kind(seed: int) -> str:
 
 def answer(profile: pipeplan.Profile, cluster: pipeplan.Cluster, solver: str, options: dict[str, Any]) -> Answer:
     """The figures of an answer as plan.json has them, and digests of its parts, without any prose."""
-    settings = pipeplan.Settings(solver=solver, time_limit_s=None, certify=False)
+    settings = pipeplan.Settings(solver=solver, time_limit_s=None, certify=False, simulate=False)
     try:
         outcome = pipeplan.solve(profile, cluster, settings=settings, **options)
     except pipeplan.PipeplanError as error:
@@ -123,6 +123,8 @@ def answer(profile: pipeplan.Profile, cluster: pipeplan.Cluster, solver: str, op
         pipeplan.render(outcome, folder)
         document = json.loads((Path(folder) / "plan.json").read_text(encoding="utf-8"))
         stages = [json.loads(path.read_text("utf-8")) for path in sorted((Path(folder) / "stages").iterdir())]
+        for stage in stages:
+            del stage["checksum"]  # follows from the rest
     baselines = [[one["minibatch_s"], one["config"], one["gain"]] for one in document["baselines"]]
     solvers = [[one["status"], one["config"], one["minibatch_s"]] for one in document["verdict"]["solvers"]]
     return {

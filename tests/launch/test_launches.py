@@ -16,6 +16,8 @@ from toy_workers import stage_contents, write_plan
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
+LOOPBACK = "0100007F"
+"""127.0.0.1, as /proc/net/tcp writes it."""
 
 
 @pytest.fixture
@@ -35,6 +37,7 @@ def test_goes_on_after_a_kill_and_stops_when_asked(script: Path, tmp_path: Path)
     (tmp_path / "temporary").mkdir()
     with Launch(script, run, *options, TMPDIR=str(tmp_path / "temporary")) as launch:
         launch.until(lambda: bool(list(run.glob("checkpoints/*/manifest.json"))), "checkpoint")
+        assert set(launch.listening()) == {LOOPBACK}
         launch.kill(rank=1)
         launch.trains()
         launch.process.send_signal(signal.SIGTERM)

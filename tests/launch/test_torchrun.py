@@ -69,6 +69,22 @@ def test_restarts_are_those_of_the_workers_options(tmp_path: Path) -> None:
     assert "--max-restarts=0" in _torchrun_options(None, tmp_path)
 
 
+UNPICKLES_NOTHING = """
+import sys
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from pipeplan_launch.torchrun import main
+
+dynamic_rendezvous.pickle = None  # this module reads what torchrun's own rendezvous keeps in the store
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_store_of_one_machine_is_read_without_unpickling() -> None:
+    command = [sys.executable, "-c", UNPICKLES_NOTHING, "--standalone", "--nproc-per-node=1", "--no-python"]
+    ended = subprocess.run([*command, "echo", "started"], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "started\n", "")
+
+
 @pytest.fixture
 def overseer() -> Iterator[Any]:
     """What torchrun's metrics go to, in a launcher."""

@@ -66,6 +66,11 @@ class Launch:
         """Where the workers' common store was."""
         return next(reversed(self._seen.values()))
 
+    def listening(self) -> list[str]:
+        """Addresses on which the launcher and its workers listen now, in the hexadecimal form of /proc/net/tcp."""
+        pids = [self.process.pid, *self.workers().values()]
+        return sorted(address for pid in pids for address in _listening(pid))
+
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition, as long as the launch runs."""
         deadline = time.monotonic() + PATIENCE_S
@@ -159,6 +164,14 @@ def _workers(launcher: int) -> list[tuple[int, int, int]]:
                 environment = {name: value for name, _, value in pairs}
                 found.append((int(folder.name), int(environment["RANK"]), int(environment["MASTER_PORT"])))
     return found
+
+
+def _listening(pid: int) -> list[str]:
+    """The addresses of the TCP sockets on which a process listens."""
+    process = Path("/proc") / str(pid)
+    sockets = {os.readlink(entry) for entry in (process / "fd").iterdir() if entry.is_symlink()}
+    lines = [line.split() for name in ("tcp", "tcp6") for line in (process / "net" / name).read_text().splitlines()[1:]]
+    return [words[1].partition(":")[0] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in sockets]
 
 
 def _is_alive(pid: int) -> bool:

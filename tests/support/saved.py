@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pipeplan_launch.checked_json import with_checksum
 from pipeplan_launch.checkpoint import checkpoint, tensor_store
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position
 
@@ -46,6 +47,11 @@ def save(
         files={path.name: path.stat().st_size for path in sorted(folder.iterdir())},
     )
     return checkpoint.commit_checkpoint(run, manifest)
+
+
+def rewrite(path: Path, content: dict[str, Any]) -> None:
+    """Write another content into a manifest, with a checksum that fits."""
+    path.write_text(with_checksum(content, indent=2))
 
 
 def model_of(manifest: Manifest) -> dict[str, Tensor]:

@@ -9,17 +9,26 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeplan_launch.checkpoint.manifest import MANIFEST_NAME, Manifest, Position, read_manifest
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 from pipeplan_launch.files import explain_errors
 
 KEPT_CHECKPOINTS = 2
-"""Number of checkpoints kept: the latest, and the previous one in case the latest is damaged."""
+"""Number of checkpoints kept: the latest, and the previous one in case the latest is damaged. As many with finite
+losses are kept, whatever followed them."""
+GOES_BACK = "going back to the checkpoint before it"
 PARTIAL_CHECKPOINT = ".checkpoint.part"
 """Folder in a run folder in which a checkpoint is being written."""
 _NAME = re.compile(r"epoch-(\d+)-sample-(\d+)")
+Note = Callable[[str], None]
+"""Takes a line for the user."""
+
+
+def _say_nothing(_line: str) -> None:
+    """Take no note."""
 
 
 def checkpoint_folder(run: Path, position: Position, minibatch_samples: int) -> Path:
@@ -39,26 +48,47 @@ def complete_checkpoints(run: Path) -> list[Path]:
     return [folder for _, _, folder in sorted(checkpoints)]
 
 
-def latest_checkpoint(run: Path) -> Manifest | None:
-    """The last complete checkpoint of a run folder, None if there is none. Raises `LaunchError` if it is damaged."""
+def latest_checkpoint(run: Path, note: Note = _say_nothing) -> Manifest | None:
+    """The last complete checkpoint of a run folder that is not damaged, None if there is none.
+
+    `note` is called with a line for each damaged one that another takes the place of. Raises `LaunchError` if all are
+    damaged.
+    """
     folders = complete_checkpoints(run)
     if not folders:
         for path in (run / "checkpoints").glob(f"epoch-*/{MANIFEST_NAME}"):
             read_manifest(path.parent)  # raises if an older pipeplan wrote it
         return None
+    return _last_undamaged(folders, note)
+
+
+def checkpoint_before(damaged: Path, note: Note) -> Manifest | None:
+    """The last checkpoint of the same run before a damaged one that is not damaged itself; None if there is none.
+
+    `note` is called with a line for each that is. Raises `LaunchError` if all are damaged.
+    """
+    folders = complete_checkpoints(damaged.parent.parent)
+    earlier = folders[: folders.index(damaged)] if damaged in folders else []
+    return _last_undamaged(earlier, note) if earlier else None
+
+
+def _last_undamaged(folders: Sequence[Path], note: Note) -> Manifest:
+    """Of at least one folder. Raises `DamagedCheckpoint` if all are damaged."""
+    *earlier, last = folders
     try:
-        return read_manifest(folders[-1])
-    except LaunchError as error:
-        if len(folders) == 1:
+        return read_manifest(last)
+    except DamagedCheckpoint as error:
+        if not earlier:
             raise
-        raise LaunchError(f"{error}; the previous checkpoint is {folders[-2]}, for --resume-from") from error
+        note(f"{error}; {GOES_BACK}")
+        return _last_undamaged(earlier, note)
 
 
-def find_checkpoint(path: Path) -> Manifest:
-    """The checkpoint at `path`, or the last one of the run folder at `path`. Raises `LaunchError`."""
+def find_checkpoint(path: Path, note: Note = _say_nothing) -> Manifest:
+    """The checkpoint at `path`, or the last undamaged one of the run folder at `path`. Raises `LaunchError`."""
     if (path / MANIFEST_NAME).is_file():
         return read_manifest(path)
-    manifest = latest_checkpoint(path)
+    manifest = latest_checkpoint(path, note)
     if manifest is None:
         raise LaunchError(f"{path} is neither a checkpoint nor a run folder with a complete one")
     return manifest
@@ -94,9 +124,29 @@ def commit_checkpoint(run: Path, manifest: Manifest) -> Path:
         os.rename(manifest.folder, folder)
         _sync(folder.parent)
         _sync(run)
-    for old in complete_checkpoints(run)[:-KEPT_CHECKPOINTS]:
-        _remove(old)
+    _remove_old(complete_checkpoints(run))
     return folder
+
+
+def _remove_old(folders: Sequence[Path]) -> None:
+    """Remove all but the last checkpoints, and but the last ones with finite losses."""
+    old = list(folders[:-KEPT_CHECKPOINTS])
+    if not old:
+        return
+    finite = sum(_is_finite(folder) for folder in folders[-KEPT_CHECKPOINTS:])
+    for folder in reversed(old):
+        if finite < KEPT_CHECKPOINTS and _is_finite(folder):
+            finite += 1
+        else:
+            _remove(folder)
+
+
+def _is_finite(folder: Path) -> bool:
+    """Whether a checkpoint is undamaged, and was written after finite losses."""
+    try:
+        return read_manifest(folder).history.is_finite
+    except LaunchError:
+        return False
 
 
 def check_same_model(manifest: Manifest, model_ref: str, graph_hash: str) -> None:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.files import explain_errors, write_json
+from pipeplan_launch.checked_json import is_unchanged, with_checksum
+from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
+from pipeplan_launch.files import explain_errors, finite, write_atomically
 from pipeplan_launch.plan import json_fields
 
 CHECKPOINT_FORMAT = "pipeplan-checkpoint"
-CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 MODEL_PREFIX = "model."
 """Prefix of the names of parameters and buffers among the names of tensors."""
@@ -52,6 +53,13 @@ class History:
     """Sum of the losses of the present epoch's finished minibatches."""
     losses: int = 0
     """Number of losses in that sum."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the losses of the present epoch, or of the last one if the present one has none yet, were finite."""
+        if self.losses:
+            return math.isfinite(self.loss_sum)
+        return not self.results or self.results[-1].get("loss") is not None
 
     @property
     def loss(self) -> float | None:
@@ -143,25 +151,32 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write the manifest into a folder. An older manifest stays until the new one is complete."""
-        write_json(folder / MANIFEST_NAME, self.as_json())
+        raw = with_checksum(finite(self.as_json()), indent=2).encode()
+        write_atomically(folder / MANIFEST_NAME, lambda file: file.write(raw))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check a checkpoint's manifest, and the sizes of its files. Raises `LaunchError`."""
+    """Read and check a checkpoint's manifest, and the sizes of its files.
+
+    Raises `LaunchError`, which is a `DamagedCheckpoint` if the manifest or the files are not as they were written.
+    """
     path = folder / MANIFEST_NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
+        content = json.loads(raw)
     except (OSError, ValueError, RecursionError) as error:
-        raise LaunchError(f"{path} cannot be read: {error}") from error
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
     where = str(path)
     if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:
-        raise LaunchError(f"{path} is not the manifest of a checkpoint")
+        raise DamagedCheckpoint(f"{path} is not the manifest of a checkpoint")
     version = json_fields.integer(content, "version", where, least=1)
     if version != CHECKPOINT_VERSION:
         cure = "upgrade pipeplan" if version > CHECKPOINT_VERSION else "it was written by an older pipeplan: train anew"
         raise LaunchError(
             f"{path} is of version {version}, and this pipeplan reads version {CHECKPOINT_VERSION}: {cure}"
         )
+    if not is_unchanged(raw):
+        raise DamagedCheckpoint(f"{path} is not as it was written (its checksum differs): it was damaged or edited")
     manifest = _manifest(folder, content, where)
     _check_files(manifest)
     return manifest
@@ -277,4 +292,6 @@ def _check_files(manifest: Manifest) -> None:
         with explain_errors(path, "reading"):
             actual = path.stat().st_size if path.is_file() else None
         if actual != size:
-            raise LaunchError(f"{path} is missing or not of the {size} bytes that {MANIFEST_NAME} says: it was damaged")
+            raise DamagedCheckpoint(
+                f"{path} is missing or not of the {size} bytes that {MANIFEST_NAME} says: it was damaged"
+            )

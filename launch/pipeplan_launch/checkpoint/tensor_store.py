@@ -36,7 +36,7 @@ from torch.futures import Future
 
 from pipeplan_launch.checkpoint.manifest import Manifest, SavedTensor
 from pipeplan_launch.comm.p2p import peer_loss_explained
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 
 DCP_INDEX = ".metadata"
 
@@ -51,7 +51,7 @@ def write_tensors(
     """
     planner = _SavePlanner()
     with (
-        _in_one_line(f"writing {folder} failed"),
+        _in_one_line(f"writing {folder} failed", LaunchError),
         peer_loss_explained(f"another worker was lost while writing {folder}"),
         warnings.catch_warnings(),
     ):
@@ -92,7 +92,7 @@ def fill_tensors(manifest: Manifest, names: Mapping[str, Tensor]) -> None:
         targets[name] = target.detach() if as_saved else empty_tensor(saved)
     if not targets:
         return
-    with _in_one_line(f"reading {manifest.folder} failed"), warnings.catch_warnings():
+    with _in_one_line(f"reading {manifest.folder} failed", DamagedCheckpoint), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # DCP warns about reading without other processes, which is intended
         dcp_load(dict(targets), storage_reader=_Reader(manifest, targets), planner=_LoadPlanner(manifest), no_dist=True)
     with torch.no_grad():
@@ -185,7 +185,9 @@ class _LoadPlanner(DefaultLoadPlanner):
         saved = self._manifest.tensors[name]
         if checksum(tensor) != saved.crc32:
             path = self._manifest.folder / saved.file
-            raise LaunchError(f"{path} does not hold the values written for {name!r}: it was damaged or exchanged")
+            raise DamagedCheckpoint(
+                f"{path} does not hold the values written for {name!r}: it was damaged or exchanged"
+            )
 
 
 def checksum(tensor: Tensor) -> int:
@@ -196,15 +198,15 @@ def checksum(tensor: Tensor) -> int:
 
 
 @contextmanager
-def _in_one_line(what: str) -> Iterator[None]:
-    """Context that turns DCP's exceptions, which hold the failures of all workers, into a one-line `LaunchError`."""
+def _in_one_line(what: str, kind: type[LaunchError]) -> Iterator[None]:
+    """Context that turns DCP's exceptions, which hold the failures of all workers, into one line of this kind."""
     try:
         yield
     except CheckpointException as error:
         first = error.failures[min(error.failures)][0]
         if isinstance(first, LaunchError):
-            raise LaunchError(str(first)) from error
-        raise LaunchError(f"{what}: {_reason(first)}") from error
+            raise type(first)(str(first)) from error
+        raise kind(f"{what}: {_reason(first)}") from error
 
 
 def _reason(error: BaseException) -> str:

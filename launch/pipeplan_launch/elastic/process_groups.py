@@ -33,6 +33,7 @@ NO_TIMEOUT = timedelta(days=30)
 LOST_MID_MESSAGE = "a worker was lost in the middle of a message"
 FINAL_ERROR_S = 10.0
 """Time for process 0 to report an error that concerns all: torchrun kills it as soon as another process ends."""
+_NO_VALUE = 2**62
 _attempt: list[Attempt] = []
 """The attempt that this worker has joined; empty before."""
 _device_number: list[int] = []
@@ -202,6 +203,14 @@ def sum_over(values: list[float], group: dist.ProcessGroup) -> list[float]:
         dist.all_reduce(total, group=group)
     result: list[float] = total.tolist()
     return result
+
+
+def lowest_of(value: int | None, group: dist.ProcessGroup) -> int | None:
+    """The lowest of the values that workers of a group have, known to all of them; None if none has one."""
+    lowest = torch.tensor([_NO_VALUE if value is None else value])
+    with _lost_peers():
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
+    return None if int(lowest) == _NO_VALUE else int(lowest)
 
 
 def wait_for(group: dist.ProcessGroup) -> None:

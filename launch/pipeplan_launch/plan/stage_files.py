@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeplan_launch.checked_json import FIELD, is_unchanged
 from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.plan import json_fields
 from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction, StagePlacement
@@ -85,8 +86,9 @@ def _check_complete(folder: Path, files: Mapping[int, Path], count: int) -> None
 
 def _read_stage_file(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        raw = path.read_bytes()
+        content = json.loads(raw)
+    except OSError as error:
         raise LaunchError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise LaunchError(f"{path} is damaged or truncated ({error}): solve again with --force") from error
@@ -96,6 +98,11 @@ def _read_stage_file(path: Path) -> dict[str, Any]:
     if version > STAGE_FORMAT_VERSION:
         raise LaunchError(
             f"{path} is of version {version}, newer than this pipeplan reads ({STAGE_FORMAT_VERSION}): upgrade pipeplan"
+        )
+    if FIELD in content and not is_unchanged(raw):
+        raise LaunchError(
+            f"{path} is not as it was written (its checksum differs): solve again with --force, or remove the checksum "
+            "from a file that you have edited"
         )
     return content
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from math import lcm
+from math import isfinite, lcm
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,16 @@ class EpochLoop:
 
     def run(self) -> dict[str, Any]:
         """Train until all epochs are done or a stop is requested. Returns training's part of summary.json."""
-        progress = Progress(self._training.recorder, self._options.log_every, self._epochs, self._sizes.count)
+        progress = Progress(
+            self._training.recorder,
+            self._options.log_every,
+            self._epochs,
+            self._sizes.count,
+            warns=not self._options.stop_on_nan,
+        )
+        if self._stage.place.is_last:
+            self._training.on_minibatch = lambda step: self._after_minibatch(step, progress)
         if self._reports:
-            self._training.on_minibatch = lambda step: self._report_minibatch(step, progress)
             self._listeners.start(self._run_info())
         if self._start.continues_other_run:
             self._save()  # from now on this run does not depend on the other run's folder
@@ -100,6 +108,7 @@ class EpochLoop:
             self._pace = self._training.recorder.pace_s()
             steps = self._training.recorder.end_epoch(segment.first)
             losses = [step.loss for step in steps if step.loss is not None]
+            self._stop_unless_finite(steps)
             total, count = process_groups.sum_over([sum(losses), float(len(losses))], self._groups.active)
             self._history.loss_sum += total
             self._history.losses += int(count)
@@ -218,6 +227,33 @@ class EpochLoop:
             minibatches=self._sizes.count,
             epoch=position.epoch,
             minibatch_of_epoch=position.minibatch,
+        )
+
+    def _after_minibatch(self, step: MinibatchRecord, progress: Progress) -> None:
+        """React to a minibatch that this replica of the last stage has finished."""
+        if self._options.stop_on_nan and step.loss is not None and not isfinite(step.loss):
+            self._stopping.request()  # all workers stop at the same minibatch, which is soon
+        if self._reports:
+            self._report_minibatch(step, progress)
+
+    def _stop_unless_finite(self, steps: Sequence[MinibatchRecord]) -> None:
+        """After a segment, raise `LaunchError` if one of its losses was not finite and training is to stop then.
+
+        Its weights go into no checkpoint.
+        """
+        if not self._options.stop_on_nan:
+            return
+        bad = [step.minibatch for step in steps if step.loss is not None and not isfinite(step.loss)]
+        first = process_groups.lowest_of(min(bad, default=None), self._groups.active)
+        if first is not None:
+            run_in_all(self._groups.active, lambda: self._end_because_of(first) if self._is_leader else None)
+
+    def _end_because_of(self, minibatch: int) -> None:
+        where = f"epoch {self._position.epoch + 1}/{self._epochs}, minibatch {minibatch + 1}/{self._sizes.count}"
+        saved = "there is no checkpoint yet" if self._saved is None else f"the last checkpoint is {self._saved[1]}"
+        raise LaunchError(
+            f"the loss became non-finite in {where}, and training has stopped there ({saved}): a lower learning rate "
+            "is the usual cure; --on-nan warn trains on"
         )
 
     def _report_minibatch(self, step: MinibatchRecord, progress: Progress) -> None:

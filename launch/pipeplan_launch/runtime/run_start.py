@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -13,13 +14,14 @@ from pipeplan_launch.checkpoint.manifest import Manifest
 from pipeplan_launch.checkpoint.optimizer_state import optimizer_state
 from pipeplan_launch.command_line import check_start_options
 from pipeplan_launch.elastic import restart_state
-from pipeplan_launch.elastic.process_groups import Groups
+from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, broadcast, first_failure, run_in_all
 from pipeplan_launch.elastic.rendezvous import Attempt
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.runtime import stage_checkpoint, stage_setup
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
 from pipeplan_launch.telemetry import run_folder
+from pipeplan_launch.telemetry.progress import print_status
 from pipeplan_launch.telemetry.summary import covers_epochs
 
 DEFAULT_EPOCHS = 10
@@ -57,9 +59,9 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
     elif options.resume:
         run = run_folder.run_to_resume(options.plan_folder, options.run_dir)
         run_folder.lock_run(run, patience_s=0.0)
-        start = _continue_run(run, checkpoint.find_checkpoint(run), options, plan)
+        start = _continue_run(run, checkpoint.find_checkpoint(run, print_status), options, plan)
     elif options.resume_from is not None:
-        manifest = checkpoint.find_checkpoint(options.resume_from)
+        manifest = checkpoint.find_checkpoint(options.resume_from, print_status)
         _check_fits(manifest, options, plan)
         if manifest.finished >= epoch_count(options):
             start = RunStart(options.resume_from, manifest.seed, finished=manifest.finished)
@@ -67,7 +69,7 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
             start = RunStart(_new_run(options), manifest.seed, manifest.folder)
     else:
         if options.weights is not None:
-            checkpoint.find_checkpoint(options.weights)
+            checkpoint.find_checkpoint(options.weights, print_status)
         start = RunStart(_new_run(options), options.seed or 0)
     if start.finished is None:
         restart_state.remember_run(start.run)
@@ -76,10 +78,8 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
     return start
 
 
-def build_own_stage(
-    options: RunOptions, plan: LaunchPlan, groups: Groups, start: RunStart
-) -> tuple[WorkerStage, Manifest | None] | None:
-    """(this worker's stage, the checkpoint it was restored from); None for an idle worker. Raises `LaunchError`."""
+def build_own_stage(options: RunOptions, plan: LaunchPlan, groups: Groups, start: RunStart) -> WorkerStage | None:
+    """This worker's stage, before it is restored from a checkpoint; None for an idle worker. Raises `LaunchError`."""
     rank = dist.get_rank()
     if plan.place(rank) is None:
         return None
@@ -89,11 +89,62 @@ def build_own_stage(
         # imported now, so that their memory is not counted as memory of training.
         optimizer_state(stage.training.optimizer, stage.training.trained)
         importlib.import_module("pipeplan_launch.checkpoint.tensor_store")
-    if start.checkpoint is not None:
-        return stage, stage_checkpoint.restore_stage(stage, start.checkpoint)
-    if options.weights is not None:
+    if start.checkpoint is None and options.weights is not None:
         stage_checkpoint.load_weights(checkpoint.find_checkpoint(options.weights), stage.place.program)
-    return stage, None
+    return stage
+
+
+def restore_in_all(
+    stage: WorkerStage | None, options: RunOptions, groups: Groups, start: RunStart
+) -> tuple[RunStart, Manifest | None]:
+    """(the start, the checkpoint that this worker's stage was restored from). Every worker of the run calls this.
+
+    If a worker finds the checkpoint damaged, all go back to the one before it, which the returned start names, and one
+    line says so. Raises `LaunchError`, or `FailedElsewhere` in all workers but one.
+    """
+    while start.checkpoint is not None:
+        manifest, damage = run_in_all(groups.everyone, partial(_restored, stage, start.checkpoint))
+        lowest = first_failure(damage is not None, groups.everyone)
+        if lowest is None:
+            return start, manifest
+        rank = dist.get_rank()
+        earlier = run_in_all(groups.everyone, partial(_start_before, start, options) if rank == 0 else _nothing)
+        earlier = broadcast(earlier, 0, groups.everyone)
+        if rank == lowest and damage is not None:
+            if earlier is None:
+                raise damage
+            print_status(f"{damage}; {checkpoint.GOES_BACK}")
+        elif earlier is None:
+            raise FailedElsewhere
+        start = earlier
+    return start, None
+
+
+def _restored(stage: WorkerStage | None, folder: Path) -> tuple[Manifest | None, DamagedCheckpoint | None]:
+    """(the checkpoint that this worker's stage was restored from, None), or (None, the damage that was found)."""
+    try:
+        return (None if stage is None else stage_checkpoint.restore_stage(stage, folder)), None
+    except DamagedCheckpoint as damage:
+        return None, damage
+
+
+def _start_before(start: RunStart, options: RunOptions) -> RunStart | None:
+    """The start from the last undamaged checkpoint before the start's own; None if there is none, or if the user has
+    named this very checkpoint.
+    """
+    assert start.checkpoint is not None
+    if options.resume_from is not None and options.resume_from.resolve() == start.checkpoint.resolve():
+        return None
+    manifest = checkpoint.checkpoint_before(start.checkpoint, print_status)
+    if manifest is None:
+        return None
+    if not start.continues_other_run:
+        run_folder.reopen_run(start.run, manifest.position.epoch, manifest.position.minibatch)
+    return replace(start, checkpoint=manifest.folder)
+
+
+def _nothing() -> None:
+    return None
 
 
 def epoch_count(options: RunOptions) -> int:
@@ -119,13 +170,13 @@ def _continue_run(run: Path, manifest: Manifest, options: RunOptions, plan: Laun
 def _restart(run: Path, options: RunOptions, plan: LaunchPlan) -> RunStart:
     """Start after a restart: from the run's last checkpoint, or as the first attempt did if there is none."""
     run_folder.lock_run(run)
-    manifest = checkpoint.latest_checkpoint(run)
+    manifest = checkpoint.latest_checkpoint(run, print_status)
     if manifest is not None:
         return _continue_run(run, manifest, options, plan)
     if options.resume_from is None:
         run_folder.reopen_run(run, 0, 0)
         return RunStart(run, options.seed or 0)
-    manifest = checkpoint.find_checkpoint(options.resume_from)
+    manifest = checkpoint.find_checkpoint(options.resume_from, print_status)
     _check_fits(manifest, options, plan)
     run_folder.reopen_run(run, manifest.position.epoch, manifest.position.minibatch)
     return RunStart(run, manifest.seed, manifest.folder)

@@ -58,6 +58,8 @@ class RunOptions:
     """A checkpoint or run folder, of any plan for the same model, from which training resumes in a new run folder."""
     max_minibatches: int | None = None
     """Largest number of minibatches of an epoch."""
+    stop_on_nan: bool = True
+    """Whether training ends at the first loss that is not finite."""
     timeout_s: float = 600.0
     probe_s: float = 2.0
     """Time for measuring links between servers before training, in seconds; 0 for no measurement."""

@@ -16,15 +16,15 @@ def print_status(text: str) -> None:
 class Progress:
     """Prints a progress line every few minibatches of the pipeline. One replica of the last stage has one."""
 
-    def __init__(self, recorder: Recorder, every: int, epochs: int, minibatches: int) -> None:
+    def __init__(self, recorder: Recorder, every: int, epochs: int, minibatches: int, *, warns: bool) -> None:
         """`every`: minibatches of the pipeline between two lines, below 1 for none; `minibatches`: minibatches in an
-        epoch.
+        epoch; `warns`: whether to warn of a loss that is not finite.
         """
         self._recorder = recorder
         self._every = every
         self._epochs = epochs
         self._minibatches = minibatches
-        self._warned = False
+        self._warned = not warns
 
     def __call__(self, step: MinibatchRecord) -> None:
         """Report a minibatch that this worker has finished, if a line is due."""

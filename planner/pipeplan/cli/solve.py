@@ -6,6 +6,7 @@ With `--for TARGET` it also writes the files of another trainer beside the plan.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,8 +24,9 @@ from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InputError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import TARGET_NAMES, refuse_to_overwrite_export, write_export
-from pipeplan.from_options import AUTO, BuiltProblem, build_problem
+from pipeplan.from_options import AUTO, SERVER_ORDERS, BuiltProblem, build_problem
 from pipeplan.planning.choose_minibatch import MinibatchChoice
+from pipeplan.planning.choose_order import OrderChoice
 from pipeplan.planning.choose_schedule import ScheduleChoice
 from pipeplan.planning.fewest_workers import FewestWorkers, search_fewest_workers
 from pipeplan.planning.solve import Outcome, solve
@@ -69,6 +71,13 @@ def write_exported(targeted: TargetedProblem, outcome: Outcome, folder: Path, *,
     shell_complete=complete_words("none", "bounded", "any"),
     help="With --schedule auto: how stale weights may be.",
 )
+@click.option(
+    "--server-order",
+    metavar="ANY|LISTED",
+    default="any",
+    shell_complete=complete_words(*SERVER_ORDERS),
+    help="Where servers differ: whether pipelines may run through them in any order, or only as listed.",
+)
 @click.option("--fewest-workers", metavar="5%", help="Use as few workers as come this close to the best pace.")
 @output_folder(Path("plan"))
 @force_option
@@ -79,6 +88,7 @@ def write_exported(targeted: TargetedProblem, outcome: Outcome, folder: Path, *,
 def command(
     batch: int | None,
     staleness: str,
+    server_order: str,
     fewest_workers: str | None,
     minibatch: str | None,
     target_name: str | None,
@@ -120,6 +130,7 @@ def command(
             batch=batch,
             staleness=staleness,
             target=target_name,
+            server_order=server_order.lower(),
             maximum_cuts=settings.maximum_cuts,
             deadline=deadline,
             **checked_option_fields(arguments | {"target_name": target_name}),
@@ -167,7 +178,7 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
     note(source.text, dim=True)
     if warning := device_mismatch(built.problem.profile, built.problem.cluster):
         note(warning)
-    chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes)]
+    chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes), *_order_lines(built.orders)]
     for line in [
         *chosen,
         *([BY_ONE_SOLVER] if chosen else []),
@@ -208,6 +219,20 @@ def _choice_line(choice: ScheduleChoice) -> str:
     per_update = f", {choice.problem.options.accumulate} minibatches" if choice.problem.options.accumulate else ""
     rate = _rate_text(None if choice.sample_s is None else 1 / choice.sample_s, choice.config, choice.in_time)
     return f"  {choice.schedule}{per_update} of {choice.minibatch}: {rate}"
+
+
+def _order_lines(orders: Sequence[OrderChoice]) -> list[str]:
+    """One line on the order of the servers; none where there was nothing to choose."""
+    if not orders:
+        return []
+    best, number = orders[0], len(orders)
+    tried = f"{number} orders of the servers were tried" if all(one.in_time for one in orders) else "time was short"
+    listed = next(one for one in orders if one.order == tuple(sorted(one.order)))
+    if best is listed or best.pace_s is None:
+        return [f"  servers as listed ({tried})"]
+    gain = "which has no plan" if listed.pace_s is None else f"{listed.pace_s / best.pace_s:.2f} x the pace"
+    numbers = ", ".join(str(server) for server in best.order)
+    return [f"  servers in the order {numbers} of the cluster file: {gain} of the listed order ({tried})"]
 
 
 def _rate_text(samples_per_s: float | None, config: str, in_time: bool) -> str:

@@ -83,6 +83,8 @@ class Server:
     it is not."""
     price_per_hour: float | None = None
     """Price of this server for one hour, in any currency; None where it is not known."""
+    name: str = ""
+    """What people call this server, such as its host name. It makes no difference to planning."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -95,9 +97,14 @@ class Server:
         return (self.device, replace(self.inside, source="")) == (other.device, replace(other.inside, source=""))
 
     def same_as(self, other: Server) -> bool:
-        """Whether the two servers are equal in everything but the source of their figures."""
+        """Whether the two servers are equal in everything but their names and the source of their figures."""
         outside, other_outside = (self.card, self.price_per_hour), (other.card, other.price_per_hour)
         return self.computes_like(other) and outside == other_outside
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON, `name` only where there is one."""
+        content = asdict(self) | {"device": self.device.to_json()}
+        return {name: value for name, value in content.items() if name != "name" or value}
 
 
 @dataclass(frozen=True)
@@ -318,7 +325,7 @@ class Cluster:
             "levels": [asdict(level) for level in self.levels],
         }
         if self.machines:
-            content["servers"] = [asdict(machine) | {"device": machine.device.to_json()} for machine in self.machines]
+            content["servers"] = [machine.to_json() for machine in self.machines]
         if self.server_price is not None:
             content["server_price"] = self.server_price
         return content

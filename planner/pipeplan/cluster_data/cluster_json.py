@@ -20,12 +20,13 @@ def cluster_from_json(node: Node) -> Cluster:
 
 
 def _server(node: Node) -> Server:
-    price = node.get("price_per_hour")
+    price, name = node.get("price_per_hour"), node.get("name")
     return Server(
         device=_device(node["device"]),
         inside=_level(node["inside"]),
         card=node["card"].number(),
         price_per_hour=price.number() if price else None,
+        name=name.text() if name else "",
     )
 
 

@@ -119,11 +119,14 @@ def _devices(node: Node) -> dict[str, Device]:
 
 def _servers(node: Node, devices: dict[str, Device]) -> list[Server]:
     """The servers of one [[server]] table: `count` equal ones."""
-    node.refuse_others({"count", "device", "devices", "card", "price_per_hour", *_LINK_FIELDS})
+    node.refuse_others({"name", "count", "device", "devices", "card", "price_per_hour", *_LINK_FIELDS})
     name, repeated, card = node["device"].text(), node.get("count"), node.get("card")
     if name not in devices:
         node["device"].fail(f"there is no device {name!r}; {did_you_mean(name, list(devices))}")
+    called = node.get("name")
     count = repeated.integer(minimum=1) if repeated else 1
+    if called and count > 1:
+        called.fail(f"one name stands for {count} servers: give each server a table of its own")
     if count > MOST_SERVERS:
         node["count"].fail(f"at most {MOST_SERVERS} servers can be listed, found {count}")
     inside = _links(node, "server", node["devices"].integer(minimum=1))
@@ -132,7 +135,7 @@ def _servers(node: Node, devices: dict[str, Device]) -> list[Server]:
     outward = parse_rate(card.value, card.where) if card else 0.0
     if card and not outward:
         card.fail("zero bandwidth; say what the card carries, such as '10 Gbit/s'")
-    return [Server(devices[name], inside, outward, _price(node))] * count
+    return [Server(devices[name], inside, outward, _price(node), called.text() if called else "")] * count
 
 
 def _price(node: Node) -> float | None:
@@ -206,7 +209,8 @@ def _heterogeneous_lines(cluster: Cluster) -> list[str]:
     for device in devices.values():
         lines += ["", "[[device]]", *_device_lines(device)]
     for machine, run in itertools.groupby(cluster.machines):
-        lines += _server_lines(machine, len(list(run)))
+        servers = list(run)
+        lines += _server_lines(machine, len(servers)) if not machine.name else _server_lines(machine, 1) * len(servers)
     for level in cluster.levels[1:]:
         lines += _level_lines(level)
     return lines
@@ -220,7 +224,8 @@ def _device_lines(device: Device) -> list[str]:
 
 
 def _server_lines(machine: Server, count: int) -> list[str]:
-    lines = ["", "[[server]]", *([f"count = {count}"] if count > 1 else [])]
+    lines = ["", "[[server]]", *([f"name = {_text(machine.name)}"] if machine.name else [])]
+    lines += [f"count = {count}"] if count > 1 else []
     lines += [f"device = {_text(machine.device.name)}", f"devices = {machine.inside.count}"]
     lines += _link_lines(machine.inside)
     if machine.card:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pipeplan._version import __version__
 from pipeplan.cluster_data import cluster_json
+from pipeplan.cluster_data.cluster import Server
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import INFERENCE
@@ -40,6 +41,8 @@ class TemplateContext:
     servers: int
     server_sizes: tuple[int, ...]
     """Workers on every server, idle ones included, in the order of the servers' numbers."""
+    server_list: tuple[str, ...]
+    """A description of every server, on one line each; empty where all are the same."""
     uneven: bool
     """Whether servers differ in the number of their workers."""
     workers: int
@@ -92,6 +95,7 @@ class TemplateContext:
             inference=plan.inference,
             servers=cluster.servers,
             server_sizes=sizes,
+            server_list=tuple(_described(machine) for machine in cluster.machines),
             uneven=len(set(sizes)) > 1,
             workers=sum(sizes),
             workers_per_server=cluster.workers_per_server,
@@ -109,6 +113,12 @@ class TemplateContext:
     def variables(self) -> dict[str, Any]:
         """The variables by name, as a template takes them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _described(server: Server) -> str:
+    """The name, number and kind of a server's devices, for a comment."""
+    devices = f"{server.inside.count} x {server.device.name}"
+    return " ".join(one_line(f"{server.name}: {devices}" if server.name else devices).split())
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from pipeplan.rendering.launchers import LOCAL
 from pipeplan.rendering.plan_json import FORMAT_VERSION, plan_document, result_document, stage_documents
 from pipeplan.rendering.templates import load_template, render_user_template
 from pipeplan.util.files import Node, write_json, write_text
+from pipeplan_launch.checked_json import with_checksum
 
 if TYPE_CHECKING:
     from pipeplan.planning.solve import Outcome
@@ -69,7 +70,7 @@ def _write_files(outcome: Outcome, scratch: Path) -> None:
     document = plan_document(outcome)
     write_json(scratch / "plan.json", document)
     for index, stage in enumerate(stage_documents(outcome)):
-        write_json(scratch / "stages" / f"stage-{index}.json", stage)
+        write_text(scratch / "stages" / f"stage-{index}.json", with_checksum(stage, indent=1))
     write_text(scratch / LOCAL.file_name, launch_script(document), mode=LOCAL.mode)
 
 

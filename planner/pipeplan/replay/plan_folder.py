@@ -11,7 +11,8 @@ from pipeplan.plan.plan import Plan
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replay.predicted_links import Rings
 from pipeplan.replay.scaling import Scaling
-from pipeplan.util.files import Node, read_document, write_json
+from pipeplan.util.files import Node, read_document, write_text
+from pipeplan_launch.checked_json import with_checksum
 
 LEAST_LAYER_S = 0.002
 """Least forward time of an emulated layer, in seconds of the emulation. Shorter neighbours are merged."""
@@ -43,7 +44,7 @@ def write_folder(
             "links": None,
             "prediction": {"minibatch_s": prediction["minibatch_s"].number() * scaling.time_by},
         }
-        write_json(folder / "stages" / f"stage-{index}.json", document | changes)
+        write_text(folder / "stages" / f"stage-{index}.json", with_checksum(document | changes, indent=1))
 
 
 def _update_s(plan: Plan, prediction: Node) -> float:

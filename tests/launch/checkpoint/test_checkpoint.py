@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from saved import model_of, save
+from saved import model_of, rewrite, save
 from torch import Tensor
 
+from pipeplan_launch.checked_json import is_unchanged
 from pipeplan_launch.checkpoint import checkpoint, tensor_store
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position, read_manifest
 from pipeplan_launch.errors import LaunchError
@@ -177,24 +178,61 @@ def test_a_damaged_manifest_is_one_line(tmp_path: Path) -> None:
     content = json.loads(text)
     for key in content:
         for value in (None, [], {}, -1, "x", [1], {"x": 1}, [{}], 2**80):
-            path.write_text(json.dumps({**content, key: value}))
+            rewrite(path, {**content, key: value})
             try:
                 latest(tmp_path)
             except LaunchError:
                 continue
-            assert key in ("state_dict", "tensors", "seed", "plan") or value == {"x": 1} or value == {}, (key, value)
+            assert key in ("state_dict", "tensors", "seed", "plan", "checksum") or value == {"x": 1} or value == {}, (
+                key,
+                value,
+            )
     path.write_text("[" * 100_000)
     with pytest.raises(LaunchError, match="cannot be read"):
         latest(tmp_path)
 
 
-def test_the_one_before_is_named(tmp_path: Path) -> None:
-    before = save(tmp_path, tensors(), Position(0, 1, 10))
-    (save(tmp_path, tensors(), Position(0, 2, 10)) / "manifest.json").write_text("")
-    with pytest.raises(
-        LaunchError, match=f"cannot be read: .*; the previous checkpoint is {before}, for --resume-from"
-    ):
-        latest(tmp_path)
+def test_every_flipped_bit_of_a_manifest_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, tensors(), state_dict={"a": "a", "b": "b"}) / "manifest.json"
+    whole = path.read_bytes()
+    assert is_unchanged(whole)
+    for place in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        assert not is_unchanged(bytes(flipped)), place
+        if place % 101 == 0:
+            path.write_bytes(flipped)
+            with pytest.raises(LaunchError) as caught:
+                latest(tmp_path)
+            assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("damage", ["manifest", "size"])
+def test_the_one_before_takes_the_place_of_a_damaged_one(tmp_path: Path, damage: str) -> None:
+    before = [save(tmp_path, tensors(), Position(0, number, 10)) for number in (1, 2)][-1]
+    last = save(tmp_path, tensors(), Position(0, 3, 10))
+    path = last / "manifest.json" if damage == "manifest" else next(last.glob("*.distcp"))
+    path.write_bytes(path.read_bytes()[:-1])
+    notes: list[str] = []
+    found = checkpoint.latest_checkpoint(tmp_path, notes.append)
+    assert found is not None
+    assert found.folder == before
+    (line,) = notes
+    assert line.startswith(str(path))
+    assert line.endswith("; going back to the checkpoint before it")
+
+
+def test_a_checkpoint_with_finite_losses_stays(tmp_path: Path) -> None:
+    """Checkpoints of a training whose loss is lost do not take their places, nor does a damaged one."""
+    save(tmp_path, tensors(), Position(0, 1, 10), history=History([], 1.0, 1))
+    good = [save(tmp_path, tensors(), Position(0, number, 10), history=History([], 2.0, 2)) for number in (2, 3)]
+    bad = [save(tmp_path, tensors(), Position(0, at, 10), history=History([], float("nan"), at)) for at in (4, 5, 6)]
+    assert checkpoint.complete_checkpoints(tmp_path) == [*good, *bad[1:]]
+    results = [{"epoch": 1, "loss": None}]
+    epoch = [save(tmp_path, tensors(), Position(0, 10, 10), history=History(results))]
+    assert checkpoint.complete_checkpoints(tmp_path) == [*good, bad[-1], *epoch]
+    finite = [save(tmp_path, tensors(), Position(1, at, 10), history=History(results, 1.0, at)) for at in (1, 2)]
+    assert checkpoint.complete_checkpoints(tmp_path) == finite
 
 
 def test_files_that_were_exchanged_are_noticed(tmp_path: Path) -> None:
@@ -274,11 +312,11 @@ def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path, caplog: p
     ):
         changed = json.loads(json.dumps(content))
         changed["tensors"][f"{MODEL_PREFIX}a"] |= change
-        path.write_text(json.dumps(changed))
+        rewrite(path, changed)
         with pytest.raises(LaunchError, match=message):
             model_of(latest(tmp_path))
     for name in ("../x", "a/b"):
-        path.write_text(json.dumps({**content, "files": {name: 1}}))
+        rewrite(path, {**content, "files": {name: 1}})
         with pytest.raises(LaunchError, match="is not the name of a file beside it"):
             latest(tmp_path)
     assert not [one for one in caplog.records if one.name.startswith("torch.")], "torch says nothing of its own"

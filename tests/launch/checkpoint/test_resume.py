@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 import torch
 from extents import slow_but_for
-from saved import marks, model_of, save
+from saved import marks, model_of, rewrite, save
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from toy_faults import NAN_FROM
 from toy_workers import Toy, initial, initial_buffers, run_plan, stage_contents, write_plan
 
 from pipeplan_launch import export
 from pipeplan_launch.checkpoint import checkpoint
-from pipeplan_launch.checkpoint.manifest import History, Position
+from pipeplan_launch.checkpoint.manifest import History, Position, read_manifest
+from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime import run_start
@@ -52,6 +55,13 @@ def train(folder: Path, toy: Toy, replicas: Sequence[int], *arguments: str, **pl
 def epochs(run: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((run / "summary.json").read_text())["epochs"]
     return found
+
+
+def steps(run: Path, ranks: Iterable[int]) -> list[dict[str, Any]]:
+    """The metrics of these ranks."""
+    return [
+        json.loads(line) for rank in ranks for line in (run / f"metrics/rank-{rank}.jsonl").read_text().splitlines()
+    ]
 
 
 def lines(run: Path, first_rank: int) -> list[tuple[int, int, float]]:
@@ -220,7 +230,7 @@ def test_refusals_come_before_anything_is_made(
     tmp_path: Path, whole: Path, options: dict[str, Any], message: str
 ) -> None:
     other = save(tmp_path / "other", {"model.x": torch.zeros(1)}) / "manifest.json"
-    other.write_text(other.read_text().replace("sha256:toy", "sha256:another"))
+    rewrite(other, json.loads(other.read_text().replace("sha256:toy", "sha256:another")))
     paths = {"RUN": whole, "NONE": tmp_path / "none", "OTHER": other.parent}
     given = {name: paths.get(value, value) if isinstance(value, str) else value for name, value in options.items()}
     plan = load_plan(write_plan(tmp_path / "plan", stage_contents([1], mode=given.pop("mode", "training"))))
@@ -286,17 +296,75 @@ def test_a_run_becomes_a_state_dict(tmp_path: Path, whole: Path) -> None:
     assert all(torch.equal(value, expected[name]) for name, value in content.items())
 
 
-def test_a_damaged_checkpoint_is_one_line(tmp_path: Path, whole: Path) -> None:
-    """In every stage, and only one says so."""
+def _damage(folder: Path) -> None:
+    """Lose what the worker of the last stage wrote."""
+    (path,) = folder.glob("__2_*.distcp")
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def test_a_damaged_checkpoint_is_left_for_the_one_before(tmp_path: Path, whole: Path) -> None:
+    """In every stage, and only one says so; the run goes on as from an undamaged one."""
+    runs = [tmp_path / "damaged", tmp_path / "undamaged"]
+    for run in runs:
+        shutil.copytree(whole, run)
+    last = checkpoint.complete_checkpoints(runs[0])[-1]
+    _damage(last)
+    said = [train(tmp_path, TOY, [2, 1], "--epochs", "3", *EVERY, "--resume", "--run-dir", str(run)) for run in runs]
+    assert said[0].count("going back to the checkpoint before it") == 1
+    assert str(last) in next(line for line in said[0].splitlines() if "going back" in line)
+    assert "after epoch 2, minibatch 18" in said[0]
+    assert marks(runs[0]) == marks(runs[1])
+    assert lines(runs[0], 2) == lines(runs[1], 2)
+
+
+def test_a_checkpoint_that_was_named_has_no_other_in_its_place(tmp_path: Path, whole: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(whole, copy)
-    (path,) = checkpoint.complete_checkpoints(copy)[-1].glob("__2_*.distcp")
-    path.write_bytes(bytes(path.stat().st_size))
-    statuses, said = launch(tmp_path, TOY, [2, 1], "--epochs", "3", "--resume", "--run-dir", str(copy))
+    last = checkpoint.complete_checkpoints(copy)[-1]
+    _damage(last)
+    statuses, said = launch(tmp_path, TOY, [2, 1], "--epochs", "3", "--resume-from", str(last))
     assert statuses == [2, 2, 2]
     (line,) = said.splitlines()
     assert line.startswith("error: ")
     assert "reading" in line
+
+
+def test_a_restart_leaves_a_damaged_checkpoint_too(
+    tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, store = tmp_path / "copy", HashStore()
+    shutil.copytree(whole, copy)
+    before, last = checkpoint.complete_checkpoints(copy)
+    (last / "manifest.json").write_text("{")
+    attempt = Attempt(2, store, store, 0, 1)
+    attempt.remember_run(copy)
+    plan = load_plan(write_plan(tmp_path / "plan", stage_contents([1])))
+    start = run_start.decide_start(RunOptions(tmp_path / "plan", epochs=3), plan, attempt)
+    assert (start.run, start.checkpoint) == (copy, before)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("going back to the checkpoint before it")
+
+
+@pytest.mark.parametrize(("replicas", "epoch", "minibatch"), [([1, 2], 2, 1), ([1, 1], 1, NAN_FROM)])
+def test_training_stops_where_the_loss_is_lost(tmp_path: Path, replicas: list[int], epoch: int, minibatch: int) -> None:
+    """At the same minibatch everywhere, and no checkpoint is made of the weights from there on."""
+    statuses, said = launch(tmp_path, Toy(loss="nan-later"), replicas, "--epochs", "9", *EVERY)
+    assert statuses == [2] * sum(replicas)
+    (line,) = (line for line in said.splitlines() if line.startswith("error"))
+    assert line.startswith(f"error: the loss became non-finite in epoch {epoch}/9, minibatch {minibatch}/20, and"), said
+    found = checkpoint.complete_checkpoints(tmp_path / "run")
+    assert found, "checkpoints from before"
+    assert str(found[-1]) in line
+    assert all(read_manifest(folder).history.is_finite for folder in found)
+    done = {(line["epoch"], line["minibatch"]) for line in steps(tmp_path / "run", range(1))}
+    assert done == {(line["epoch"], line["minibatch"]) for line in steps(tmp_path / "run", range(1, sum(replicas)))}
+
+
+def test_who_trains_on_keeps_the_checkpoints_from_before(tmp_path: Path) -> None:
+    said = train(tmp_path, Toy(loss="nan-later"), [1, 1], "--epochs", "2", *EVERY, "--on-nan", "warn")
+    assert said.count("warning: the loss became non-finite") == 1
+    found = [read_manifest(folder).history.is_finite for folder in checkpoint.complete_checkpoints(tmp_path / "run")]
+    assert found == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy_workers import stage_contents, write_plan
 
+from pipeplan_launch.checked_json import with_checksum
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.stage_files import load_plan
 
@@ -133,3 +135,21 @@ def test_refuses_too_many_digits(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="damaged or truncated") as caught:
         load_plan(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_every_flipped_bit_of_a_stage_file_is_refused_or_means_the_same(tmp_path: Path) -> None:
+    """A file with a checksum. Only the checksum's own name may be damaged, since the rest is whole then."""
+    contents = stage_contents([1])
+    path = write_plan(tmp_path, contents) / "stages" / "stage-0.json"
+    whole = with_checksum(contents[0], indent=1).encode()
+    path.write_bytes(whole)
+    plan = load_plan(tmp_path)
+    accepted = 0
+    for place in range(0, 8 * len(whole), 3):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with suppress(LaunchError):
+            assert load_plan(tmp_path) == plan
+            accepted += 1
+    assert accepted <= 8 * len('"checksum"')

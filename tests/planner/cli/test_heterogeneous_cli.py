@@ -109,3 +109,37 @@ def test_a_file_is_listed_as_it_was_understood(run: Run) -> None:
     for expected in ("1 × 1 small", "2 × 2 big", "1 / 2 a server at 8 Gbit/s", "3 a cluster at 10 / 2 Gbit/s", "6.00"):
         assert expected in done.out
     assert run("clusters", "nowhere.toml").code == 2
+
+
+def test_servers_are_put_in_the_best_order(run: Run) -> None:
+    Path("named.toml").write_text(
+        MIXED.replace('[[server]]\ndevice = "small"', '[[server]]\nname = "old"\ndevice = "small"')
+    )
+    listed = run("solve", "--cluster", "named.toml", "--straight", "--server-order", "listed", "-o", "listed")
+    best = run("solve", "--cluster", "named.toml", "--straight", "-o", "best")
+    assert (listed.code, best.code) == (0, 0), listed.err + best.err
+    paces = {
+        name: json.loads(Path(name, "plan.json").read_text())["prediction"]["minibatch_s"]
+        for name in ("listed", "best")
+    }
+    assert paces["best"] <= paces["listed"]
+    assert "3 orders of the servers were tried" in best.err
+    assert "orders of the servers" not in listed.err
+    assert run("check", "best", "--require-proof").code == 0
+    script = Path("listed/launch.sh").read_text()
+    assert "NODE_RANK=0: old: 1 x small" in script
+    assert "in any order" not in script
+
+
+def test_a_wrong_server_order_is_one_line(run: Run) -> None:
+    done = run("solve", "--cluster", "mixed.toml", "--server-order", "fastest")
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert "there is no server order 'fastest'" in done.err
+
+
+def test_a_name_is_for_one_server(run: Run) -> None:
+    Path("named.toml").write_text(MIXED.replace("count = 2", 'count = 2\nname = "both"'))
+    done = run("solve", "--cluster", "named.toml")
+    assert done.code == 2
+    assert "one name stands for 2 servers" in done.err

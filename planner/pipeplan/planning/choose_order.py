@@ -1,0 +1,156 @@
+"""The best order of the servers of a heterogeneous cluster, in which a pipeline runs through them.
+
+A plan puts its stages on workers of increasing numbers, and the servers number them in their order. Where servers
+differ, another order gives another space of plans. Equal servers, and equal components of a level, need no exchange.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.errors import InfeasibleError
+from pipeplan.planning.fast import best_plan
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
+
+MOST_ORDERS = 120
+"""At most so many orders are tried, beginning with the listed one: all orders of five servers that differ."""
+
+
+@dataclass(frozen=True)
+class OrderChoice:
+    """The best plan of one order of the servers."""
+
+    problem: Problem
+    order: tuple[int, ...]
+    """For every server in this order, its number in the cluster as it was listed."""
+    pace_s: float | None
+    """Seconds per minibatch of the best plan; None if no plan fits."""
+    config: str
+    in_time: bool = True
+    """Whether there was time enough to find a plan, or that there is none."""
+
+
+def choose_order(
+    problem: Problem, maximum_cuts: int, deadline: Deadline = NO_DEADLINE
+) -> tuple[Problem, list[OrderChoice]]:
+    """The problem with its servers in the best order, and the results of all orders that were tried, best first.
+
+    Among equally fast orders the listed one is taken, else the first. The orders share the time until the deadline.
+    A uniform cluster has one order; the list is empty then. Raises `InfeasibleError` if no order has a plan.
+    """
+    orders = list(itertools.islice(distinct_orders(problem.cluster), MOST_ORDERS))
+    if len(orders) == 1:
+        return problem, []
+    choices = []
+    for number, order in enumerate(orders):
+        ordered = replace(problem, cluster=in_order(problem.cluster, order))
+        ends, in_time, best = deadline.share(1 / (len(orders) - number)), True, None
+        try:
+            best = best_plan(ordered, enumerate_cuts(ordered, maximum_cuts, ends.share(0.5)), deadline=ends)
+        except OutOfTime:
+            in_time = False
+        pace, config = (None, "") if best is None else (best.pace_s, best.plan.config)
+        choices.append(OrderChoice(ordered, order, pace, config, in_time))
+    if all(choice.pace_s is None for choice in choices):
+        if all(choice.in_time for choice in choices):
+            raise InfeasibleError(f"no order of the servers has a plan that fits: tried {len(choices)}")
+        return problem, choices
+    least = min(choice.pace_s for choice in choices if choice.pace_s is not None)
+    best_choice = next(c for c in choices if c.pace_s is not None and c.pace_s <= least * (1 + 1e-9))
+    choices.sort(key=lambda choice: (choice is not best_choice, math.inf if choice.pace_s is None else choice.pace_s))
+    return best_choice.problem, choices
+
+
+def in_order(cluster: Cluster, order: Sequence[int]) -> Cluster:
+    """The cluster with its servers in this order, given by their numbers. Servers without a name get one that keeps
+    their old number, if their number changes."""
+    if list(order) == list(range(len(order))):
+        return cluster
+    machines = [
+        machine if machine.name else replace(machine, name=f"server {number} of the cluster file")
+        for number, machine in enumerate(cluster.machines)
+    ]
+    return Cluster.of_servers(cluster.name, [machines[number] for number in order], cluster.levels[1:])
+
+
+def distinct_orders(cluster: Cluster) -> Iterator[tuple[int, ...]]:
+    """The orders of the servers in which planning may differ, as numbers of servers; each is given once.
+
+    Only components that the same component joins are exchanged, so that every level keeps its members, and of the
+    orders that exchange equal components one is given. The listed order comes first, then those in which equal
+    components follow each other, then all others.
+    """
+    if cluster.uniform:
+        yield ()
+        return
+    whole = _component(cluster, range(len(cluster.machines)), len(cluster.levels) - 1)
+    listed = tuple(range(len(cluster.machines)))
+    yield listed
+    seen = {listed}
+    for order in itertools.chain(_orders(whole, grouped=True), _orders(whole, grouped=False)):
+        if order not in seen:
+            seen.add(order)
+            yield order
+
+
+@dataclass(frozen=True)
+class _Component:
+    """A server, or the components that a level joins."""
+
+    kind: tuple[object, ...]
+    """Equal where two components differ in nothing but their order inside."""
+    servers: tuple[int, ...]
+    parts: tuple[_Component, ...] = ()
+
+
+def _component(cluster: Cluster, servers: Sequence[int], level: int) -> _Component:
+    """The component of so many levels above the server that holds these servers."""
+    if level == 0:
+        machine = cluster.machines[servers[0]]
+        first = next(number for number, other in enumerate(cluster.machines) if other.same_as(machine))
+        return _Component((first,), tuple(servers))
+    size = len(servers) // cluster.levels[level].count
+    slices = [servers[start : start + size] for start in range(0, len(servers), size)]
+    parts = tuple(_component(cluster, part, level - 1) for part in slices)
+    kind: tuple[object, ...] = tuple(sorted((part.kind for part in parts), key=repr))
+    return _Component(kind, tuple(servers), parts)
+
+
+def _orders(component: _Component, *, grouped: bool) -> Iterator[tuple[int, ...]]:
+    """The distinct orders of the servers of a component; with `grouped` equal parts follow each other."""
+    if not component.parts:
+        yield component.servers
+        return
+    for arranged in _arrangements(component.parts, grouped=grouped):
+        yield from _inner_orders(arranged, grouped=grouped)
+
+
+def _inner_orders(parts: Sequence[_Component], *, grouped: bool) -> Iterator[tuple[int, ...]]:
+    """The orders of all servers of the parts, which keep their places."""
+    if not parts:
+        yield ()
+        return
+    for first in _orders(parts[0], grouped=grouped):
+        for rest in _inner_orders(parts[1:], grouped=grouped):
+            yield first + rest
+
+
+def _arrangements(parts: Sequence[_Component], *, grouped: bool) -> Iterator[list[_Component]]:
+    """The permutations of the parts that differ in kind at some place; the given one comes first, unless `grouped`."""
+    kinds = {part.kind: [other for other in parts if other.kind == part.kind] for part in parts}
+    if grouped:
+        for permuted in itertools.permutations(kinds.values()):
+            yield list(itertools.chain.from_iterable(permuted))
+        return
+    if not parts:
+        yield []
+    for alike in kinds.values():
+        remaining = [part for part in parts if part is not alike[0]]
+        for rest in _arrangements(remaining, grouped=False):
+            yield [alike[0], *rest]
