@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeplan.cost import contention, depths
@@ -27,6 +27,9 @@ from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
+
+_SELECTED_SHARE = 0.2
+"""The share of the time that is left that each space of plans may take for a search on few cuts."""
 
 
 @dataclass
@@ -51,6 +54,10 @@ class _BestSoFar:
 
         return report
 
+    def excludes(self, bound_s: float) -> bool:
+        """Whether a space of plans with paces of at least so many seconds has none that is faster than the best."""
+        return self.best is not None and bound_s >= self.best[0]
+
     def stop(self, bound_s: float) -> None:
         """Leave out a space of plans whose paces are at least so many seconds, because Ctrl-C came."""
         self.finished, self.interrupted = False, True
@@ -74,41 +81,74 @@ def _search_spaces(
 ) -> None:
     """Search all spaces of plans, one after another."""
     spaces, options = plan_spaces(problem), problem.options
-    floors = [space.floor(problem) for space in spaces]
+    floors = {space: space.floor(problem) for space in spaces}
+    searches = {space: PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort) for space in spaces}
+    _search_selected_cuts(problem, searches, floors, so_far)
     # Without a memory limit the number of copies makes no difference to one of them, unless they share something.
     shares = options.max_workers is not None or (problem.training and options.schedule in ACCUMULATING)
     without_memory: dict[PlanSpace, BisectionResult[FoundPipeline]] = {}
     for number, space in enumerate(spaces):
         known = None if shares else without_memory.get(replace(space, copies=1))
-        low = floors[number] if known is None else space.pace(problem, known.low)
-        if so_far.best is not None and low >= so_far.best[0]:
+        low = floors[space] if known is None else space.pace(problem, known.low)
+        if so_far.excludes(low):
             so_far.regions.append(Region(space, None, low))
             continue
         if so_far.interrupted:
             so_far.stop(low)
             continue
-        report = so_far.watch(problem, space, min(floors[number + 1 :], default=float("inf")))
-        searches = PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort, report=report)
-        if so_far.best is not None:
-            searches.below = _inner_limit(problem, space, so_far.best[0] * (1 - PRECISION))
+        one, others = searches[space], [floors[other] for other in spaces[number + 1 :]]
+        one.report = so_far.watch(problem, space, min(others, default=float("inf")))
+        one.below = _below(problem, space, so_far)
         if known is not None and known.best is not None:
-            searches.without_memory = replace(known)
+            one.without_memory = replace(known)
         elif known is not None:
-            searches.above = known.low
+            one.above = known.low
+        if options.flushes:
+            # Every space gets a bound of its own, even where there is no time to search all of them to the end.
+            one.deadline = Deadline(deadline).share(1 / (1 + sum(not so_far.excludes(floor) for floor in others))).at
         try:
-            so_far.add(problem, space, searches.best())
+            so_far.add(problem, space, one.best())
         except KeyboardInterrupt:
             so_far.stop(low)
-        if searches.found_without_memory is not None:
-            without_memory[replace(space, copies=1)] = searches.found_without_memory
+        if one.found_without_memory is not None:
+            without_memory[replace(space, copies=1)] = one.found_without_memory
 
 
-def _inner_limit(problem: Problem, space: PlanSpace, pace_s: float) -> float:
-    """The pace of one copy, or with a flush the time between its updates, above which all copies exceed a pace."""
-    options = problem.options
-    if options.flushes and options.accumulate is not None:
-        return pace_s * options.accumulate
-    return space.inner_pace(problem, pace_s) or 0.0
+def _search_selected_cuts(
+    problem: Problem,
+    searches: Mapping[PlanSpace, PipelineSearches],
+    floors: Mapping[PlanSpace, float],
+    so_far: _BestSoFar,
+) -> None:
+    """Find a fast plan under a flush schedule on few cuts first: all other searches look below it."""
+    if not problem.options.flushes:
+        return
+    for space, search in searches.items():
+        if so_far.excludes(floors[space]):
+            continue
+        if not search.has_many_cuts or so_far.interrupted:
+            return
+        search.below = _below(problem, space, so_far)
+        whole, search.deadline = search.deadline, Deadline(search.deadline).share(_SELECTED_SHARE).at
+        try:
+            found = search.quick_batch()
+        except KeyboardInterrupt:
+            so_far.stop(space.pace(problem, 0.0))
+            return
+        search.deadline = whole
+        if found.interrupted:
+            so_far.stop(space.pace(problem, 0.0))
+        if found.best is not None:
+            so_far.best = space.pace(problem, found.high), space, found.best
+
+
+def _below(problem: Problem, space: PlanSpace, so_far: _BestSoFar) -> float:
+    """The pace of one copy, or with a flush the time between its updates, that a pipeline of a space has to beat."""
+    if so_far.best is None:
+        return float("inf")
+    if problem.options.flushes:
+        return so_far.best[0] * minibatches_of(problem)
+    return space.inner_pace(problem, so_far.best[0] * (1 - PRECISION)) or 0.0
 
 
 def _search_grids(

@@ -25,10 +25,9 @@ import numpy as np
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import StateCounts
+from pipeplan.solvers.dp.dominance import undominated_rows
 from pipeplan.solvers.dp.topology import ComponentLayout
 
-# The number of states that are compared with all kept states at a time.
-_CHUNK = 128
 _COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source", "ways")
 # Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
 _BLOCK = 32
@@ -150,16 +149,9 @@ def undominated_states(states: SearchStates, layout: ComponentLayout, counting: 
     extra = states.demand if states.extra is None else states.extra
     order = np.lexsort((states.level, states.stages, states.workers, extra, states.demand, -states.first))
     states = states.take(order)
-    kept = np.zeros(len(states), dtype=bool)
-    for begin in range(0, len(states), _CHUNK):
-        chunk = slice(begin, min(begin + _CHUNK, len(states)))
-        inside = dominates(states, chunk, chunk, layout, counting)
-        lost = np.triu(inside, 1).any(axis=0)
-        before = np.flatnonzero(kept[:begin])
-        if len(before):
-            lost |= dominates(states, before, chunk, layout, counting).any(axis=0)
-        kept[chunk] = ~lost
-    return states.take(kept)
+    return states.take(
+        undominated_rows(len(states), lambda some, others: dominates(states, some, others, layout, counting))
+    )
 
 
 def _least_demands(states: SearchStates, levels: int) -> Ints:
@@ -175,9 +167,7 @@ def _least_demands(states: SearchStates, levels: int) -> Ints:
     return np.sort(rows[rows >= 0])
 
 
-def dominates(
-    states: SearchStates, some: Ints | slice, others: slice, layout: ComponentLayout, counting: StateCounts
-) -> Flags:
+def dominates(states: SearchStates, some: Ints, others: Ints, layout: ComponentLayout, counting: StateCounts) -> Flags:
     """Flags of shape (some, others): whether each of `some` dominates each of `others`."""
     first, other_first = states.first[some][:, None], states.first[others][None, :]
     joined = np.maximum(states.level[others], layout.joins[states.first[others]])[None, :]
