@@ -19,16 +19,19 @@ outside stay where they are, and the component that joins them with the next sta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import StateCounts
-from pipeplan.solvers.dp.dominance import undominated_rows
 from pipeplan.solvers.dp.topology import ComponentLayout
 
 _COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source", "ways")
+# Rows are compared in chunks that grow, and with the kept rows in pieces.
+_FIRST_CHUNK, _LARGEST_CHUNK = 8, 512
+_KEPT_PIECE = 256
 # Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
 _BLOCK = 32
 
@@ -48,8 +51,7 @@ class SearchStates:
     @staticmethod
     def of(columns: dict[str, Ints], demand: Floats, extra: Floats | None = None) -> SearchStates:
         """The states with the given columns, by name."""
-        nothing = np.zeros(len(demand), dtype=np.intp)
-        return SearchStates(np.stack([columns.get(name, nothing) for name in _COLUMNS]), demand, extra)
+        return SearchStates(np.stack([columns[name] for name in _COLUMNS]), demand, extra)
 
     @staticmethod
     def start(workers: int) -> SearchStates:
@@ -138,6 +140,29 @@ class SearchStates:
     def ways(self) -> Ints:
         """The class of that stage's placement by its links (`topology.PlacementTable.ways`); 0 on equal servers."""
         return self._column(9)
+
+
+def undominated_rows(count: int, dominates: Callable[[Ints, Ints], Flags]) -> Ints:
+    """The rows 0 … count-1 that no row before them dominates, in increasing order.
+
+    `dominates(some, others)` gives flags of shape (some, others) for two arrays of rows. The order must be such that no
+    row is dominated by a later one, unless both dominate each other. Most searches keep few of very many rows, and the
+    best come first; so the first chunk is small, and later rows are compared with the kept ones before all else.
+    """
+    kept: Ints = np.zeros(0, dtype=np.intp)
+    begin, size = 0, _FIRST_CHUNK
+    while begin < count:
+        rows = np.arange(begin, min(begin + size, count))
+        for piece in range(0, len(kept), _KEPT_PIECE):
+            if not len(rows):
+                break
+            rows = rows[~dominates(kept[piece : piece + _KEPT_PIECE], rows).any(axis=0)]
+        if len(rows) > 1:
+            # A row that loses to one that is lost itself also loses to the one that is kept.
+            rows = rows[~np.triu(dominates(rows, rows), 1).any(axis=0)]
+        kept = np.concatenate([kept, rows])
+        begin, size = begin + size, min(2 * size, _LARGEST_CHUNK)
+    return kept
 
 
 def undominated_states(states: SearchStates, layout: ComponentLayout, counting: StateCounts) -> SearchStates:

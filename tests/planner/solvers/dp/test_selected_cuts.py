@@ -16,7 +16,7 @@ from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import pipeline_searches
 from pipeplan.solvers.dp.budget import SearchLimits
-from pipeplan.solvers.dp.dominance import undominated_rows
+from pipeplan.solvers.dp.search_states import undominated_rows
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch
 from pipeplan.solvers.dp.worker_bounds import WorkerBounds
