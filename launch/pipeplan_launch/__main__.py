@@ -6,11 +6,12 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import restart_state
-from pipeplan_launch.elastic.signals import Interrupted, catch_signals, die_with_parent
+from pipeplan_launch.elastic.signals import Interrupted, catch_signals, die_with_parent, launcher_pid
 from pipeplan_launch.errors import LaunchError, PeerLost
 from pipeplan_launch.plan.averaging_options import GradientAveraging
 
@@ -98,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _end(status: int, line: str = "") -> int:
     """Print the line, and rule out any further attempt."""
     if line:
-        print(line, file=sys.stderr, flush=True)
+        with suppress(OSError):  # the terminal may be gone
+            print(line, file=sys.stderr, flush=True)
     restart_state.record_final_status(status)
     return status
 
@@ -110,9 +112,12 @@ def one_line(error: BaseException) -> str:
 
 if __name__ == "__main__":
     gc.disable()  # imported modules are never garbage; `stage_setup` enables it again when the stage is built
-    die_with_parent()  # a worker that waits for a message would keep its memory and ports for as long as --timeout
+    die_with_parent(
+        launcher_pid()
+    )  # a worker that waits for a message would keep its memory and ports for as long as --timeout
     status = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     # sys.exit would tear down the process groups, which can hang or abort after an error while receives are posted.
     os._exit(status)

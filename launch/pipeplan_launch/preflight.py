@@ -24,6 +24,7 @@ from pipeplan_launch.checkpoint import checkpoint
 from pipeplan_launch.command_line import check_start_options, worker_parser
 from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.files import explain_errors
+from pipeplan_launch.launch_secret import check_secret
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.telemetry import run_folder
@@ -127,6 +128,7 @@ def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: 
                 f"(not set: {', '.join(missing)}); {advice}"
             )
         _check_node(environment["NODE_RANK"], launches)
+        check_secret(environment)
     elif workers != plan.world:
         raise LaunchError(
             f"the plan has {_count(plan.world, 'worker')}, and this launch alone would start {workers}: set WORKERS to "

@@ -4,13 +4,12 @@ torchrun reports any failure of a worker by a page of text and status 1. The lau
 instead: 2 after its one-line error, 130 after an interrupt. It names a worker that was killed.
 
 Workers are restarted up to `--restarts` times (an option behind `-m pipeplan_launch`), but neither after an error that
-they have reported nor after a request to stop. SIGINT and SIGTERM are passed on to all workers, which then stop
+they have reported nor after a request to stop. SIGINT, SIGTERM and SIGHUP are passed on to all workers, which then stop
 training together. torchrun itself would wait for them for at most 30 seconds and treat their end as a failure.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import signal
@@ -18,20 +17,21 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeplan_launch import child_processes
 from pipeplan_launch.command_line import worker_parser
-from pipeplan_launch.elastic import restart_state
-from pipeplan_launch.elastic.signals import watch_signals
+from pipeplan_launch.elastic import restart_state, servers
+from pipeplan_launch.elastic.signals import LAUNCHER_VARIABLE, watch_signals
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.torch_check import import_problem
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from pipeplan_launch.worker_monitor import StoreReachability
+    from pipeplan_launch.elastic.servers import StoreAccess
 
 STATUS_REPORTED = 2  # status of a worker that has reported an error, or that ends because another worker has
 STATUS_STOPPED = restart_state.STATUS_INTERRUPTED  # status of a worker that was asked to stop
@@ -61,19 +61,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _launch(arguments: list[str], folder: Path) -> int:
     if problem := import_problem():
         raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
+    options = _worker_options(arguments)
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     from pipeplan_launch import worker_monitor
+    from pipeplan_launch.worker_monitor import StoreReachability
 
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    options = _worker_options(arguments)
-    worker_monitor.monitor_workers(options.timeout if options else None, _store_reachability(arguments, options))
     watch_signals(_forward_signal)
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+    place = servers.ServerPlace.of(servers.split_options(arguments)[0])
+    access = None if place is None else servers.reach_store(place, _timeout_s(options), _end_silent_server)
+    reachability = None
+    if access is not None and access.relay is not None:
+        reachability = StoreReachability(access.relay.store_answers, _timeout_s(options), _end_without_store)
+    worker_monitor.monitor_workers(options.timeout if options else None, reachability)
     try:
-        torchrun([*_torchrun_options(options, folder), *_with_own_rendezvous(arguments, options)])
+        torchrun(_torchrun_arguments(arguments, options, folder, access))
     except ChildFailedError as error:
         return _status_after_failure(_report_failure(error))
     except worker_monitor.NoFurtherAttempt:
@@ -81,6 +88,9 @@ def _launch(arguments: list[str], folder: Path) -> int:
     except SignalException:  # torchrun before 2.9 always handles all signals itself
         return _status_after_stop(STATUS_STOPPED)
     except DistError as error:
+        if missing := access.missing() if access is not None and access.gateway is not None else "":
+            _print_line(f"error: {missing} did not come within {_timeout_s(options):g} s")
+            return STATUS_REPORTED
         _print_line(f"error: server 0, where the workers' common store is, cannot be reached: {_one_line(error)}")
         return STATUS_REPORTED
     except Exception as error:
@@ -96,15 +106,29 @@ def _worker_options(arguments: Sequence[str]) -> Namespace | None:
     return worker_parser(prog="launch.sh").parse_args(arguments[arguments.index("pipeplan_launch") + 1 :])
 
 
-def _store_reachability(arguments: Sequence[str], options: Namespace | None) -> StoreReachability | None:
-    """Watches the connection to the store; None on the server that keeps the store."""
-    from pipeplan_launch.worker_monitor import StoreReachability
+def _torchrun_arguments(
+    arguments: Sequence[str], options: Namespace | None, folder: Path, access: StoreAccess | None
+) -> list[str]:
+    """torchrun's arguments, with the store of this launch in place of torchrun's own."""
+    own = _torchrun_options(options, folder)
+    if access is None:
+        return [*own, *arguments]
+    from pipeplan_launch.elastic.loopback_rendezvous import rendezvous_options
 
-    named = dict(itertools.pairwise(arguments))
-    address, port = named.get("--master-addr"), named.get("--master-port", "")
-    if options is None or address is None or not port.isdecimal() or named.get("--node-rank") in (None, "0"):
-        return None
-    return StoreReachability((address, int(port)), options.timeout, _end_without_store)
+    found = rendezvous_options(access.port, access.place.server, _timeout_s(options), access.listen_fd)
+    return [*own, *found, *servers.split_options(arguments)[1]]
+
+
+def _timeout_s(options: Namespace | None) -> float:
+    return float(options.timeout) if options else STORE_TIMEOUT_S
+
+
+def _end_silent_server(store_port: int, server: int, silent_s: float) -> None:
+    """At server 0: end this attempt, because another server gives no sign of life. Called in a separate thread."""
+    from pipeplan_launch.elastic.rendezvous import end_attempt
+
+    with suppress(RuntimeError):
+        end_attempt(store_port, f"server {server} gave no sign of life for {silent_s:.0f} s")
 
 
 def _end_without_store() -> None:
@@ -115,22 +139,13 @@ def _end_without_store() -> None:
     os._exit(STATUS_REPORTED)
 
 
-def _with_own_rendezvous(arguments: Sequence[str], options: Namespace | None) -> list[str]:
-    """torchrun's arguments with the loopback rendezvous in place of the one that `--standalone` means."""
-    from pipeplan_launch.elastic.loopback_rendezvous import one_machine_options
-
-    if arguments[:1] != ["--standalone"]:
-        return list(arguments)
-    return [*one_machine_options(options.timeout if options else STORE_TIMEOUT_S), *arguments[1:]]
-
-
 def _torchrun_options(options: Namespace | None, folder: Path) -> list[str]:
     """Options for torchrun. Without a log folder it would leave one of its own behind."""
     from torch.distributed.launcher.api import LaunchConfig
 
     own = [f"--max-restarts={options.restarts if options else 0}", f"--log-dir={folder}"]
     if hasattr(LaunchConfig, "signals_to_handle"):
-        own.append("--signals-to-handle=SIGHUP,SIGQUIT")  # `_forward_signal` handles the others
+        own.append("--signals-to-handle=SIGQUIT")  # `_forward_signal` handles the others
     return own
 
 
@@ -196,7 +211,8 @@ def _one_line(error: Exception) -> str:
 
 
 def _print_line(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    with suppress(OSError):  # the terminal may be gone, after SIGHUP
+        print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

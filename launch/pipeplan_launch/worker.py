@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,10 +226,11 @@ class ActiveWorker:
 
     def _print(self, summary: dict[str, Any]) -> None:
         write_json(self._start.run / "summary.json", summary)
-        print(summary_table(summary))
-        if self._outcome is not None:
-            print(self._outcome)
-        print(f"run folder: {self._start.run}", flush=True)
+        with suppress(OSError):  # after SIGHUP there may be nobody to read it
+            print(summary_table(summary))
+            if self._outcome is not None:
+                print(self._outcome)
+            print(f"run folder: {self._start.run}", flush=True)
 
     def _peak(self) -> int:
         device = self._stage.place.device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -35,9 +34,10 @@ class StoreReachability:
     torchrun itself asks the store to join the next attempt; without a connection it waits for a quarter of an hour.
     """
 
-    def __init__(self, address: tuple[str, int], patience_s: float, end_launch: Callable[[], None]) -> None:
-        """`end_launch` is called, in another thread, once the store has been out of reach for `patience_s`."""
-        self._address, self._patience_s, self._end_launch = address, patience_s, end_launch
+    def __init__(self, answers: Callable[[float], bool], patience_s: float, end_launch: Callable[[], None]) -> None:
+        """`answers(seconds)` tells whether the store's server answers in that time. `end_launch` is called, in another
+        thread, once it has not for `patience_s`."""
+        self._answers, self._patience_s, self._end_launch = answers, patience_s, end_launch
         self._enabled = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="reach").start()
 
@@ -54,18 +54,11 @@ class StoreReachability:
             if not self._enabled.wait(CONNECTING_S):
                 last = time.monotonic()
                 continue
-            if self._store_answers():
+            if self._answers(CONNECTING_S):
                 last = time.monotonic()
             elif time.monotonic() - last > self._patience_s:
                 self._end_launch()
             time.sleep(0.1)
-
-    def _store_answers(self) -> bool:
-        try:
-            socket.create_connection(self._address, timeout=CONNECTING_S).close()
-        except OSError:
-            return False
-        return True
 
 
 class _HealthCheckHandler(MetricHandler):

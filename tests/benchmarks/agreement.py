@@ -1,14 +1,21 @@
 """Does a plan run at the pace that the formulas promise? Every schedule, replayed in the simulator, against `evaluate`.
 
     python tests/benchmarks/agreement.py [PLANS]
+    python tests/benchmarks/agreement.py bundled [MODEL …]
 
-Random plans (PLANS of each kind, 100 unless given) with up to 4 stages of up to 4 replicas, one layer a stage, links
-that nothing else shares, depths as the planner gives them. Transfers take up to 0.5 of a balanced pace, the all-reduce
-of a stage up to its share of the pace for each minibatch that it is for. The share is replayed over predicted, minus 1.
+The first form: random plans (PLANS of each kind, else 100) with up to 4 stages of up to 4 replicas, one layer each,
+links that nothing else shares, depths as the planner gives them. Transfers take up to 0.5 of a balanced pace, the
+all-reduce of a stage up to its share of the pace for each minibatch that it is for. The share is replayed over
+predicted, minus 1.
+
+The second form: the best plans of bundled profiles by the formulas alone, on clusters A and B, for every schedule, with
+32 minibatches per update, and with everything charged; beside each plain data parallelism and the best uniform grid.
+All figures are seconds over the predicted pace of the best plan (two minutes).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -17,24 +24,27 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.api import cluster, read_profile
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost import depths
-from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.from_options import options_for
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES
-from pipeplan.planning.solve import Outcome
-from pipeplan.planning.verdict import Verdict
+from pipeplan.planning.baselines import UNIFORM_GRID
+from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
-from pipeplan.simulation.scenario import scenario_from_document
-from pipeplan.util.files import Node
 
 KINDS = ("one stage", "straight", "balanced, replicas fall and divide M", "balanced", "any")
 ENOUGH = 10**6
+MODELS = ("vgg16", "resnet50", "gnmt8", "awd-lm", "s2vt")
+M = 32
+"""Minibatches per update of the bundled profiles' plans."""
 
 
 def sample(kind: str, schedule: str, random_: random.Random) -> tuple[Plan, Problem]:
@@ -92,20 +102,42 @@ def _with_depths(replicas: list[int], problem: Problem) -> Plan:
 
 def difference(plan: Plan, problem: Problem) -> float:
     """Replayed over predicted pace, minus 1."""
-    score = evaluate(plan, problem)
-    scenario = scenario_from_document(Node(plan_document(_outcome(plan, problem, score)), "plan.json"))
+    return simulated_s(plan, problem) / evaluate(plan, problem).pace_s - 1.0
+
+
+def simulated_s(plan: Plan, problem: Problem) -> float:
+    """Replayed pace, in seconds per minibatch."""
+    scenario = scenario_of_plan(plan, problem, evaluate(plan, problem))
     count = enough_minibatches(scenario)
-    ratio = summarise_simulation(scenario, simulate_schedule(scenario, count), count).ratio
-    assert ratio is not None
-    return ratio - 1.0
+    steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady
+    assert steady is not None
+    return steady.pace_s
 
 
-def _outcome(plan: Plan, problem: Problem, score: Evaluation) -> Outcome:
-    return Outcome(problem, plan, score, (), Verdict(True, False, "not solved"), (), {})
+def print_bundled(names: list[str]) -> None:
+    """Print the table of the bundled profiles."""
+    shown = ("simulated", "data parallelism, predicted", "simulated", "uniform grid, predicted", "simulated")
+    table = Table("model", "cluster", "schedule", "plan", "predicted", *shown)
+    for name, place, schedule in itertools.product(names, "AB", SCHEDULES):
+        options = options_for("cuda", schedule=schedule, accumulate=M if schedule in ACCUMULATING else None)
+        problem = Problem(read_profile(f"{name}-v100"), cluster(place), options)
+        outcome = solve(problem, Settings(solver="dp", certify=False, simulate=False))
+        pace = outcome.objective_s
+        row = [f"{simulated_s(outcome.plan, problem) / pace:.2f}"]
+        found = {baseline.name: baseline for baseline in outcome.baselines}
+        for baseline in (found["data parallelism"], found[UNIFORM_GRID]):
+            known = baseline.plan is not None and baseline.pace_s is not None and not baseline.remark
+            paces = (baseline.pace_s, simulated_s(baseline.plan, problem)) if known and baseline.plan else ()
+            row += [f"{seconds / pace:.2f}" for seconds in paces if seconds] or ["-", "-"]
+        table.add_row(name, place, schedule, outcome.plan.config, f"{1e3 * pace:.1f} ms", *row)
+    Console(width=160).print(table)
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table that was asked for."""
+    if sys.argv[1:2] == ["bundled"]:
+        print_bundled(sys.argv[2:] or list(MODELS))
+        return
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     table = Table("schedule", "plans", "number", "least", "median", "most", "within 1%")
     for schedule in SCHEDULES:

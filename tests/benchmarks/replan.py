@@ -171,7 +171,12 @@ def _servers(folder: Path, every: int) -> Iterator[list[subprocess.Popen[bytes]]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PIPEPLAN_SECRET": "the same on all servers",
+    }
     # One folder for both, whenever each of them starts.
     command = ["plan/launch.sh", *_options(every), "--run-dir", BEFORE]
     environments = [os.environ | shared | {"NODE_RANK": str(node)} for node in (0, 1)]

@@ -103,7 +103,7 @@ def _port() -> str:
 def pods(manifest: dict[str, Any], tmp_path: Path, count: int) -> list[tuple[int, str]]:
     """Run the containers of a TrainJob as processes; the status and the output of each."""
     trainer, port = manifest["spec"]["trainer"], _port()
-    from_manifest = {one["name"]: one.get("value", "node-7") for one in trainer.get("env", [])}
+    from_manifest = {one["name"]: one.get("value", "node-7 of this cluster") for one in trainer.get("env", [])}
     started = []
     for rank in range(count):
         variables = (

@@ -114,7 +114,7 @@ def _kind(seed: int) -> str:
 
 def answer(profile: pipeplan.Profile, cluster: pipeplan.Cluster, solver: str, options: dict[str, Any]) -> Answer:
     """The figures of an answer as plan.json has them, and digests of its parts, without any prose."""
-    settings = pipeplan.Settings(solver=solver, time_limit_s=None, certify=False)
+    settings = pipeplan.Settings(solver=solver, time_limit_s=None, certify=False, simulate=False)
     try:
         outcome = pipeplan.solve(profile, cluster, settings=settings, **options)
     except pipeplan.PipeplanError as error:

@@ -19,7 +19,7 @@ from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.preflight import check_machine, workers_to_start
 
-THERE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+THERE = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "PIPEPLAN_SECRET": "the same on them"}
 JOB = """
 import torch
 from torch.nn import functional
@@ -128,7 +128,12 @@ def test_two_servers_of_two_and_one_train_together(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PIPEPLAN_SECRET": "the same on all servers",
+    }
     servers = [
         subprocess.Popen(
             [script, "--epochs", "1", "--run-dir", str(tmp_path / "run")],

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from extents import slow_but_for
 from launch_scripts import SLOW_JOB, render
 from launching import Launch, curve, left_nothing
 from toy_workers import stage_contents, write_plan
@@ -110,3 +111,30 @@ def test_a_worker_that_is_busy_when_another_is_lost_is_not_taken_for_lost(script
         launch.kill(rank=1)
         launch.until(lambda: launch.said("restart 1 of 3"), "restart")
     assert launch.said("worker 1 was lost; restart 1 of 3: training begins anew")
+
+
+def test_a_terminal_that_closes_leaves_a_checkpoint(script: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with Launch(script, run, "--epochs", "100000", "--log-every", "0") as launch:
+        launch.trains()
+        launch.process.send_signal(signal.SIGHUP)
+        assert launch.wait() == 0, launch.lines
+        assert left_nothing(launch)
+    assert launch.lines[-1].startswith("stopped after ")
+    assert latest_checkpoint(run) is not None
+
+
+@pytest.mark.parametrize("delay_s", slow_but_for([0.0], [0.0, 0.02, 0.1, 0.3, 1.0]))
+def test_no_orphan_outlives_a_launcher_that_is_killed_at_the_start(
+    script: Path, tmp_path: Path, delay_s: float
+) -> None:
+    """Also not a worker that has not yet asked the kernel to die with it."""
+    with Launch(script, tmp_path / "run", "--epochs", "100000", "--log-every", "0") as launch:
+        launch.until(lambda: bool(launch.started()), "first worker")
+        time.sleep(delay_s)
+        launch.process.kill()
+        launch.wait()
+        deadline = time.monotonic() + 20
+        while launch.started() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert launch.started() == []

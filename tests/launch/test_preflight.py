@@ -43,8 +43,12 @@ def test_too_few_gpus_names_what_does_run(plan: LaunchPlan) -> None:
 
 def test_several_servers_need_to_know_each_other(plan: LaunchPlan) -> None:
     plan = replace(plan, servers=2)
-    there = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    there = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "PIPEPLAN_SECRET": "0123456789abcdef"}
     assert check_machine(plan, there, core_count=8, gpu_count=0) is None
+    with pytest.raises(LaunchError, match=r"^several servers need a secret .*set PIPEPLAN_SECRET"):
+        check_machine(plan, there | {"PIPEPLAN_SECRET": ""}, core_count=8, gpu_count=0)
+    with pytest.raises(LaunchError, match="is shorter than 16 characters"):
+        check_machine(plan, there | {"PIPEPLAN_SECRET": "abc"}, core_count=8, gpu_count=0)
     with pytest.raises(LaunchError, match="not set: MASTER_PORT"):
         check_machine(plan, there | {"MASTER_PORT": ""}, core_count=8, gpu_count=0)
     with pytest.raises(LaunchError, match="NODE_RANK is '2'"):

@@ -12,7 +12,15 @@ from pipeplan.rendering.templates import load_template
 def render(folder: Path, **variables: Any) -> Path:
     """Render launch.sh of a made-up plan into the folder of its stage files."""
     values = {"title": "a plan", "servers": 1, "workers_per_server": 2, "device": "cpu", "python": sys.executable}
-    values |= {"server_sizes": (), "uneven": False, "threads": 1, "version": "0", "command": "a test", "folder": ""}
+    values |= {
+        "server_sizes": (),
+        "server_list": (),
+        "uneven": False,
+        "threads": 1,
+        "version": "0",
+        "command": "a test",
+        "folder": "",
+    }
     script = folder / "launch.sh"
     script.write_text(load_template("launch.sh.j2").render(values | variables))
     script.chmod(0o755)

@@ -62,6 +62,16 @@ class Launch:
         """The workers ever seen that are still there."""
         return [pid for pid in self._seen if _is_alive(pid)]
 
+    def started(self) -> list[int]:
+        """The processes that the launcher has started and that run, whatever has become of it."""
+        mark = f"PIPEPLAN_LAUNCHER={self.process.pid}"
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark in (folder / "environ").read_text(errors="replace").split("\0") and _is_alive(int(folder.name)):
+                    found.append(int(folder.name))
+        return found
+
     def port(self) -> int:
         """Where the workers' common store was."""
         return next(reversed(self._seen.values()))

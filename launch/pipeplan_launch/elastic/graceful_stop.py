@@ -10,25 +10,31 @@ final; the others find the grant closed or final.
 The grant is changed by the store's compare-and-set, and no worker waits for another.
 
     key             value
-    stop            set once a worker has been asked to stop
+    stop            the launch's stop token (`launch_secret`), once a worker has been asked to stop
     grant/<n>       grant of the n-th segment: "12", "12 final" or "12 closed"
 """
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from hmac import compare_digest
 
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import signals
 from pipeplan_launch.elastic.rendezvous import KeyValueStore
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.launch_secret import stop_token
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 
 GRANT_S = 0.5
 """Time for which a worker raises the grant ahead of its own minibatches."""
 STOP_KEY = "stop"
 FINAL, CLOSED = "final", "closed"
+_GRANT = re.compile(rf"(\d{{1,18}})(?: ({FINAL}|{CLOSED}))?")
 MAX_GRANT = 10_000
 """Most minibatches by which a grant is raised at once."""
 
@@ -38,7 +44,7 @@ def forward_stop_requests(store: KeyValueStore) -> None:
 
     def request() -> None:
         with suppress(RuntimeError):  # the store is lost, and the main thread will notice that
-            store.set(STOP_KEY, "")
+            store.set(STOP_KEY, stop_token(os.environ))
 
     signals.handle_requests_with(request)
 
@@ -49,6 +55,7 @@ class GracefulStop:
     def __init__(self, store: KeyValueStore, plan: LaunchPlan, clock: Callable[[], float] = time.perf_counter) -> None:
         """`store`: the store with the keys of this attempt only. From now on a signal is a request to stop."""
         self._store = store
+        self._token = stop_token(os.environ)
         self._group_size = (plan.accumulate or 1) if plan.schedule.accumulates else 1
         self._clock = clock
         self._segment = -1
@@ -62,7 +69,7 @@ class GracefulStop:
         """Ask all workers to stop. May be called in another thread."""
         self._requested = True
         with suppress(RuntimeError):  # the store is lost, and the main thread will notice that
-            self._store.set(STOP_KEY, "")
+            self._store.set(STOP_KEY, self._token)
 
     def begin(self) -> None:
         """Begin the next segment."""
@@ -112,22 +119,35 @@ class GracefulStop:
         return max(1, min(MAX_GRANT, int(GRANT_S * (index - last_index) / (now - last))))
 
     def _stop_requested(self) -> bool:
-        return self._requested or self._store.check([STOP_KEY])
+        """Whether this worker was asked to stop, or one that knows the launch's secret was."""
+        if self._requested:
+            return True
+        return self._store.check([STOP_KEY]) and compare_digest(self._store.get(STOP_KEY), self._token.encode())
 
     def _change(self, change: Callable[[int], tuple[int, str]]) -> tuple[int, str]:
         """(grant, state) of the segment after applying `change`. A grant that is final or closed is not changed."""
         key = f"grant/{self._segment}"
         with peer_loss_explained("the workers' common store is gone"):
-            before = self._store.compare_set(key, "", "0").decode()
+            before = self._store.compare_set(key, "", "0").decode("ascii", "replace")
             while True:
-                number, _, state = before.partition(" ")
+                number, state = _read_grant(before)
                 if state:
-                    return int(number), state
-                granted, state = change(int(number))
+                    return number, state
+                granted, state = change(number)
                 after = f"{granted} {state}".strip()
                 if after == before:
                     return granted, state
-                stored = self._store.compare_set(key, before, after).decode()
+                stored = self._store.compare_set(key, before, after).decode("ascii", "replace")
                 if stored == after:
                     return granted, state
                 before = stored
+
+
+def _read_grant(value: str) -> tuple[int, str]:
+    """(grant, state) from the store. Raises `LaunchError` if no worker of this launch can have written it."""
+    match = _GRANT.fullmatch(value)
+    if match is None:
+        raise LaunchError(
+            f"the workers' common store holds a wrong value, {value[:40]!r}: another program writes to it"
+        )
+    return int(match[1]), match[2] or ""

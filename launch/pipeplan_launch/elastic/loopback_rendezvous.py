@@ -1,14 +1,12 @@
 """torchrun's rendezvous with a store that listens on the loopback interface only, and that unpickles nothing.
 
 torchrun's own rendezvous listen on all addresses, and `c10d`, which `torchrun --standalone` uses, unpickles its state
-from the store. Here the launcher opens the store's socket and hands it to torch. The servers of a run and their numbers
-are known from the start, so there is nothing to agree on.
+from the store. Here the launcher opens the store's socket and hands it to torch; other servers reach it through
+`store_gateway`. The servers of a run and their numbers are known from the start, so there is nothing to agree on.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
 from datetime import timedelta
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -20,22 +18,20 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-LOOPBACK = "127.0.0.1"
+from pipeplan_launch.elastic.store_gateway import LOOPBACK
+
 BACKEND = "pipeplan"
 """Name of this rendezvous among torchrun's."""
 
 
-def one_machine_options(timeout_s: float) -> list[str]:
-    """Options with which torchrun serves the store of a run on one machine: on the loopback interface, at a port that
-    is free.
+def rendezvous_options(port: int, server: int, timeout_s: float, listen_fd: int | None) -> list[str]:
+    """Options with which torchrun takes the store at a port of the loopback interface.
+
+    `listen_fd`: descriptor of the socket that listens there, if this process is to serve the store. `timeout_s`: how
+    long torchrun waits for other servers.
     """
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        port = listener.getsockname()[1]
-        return _options(port, ["rank=0", f"listen_fd={listener.detach()}", f"timeout={timeout_s}"])
-
-
-def _options(port: int, settings: Sequence[str]) -> list[str]:
     rendezvous_handler_registry.register(BACKEND, _create_handler)
+    settings = [f"rank={server}", f"timeout={timeout_s}", *([] if listen_fd is None else [f"listen_fd={listen_fd}"])]
     return [f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={LOOPBACK}:{port}", f"--rdzv-conf={','.join(settings)}"]
 
 

@@ -30,7 +30,6 @@ T = TypeVar("T")
 # An idle worker, and the first stages at the end of an epoch, wait as long as the other workers need. The death of a
 # peer is noticed at once all the same, because its connection closes.
 NO_TIMEOUT = timedelta(days=30)
-LOST_MID_MESSAGE = "a worker was lost in the middle of a message"
 FINAL_ERROR_S = 10.0
 """Time for process 0 to report an error that concerns all: torchrun kills it as soon as another process ends."""
 _NO_VALUE = 2**62
@@ -172,12 +171,12 @@ def announce_end(fault: str | None = None, over: bool = False) -> None:
         _attempt[0].leave(fault, over)
 
 
-def _end_as_superseded() -> None:
-    """End this worker after another server has restarted one. Called in a thread, as the main thread is blocked."""
+def _end_as_superseded(reason: str) -> None:
+    """End this worker because its attempt is over. Called in a thread, as the main thread may be blocked."""
     if will_restart():
-        announce_end(fault=LOST_MID_MESSAGE)
+        announce_end(fault=reason)
         os._exit(restart_state.STATUS_PEER_LOST)
-    print(f"error: {LOST_MID_MESSAGE}", file=sys.stderr, flush=True)
+    print(f"error: {reason}", file=sys.stderr, flush=True)
     restart_state.record_final_status(2)
     announce_end(over=True)
     os._exit(2)

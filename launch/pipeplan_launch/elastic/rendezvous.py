@@ -10,6 +10,7 @@ announces when all processes are present.
     N/go             locations of all processes: attempt N is complete, and no other process may join it
     N/left/WORKER    that worker has ended in an orderly way
     N/again          a worker of attempt N was restarted, so the attempt is over
+    N/silent         the launcher of a server gave no sign of life, as a description
     N/fault          description of the first fault that a worker noticed
     run              the run folder, which the next attempt continues
     over             an error that a restart cannot cure
@@ -37,6 +38,7 @@ from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.signals import check_interrupt
 from pipeplan_launch.elastic.store import StoreClient, StoreTimeout
+from pipeplan_launch.elastic.store_gateway import LOOPBACK
 from pipeplan_launch.errors import PeerLost, listed
 from pipeplan_launch.rank_mapping.host_identity import (
     Location,
@@ -49,6 +51,9 @@ from pipeplan_launch.rank_mapping.host_identity import (
 POLL_S = 0.01
 OVER_KEY = "over"
 STORE_LOST = "the workers' common store was lost"
+LOST_MID_MESSAGE = "a worker was lost in the middle of a message"
+MAX_TEXT_BYTES = 2000
+_LOCAL_STORE_S = 10.0
 WATCH_INTERVAL_S = 0.5
 GRACE_S = 1.0
 """Time for workers that notice the restart by themselves, since they can report the message they waited for."""
@@ -113,10 +118,12 @@ class Attempt:
         before = _under(str(self.number - 1), self.launch_store)
         if not before.check(["go"]):
             return "not all workers started"
+        if before.check(["silent"]):
+            return stored_text(before.get("silent"))
         lost = [rank for rank in range(self.world) if not before.check([f"left/{rank}"])]
         if lost:
             return f"{_workers_text(lost)} {'was' if len(lost) == 1 else 'were'} lost"
-        return before.get("fault").decode() if before.check(["fault"]) else "all workers ended"
+        return stored_text(before.get("fault")) if before.check(["fault"]) else "all workers ended"
 
     def leave(self, fault: str | None = None, over: bool = False) -> None:
         """Announce that this worker ends in an orderly way.
@@ -145,6 +152,10 @@ class Attempt:
     def is_superseded(self) -> bool:
         """Whether another server has restarted a worker of this attempt. Raises `RuntimeError` if the store is lost."""
         return self.attempt_store.check(["again"]) or self.launch_store.add("attempt", 0) != self.number
+
+    def silence(self) -> str | None:
+        """The server that gave no sign of life and because of which the attempt is over; None if there is none."""
+        return stored_text(self.attempt_store.get("silent")) if self.attempt_store.check(["silent"]) else None
 
     def is_over(self) -> bool:
         """Whether a worker has ended the launch for good; False if the store does not answer."""
@@ -228,8 +239,30 @@ def _workers_text(ranks: Sequence[int]) -> str:
     return f"worker{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
 
 
-def watch_for_restart(attempt: Attempt, act: Callable[[], None]) -> None:
-    """Start a thread that calls `act` once another server has restarted a worker of this attempt, which ends it.
+def end_attempt(store_port: int, fault: str) -> None:
+    """In the launcher that serves the store: end the present attempt in all workers because of a silent server."""
+    base = dist.TCPStore(  # type: ignore[attr-defined]
+        LOOPBACK, store_port, is_master=False, timeout=timedelta(seconds=_LOCAL_STORE_S), wait_for_workers=False
+    )
+    launch_store = _under("pipeplan", base)
+    number = launch_store.add("attempt", 0)
+    if number:
+        attempt_store = _under(str(number), launch_store)
+        attempt_store.set("silent", fault)
+        attempt_store.set("again", "")
+
+
+def stored_text(value: bytes) -> str:
+    """A line of text from the store, without what could change a terminal, and of bounded length."""
+    text = value[:MAX_TEXT_BYTES].decode("utf-8", "replace")
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+
+
+def watch_for_restart(attempt: Attempt, act: Callable[[str], None]) -> None:
+    """Start a thread that calls `act` once this attempt is over for a reason that this worker may not notice.
+
+    `act` gets the reason: another server has restarted a worker, a server gives no sign of life, or the store does not
+    answer.
 
     The peers of a dead worker usually notice, because their connections to it close. But if Gloo has received the
     beginning of a message, it waits for the rest until its timeout: `Pair::signalException` wakes only those that wait
@@ -240,15 +273,13 @@ def watch_for_restart(attempt: Attempt, act: Callable[[], None]) -> None:
     threading.Thread(target=_watch, args=(attempt, act), daemon=True, name="restart-watch").start()
 
 
-def _watch(attempt: Attempt, act: Callable[[], None]) -> None:
+def _watch(attempt: Attempt, act: Callable[[str], None]) -> None:
     with suppress(RuntimeError):  # the main thread notices by itself that the store is lost
-        while not _is_superseded(attempt):
-            time.sleep(WATCH_INTERVAL_S)
+        try:
+            while not attempt.is_superseded():
+                time.sleep(WATCH_INTERVAL_S)
+            reason = attempt.silence() or LOST_MID_MESSAGE
+        except StoreTimeout as silence:  # the main thread may wait for a worker that waits for the store
+            reason = f"the workers' common store is silent: {silence}"
         time.sleep(GRACE_S)
-        act()
-
-
-def _is_superseded(attempt: Attempt) -> bool:
-    with suppress(StoreTimeout):  # tries again until the connection is back
-        return attempt.is_superseded()
-    return False
+        act(reason)

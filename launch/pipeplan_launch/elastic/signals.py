@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM in a worker: noted when they arrive, handled at points where no operation is half done.
+"""SIGINT, SIGTERM and SIGHUP in a worker: noted when they arrive, handled where no operation is half done.
 
 Before training, a signal ends the worker, as there is nothing to save. After `handle_requests_with`, a signal is passed
 to a handler that stops all workers together (`pipeplan_launch.elastic.graceful_stop`); a second signal ends the worker.
@@ -20,11 +20,17 @@ from types import FrameType
 from pipeplan_launch.elastic import restart_state
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that ask for a stop. SIGHUP comes when a terminal closes or a connection to it breaks."""
 REPEAT_S = 1.0
 """Time after which another signal counts as a second request. A signal that arrives sooner repeats the first one:
 batch systems signal every process, and the launcher passes its signal on."""
 NOTED_S = 0.5
 """Time within which the launcher notes a signal that reached a worker at the same moment."""
+
+
+LAUNCHER_VARIABLE = "PIPEPLAN_LAUNCHER"
+"""The launcher's process id, for its workers."""
 
 
 class Interrupted(Exception):
@@ -40,20 +46,23 @@ _wakeup: list[int] = []
 
 
 def catch_signals() -> None:
-    """Note SIGINT and SIGTERM from now on instead of their default actions. To be called in the main thread."""
+    """Note these signals from now on instead of their default actions. To be called in the main thread."""
     watch_signals(_on_signal)
 
 
 def watch_signals(act: Callable[[int], None]) -> None:
-    """Start a thread that calls `act` with the number of every SIGINT and SIGTERM at once.
+    """Start a thread that calls `act` with the number of every SIGINT, SIGTERM and SIGHUP at once.
+
+    A SIGHUP that this process was started to ignore (nohup) stays ignored.
 
     Python runs signal handlers only in the main thread, and not while that thread waits for a message.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     _wakeup[:] = [writer]
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _wake_signal_thread)
+    for number in STOPPING:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _wake_signal_thread)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_restore_defaults)
     threading.Thread(target=_watch, args=(reader, act), daemon=True, name="signals").start()
@@ -71,12 +80,24 @@ def call_before_exit(callback: Callable[[bool], None]) -> None:
     _exit_callbacks[:] = [callback]
 
 
-def die_with_parent() -> bool:
-    """Let Linux kill this process when its parent is gone. Returns False on other systems, which cannot."""
+def die_with_parent(parent: int | None = None) -> bool:
+    """Let Linux kill this process when its parent is gone. Returns False on other systems, which cannot.
+
+    `parent`: process id of the parent. If it is gone already, which Linux does not report, this process ends at once.
+    """
     try:
-        return not ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        armed = not ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     except (AttributeError, OSError, TypeError):
         return False
+    if armed and parent is not None and os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+    return armed
+
+
+def launcher_pid() -> int | None:
+    """The process id of the launcher that has started this worker; None without a launcher."""
+    text = os.environ.get(LAUNCHER_VARIABLE, "")
+    return int(text) if text.isdecimal() else None
 
 
 def check_interrupt() -> None:
@@ -103,7 +124,7 @@ def _wake_signal_thread(number: int, _frame: FrameType | None) -> None:
 def _watch(reader: int, act: Callable[[int], None]) -> None:
     while True:
         for number in os.read(reader, 64):
-            if number in (signal.SIGINT, signal.SIGTERM):
+            if number in STOPPING:
                 act(number)
 
 
@@ -153,7 +174,7 @@ def _known_to_launcher() -> bool:
 
 def _restore_defaults() -> None:
     """Restore the default actions in a forked process, such as a data loader, so that these signals end it."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         if signal.getsignal(number) is _wake_signal_thread:
             signal.signal(number, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)

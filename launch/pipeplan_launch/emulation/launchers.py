@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from pipeplan_launch import launch_secret
 from pipeplan_launch.child_processes import ENDED, PROC, states_of_children
 from pipeplan_launch.emulation.network_namespaces import Network, start_in_namespace
 
@@ -64,6 +65,7 @@ class ServerLaunchers:
 
     def start(self, network: Network, arguments: Sequence[str], port: int, folder: Path) -> None:
         """Start a launcher in every server's namespace. `arguments`: for the workers. `folder`: for their output."""
+        os.environ[launch_secret.VARIABLE] = launch_secret.new_secret()
         for number, (name, workers) in enumerate(network.servers):
             path = folder / f"server-{number}.txt"
             path.touch()

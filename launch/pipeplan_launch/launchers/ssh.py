@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from pipeplan_launch import launch_secret
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launchers.hosts_file import Host, read_hosts
 from pipeplan_launch.launchers.script_arguments import check_digest, parse_script_arguments
@@ -60,6 +61,7 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def _launch(plan: argparse.Namespace, options: SshOptions) -> int:
     hosts = _hosts(plan, options)
     address = options.address or hosts[0].address
+    secret = launch_secret.read_secret(os.environ) or launch_secret.new_secret()
     launch = Launch(
         hosts=hosts,
         plan_folder=plan.plan,
@@ -70,7 +72,7 @@ def _launch(plan: argparse.Namespace, options: SshOptions) -> int:
         grace=options.grace,
         copy=options.copy,
         port=options.port,
-        variables=options.variables,
+        variables=[f"{launch_secret.VARIABLE}={secret}", *options.variables],
         arguments=options.launch_arguments,
     )
     with HostRequests(launch) as requests:

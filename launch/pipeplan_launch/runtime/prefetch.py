@@ -6,6 +6,7 @@ processes.
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from pipeplan_launch.elastic.signals import die_with_parent
+from pipeplan_launch.elastic.signals import STOPPING, die_with_parent
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.job.user_code import describe_error
@@ -82,6 +83,7 @@ def _start_process(_number: int) -> None:
     """Set up a prefetch process: the worker handles stop signals while it still reads, and the process dies with the
     worker.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    die_with_parent(None if parent is None else parent.pid)

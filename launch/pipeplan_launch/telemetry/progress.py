@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import suppress
 
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder
 
 
 def print_status(text: str) -> None:
-    """Print a line on stderr and flush it."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line on stderr and flush it. Where nobody can read it any more, as after SIGHUP, it is dropped."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Progress:

@@ -70,7 +70,7 @@ def command(
     """
     wishes = RobustnessSettings(samples, seed, None if spread is None else parse_share(spread, "--spread"))
     problem, plan, origin, proof = _subject(profile_option, arguments)
-    settings = Settings(solver=solver, certify=False)
+    settings = Settings(solver=solver, certify=False, simulate=False)
     note(origin, dim=True)
     try:
         with status("") as show_status, interrupts.remember_interrupt() as interrupted:

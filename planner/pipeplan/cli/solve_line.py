@@ -16,6 +16,7 @@ PHASES = {
     "ILP": "confirming with the ILP",
     "certificate": "making the certificate",
     "baselines": "searching for the baselines",
+    "simulation": "simulating the plan",
     "why no plan fits": "finding out why no plan fits",
 }
 """The words for every phase in the line."""

@@ -42,6 +42,7 @@ _ARGUMENTS = (
         "--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."
     ),
     click.option("--no-certificate", is_flag=True, help="Write no proof into plan.json."),
+    click.option("--no-simulation", is_flag=True, help="Do not simulate the plan beside its prediction."),
 )
 
 
@@ -63,6 +64,7 @@ def settings_of(arguments: dict[str, Any]) -> Settings:
         confirm_s=None if given else Settings.confirm_s,
         gap=arguments["gap"],
         certify=not arguments["no_certificate"],
+        simulate=not arguments["no_simulation"],
     )
 
 

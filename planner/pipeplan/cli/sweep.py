@@ -94,7 +94,7 @@ def command(
     pipeplan sweep --cluster A --servers 1,2,4,8 --bandwidth cluster=10Gbit/s,25Gbit/s
     pipeplan sweep profile.json --cluster A --memory 8GiB,16GiB --minibatch 32,64 --price 12.24 --csv sweep.csv
     """
-    settings = Settings(solver=solver, time_limit_s=positive_time_limit(time_limit), certify=False)
+    settings = Settings(solver=solver, time_limit_s=positive_time_limit(time_limit), certify=False, simulate=False)
     axes = SweepAxes(
         bandwidths=_bandwidths(bandwidth),
         memory=_listed(memory, "--memory", parse_size),

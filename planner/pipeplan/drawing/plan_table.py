@@ -21,6 +21,7 @@ from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace, show_size, show_time
 
 if TYPE_CHECKING:  # `describe_cluster` is imported without waiting for the solvers
+    from pipeplan.planning.simulated import PlanSimulation
     from pipeplan.planning.solve import Outcome
 
 LONGEST_CONFIG = 15
@@ -46,10 +47,29 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
         f" ({show_time(score.pace_s)} each, {show_pace(score.rate * profile.minibatch)} samples/s), "
         f"bound by {score.bound}.",
     )
+    yield from _simulated(outcome.simulation)
     yield from _gains(outcome.baselines, score.pace_s)
     colour = "green" if outcome.verdict.proven else "yellow"
     yield Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})")
     yield from _proof(outcome)
+
+
+def _simulated(simulation: PlanSimulation) -> Iterator[Text]:
+    """Lines on a simulation that differs from the prediction, and on plans that are faster in it."""
+    if simulation.note:
+        yield Text(f"Not simulated: {simulation.note}.", "dim")
+    if simulation.simulated_s is not None and simulation.ratio is not None and simulation.differs:
+        yield Text.assemble(
+            "Simulated: ",
+            (f"{simulation.ratio:.2f} x of predicted", "bold yellow" if simulation.ratio > 1 else "bold"),
+            f", {show_time(simulation.simulated_s)} each; `pipeplan simulate` shows where the workers wait.",
+        )
+    for rival in simulation.faster:
+        simulated_s = rival.simulated_s or 0.0
+        yield Text(
+            f"  {rival.plan.config} ({rival.name}) is predicted at {show_time(rival.predicted_s)}, and simulated at "
+            f"{show_time(simulated_s)}"
+        )
 
 
 def _schedule(plan: Plan) -> str:

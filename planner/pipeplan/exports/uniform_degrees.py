@@ -17,7 +17,7 @@ from pipeplan.exports.target import ExportTarget, refusal
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH, FLUSHING, GPIPE, STASHING
 from pipeplan.problem.problem import Options, Problem
-from pipeplan.simulation.scenario import pass_order
+from pipeplan.simulation.from_plan import pass_order
 from pipeplan.util.units import show_time
 
 FILE = "schedule.csv"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -114,6 +115,8 @@ def _as_first(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with the variables of the first of several servers, as far as they are not set."""
     with socket.create_server(("", 0)) as free:
         first = {"NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    if not environment.get("PIPEPLAN_SECRET_FILE"):
+        first["PIPEPLAN_SECRET"] = secrets.token_hex(32)
     return first | {name: value for name, value in environment.items() if value or name not in first}
 
 

@@ -14,14 +14,16 @@ from pipeplan.errors import DisagreementError, InfeasibleError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline, satisfies_options
+from pipeplan.planning.certify import certificate_of
 from pipeplan.planning.charge_results import charge_result, deepened
 from pipeplan.planning.infeasibility import why_infeasible
 from pipeplan.planning.progress import ProgressTracker, Report
+from pipeplan.planning.simulated import NOT_SIMULATED, STOPPED, PlanSimulation, choose_by_simulation
 from pipeplan.planning.verdict import TOLERANCE, Verdict, contradiction, state_verdict
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
-from pipeplan.solvers.dp.certificate import Certificate, covers_alone, make_certificate
+from pipeplan.solvers.dp.certificate import Certificate
 from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
@@ -38,11 +40,13 @@ SHARES = {
     "last": 0.8,
     "certificate": 0.5,
     "baselines": 1.0,
+    "simulation": 1.0,
     "diagnosis": 1.0,
 }
 """The share of the time left that each phase may take: the choice of a schedule, a minibatch size or a number of
-workers, the cuts, the first of two solvers, the last or only solver, the certificate, the baselines. Where there is no
-plan, the diagnosis takes what the solvers leave. What a phase does not need is left to those after it."""
+workers, the cuts, the first of two solvers, the last or only solver, the certificate, the baselines, the simulation.
+Where there is no plan, the diagnosis takes what the solvers leave. What a phase does not need is left to those after
+it."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Settings:
     maximum_cuts: int = MAXIMUM_CUTS
     certify: bool = True
     """Whether to record a certificate that `pipeplan check` can verify."""
+    simulate: bool = True
+    """Whether to simulate the plan and plans nearly as fast. Among equally fast ones the simulation decides."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ class Outcome:
     bound_s: float = 0.0
     """Lower bound on the pace of every plan of the searched space with everything charged, in seconds per minibatch."""
     certificate: Certificate = NO_CERTIFICATE
+    simulation: PlanSimulation = NOT_SIMULATED
+    """What a simulation of the plan's schedule says, beside the prediction."""
 
     @property
     def objective_s(self) -> float:
@@ -154,6 +162,7 @@ class _Search:
         self._best: tuple[Plan, Evaluation] | None = None
         self._certificate = STOPPED_CERTIFICATE
         self._compared: tuple[Baseline, ...] | None = None
+        self._simulation = STOPPED if means.settings.simulate else NOT_SIMULATED
         self.interrupted = False
         """Whether Ctrl-C came."""
 
@@ -169,22 +178,56 @@ class _Search:
         if any(result.interrupted for result in results):
             raise KeyboardInterrupt
         with self._phase("certificate"):
-            self._certificate = _certificate(problem, cuts, means, results, self._best[1])
+            if means.settings.certify:
+                ends = means.share("certificate")
+                self._certificate = certificate_of(problem, cuts, results, self._best[1], ends)
         with self._phase("baselines"):
             effort = max(result.effort for result in results)
             self._compared = tuple(baselines.compute_baselines(problem, cuts, effort, means.share("baselines")))
+        if means.settings.simulate:
+            with self._phase("simulation"):
+                self._simulate()
+
+    def _simulate(self) -> None:
+        """Simulate the plan, and choose by that among plans with the same predicted pace."""
+        plan, score = self._finished()
+        others = [(f"the plan of the {result.solver}", result.plan) for result in self._results if result.plan]
+        others += [(one.name, one.plan) for one in self._baselines() if one.plan is not None]
+        ends = self._means.share("simulation")
+        plan, score, self._simulation = choose_by_simulation(self._problem, plan, score, others, ends)
+        self._best = plan, score
+
+    def _finished(self) -> tuple[Plan, Evaluation]:
+        """The best plan, or a faster baseline where the search ended before it was finished.
+
+        Raises `KeyboardInterrupt` if there is no plan.
+        """
+        plan, score = self._best or self._unfinished()
+        if max(result.bound_s for result in self._results) < score.pace_s * (1 - TOLERANCE):
+            return _best_with_baselines(self._baselines(), self._problem, plan, score)
+        return plan, score
+
+    def _baselines(self) -> tuple[Baseline, ...]:
+        return self._compared or tuple(baselines.unsearched_baselines(self._problem, baselines.STOPPED))
 
     def outcome(self) -> Outcome:
         """The outcome by what has been found. Raises `KeyboardInterrupt` if that is no plan."""
-        problem, (plan, score) = self._problem, self._best or self._unfinished()
-        compared = self._compared or tuple(baselines.unsearched_baselines(problem, baselines.STOPPED))
+        problem, (plan, score) = self._problem, self._finished()
         certificate = self._certificate if self._means.settings.certify else NO_CERTIFICATE
         bound = min(max(result.bound_s for result in self._results), score.pace_s)
-        if bound < score.pace_s * (1 - TOLERANCE):
-            plan, score = _best_with_baselines(compared, problem, plan, score)
         bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
-        verdict = state_verdict(problem, score, bound, self._results, verdict_words.ALL)
-        return Outcome(problem, plan, score, self._results, verdict, compared, self._phases, bound, certificate)
+        return Outcome(
+            problem,
+            plan,
+            score,
+            self._results,
+            state_verdict(problem, score, bound, self._results, verdict_words.ALL),
+            self._baselines(),
+            self._phases,
+            bound,
+            certificate,
+            self._simulation,
+        )
 
     def _unfinished(self) -> tuple[Plan, Evaluation]:
         """The best plan of the solvers, where Ctrl-C came before it was taken."""
@@ -208,29 +251,6 @@ def _refuse_contradiction(problem: Problem, results: tuple[Result, ...]) -> None
     """Raise `Disagreement` if the solvers' results contradict each other."""
     if complaint := contradiction(problem, results):
         raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {complaint}", results)
-
-
-def _certificate(
-    problem: Problem, cuts: Cuts, means: _Means, results: tuple[Result, ...], score: Evaluation
-) -> Certificate:
-    """The certificate of an answer that is proven optimal, or the reason why there is none.
-
-    It covers the pace with everything charged where that is longer than the pace without shared resources and the wait
-    of plain data parallelism, or where only such a certificate can cover the problem.
-    """
-    if not means.settings.certify:
-        return NO_CERTIFICATE
-    charged, deadline = problem.options.contention, means.share("certificate")
-    proven = [result.bound_s for result in results if result.status == Status.OPTIMAL and result.charged == charged]
-    alone = [result.alone_bound_s for result in results if result.alone_bound_s is not None]
-    bound = min([*proven, score.pace_s])
-    if proven and not alone and score.pace_s <= score.alone_s * (1 + TOLERANCE):
-        alone = proven
-    if proven and (not alone or bound > max(alone) * (1 + TOLERANCE) or not covers_alone(problem)):
-        return make_certificate(problem, cuts, bound, deadline, charged=True)
-    if not alone:
-        return Certificate(None, "the plan is not proven optimal")
-    return make_certificate(problem, cuts, min(max(alone), score.alone_s), deadline)
 
 
 def _best_plan(

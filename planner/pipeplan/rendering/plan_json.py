@@ -22,6 +22,7 @@ from pipeplan.planning.baselines import UNPIPELINED
 
 if TYPE_CHECKING:
     from pipeplan.planning.baselines import Baseline
+    from pipeplan.planning.simulated import PlanSimulation
     from pipeplan.planning.solve import Outcome
     from pipeplan.solvers.result import Result
 
@@ -56,6 +57,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "batch": None if score.batch is None else asdict(score.batch),
             "stages": [_stage_prediction(outcome, index) for index in range(len(outcome.plan.stages))],
         },
+        "simulation": _simulation(outcome.simulation),
         "baselines": [
             {
                 "name": baseline.name,
@@ -87,6 +89,25 @@ def _options(outcome: Outcome) -> dict[str, Any]:
     """The options of the user. The schedule and its number are those of the plan, which leaves out unused ones."""
     options = asdict(outcome.problem.options)
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
+
+
+def _simulation(simulation: PlanSimulation) -> dict[str, Any]:
+    """What a simulation of the plan and of its rivals says; `minibatch_s` is null where there was none."""
+    return {
+        "minibatch_s": simulation.simulated_s,
+        "ratio": simulation.ratio,
+        "minibatches": simulation.minibatches,
+        "note": simulation.note,
+        "rivals": [
+            {
+                "name": rival.name,
+                "config": rival.plan.config,
+                "predicted_s": rival.predicted_s,
+                "simulated_s": rival.simulated_s,
+            }
+            for rival in simulation.rivals
+        ],
+    }
 
 
 def _baseline_plan(baseline: Baseline) -> dict[str, Any] | None:

@@ -28,7 +28,11 @@ from typing import NamedTuple
 from pipeplan.errors import InputError
 from pipeplan.simulation.fair_share import SharedNetwork, Use
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.schedule import Action, ActionKind
+
+EVENTS_BETWEEN_LOOKS = 256
+"""The clock is looked at once for so many events."""
 
 
 class Pass(NamedTuple):
@@ -149,16 +153,21 @@ class _Engine:
             for stage in range(self._last + 1)
         ]
 
-    def run(self) -> SimulatedEvents:
-        """Play all streams to their ends. Raises an `InputError` on a deadlock, with a worker and what it waits for."""
+    def run(self, deadline: Deadline) -> SimulatedEvents:
+        """Play all streams to their ends.
+
+        Raises an `InputError` on a deadlock, with a worker and what it waits for, and `OutOfTime` at the deadline.
+        """
         workers = [worker for stage in self._workers for worker in stage]
         for worker in workers:
             worker.head = next(worker.stream, None)
         for worker in workers:
             self._advance(worker)
         while self._events:
-            self._now, _, _, event = heapq.heappop(self._events)
+            self._now, _, number, event = heapq.heappop(self._events)
             event()
+            if number % EVENTS_BETWEEN_LOOKS == 0:
+                deadline.check()
         stuck = next((worker for worker in workers if worker.head is not None), None)
         if stuck is not None:
             raise InputError(self._deadlock(stuck))
@@ -366,6 +375,9 @@ def _links(name: str, hops: Sequence[StageBoundary]) -> list[list[_Link]]:
     return links
 
 
-def simulate_schedule(scenario: Scenario, minibatches: int) -> SimulatedEvents:
-    """Simulate a plan for a number of minibatches. Raises an `InputError` where its schedule comes to a deadlock."""
-    return _Engine(scenario, minibatches).run()
+def simulate_schedule(scenario: Scenario, minibatches: int, deadline: Deadline = NO_DEADLINE) -> SimulatedEvents:
+    """Simulate a plan for a number of minibatches.
+
+    Raises an `InputError` where its schedule comes to a deadlock, and `OutOfTime` where it does not end in time.
+    """
+    return _Engine(scenario, minibatches).run(deadline)

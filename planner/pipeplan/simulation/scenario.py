@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE
 from pipeplan.simulation.fair_share import SharedCards
 from pipeplan.util.files import Node, read_document
-from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, Schedule, StageShape
+from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
 
 FORMAT, VERSION = "pipeplan-plan", 1
 
@@ -167,23 +168,68 @@ def scenario_from_document(root: Node) -> Scenario:
     overlap = root["options"]["overlap"]
     if overlap.number() > 1:
         overlap.fail(f"expected at most 1, found {overlap.number():g}")
-    parallel = root["options"]["boundary"].text() == "parallel"
-    schedule = SCHEDULES[INFERENCE if plan.inference else plan.schedule]
-    if schedule.accumulates and plan.accumulate is None:
-        root["plan"]["accumulate"].fail(f"the schedule {schedule.name} needs a number of minibatches per update")
-    waits = root["options"]["contention"].boolean()
+    if plan.schedule in ACCUMULATING and not plan.inference and plan.accumulate is None:
+        root["plan"]["accumulate"].fail(f"the schedule {plan.schedule} needs a number of minibatches per update")
+    model = CostModel(
+        overlap.number(),
+        root["options"]["boundary"].text() == "parallel",
+        root["options"]["contention"].boolean(),
+    )
+    return assemble_scenario(
+        plan, cluster, [_figures(node) for node in predictions], model, root["prediction"]["minibatch_s"].number()
+    )
+
+
+@dataclass(frozen=True)
+class PredictedStage:
+    """What a plan predicts for one stage: seconds and bytes for one minibatch on one replica."""
+
+    forward_s: float
+    backward_s: float
+    """Without the optimiser's step."""
+    update_s: float
+    """The share of the optimiser's step that is charged to one minibatch."""
+    sync_s: float
+    """Time of one all-reduce of a group of minibatches among all replicas."""
+    exposed_sync_s: float | None
+    """The part of it for which plain data parallelism waits; None for other plans."""
+    minibatch_bytes: int
+    memory_bytes: int
+    parameter_bytes: int
+    send_bytes: int
+    """Activations that a minibatch sends to the next stage."""
+    return_bytes: int
+    """Gradients that come back for them."""
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The choices of the cost model that a simulation follows."""
+
+    overlap: float
+    parallel: bool
+    """Whether a boundary carries as many messages at once as its smaller side has replicas."""
+    contention: bool
+    """Whether what workers share is charged."""
+
+
+def assemble_scenario(
+    plan: Plan, cluster: Cluster, figures: Sequence[PredictedStage], model: CostModel, predicted_s: float
+) -> Scenario:
+    """The scenario of a plan with the figures of its stages. `predicted_s` is its pace, in seconds per minibatch."""
+    links = Links.of(cluster)
     return Scenario(
         config=plan.config,
-        stages=tuple(_load(plan, index, node, waits) for index, node in enumerate(predictions)),
-        hops=tuple(_hops(plan, cluster, index, node, parallel) for index, node in enumerate(predictions[:-1])),
-        schedule=schedule,
+        stages=tuple(_load(plan, index, one, model.contention) for index, one in enumerate(figures)),
+        hops=tuple(_hops(plan, links, index, one, model.parallel) for index, one in enumerate(figures[:-1])),
+        schedule=SCHEDULES[INFERENCE if plan.inference else plan.schedule],
         # A drained pipeline computes nothing while it waits for its all-reduces.
-        overlap=0.0 if plan.schedule in FLUSHING else overlap.number(),
-        predicted_s=root["prediction"]["minibatch_s"].number(),
+        overlap=0.0 if plan.schedule in FLUSHING else model.overlap,
+        predicted_s=predicted_s,
         copies=plan.copies,
         workers_per_server=cluster.workers_per_server,
         accumulate=plan.accumulate,
-        cards=SharedCards(plan, Links.of(cluster)) if root["options"]["contention"].boolean() else None,
+        cards=SharedCards(plan, links) if model.contention else None,
         server_starts=() if cluster.uniform else tuple(cluster.starts(cluster.server_level)[:-1]),
     )
 
@@ -204,48 +250,48 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
         node["stages"].fail(f"{most} minibatches are in flight at a stage, more than one update of 2bw has")
 
 
-def _load(plan: Plan, index: int, node: Node, waits: bool) -> StageLoad:
-    stage, update, left = plan.stages[index], node.get("update_s"), node.get("exposed_sync_s")
-    update_s = update.number() if update else 0.0
-    backward_s = node["backward_s"].number() + update_s
-    return StageLoad(
-        workers=stage.workers,
-        depth=stage.depth,
+def _figures(node: Node) -> PredictedStage:
+    """The figures of one stage in a plan.json."""
+    update, left = node.get("update_s"), node.get("exposed_sync_s")
+    return PredictedStage(
         forward_s=node["forward_s"].number(),
-        backward_s=backward_s,
-        sync_s=0.0 if plan.inference else node["sync_s"].number(),
+        backward_s=node["backward_s"].number(),
+        update_s=update.number() if update else 0.0,
+        sync_s=node["sync_s"].number(),
+        exposed_sync_s=left.number() if left else None,
         minibatch_bytes=node["minibatch_bytes"].integer(),
         memory_bytes=node["memory_bytes"].integer(),
         parameter_bytes=node["parameter_bytes"].integer(),
-        versions=stage.versions,
-        left_s=left.number() if waits and left else None,
-        per_update=plan.accumulate / stage.replicas if plan.schedule in ACCUMULATING and plan.accumulate else 1.0,
-        update_share=update_s / backward_s if update_s else 0.0,
+        send_bytes=node["send_bytes"].integer(),
+        return_bytes=node["receive_gradient_bytes"].integer(),
     )
 
 
-def _hops(plan: Plan, cluster: Cluster, index: int, node: Node, parallel: bool) -> tuple[StageBoundary, ...]:
-    links = Links.of(cluster)
-    sent, returned = node["send_bytes"].integer(), node["receive_gradient_bytes"].integer()
+def _load(plan: Plan, index: int, figures: PredictedStage, waits: bool) -> StageLoad:
+    stage, backward_s = plan.stages[index], figures.backward_s + figures.update_s
+    return StageLoad(
+        workers=stage.workers,
+        depth=stage.depth,
+        forward_s=figures.forward_s,
+        backward_s=backward_s,
+        sync_s=0.0 if plan.inference else figures.sync_s,
+        minibatch_bytes=figures.minibatch_bytes,
+        memory_bytes=figures.memory_bytes,
+        parameter_bytes=figures.parameter_bytes,
+        versions=stage.versions,
+        left_s=figures.exposed_sync_s if waits else None,
+        per_update=plan.accumulate / stage.replicas if plan.schedule in ACCUMULATING and plan.accumulate else 1.0,
+        update_share=figures.update_s / backward_s if figures.update_s else 0.0,
+    )
+
+
+def _hops(plan: Plan, links: Links, index: int, figures: PredictedStage, parallel: bool) -> tuple[StageBoundary, ...]:
     hops = []
     for copy in range(plan.copies):
         senders, receivers = plan.copy(copy)[index : index + 2]
         bandwidth, latency_s = links.sendrecv_among(senders + receivers)
         at_once = min(len(senders), len(receivers)) if parallel else 1
-        send_s, return_s = (float(formulas.boundary_time(size, bandwidth)) for size in (sent, returned))
+        sizes = (figures.send_bytes, figures.return_bytes)
+        send_s, return_s = (float(formulas.boundary_time(size, bandwidth)) for size in sizes)
         hops.append(StageBoundary(send_s, latency_s, return_s, at_once, bandwidth))
     return tuple(hops)
-
-
-def pass_order(plan: Plan, stage: int) -> list[tuple[str, int]]:
-    """The passes of one update on the first replica of a stage, as (`F` or `B`, minibatch), for a synchronous schedule.
-
-    Minibatches are counted from 0 among those of the replica. All replicas with the same number of minibatches run the
-    same passes.
-    """
-    shapes = [StageShape(stage.replicas, stage.depth, plan.accumulate) for stage in plan.stages]
-    # Without accumulation, a plan of one stage makes one update for a minibatch of each replica.
-    minibatches = plan.accumulate or shapes[0].replicas
-    stream = SCHEDULES[plan.schedule].stream(shapes, stage, 0, minibatches)
-    kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
-    return [(str(action.kind), action.index // shapes[stage].replicas) for action in stream if action.kind in kinds]

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 from schedule_shapes import fitted, least
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from pipeplan_launch.elastic import signals
 from pipeplan_launch.elastic.graceful_stop import GRANT_S, STOP_KEY, GracefulStop
+from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.schedule import SCHEDULES, Action, Schedule, StageShape, own_minibatches
 from pipeplan_launch.plan.schedule_check import replay_schedule
 from pipeplan_launch.runtime.engine import Engine
@@ -180,3 +182,33 @@ def test_a_signal_is_a_request(requests: list[Any]) -> None:
     requests[0]()
     assert stopping.limit(1) == 1
     assert STOP_KEY in store.values
+
+
+@pytest.mark.parametrize("value", ["", "stop", "0" * 64])
+def test_a_request_without_the_secret_is_no_request(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "handle_requests_with", lambda _request: None)
+    monkeypatch.setenv("PIPEPLAN_SECRET", "the secret of this launch")
+    store: Any = HashStore()
+    plan: Any = SimpleNamespace(accumulate=None, schedule=SimpleNamespace(accumulates=False))
+    first, second = GracefulStop(store, plan), GracefulStop(store, plan)
+    first.begin()
+    store.set(STOP_KEY, value)
+    assert first.limit(0) is None
+    assert not first.end()
+    second.request()
+    second.begin()
+    first.begin()
+    assert first.end(), "one that knows it is heard"
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "9" * 5000, "3 finally", "3 final\n", "\x1b[2J"])
+def test_a_wrong_grant_is_one_line(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "handle_requests_with", lambda _request: None)
+    store: Any = HashStore()
+    plan: Any = SimpleNamespace(accumulate=None, schedule=SimpleNamespace(accumulates=False))
+    stopping = GracefulStop(store, plan)
+    stopping.begin()
+    store.set("grant/0", value)
+    with pytest.raises(LaunchError, match=r"^the workers' common store holds a wrong value") as caught:
+        stopping.limit(0)
+    assert str(caught.value).isprintable()

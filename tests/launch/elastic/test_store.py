@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -148,14 +147,16 @@ def test_who_waits_for_a_worker_that_was_started_again_is_told(
     store.add("attempt", 1)
     store.set("1/go", "")
     told = threading.Event()
+    reasons: list[str] = []
     attempt = attempt_of(store, 1, 1 - rank)
     assert not attempt.is_superseded()
-    rendezvous.watch_for_restart(attempt, told.set)
+    rendezvous.watch_for_restart(attempt, lambda reason: reasons.append(reason) or told.set())  # type: ignore[func-returns-value]
     assert not told.wait(0.1)
     arrival = threading.Thread(target=_arrive, args=(store, rank), daemon=True)
     arrival.start()
     assert told.wait(PATIENCE_S)
     arrival.join(PATIENCE_S)
+    assert reasons == [rendezvous.LOST_MID_MESSAGE]
 
 
 class Succeeded:
@@ -170,17 +171,34 @@ class Succeeded:
             raise said
         return said
 
+    def silence(self) -> str | None:
+        return "server 1 gave no sign of life for 8 s" if not self._said else None
 
-def test_watching_goes_on_once_the_store_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_who_waits_for_a_silent_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store's server, and any other whose silence is in the store."""
     monkeypatch.setattr(rendezvous, "WATCH_INTERVAL_S", 0.0)
     monkeypatch.setattr(rendezvous, "GRACE_S", 0.0)
     told: list[str] = []
-    attempt: Any = Succeeded(False, StoreTimeout("silent"), StoreTimeout("silent"), False, True)
-    rendezvous._watch(attempt, lambda: told.append("over"))
-    assert told == ["over"]
+    for said in ((False, StoreTimeout("it did not answer within 8 s")), (False, False, True)):
+        attempt: Any = Succeeded(*said)
+        rendezvous._watch(attempt, told.append)
+    assert told == [
+        "the workers' common store is silent: it did not answer within 8 s",
+        "server 1 gave no sign of life for 8 s",
+    ]
     lost: Any = Succeeded(False, RuntimeError("connection closed"))
-    rendezvous._watch(lost, lambda: told.append("lost"))
-    assert told == ["over"], "the main thread finds out"
+    rendezvous._watch(lost, told.append)
+    assert len(told) == 2, "the main thread finds out"
+
+
+def test_a_silent_server_ends_the_attempt(store: Any) -> None:
+    store.add("pipeplan/attempt", 3)
+    rendezvous.end_attempt(store.port, "server 1 gave\x1b[2J no sign")
+    attempt = attempt_of(dist.PrefixStore("pipeplan", store), 3, 0)  # type: ignore[attr-defined]
+    assert attempt.is_superseded()
+    assert attempt.silence() == "server 1 gave [2J no sign"
+    assert attempt_of(dist.PrefixStore("pipeplan", store), 4, 0).last_fault() is not None  # type: ignore[attr-defined]
 
 
 def _arrive(store: Any, rank: int) -> None:
@@ -193,13 +211,13 @@ def _arrive(store: Any, rank: int) -> None:
 
 
 def test_a_launcher_gives_up_on_a_store_that_is_out_of_reach() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = server.getsockname()
-        gave_up = threading.Event()
-        reach = StoreReachability(address, 0.2, gave_up.set)
-        reach.watch(True)
-        assert not gave_up.wait(0.5), "it can be reached"
+    answers, gave_up = threading.Event(), threading.Event()
+    answers.set()
+    reach = StoreReachability(lambda _timeout_s: answers.is_set(), 0.2, gave_up.set)
+    reach.watch(True)
+    assert not gave_up.wait(0.5), "it can be reached"
+    answers.clear()
     assert gave_up.wait(PATIENCE_S)
     unasked = threading.Event()
-    StoreReachability(address, 0.0, unasked.set)
+    StoreReachability(lambda _timeout_s: False, 0.0, unasked.set)
     assert not unasked.wait(0.3), "nobody wants to know"

@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them"),
 ]
+SECRET = "the same on both servers"
 OPTIONS = ("--epochs", "100000", "--checkpoint-minibatches", "7", "--log-every", "0")
 
 
@@ -49,6 +50,7 @@ class Servers:
                 MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=str(self._port),
                 GLOO_SOCKET_IFNAME="lo",
+                PIPEPLAN_SECRET=SECRET,
             )
         )
 

@@ -52,7 +52,12 @@ def launch(plan: Path, environments: Sequence[dict[str, str]], *options: str) ->
     """(status, what it said) of each run of launch.sh, all at the same time."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PIPEPLAN_SECRET": "the same on all servers",
+    }
     started = [
         subprocess.Popen(
             [plan / "launch.sh", "--log-every", "0", *options],

@@ -13,7 +13,7 @@ from long_chains import long_chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError
-from pipeplan.planning import baselines, solve
+from pipeplan.planning import baselines, certify, solve
 from pipeplan.planning.choose_minibatch import choose_minibatch
 from pipeplan.planning.choose_schedule import choose_schedule
 from pipeplan.planning.infeasibility import diagnose, why_infeasible
@@ -98,7 +98,7 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
 
     monkeypatch.setattr(dynamic_program, "solve", dp)
     monkeypatch.setattr(integer_program, "solve", ilp)
-    monkeypatch.setattr(solve, "make_certificate", prove)
+    monkeypatch.setattr(certify, "make_certificate", prove)
     monkeypatch.setattr(baselines, "compute_baselines", compare)
     outcome = solve.solve(_problem(), Settings(time_limit_s=60.0, confirm_s=None))
     assert given == pytest.approx({"DP": 30.0, "ILP": 32.0, "certificate": 5.0, "baselines": 6.0})
@@ -214,9 +214,10 @@ def _raise_ctrl_c(*arguments: object, **named: object) -> None:
         (solve, "evaluate"),
         (solve, "deepened"),
         (solve, "contradiction"),
-        (solve, "make_certificate"),
+        (certify, "make_certificate"),
         (baselines, "uniform_grid"),
         (baselines, "straight_pipelines"),
+        (solve, "choose_by_simulation"),
         (solve.contention, "least_pace_of_shared_cores_s"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -266,11 +267,11 @@ def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("name", ["make_certificate", "deepened"])
+@pytest.mark.parametrize(("where", "name"), [(certify, "make_certificate"), (solve, "deepened")])
 def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
-    name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    where: object, name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(solve, name, _raise_ctrl_c)
+    monkeypatch.setattr(where, name, _raise_ctrl_c)
     done = run("solve", "vgg16-v100", "--cluster", "A", "--solver", "dp", "-o", "new")
     assert done.code == 130
     assert "Predicted:" in done.out

@@ -92,7 +92,10 @@ def test_options_are_in_the_manifest() -> None:
     assert trainer["image"] == "registry:5000/me/image@sha256:1"
     assert trainer["resourcesPerNode"]["limits"] == {"amd.com/gpu": "4", "cpu": "4", "memory": "64Gi"}
     assert manifest["spec"]["runtimeRef"]["name"] == "my-runtime"
-    assert [expanded(one["value"], {"HOME": "no"}) for one in trainer["env"]] == ["eth0", "$(HOME) $$ $x"]
+    secret, *variables = trainer["env"]
+    assert secret["name"] == "PIPEPLAN_SECRET"
+    assert secret["valueFrom"]["secretKeyRef"]["key"] == "secret"
+    assert [expanded(one["value"], {"HOME": "no"}) for one in variables] == ["eth0", "$(HOME) $$ $x"]
     assert trainer["args"][1:] == ["pipeplan", "/data/plans/a", "/data/runs/mine", "--epochs", "90"]
     assert spec["nodeSelector"] == {"pool": "a b"}
     assert spec["terminationGracePeriodSeconds"] == 60
@@ -136,7 +139,7 @@ def test_values_of_options_cannot_break_the_manifest() -> None:
         env=[f"A={EVIL}"], node_selector=[f"pool={EVIL}"], image=evil, folder=EVIL, mount=f"/{evil}".replace(":", "")
     )
     trainer = manifest["spec"]["trainer"]
-    assert expanded(trainer["env"][0]["value"], {"HOME": "no"}) == EVIL
+    assert expanded(trainer["env"][-1]["value"], {"HOME": "no"}) == EVIL
     assert trainer["image"] == evil
     assert pod(manifest)["nodeSelector"] == {"pool": EVIL}
     assert expanded(trainer["args"][2], {"HOME": "no"}).endswith(EVIL)

@@ -1,0 +1,227 @@
+"""Brings the launchers of several servers to the store of server 0, which listens on its loopback interface only.
+
+Server 0 has a gateway at MASTER_PORT. It lets in who knows the launch's secret (`handshake`), and passes bytes on to
+the store. Every other server has a relay on its own loopback interface, which its launcher and its workers take for
+the store. Both are in threads of the launchers, and so end with them. Torch-free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from pipeplan_launch.elastic import handshake
+from pipeplan_launch.elastic.handshake import Purpose
+from pipeplan_launch.errors import LaunchError
+
+LOOPBACK = "127.0.0.1"
+HANDSHAKE_S = 10.0
+"""Time that a peer has for its answer."""
+MAX_STRANGERS = 128
+"""Connections whose handshake is under way. Further ones wait."""
+ALIVE, LEAVES = b".", b"x"
+_CHUNK = 1 << 16
+
+
+def loopback_listener() -> socket.socket:
+    """A socket that listens on the loopback interface, at a port that is free."""
+    return socket.create_server((LOOPBACK, 0), backlog=1024)
+
+
+def heartbeat_interval_s(patience_s: float) -> float:
+    """Seconds between two signs of life, where silence for `patience_s` means the end."""
+    return min(2.0, patience_s / 8)
+
+
+class StoreGateway:
+    """Server 0's end."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        key: bytes,
+        store_port: int,
+        patience_s: float,
+        on_silence: Callable[[int, float], None],
+    ) -> None:
+        """Listen at `address`, if it is one of this machine, else on all of its addresses.
+
+        `on_silence(server, seconds)` is called, in a thread of its own, when a server that had joined has given no
+        sign of life for `patience_s`. Raises `LaunchError` if the port cannot be used.
+        """
+        self._key, self._store_port, self._patience_s = key, store_port, patience_s
+        self._on_silence = on_silence
+        self._seen: dict[int, float] = {}
+        self._silent: set[int] = set()
+        listener = _listen(address, port)
+        _in_thread(lambda: self._serve(listener), "gateway")
+
+    def joined(self) -> set[int]:
+        """The servers that have joined."""
+        return set(self._seen) | self._silent
+
+    async def _serve(self, listener: socket.socket) -> None:
+        self._strangers = asyncio.Semaphore(MAX_STRANGERS)
+        server = await asyncio.start_server(_quietly(self._accept), sock=listener)
+        async with server:
+            interval_s = heartbeat_interval_s(self._patience_s)
+            while True:
+                began = time.monotonic()
+                await asyncio.sleep(interval_s)
+                if time.monotonic() - began < 2 * interval_s:  # else this process was stopped, and not the others
+                    self._look_for_silence()
+
+    def _look_for_silence(self) -> None:
+        now = time.monotonic()
+        for number, seen in list(self._seen.items()):
+            if now - seen > self._patience_s:
+                del self._seen[number]
+                self._silent.add(number)
+                threading.Thread(target=self._on_silence, args=(number, now - seen), daemon=True).start()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with self._strangers, asyncio.timeout(HANDSHAKE_S):
+            hello = handshake.new_hello()
+            writer.write(hello)
+            answer = await reader.readexactly(handshake.ANSWER_BYTES)
+            known = handshake.check_answer(self._key, hello, answer)
+            writer.write(handshake.REFUSAL if known is None else handshake.reply_to(self._key, hello, answer))
+            await writer.drain()
+        if known is None:
+            return
+        purpose, server = known
+        if purpose is Purpose.STORE:
+            await _join(reader, writer, *await asyncio.open_connection(LOOPBACK, self._store_port))
+        elif purpose is Purpose.HEARTBEAT:
+            await self._listen_to(server, reader, writer)
+
+    async def _listen_to(self, server: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._silent.discard(server)
+        self._seen[server] = time.monotonic()
+        while (sign := await reader.read(1)) == ALIVE:
+            self._seen[server] = time.monotonic()
+            self._silent.discard(server)
+            writer.write(ALIVE)
+        if sign == LEAVES:
+            self._seen.pop(server, None)
+            self._silent.add(server)
+
+
+class StoreRelay:
+    """The end of every other server: a port of its loopback interface that leads to the store."""
+
+    def __init__(self, address: str, port: int, key: bytes, server: int, patience_s: float) -> None:
+        self._target = (address, port, key)
+        self._server, self._patience_s = server, patience_s
+        listener = loopback_listener()
+        self.port: int = listener.getsockname()[1]
+        _in_thread(lambda: self._serve(listener), "relay")
+
+    def store_answers(self, timeout_s: float) -> bool:
+        """Whether the gateway of server 0 shakes hands within this time."""
+        try:
+            self._connect(Purpose.PROBE, timeout_s).close()
+        except (OSError, LaunchError):
+            return False
+        return True
+
+    def _connect(self, purpose: Purpose, timeout_s: float) -> socket.socket:
+        return handshake.connect(*self._target, purpose, self._server, timeout_s)
+
+    async def _serve(self, listener: socket.socket) -> None:
+        server = await asyncio.start_server(_quietly(self._pass_on), sock=listener)
+        async with server:
+            while True:
+                with suppress(OSError, LaunchError, TimeoutError, asyncio.IncompleteReadError):
+                    await self._live()
+                await asyncio.sleep(heartbeat_interval_s(self._patience_s))
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = await asyncio.to_thread(self._connect, Purpose.STORE, self._patience_s)
+        await _join(reader, writer, *await asyncio.open_connection(sock=connection))
+
+    async def _live(self) -> None:
+        """Give signs of life until the connection breaks, or the gateway gives none."""
+        connection = await asyncio.to_thread(self._connect, Purpose.HEARTBEAT, self._patience_s)
+        reader, writer = await asyncio.open_connection(sock=connection)
+        try:
+            while True:
+                writer.write(ALIVE)
+                async with asyncio.timeout(self._patience_s):
+                    await reader.readexactly(1)
+                await asyncio.sleep(heartbeat_interval_s(self._patience_s))
+        finally:
+            writer.close()
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """A socket that listens at an address of this machine, or at all if the address is none or another machine's."""
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []
+    for family, _, _, _, place in found:
+        # A host name that means the loopback interface here (127.0.1.1 in Debian's /etc/hosts) means another elsewhere.
+        if ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback and not _is_local_name(address):
+            continue
+        with suppress(OSError):
+            return socket.create_server(place[:2], family=family, backlog=1024)
+    try:
+        return socket.create_server(("", port), backlog=1024)
+    except OSError as error:
+        raise LaunchError(
+            f"MASTER_PORT {port} cannot be used on this machine ({error.strerror}): give all launches another one"
+        ) from error
+
+
+def _is_local_name(address: str) -> bool:
+    return address == "localhost" or address.startswith("127.") or address == "::1"
+
+
+async def _join(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    other_reader: asyncio.StreamReader,
+    other_writer: asyncio.StreamWriter,
+) -> None:
+    """Pass bytes on in both directions until one side ends; then both end."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_copy(reader, other_writer))
+            group.create_task(_copy(other_reader, writer))
+    finally:
+        other_writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(_CHUNK):
+        writer.write(data)
+        await writer.drain()
+    raise ConnectionResetError  # ends the other direction too
+
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+
+def _quietly(handle: Handler) -> Handler:
+    """The handler of a connection, which closes it in the end. What a peer does is no error of this process."""
+
+    async def handled(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(OSError, LaunchError, TimeoutError, EOFError, ExceptionGroup):
+                await handle(reader, writer)
+        finally:
+            writer.close()
+
+    return handled
+
+
+def _in_thread(serve: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    threading.Thread(target=lambda: asyncio.run(serve()), daemon=True, name=name).start()

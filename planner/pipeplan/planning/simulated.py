@@ -1,0 +1,207 @@
+"""Simulates the plan of a solve and its runners-up, and chooses by the simulation among plans that are equally fast.
+
+The cost model adds up averages; a simulation of the executor's schedule (`pipeplan.simulation`) also has the waits of
+single messages. A simulation proves nothing about other plans, so it decides only where the predicted paces are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import GPIPE
+from pipeplan.planning.baselines import satisfies_options
+from pipeplan.problem.problem import Problem
+from pipeplan.simulation.from_plan import scenario_of_plan
+from pipeplan.simulation.metrics import enough_minibatches, round_length
+from pipeplan.simulation.scenario import Scenario
+from pipeplan.simulation.simulate import simulate
+from pipeplan.util.deadline import Deadline, OutOfTime
+
+TELLING = 0.03
+"""Relative. Differences between a prediction and its simulation, or between two simulations, that are told."""
+NEAR = 0.05
+"""Relative. Plans whose predicted pace is this much longer than the best one are simulated too."""
+EQUAL = 1e-9
+"""Relative. Predicted paces that differ by less are equal."""
+ALIKE = 0.01
+"""Relative. Simulated paces that differ by less are equal."""
+MOST_RIVALS = 4
+MOST_PASSES = 4_000
+"""Passes of minibatches through stages, forward and backward, that are simulated for the plan, and as many for all of
+its rivals. With shared cards a thousand of them take 0.1 to 0.6 seconds."""
+LEAST_TURNS = 5
+"""The least length of a simulation, as a multiple of the minibatches in flight; a shorter one has no steady state."""
+
+
+@dataclass(frozen=True)
+class SimulatedPlan:
+    """A plan with its predicted and its simulated pace, in seconds per minibatch."""
+
+    name: str
+    """What the plan is, in words."""
+    plan: Plan
+    score: Evaluation
+    simulated_s: float | None
+    """None where it was not simulated."""
+    note: str = ""
+    """Why it was not."""
+    minibatches: int = 0
+    """Minibatches that were simulated."""
+
+    @property
+    def predicted_s(self) -> float:
+        """The predicted pace, in seconds per minibatch."""
+        return self.score.pace_s
+
+    @property
+    def ratio(self) -> float | None:
+        """Simulated pace over predicted pace: above 1 the simulation is slower."""
+        return None if self.simulated_s is None or self.predicted_s <= 0 else self.simulated_s / self.predicted_s
+
+    @property
+    def differs(self) -> bool:
+        """Whether the simulation differs from the prediction by more than a few percent."""
+        return self.ratio is not None and abs(self.ratio - 1.0) > TELLING
+
+
+@dataclass(frozen=True)
+class PlanSimulation:
+    """What the simulation says of a plan, and of plans that are predicted to be nearly as fast."""
+
+    simulated_s: float | None = None
+    """Seconds per minibatch of the plan; None where it was not simulated."""
+    ratio: float | None = None
+    """Simulated pace over predicted pace."""
+    minibatches: int = 0
+    """Minibatches that were simulated."""
+    note: str = ""
+    """Why the plan was not simulated; empty if it was, or if nobody asked for it."""
+    rivals: tuple[SimulatedPlan, ...] = ()
+    """Other plans that were simulated because they may be as fast."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the simulation differs from the prediction by more than a few percent."""
+        return self.ratio is not None and abs(self.ratio - 1.0) > TELLING
+
+    @property
+    def faster(self) -> tuple[SimulatedPlan, ...]:
+        """The rivals whose simulation is faster than the plan's by more than a few percent, fastest first."""
+        own = self.simulated_s
+        if own is None:
+            return ()
+        found = [rival for rival in self.rivals if (rival.simulated_s or own) * (1 + TELLING) < own]
+        return tuple(sorted(found, key=lambda rival: rival.simulated_s or 0.0))
+
+
+NOT_SIMULATED, STOPPED = PlanSimulation(), PlanSimulation(note="Ctrl-C came before")
+
+
+def choose_by_simulation(
+    problem: Problem, plan: Plan, score: Evaluation, others: Iterable[tuple[str, Plan]], deadline: Deadline
+) -> tuple[Plan, Evaluation, PlanSimulation]:
+    """The plan, or one with the same predicted pace that is faster in the simulation, or that has fewer workers.
+
+    `others` are plans by name that may be nearly as fast. The same plan with one worker fewer at a stage, and with one
+    more minibatch in flight at each stage, is tried as well. Returns the plan with its score and its simulation.
+    """
+    own = _simulated("the solvers' plan", plan, score, problem, MOST_PASSES, deadline)
+    if own.simulated_s is None:
+        return plan, score, PlanSimulation(note=own.note)
+    rivals = [*_near(problem, own, others), *_near(problem, own, _neighbours(problem, own))]
+    found, passes = [own], MOST_PASSES
+    for name, rival, rival_score in rivals[:MOST_RIVALS]:
+        found.append(_simulated(name, rival, rival_score, problem, passes, deadline, briefly=True))
+        passes -= _passes(rival, found[-1].minibatches)
+    known = [(one, one.simulated_s) for one in found if one.simulated_s is not None]
+    tied = [(one, pace) for one, pace in known if one.predicted_s <= own.predicted_s * (1 + EQUAL)]
+    least = min(pace for _, pace in tied)
+    best = min((one for one, pace in tied if pace <= least * (1 + ALIKE)), key=lambda one: one.plan.busy)
+    slower = tuple(one for one, _ in known if one is not best)
+    return best.plan, best.score, PlanSimulation(best.simulated_s, best.ratio, best.minibatches, "", slower)
+
+
+def _near(
+    problem: Problem, own: SimulatedPlan, others: Iterable[tuple[str, Plan]]
+) -> list[tuple[str, Plan, Evaluation]]:
+    """The different plans of `others` that satisfy the options and may be as fast in a simulation, best first.
+
+    Their predicted pace is within `NEAR` of the plan's, or no longer than the plan's simulated pace.
+    """
+    seen, found = {own.plan}, []
+    limit = max(own.predicted_s * (1 + NEAR), own.simulated_s or 0.0)
+    for name, plan in others:
+        if plan in seen or not satisfies_options(plan, problem):
+            continue
+        seen.add(plan)
+        score = evaluate(plan, problem)
+        if score.pace_s <= limit and (score.fits or not problem.options.memory):
+            found.append((name, plan, score))
+    return sorted(found, key=lambda entry: entry[2].pace_s)
+
+
+def _neighbours(problem: Problem, own: SimulatedPlan) -> Iterator[tuple[str, Plan]]:
+    """The plan with one more minibatch in flight, if its simulation is slow, and with one worker fewer at a stage."""
+    plan, stages = own.plan, own.plan.stages
+    if own.differs and len(stages) > 1 and not plan.inference and plan.schedule != GPIPE:
+        deeper = [replace(stage, depth=stage.depth + 1) for stage in stages[:-1]]
+        yield "one more in flight", _with_versions(replace(plan, stages=(*deeper, stages[-1])))
+    if plan.copies > 1 or problem.options.grid:
+        return
+    for index, stage in enumerate(stages):
+        if stage.replicas > 1:
+            fewer = replace(stage, workers=stage.workers[:-1])
+            smaller = replace(plan, stages=(*stages[:index], fewer, *stages[index + 1 :]))
+            yield "a worker fewer", depths.assign_depths(smaller, problem, own.predicted_s)
+
+
+def _with_versions(plan: Plan) -> Plan:
+    stages = [replace(stage, versions=plan.versions(index)) for index, stage in enumerate(plan.stages)]
+    return replace(plan, stages=tuple(stages))
+
+
+def _simulated(
+    name: str,
+    plan: Plan,
+    score: Evaluation,
+    problem: Problem,
+    passes: int,
+    deadline: Deadline,
+    *,
+    briefly: bool = False,
+) -> SimulatedPlan:
+    """A plan with its simulated pace, or with the reason why it has none; `briefly` simulates no more than it takes."""
+    scenario = scenario_of_plan(plan, problem, score)
+    count = _affordable(scenario, plan, 0 if briefly else passes, passes)
+    if count is None:
+        return SimulatedPlan(name, plan, score, None, "a simulation of a plan of this size takes long")
+    try:
+        report = simulate(scenario, count, deadline).report
+    except OutOfTime:
+        return SimulatedPlan(name, plan, score, None, "there was no time left")
+    except InputError as error:
+        return SimulatedPlan(name, plan, score, None, str(error))
+    pace = None if report.steady is None else report.steady.pace_s
+    note = "" if pace is not None else "too few minibatches for a steady state"
+    return SimulatedPlan(name, plan, score, pace, note, count)
+
+
+def _affordable(scenario: Scenario, plan: Plan, usual: int, most: int) -> int | None:
+    """The minibatches to simulate: as many as `pipeplan simulate` does if that takes at most `usual` passes, or fewer.
+
+    None if even these take more than `most` passes.
+    """
+    count = enough_minibatches(scenario)
+    if _passes(plan, count) <= usual:
+        return count
+    least = min(count, LEAST_TURNS * scenario.in_flight + 2 * round_length(scenario))
+    return least if _passes(plan, least) <= most else None
+
+
+def _passes(plan: Plan, minibatches: int) -> int:
+    return (1 if plan.inference else 2) * len(plan.stages) * minibatches

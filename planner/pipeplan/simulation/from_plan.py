@@ -1,0 +1,55 @@
+"""What a plan that is not written yet gives the simulator: its scenario, and the order of its passes."""
+
+from __future__ import annotations
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, waits_for_allreduce
+from pipeplan.cost.evaluate import Evaluation, StageCost
+from pipeplan.cost.stage_times import group_allreduce_time
+from pipeplan.plan.plan import Plan
+from pipeplan.problem.problem import Problem
+from pipeplan.simulation.scenario import CostModel, PredictedStage, Scenario, assemble_scenario
+from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
+
+
+def scenario_of_plan(plan: Plan, problem: Problem, score: Evaluation) -> Scenario:
+    """The scenario of a plan with this score, as its plan.json would give it (`scenario_from_document`)."""
+    options, links = problem.options, Links.of(problem.cluster)
+    exposed_s = None
+    if waits_for_allreduce(plan) and options.contention:
+        exposed_s = ddp_exposed_allreduce_s(plan, problem, links)
+    figures = [
+        _figures(cost, group_allreduce_time(plan, problem, links, index), exposed_s)
+        for index, cost in enumerate(score.stages)
+    ]
+    model = CostModel(options.overlap, options.boundary == "parallel", options.contention)
+    return assemble_scenario(plan, problem.cluster, figures, model, score.pace_s)
+
+
+def _figures(cost: StageCost, sync_s: float, exposed_s: float | None) -> PredictedStage:
+    return PredictedStage(
+        forward_s=cost.forward_s,
+        backward_s=cost.backward_s - cost.update_s,
+        update_s=cost.update_s,
+        sync_s=sync_s,
+        exposed_sync_s=exposed_s,
+        minibatch_bytes=round(cost.minibatch_bytes),
+        memory_bytes=round(cost.memory_bytes),
+        parameter_bytes=cost.parameter_bytes,
+        send_bytes=cost.boundary_bytes,
+        return_bytes=cost.boundary_gradient_bytes,
+    )
+
+
+def pass_order(plan: Plan, stage: int) -> list[tuple[str, int]]:
+    """The passes of one update on the first replica of a stage, as (`F` or `B`, minibatch), for a synchronous schedule.
+
+    Minibatches are counted from 0 among those of the replica. All replicas with the same number of minibatches run the
+    same passes.
+    """
+    shapes = [StageShape(stage.replicas, stage.depth, plan.accumulate) for stage in plan.stages]
+    # Without accumulation, a plan of one stage makes one update for a minibatch of each replica.
+    minibatches = plan.accumulate or shapes[0].replicas
+    stream = SCHEDULES[plan.schedule].stream(shapes, stage, 0, minibatches)
+    kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
+    return [(str(action.kind), action.index // shapes[stage].replicas) for action in stream if action.kind in kinds]
