@@ -48,9 +48,11 @@ def check(name: str, granularity: str, count: int) -> None:
     assert all(len(one) > 1 for one in pipelines[:count])
     for number, pipeline in enumerate(pipelines):
         stages = programs(traced, pipeline)
-        check_training(name, job, stages, BATCH + number, rounds=number >= count)
+        # Qwen2-MoE's blocks have a shared expert beside the others, so that any cut may be inside a fan.
+        rounds = number >= count or name == "qwen"
+        check_training(name, job, stages, BATCH + number, rounds=rounds)
         if traced.evaluation_problem is None:
-            check_evaluation(name, job, stages, BATCH)
+            check_evaluation(name, job, stages, BATCH, rounds=rounds)
 
 
 def test_split_equals_whole() -> None:
