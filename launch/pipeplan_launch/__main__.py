@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pipeplan_launch.command_line import worker_parser
+from pipeplan_launch.command_line import staleness_options, worker_parser
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.signals import Interrupted, catch_signals, die_with_parent, launcher_pid
 from pipeplan_launch.errors import LaunchError, PeerLost
@@ -44,6 +44,7 @@ def options_from(arguments: Sequence[str] | None) -> RunOptions:
         timeout_s=parsed.timeout,
         probe_s=parsed.probe,
         averaging=GradientAveraging(parsed.compress, parsed.significance),
+        staleness=staleness_options(parsed),
     )
 
 

@@ -12,6 +12,8 @@ from typing import NoReturn, TypeVar
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.averaging_options import parse_compression, parse_significance
+from pipeplan_launch.plan.stage_files import CORRECTIONS
+from pipeplan_launch.plan.staleness import StalenessOptions
 
 T = TypeVar("T")
 
@@ -42,6 +44,7 @@ def worker_parser(prog: str) -> argparse.ArgumentParser:
     )
     _add_start_options(parser)
     _add_running_options(parser)
+    _add_staleness_options(parser)
     _add_communication_options(parser)
     return parser
 
@@ -98,6 +101,29 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restarts", type=_natural, default=3, metavar="N", help="maximum number of restarts after faults (3)"
     )
+
+
+def _add_staleness_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--correction",
+        choices=CORRECTIONS,
+        help="correct updates from old gradients: ef (error feedback) or none (as the plan says)",
+    )
+    parser.add_argument(
+        "--force-correction", action="store_true", help="correct them also where it harms: SGD without momentum"
+    )
+    parser.add_argument(
+        "--flush-epochs",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="drain the pipeline before every update in the first N epochs (0)",
+    )
+
+
+def staleness_options(parsed: argparse.Namespace) -> StalenessOptions:
+    """The options on old gradients of a parsed command line."""
+    return StalenessOptions(parsed.correction, parsed.force_correction, parsed.flush_epochs)
 
 
 def _add_communication_options(parser: argparse.ArgumentParser) -> None:

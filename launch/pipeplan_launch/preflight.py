@@ -21,12 +21,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeplan_launch.checkpoint import checkpoint
-from pipeplan_launch.command_line import check_start_options, worker_parser
+from pipeplan_launch.command_line import check_start_options, staleness_options, worker_parser
 from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.launch_secret import check_secret
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
+from pipeplan_launch.plan.staleness import check_staleness_options
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.torch_check import version_problem
 
@@ -42,6 +43,7 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
     `launches`: number of launch.sh processes that start the run together.
     """
     check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
+    check_staleness_options(staleness_options(options), plan)
     if environment.get("NODE_RANK", "0") != "0":
         return  # only the first launch uses the folders and the port
     run = options.run_dir or options.plan_folder / "runs"

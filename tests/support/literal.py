@@ -13,6 +13,14 @@ depth, and M the minibatches per update, minibatch i, in a segment that starts w
 and an update is made from the mean over the samples of its group: r minibatches, or M. Where gradients are clipped,
 that mean is, as torch's clip_grad_norm_ does: by the norm of the whole model with a flush, else by the stage's own.
 
+In the first `flush_epochs` epochs the weights are those of a flush, at every semantics, and an update has M
+minibatches, or as many as the replicas of every stage divide.
+
+With the correction `ef` a stage keeps what each step d(t) of its optimiser has added to the weights, and adds
+d(t) − d(t − τ) to them as well, from the update t = τ on (Zmushko et al., ICML 2026). τ is the number of updates
+between the weights of a gradient and its update, the most that occurs once the pipeline is full. Updates in epochs with
+a flush neither count nor are corrected.
+
 Sources: Harlap et al., PipeDream, SOSP 2019 (stashing, vertical sync); Narayanan et al., Memory-Efficient
 Pipeline-Parallel DNN Training, ICML 2021 (2BW); Huang et al., GPipe, NeurIPS 2019.
 
@@ -24,7 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import lcm
 from typing import Any
 
 import torch
@@ -52,6 +61,20 @@ class Recipe:
     seed: int = 0
     clip: float | None = None
     """The largest norm of an update's gradients."""
+    correction: str = "none"
+    flush_epochs: int = 0
+
+    def of_epoch(self, epoch: int) -> Recipe:
+        """The recipe that holds in an epoch."""
+        if epoch >= self.flush_epochs:
+            return self
+        per_update = self.accumulate if self.semantics == "2bw" else lcm(*self.replicas)
+        return replace(self, semantics="1f1b-flush", accumulate=per_update, correction="none")
+
+    def delay(self, stage: int) -> int:
+        """Updates of a stage between the weights of a gradient and its update, where that is most, if it is full."""
+        late = range(1000 * lcm(*self.replicas) * self.accumulate, 1001 * lcm(*self.replicas) * self.accumulate)
+        return max(self.group_of(stage, index) - self.version(stage, index) for index in late)
 
     @property
     def asynchronous(self) -> bool:
@@ -91,6 +114,8 @@ class _Stage:
     """A copy of the weights after each number of updates."""
     gathered: list[tuple[int, State]] = field(default_factory=list)
     """(samples, gradients) of the minibatches of the group being collected."""
+    steps: list[State] = field(default_factory=list)
+    """What each corrected step of the optimiser added."""
 
     def copy(self) -> State:
         return {name: parameter.detach().clone() for name, parameter in self.live.items()}
@@ -104,11 +129,20 @@ class _Stage:
             for name, live in self.live.items()
         }
 
-    def update(self, gradients: State) -> None:
-        """One update."""
+    def update(self, gradients: State, corrected_for: int) -> None:
+        """One update, corrected for gradients that are so many updates old."""
+        before = self.copy()
         for name, parameter in self.live.items():
             parameter.grad = gradients[name]
         self.optimizer.step()
+        if corrected_for:
+            after = self.copy()
+            self.steps.append({name: after[name] - before[name] for name in before})
+            if len(self.steps) > corrected_for:
+                now, then = self.steps[-1], self.steps[-1 - corrected_for]
+                with torch.no_grad():
+                    for name, parameter in self.live.items():
+                        parameter += now[name] - then[name]
         self.versions.append(self.copy())
 
 
@@ -131,18 +165,18 @@ def train(
     data: Dataset[Any],
     loss: Callable[[Any, Any], Tensor],
     optimizer: Callable[[list[nn.Parameter]], Optimizer],
-    recipe: Recipe,
+    whole: Recipe,
 ) -> Trained:
     """Train by the formula. `cuts` are the names of the modules that the second and later stages begin with."""
-    assert len(cuts) + 1 == len(recipe.replicas) == len(recipe.depths)
+    assert len(cuts) + 1 == len(whole.replicas) == len(whole.depths)
     stage_of = _stages(model, cuts, _read(data, [0])[0])
     stages = [
         _stage(model, {name for name, at in stage_of.items() if at == stage}, replicas, optimizer)
-        for stage, replicas in enumerate(recipe.replicas)
+        for stage, replicas in enumerate(whole.replicas)
     ]
     model.train()
-    for epoch in range(recipe.epochs):
-        begun = [len(stage.versions) - 1 for stage in stages]
+    for epoch in range(whole.epochs):
+        begun, recipe = [len(stage.versions) - 1 for stage in stages], whole.of_epoch(epoch)
         minibatches = list(_minibatches(data, recipe, epoch))
         for index, chosen in enumerate(minibatches):
             owed = [stage.versions[begun[s] + recipe.version(s, index)] for s, stage in enumerate(stages)]
@@ -152,11 +186,11 @@ def train(
             last = index == len(minibatches) - 1
             _update(
                 [
-                    stage
+                    (stage, recipe.delay(s) if recipe.correction == "ef" else 0)
                     for s, stage in enumerate(stages)
                     if last or recipe.group_of(s, index) != recipe.group_of(s, index + 1)
                 ],
-                recipe,
+                whole,
             )
         for stage in stages:
             _agree(stage.buffers)
@@ -167,9 +201,9 @@ def train(
     )
 
 
-def _update(stages: Sequence[_Stage], recipe: Recipe) -> None:
-    """An update of the stages whose group has ended; with a flush these are all of them."""
-    means = [stage.mean() for stage in stages]
+def _update(stages: Sequence[tuple[_Stage, int]], recipe: Recipe) -> None:
+    """An update of the stages whose group has ended, with the delays to correct for; with a flush these are all."""
+    means = [stage.mean() for stage, _ in stages]
     together = recipe.semantics in ("gpipe", "1f1b-flush")
     if recipe.clip is not None and means:
         for over in [means] if together else [[one] for one in means]:
@@ -177,8 +211,8 @@ def _update(stages: Sequence[_Stage], recipe: Recipe) -> None:
             norm = torch.cat([gradient.flatten() for gradient in gradients]).square().sum().sqrt()
             for gradient in gradients:
                 gradient *= min(1.0, recipe.clip / (float(norm) + 1e-6))
-    for stage, mean in zip(stages, means, strict=True):
-        stage.update(mean)
+    for (stage, delay), mean in zip(stages, means, strict=True):
+        stage.update(mean, delay)
 
 
 def train_on_whole_batches(

@@ -41,6 +41,8 @@ class Case:
     dropout: bool = True
     recompute: bool = False
     clip: float | None = None
+    correction: str = "none"
+    flush_epochs: int = 0
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -110,6 +112,9 @@ def _work(traced: TracedModel, folder: Path, case: Case, rank: int) -> int:
         case.epochs,
         "--seed",
         case.seed,
+        "--flush-epochs",
+        case.flush_epochs,
+        *(("--force-correction",) if case.correction == "ef" else ()),
         "--threads",
         1,
         "--log-every",
@@ -154,7 +159,7 @@ def _write_plan(folder: Path, case: Case, traced: TracedModel) -> None:
         "device": "cpu",
         "servers": 1,
         "workers_per_server": sum(case.replicas),
-        "schedule": {"name": case.schedule, "accumulate": case.accumulate},
+        "schedule": {"name": case.schedule, "accumulate": case.accumulate, "correction": case.correction},
         "pipeline": pipeline,
     }
     (folder / "stages").mkdir(parents=True)

@@ -103,7 +103,8 @@ class Manifest:
     state_dict: dict[str, str]
     """For every name in the model's state_dict, the name of the saved tensor: tied parameters are saved once."""
     optimizer: dict[str, Any]
-    """`groups` and `state`, in the form that `optimizer_state.optimizer_state` writes."""
+    """`groups` and `state`, in the form that `optimizer_state.optimizer_state` writes, and `correction`, the number of
+    steps kept for each parameter, if a run corrects them."""
     tensors: dict[str, SavedTensor]
     files: dict[str, int]
     """Size in bytes of every file beside the manifest."""
@@ -247,7 +248,10 @@ def _optimizer(content: dict[str, Any], where: str) -> dict[str, Any]:
         raise LaunchError(f"{where}: the optimiser's 'state' must hold an object for each parameter")
     if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
         raise LaunchError(f"{where}: the optimiser's 'groups' must hold 'kind', 'names' and 'settings'")
-    return {"groups": groups, "state": state}
+    correction = content.get("correction", {})
+    if not isinstance(correction, dict):
+        raise LaunchError(f"{where}: the optimiser's 'correction' must be an object")
+    return {"groups": groups, "state": state} | ({"correction": correction} if correction else {})
 
 
 def _is_group(group: Any) -> bool:

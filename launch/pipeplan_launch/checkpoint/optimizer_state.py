@@ -104,6 +104,8 @@ def merge_optimizer_states(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]
     for part in parts:
         merged["groups"] += part["groups"]
         merged["state"] |= part["state"]
+        if part.get("correction"):
+            merged["correction"] = merged.get("correction", {}) | part["correction"]
     return merged
 
 

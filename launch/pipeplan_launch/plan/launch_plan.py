@@ -75,6 +75,8 @@ class LaunchPlan:
     """Workers on each server, if servers differ in that; otherwise empty."""
     accumulate: int | None = None
     """Minibatches per update, the same at all stages, for schedules that take that number."""
+    correction: str = "none"
+    """What is done about old gradients: `none`, or `ef` (error feedback on updates)."""
     granularity: str = "layer"
     """Size of the layers: the model is traced at the granularity of its profile."""
     profile: str = ""

@@ -23,6 +23,8 @@ from pipeplan_launch.plan.schedule import SCHEDULES, Schedule
 from pipeplan_launch.plan.schedule_check import replay_schedule
 from pipeplan_launch.plan.sleeping_stage_spec import EmulatedStage, read_emulated_stage
 
+CORRECTIONS = ("none", "ef")
+"""What a plan may say about old gradients."""
 STAGE_FORMAT = "pipeplan-stage"
 STAGE_FORMAT_VERSION = 1
 MAX_DEPTH = 100_000
@@ -139,6 +141,9 @@ def _shared_fields(content: dict[str, Any], where: str) -> LaunchPlan:
         predictions=(),
         server_sizes=_server_sizes(content, where),
         accumulate=_accumulate(content, schedule, where),
+        correction=json_fields.choice(
+            {"correction": "none"} | json_fields.mapping(content, "schedule", where), "correction", where, CORRECTIONS
+        ),
         granularity=granularity,
         profile=str(content.get("profile", "")),
     )

@@ -22,7 +22,7 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, own_minibatches
+from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, StageShape, own_minibatches
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.nested_tensors import to_device
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch
@@ -124,6 +124,7 @@ class Engine:
                 f"this executor cannot run schedule {schedule.name!r}: no handler for {', '.join(unknown)}"
             )
         self.schedule = schedule
+        self.shapes: Sequence[StageShape] = place.plan.shapes
         self.place = place
         self.transport = transport
         self.recorder = recorder
@@ -270,12 +271,12 @@ class Engine:
         if action.kind is ActionKind.FORWARD:
             return self.limit(action.index)
         if action.kind is ActionKind.REDUCE:
-            return self.limit(action.index * self.schedule.group_size(self.place.plan.shapes[self.place.stage]))
+            return self.limit(action.index * self.schedule.group_size(self.shapes[self.place.stage]))
         return None
 
     def _stream(self) -> Iterator[Action]:
         place = self.place
-        return self.schedule.stream(place.plan.shapes, place.stage, place.replica, self._count)
+        return self.schedule.stream(self.shapes, place.stage, place.replica, self._count)
 
     def _message_tensor(self, tensor: BoundaryTensor, size: int) -> MessageTensor:
         """The shape and type of a tensor at this size. Cached, because evaluating a symbolic shape takes longer than

@@ -18,12 +18,14 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.callback_calls import CallbackList
 from pipeplan_launch.job.callbacks import EpochResult, MinibatchInfo, RunInfo
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.staleness import staleness_text
 from pipeplan_launch.runtime import stage_checkpoint, stage_optimizer
 from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 from pipeplan_launch.runtime.engine import Engine, Segment
 from pipeplan_launch.runtime.inference import Score
 from pipeplan_launch.runtime.run_start import RunStart, epoch_count
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
+from pipeplan_launch.telemetry.learning_watch import LearningWatch
 from pipeplan_launch.telemetry.progress import Progress, print_status
 from pipeplan_launch.telemetry.recorder import MinibatchRecord
 
@@ -54,6 +56,7 @@ class EpochLoop:
         self._saved: tuple[Position, Path] | None = None
         """Position and folder of this run's last checkpoint."""
         self._pace: float | None = None
+        self._watch = self._learning_watch(resumed is None)
         self.results: list[EpochResult] = []
         """Results of the epochs that this process has finished."""
         self.stopped: Position | None = None
@@ -236,6 +239,14 @@ class EpochLoop:
         if self._reports:
             self._report_minibatch(step, progress)
 
+    def _learning_watch(self, begins: bool) -> LearningWatch | None:
+        """What notices a run that does not learn; only for one that begins, with a stale schedule."""
+        plan = self._stage.place.plan
+        staleness = staleness_text(plan)
+        if not begins or staleness is None:
+            return None
+        return LearningWatch(plan.schedule.group_size(plan.shapes[-1]), staleness, print_status)
+
     def _stop_unless_finite(self, steps: Sequence[MinibatchRecord]) -> None:
         """After a segment, raise `LaunchError` if one of its losses was not finite and training is to stop then.
 
@@ -259,6 +270,8 @@ class EpochLoop:
     def _report_minibatch(self, step: MinibatchRecord, progress: Progress) -> None:
         """Report a minibatch that the last stage has finished: on stderr, and to the job's callbacks."""
         progress(step)
+        if self._watch is not None and step.loss is not None and isfinite(step.loss):
+            self._watch(self._stage.place.replicas, step.loss)
         if not self._listeners:
             return
         assert step.loss is not None
@@ -279,6 +292,7 @@ class EpochLoop:
         place = self._stage.place
         for note in (
             stage_optimizer.clipping_note(place),
+            stage_optimizer.correction_note(place, self._options.staleness),
             gradient_exchange.note_on_unused_option(self._options.averaging, place.plan),
         ):
             if note is not None:

@@ -18,6 +18,7 @@ from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, broa
 from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.staleness import check_staleness_options
 from pipeplan_launch.runtime import stage_checkpoint, stage_setup
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
 from pipeplan_launch.telemetry import run_folder
@@ -51,6 +52,7 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
     Raises `LaunchError`. No folder is made before all checks that do not need the model have passed.
     """
     check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
+    check_staleness_options(options.staleness, plan)
     # The store comes first, as rank 0 may be on another server after a restart. The launcher's folder is the fallback,
     # as torchrun may use a new store for each attempt.
     previous_run = (attempt.previous_run() if attempt is not None else None) or restart_state.run_of_last_attempt()
@@ -109,7 +111,7 @@ def restore_in_all(
             return start, manifest
         rank = dist.get_rank()
         earlier = run_in_all(groups.everyone, partial(_start_before, start, options) if rank == 0 else _nothing)
-        earlier = broadcast(earlier, 0, groups.everyone)
+        earlier = broadcast(earlier, 0, groups.everyone, RunStart | None)
         if rank == lowest and damage is not None:
             if earlier is None:
                 raise damage

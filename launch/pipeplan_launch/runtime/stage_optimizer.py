@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions, update_delay
 from pipeplan_launch.runtime.engine import WorkerPlace
+from pipeplan_launch.runtime.step_correction import make_correction
 from pipeplan_launch.runtime.weight_stash import WeightVersions
 from pipeplan_launch.telemetry.progress import print_status
 
@@ -25,7 +28,9 @@ _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 class StageOptimizer:
     """Turns averaged gradients into the next version of a stage's weights."""
 
-    def __init__(self, place: WorkerPlace, flush: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, place: WorkerPlace, flush: dist.ProcessGroup | None, staleness: StalenessOptions = AS_PLANNED
+    ) -> None:
         """`flush`: all workers of all stages, if the schedule flushes. Raises `LaunchError`."""
         parameters = place.program.parameters_by_name()
         self.trained: dict[str, nn.Parameter] = _trainable(parameters)
@@ -39,21 +44,32 @@ class StageOptimizer:
             self.rates = LearningRates(place.job, self.optimizer, info)
         self.versions = WeightVersions(parameters)
         self._clipping = make_clipping(place, flush)
+        self.correction = make_correction(
+            staleness.correction_of(place.plan),
+            self.trained,
+            self.optimizer,
+            update_delay(place.plan.schedule, place.plan.shapes, place.stage),
+            force=staleness.force,
+        )
+        """None if updates are not corrected."""
 
     def clip(self, averaged: Mapping[str, Tensor]) -> None:
         """Clip the gradients of an update in place, as the job asks."""
         if self._clipping is not None:
             self._clipping.clip(averaged.values())
 
-    def step(self, averaged: Mapping[str, Tensor]) -> None:
-        """Make the next version of the weights from gradients by parameter name."""
+    def step(self, averaged: Mapping[str, Tensor], *, fresh: bool = False) -> None:
+        """Make the next version of the weights from gradients by parameter name, which are `fresh` if none is stale."""
         changed = []
         for name, gradient in averaged.items():
             parameter = self.trained[name]
             parameter.grad = gradient
             changed.append(parameter)
         # Stages that train nothing count updates too: minibatches ask for their weights by the number of updates.
-        self.versions.update(changed, self.optimizer.step if self.optimizer is not None else _no_step)
+        step: Callable[[], object] = self.optimizer.step if self.optimizer is not None else _no_step
+        if self.correction is not None and not fresh:
+            step = partial(self.correction.around, step, list(averaged), self.versions.values_before)
+        self.versions.update(changed, step)
         for parameter in changed:
             parameter.grad = None
 
@@ -205,6 +221,18 @@ def make_clipping(place: WorkerPlace, flush: dist.ProcessGroup | None) -> Gradie
     assert flush is not None
     return GradientClipping(
         limit, flush, contributes=is_first, warns=is_first and place.is_last, where="of all stages "
+    )
+
+
+def correction_note(place: WorkerPlace, staleness: StalenessOptions) -> str | None:
+    """A note for the user if the run corrects updates and the plan says otherwise, whose memory lacks that."""
+    if staleness.correction_of(place.plan) == place.plan.correction:
+        return None
+    if staleness.correction == "none":
+        return "updates are not corrected for old gradients, although the plan says so"
+    return (
+        "updates are corrected for old gradients, which takes one copy of a stage's weights for each update of its "
+        "delay; the plan's memory lacks that, unless it is solved with --correction ef"
     )
 
 

@@ -23,6 +23,7 @@ from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions
 from pipeplan_launch.runtime.data import MinibatchSizes, minibatch_sizes, order_of_samples
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
@@ -65,6 +66,8 @@ class RunOptions:
     """Time for measuring links between servers before training, in seconds; 0 for no measurement."""
     averaging: GradientAveraging = EXACT_AVERAGING
     """How the replicas of a stage average their gradients."""
+    staleness: StalenessOptions = AS_PLANNED
+    """What is done about gradients that are some updates old."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,9 @@ def build_stage(
     return WorkerStage(
         place=place,
         data=data,
-        training=TrainingEngine(place, transport, recorder, replicas, options.averaging, flush) if trains else None,
+        training=TrainingEngine(place, transport, recorder, replicas, options.averaging, flush, options.staleness)
+        if trains
+        else None,
         forward=ForwardEngine(place, transport, _recorder(place, None) if trains else recorder),
         train_sizes=train_sizes,
         test_sizes=test_sizes,

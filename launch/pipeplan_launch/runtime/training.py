@@ -19,6 +19,7 @@ from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.seeds import seed_forward
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
 from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members, own_members, replica_of
+from pipeplan_launch.plan.staleness import AS_PLANNED, FLUSH_SCHEDULE, StalenessOptions, flushed_shapes
 from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace
 from pipeplan_launch.runtime.in_flight import InFlightMinibatch, StageInputs
 from pipeplan_launch.runtime.recompute import (
@@ -44,19 +45,22 @@ class TrainingEngine(Engine):
         group: dist.ProcessGroup | None,
         averaging: GradientAveraging = EXACT_AVERAGING,
         flush: dist.ProcessGroup | None = None,
+        staleness: StalenessOptions = AS_PLANNED,
     ) -> None:
         """`group`: the replicas of this stage, None if there is only one. `averaging`: how they average gradients.
-        `flush`: all workers of all stages, if the schedule flushes.
+        `flush`: all workers of all stages, if the schedule flushes. `staleness`: what is done about old gradients.
         """
         passes = {ActionKind.FORWARD: self._forward, ActionKind.BACKWARD: self._backward}
         groups = {ActionKind.REDUCE: self._start_allreduce, ActionKind.UPDATE: self._update}
         super().__init__(place, place.plan.schedule, transport, recorder, {**passes, **groups})
         if place.is_last and place.job.loss is None:
             raise LaunchError(f"{place.plan.model_ref!r} has no loss to train with: return Job(model, loss=...)")
-        self._optimiser = StageOptimizer(place, flush)
+        self._flush_epochs = staleness.flush_epochs
+        self._optimiser = StageOptimizer(place, flush, staleness)
+        self.correction = self._optimiser.correction
         self.trained, self.optimizer = self._optimiser.trained, self._optimiser.optimizer
         self.rates = self._optimiser.rates
-        self._group_size = self.schedule.group_size(place.plan.shapes[place.stage])
+        self._choose_schedule(0)
         self._versions = self._optimiser.versions
         exchange = choose_exchange(averaging, place.plan, place.stage, place.rank, group, self.optimizer)
         self._reducer = GradientReducer(self.trained, group, exchange)
@@ -72,12 +76,22 @@ class TrainingEngine(Engine):
         """Minibatches whose gradients may still be on their way to the previous stage."""
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
-        """Start the timeline of an epoch. Segments of the epoch may end with short groups."""
+        """Start an epoch, and its timeline. Segments of the epoch may end with short groups."""
+        self._choose_schedule(epoch)
         super().begin_timeline(epoch, first, count, met_s)
         self._timeline_offset = group_count(self._group_size, first) - self._versions.number
 
+    def _choose_schedule(self, epoch: int) -> None:
+        """The plan's schedule, or one that flushes in the first epochs, if that is asked for."""
+        plan = self.place.plan
+        self._fresh = epoch < self._flush_epochs
+        self.schedule = FLUSH_SCHEDULE if self._fresh else plan.schedule
+        self.shapes = flushed_shapes(plan) if self._fresh else plan.shapes
+        self._group_size = self.schedule.group_size(self.shapes[self.place.stage])
+
     def run(self, segment: Segment) -> int:
         """Train on a segment. Afterwards the replicas of the stage agree on weights and buffers."""
+        self._choose_schedule(segment.epoch)
         self._latest_received, self._unsettled = {}, []
         self._reducer.reset()
         self._updates_before = self._versions.number
@@ -120,7 +134,7 @@ class TrainingEngine(Engine):
 
     def _version(self, index: int) -> int:
         """The weight version of a minibatch in the schedule, as the number of updates since the job began."""
-        return self._updates_before + self.schedule.version(self.place.plan.shapes, self.place.stage, index)
+        return self._updates_before + self.schedule.version(self.shapes, self.place.stage, index)
 
     def _compute(
         self,
@@ -256,7 +270,7 @@ class TrainingEngine(Engine):
         ):
             self._optimiser.clip(averaged)
         with self.calling("the optimizer's step", own[-1] if own else group * self._group_size):
-            self._optimiser.step(averaged)
+            self._optimiser.step(averaged, fresh=self._fresh)
         updated = lap()
         self.timeline.note_group(UPDATE, *self._timeline_numbers(group), lap)
         if own:

@@ -104,6 +104,14 @@ class WeightVersions:
             )
         self._current = _Version(self._current.number + 1, leaves)
 
+    def values_before(self, parameter: nn.Parameter) -> Tensor | None:
+        """During `update`: the parameter's values before it, if they are in other memory than the parameter's now.
+
+        Versions that are kept read that memory, so nobody may write to it.
+        """
+        leaf = self._current.leaves[self._name_of[id(parameter)]]
+        return None if leaf.data_ptr() == parameter.data_ptr() else leaf
+
     def _find(self, number: int) -> _Version:
         if number == self._current.number:
             return self._current

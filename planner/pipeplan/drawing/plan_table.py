@@ -13,8 +13,7 @@ from rich.text import Text
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE
-from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import STASHING
+from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.verdict import slowed_by
 from pipeplan.util.text import one_line
@@ -32,12 +31,15 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     """An outcome as lines and a table, each to be printed from a line of its own."""
     plan, score = outcome.plan, outcome.evaluation
     cluster, profile = outcome.problem.cluster, outcome.problem.profile
-    purpose = "inference" if plan.inference else f"training{_schedule(plan)}"
+    purpose = "inference" if plan.inference else "training"
     yield Text.assemble(
         (f"Plan {plan.config}", "bold"),
         f" for {purpose} {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
         f"{one_line(cluster.name)} ({describe_cluster(cluster)})",
     )
+    if not plan.inference:
+        updates = Updates.of(plan, profile.minibatch)
+        yield Text(updates.text, "" if updates.synchronous else "yellow")
     yield _stages(outcome)
     yield _layers(outcome)
     yield _picture(outcome)
@@ -70,13 +72,6 @@ def _simulated(simulation: PlanSimulation) -> Iterator[Text]:
             f"  {rival.plan.config} ({rival.name}) is predicted at {show_time(rival.predicted_s)}, and simulated at "
             f"{show_time(simulated_s)}"
         )
-
-
-def _schedule(plan: Plan) -> str:
-    """The schedule as part of a sentence; empty for `STASHING`, the default."""
-    if plan.schedule == STASHING:
-        return ""
-    return f" by {plan.schedule}" + (f", {plan.accumulate} minibatches per update," if plan.accumulate else "")
 
 
 def _proof(outcome: Outcome) -> list[str]:

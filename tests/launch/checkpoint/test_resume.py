@@ -122,6 +122,25 @@ def test_equals_it_under_every_schedule(tmp_path: Path, schedule: str, accumulat
     assert marks(tmp_path / "run") == marks(tmp_path / "whole" / "run")
 
 
+@pytest.mark.parametrize(
+    ("schedule", "replicas"), [("1f1b-stashing", [2, 1]), pytest.param("2bw", [1, 1, 1], marks=pytest.mark.slow)]
+)
+def test_corrected_updates_go_on_as_if_nothing_had_happened(tmp_path: Path, schedule: str, replicas: list[int]) -> None:
+    """Also in the middle of an epoch, the last steps being in the checkpoint; and under a plan with other delays."""
+    plan = {"schedule": schedule, "accumulate": 4 if schedule == "2bw" else None}
+    arguments = ("--epochs", "2", "--checkpoint-minibatches", "8", "--correction", "ef")
+    said = train(tmp_path / "whole", TOY, replicas, *arguments, **plan)
+    assert "note: updates are corrected for old gradients" in said
+    statuses, _ = launch(tmp_path, replace(TOY, die=(2, 35)), replicas, *arguments, **plan)
+    assert statuses[2] == 9
+    train(tmp_path, TOY, replicas, *arguments, "--resume", **plan)
+    ours = marks(tmp_path / "run")
+    assert ours == marks(tmp_path / "whole" / "run")
+    assert any(name.startswith("correction.one.weight.") for name in ours["tensors"])
+    middle = checkpoint.complete_checkpoints(tmp_path / "run")[0]
+    train(tmp_path / "other", TOY, [1, 2], "--resume-from", str(middle), "--correction", "ef", "--epochs", "2")
+
+
 def test_the_loss_of_an_epoch_is_of_all_of_it(whole: Path) -> None:
     losses = [loss for epoch, _, loss in lines(whole, 2) if epoch == 0]
     assert len(losses) == 20

@@ -56,7 +56,8 @@ def name_of(case: Case) -> str:
 
 def recipe_of(case: Case) -> Recipe:
     shared = {name: getattr(case, name) for name in ("replicas", "depths", "accumulate", "minibatch", "epochs")}
-    return Recipe(case.schedule, **shared, seed=case.seed, clip=case.clip)
+    late: dict[str, Any] = {"correction": case.correction, "flush_epochs": case.flush_epochs}
+    return Recipe(case.schedule, **shared, seed=case.seed, clip=case.clip, **late)
 
 
 def literally(case: Case) -> Trained:
@@ -104,6 +105,49 @@ def mark_all_but_a_diagonal(cases: list[Case]) -> list[Any]:
 def test_equals_the_formula(tmp_path: Path, case: Case) -> None:
     trained = check(tmp_path, case)
     assert min(trained.updates) >= 20
+
+
+STALE = (*ASYNCHRONOUS, "2bw")
+QUICK_CORRECTED = {("resnet", "2bw", (1, 1, 1)), ("chain", "1f1b-stashing", (2, 1)), ("tied", "vertical-sync", (1, 2))}
+CORRECTED = [
+    pytest.param(
+        replace(case, correction="ef"),
+        marks=[] if (case.subject, case.schedule, case.replicas) in QUICK_CORRECTED else pytest.mark.slow,
+        id=name_of(case),
+    )
+    for case in every_case()
+    if case.schedule in STALE
+]
+
+
+@pytest.mark.parametrize("case", CORRECTED)
+def test_corrected_updates_equal_the_formula(tmp_path: Path, case: Case) -> None:
+    corrected, plain = check(tmp_path, case).whole(), literally(replace(case, correction="none")).whole()
+    assert max(difference(corrected[name].double(), value.double()) for name, value in plain.items()) > 1e-5
+
+
+@pytest.mark.parametrize("options", [{"clip": 0.3}, {"recompute": True}], ids=str)
+def test_a_correction_goes_with_clipping_and_recomputation(tmp_path: Path, options: dict[str, Any]) -> None:
+    case = case_of("resnet", "1f1b-stashing", (2, 1), "adamw-fused")
+    check(tmp_path, replace(case, correction="ef", **options))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "replicas"),
+    [
+        ("1f1b-stashing", (2, 1)),
+        ("2bw", (1, 1, 1)),
+        pytest.param("vertical-sync", (1, 2), marks=pytest.mark.slow),
+        pytest.param("2bw", (2, 1), marks=pytest.mark.slow),
+        pytest.param("1f1b-stashing", (2, 1, 1), marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("correction", ["ef", pytest.param("none", marks=pytest.mark.slow)])
+def test_a_synchronous_start_flushes_and_goes_on_without(
+    tmp_path: Path, schedule: str, replicas: tuple[int, ...], correction: str
+) -> None:
+    case = case_of("chain", schedule, replicas, "sgd-fused")
+    check(tmp_path, replace(case, epochs=3, flush_epochs=1, correction=correction))
 
 
 @pytest.mark.parametrize("schedule", ONE_SCHEDULE)

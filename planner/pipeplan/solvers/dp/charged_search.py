@@ -12,6 +12,7 @@ straddles servers: it would then have more replicas on the card of the one and f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -308,7 +309,7 @@ class ChargedBatchObjective(HeterogeneousBatchObjective):
 
     shared: SharedLimit
 
-    def search(self, bounds: BatchBounds) -> tuple[float, list[Step]] | None:
+    def search(self, bounds: BatchBounds, most_added_s: float = math.inf) -> tuple[float, list[Step]] | None:
         """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
         search = ChargedFlushSearch(self, bounds, self.shared)
         steps = search.run()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeplan.cost import contention, depths
@@ -26,6 +26,9 @@ from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
+
+_SELECTED_SHARE = 0.2
+"""The share of the time that is left that each space of plans may take for a search on few cuts."""
 
 
 @dataclass
@@ -57,7 +60,7 @@ class _BestSoFar:
 
     def add(self, problem: Problem, space: PlanSpace, result: BisectionResult[FoundPipeline]) -> None:
         """Take in the result of one more search."""
-        if result.best is not None or not result.finished:
+        if result.low < float("inf"):
             self.regions.append(Region(space, None, space.pace(problem, result.low)))
         self.finished, self.interrupted = self.finished and result.finished, self.interrupted or result.interrupted
         if result.best is not None or not result.finished:
@@ -74,6 +77,8 @@ def _search_spaces(
     """Search all spaces of plans, one after another."""
     spaces = plan_spaces(problem)
     floors = [max(problem.work_s / problem.cluster.total_speed, space.synchronisation(problem)) for space in spaces]
+    searches = {space: PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort) for space in spaces}
+    _search_selected_cuts(problem, searches, so_far)
     for number, space in enumerate(spaces):
         if so_far.best is not None and space.synchronisation(problem) >= so_far.best[0]:
             so_far.regions.append(Region(space, None, space.synchronisation(problem)))
@@ -81,12 +86,44 @@ def _search_spaces(
         if so_far.interrupted:
             so_far.stop(space.pace(problem, 0.0))
             continue
-        report = so_far.watch(problem, space, min(floors[number + 1 :], default=float("inf")))
+        one = searches[space]
+        one.report = so_far.watch(problem, space, min(floors[number + 1 :], default=float("inf")))
+        one.below = _below(problem, so_far)
+        if problem.options.flushes:
+            # Every space gets a bound of its own, even where there is no time to search all of them to the end.
+            one.deadline = Deadline(deadline).share(1 / (len(spaces) - number)).at
         try:
-            searches = PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort, report=report)
-            so_far.add(problem, space, searches.best())
+            so_far.add(problem, space, one.best())
         except KeyboardInterrupt:
             so_far.stop(space.pace(problem, 0.0))
+
+
+def _search_selected_cuts(problem: Problem, searches: Mapping[PlanSpace, PipelineSearches], so_far: _BestSoFar) -> None:
+    """Find a fast plan under a flush schedule on few cuts first: all other searches look below it."""
+    if not problem.options.flushes:
+        return
+    for space, search in searches.items():
+        if not search.has_many_cuts or so_far.interrupted:
+            return
+        search.below = _below(problem, so_far)
+        whole, search.deadline = search.deadline, Deadline(search.deadline).share(_SELECTED_SHARE).at
+        try:
+            found = search.quick_batch()
+        except KeyboardInterrupt:
+            so_far.stop(space.pace(problem, 0.0))
+            return
+        search.deadline = whole
+        if found.interrupted:
+            so_far.stop(space.pace(problem, 0.0))
+        if found.best is not None:
+            so_far.best = space.pace(problem, found.high), space, found.best
+
+
+def _below(problem: Problem, so_far: _BestSoFar) -> float:
+    """The time from one update to the next that a pipeline under a flush schedule has to beat; else infinite."""
+    if not problem.options.flushes or so_far.best is None:
+        return float("inf")
+    return so_far.best[0] * minibatches_of(problem)
 
 
 def _search_grids(

@@ -12,8 +12,10 @@ rest: a box of limits [low, high] holds no pipeline faster than W + V(high) + Σ
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 from pipeplan.solvers.dp.threshold import PRECISION
 from pipeplan.solvers.dp.uniform_plans import boundary_level, span_of, stage_terms_of
 from pipeplan.solvers.dp.uniform_search import UniformSearch
+from pipeplan.solvers.dp.worker_bounds import WorkerBounds
 
 BatchBounds = tuple[float, ...]
 """Seconds: (steady, exposed) for 1f1b-flush, (forward, backward, exposed) for gpipe."""
@@ -59,9 +62,12 @@ class BatchObjective:
         """The part that all batches have in common: the work of all layers, and the all-reduce among copies."""
         return float(self.terms.cuts.work_s[-1]) / self.terms.speed + self.terms.problem.copies_allreduce_s
 
-    def search(self, bounds: BatchBounds) -> tuple[float, list[Step]] | None:
-        """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
-        search = FlushSearch(self, bounds, self.limits)
+    def search(self, bounds: BatchBounds, most_added_s: float = math.inf) -> tuple[float, list[Step]] | None:
+        """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None.
+
+        Pipelines whose sum exceeds `most_added_s` may be left out.
+        """
+        search = FlushSearch(self, bounds, self.limits, most_added_s)
         pipeline = search.run()
         if pipeline is None:
             return None
@@ -118,8 +124,11 @@ _FIRST = np.zeros(1, dtype=np.intp)
 class FlushSearch(UniformSearch):
     """The search for the least sum over stages under limits on the bounds."""
 
-    def __init__(self, batches: BatchObjective, bounds: BatchBounds, limits: SearchLimits) -> None:
+    def __init__(
+        self, batches: BatchObjective, bounds: BatchBounds, limits: SearchLimits, most_added_s: float = math.inf
+    ) -> None:
         self.batches, self.count = batches, batches.minibatches
+        self.most_added_s = most_added_s
         self.steady = tuple(bound * (1 + SLACK) for bound in bounds[:-1])
         self.exposed = bounds[-1] * (1 + SLACK)
         super().__init__(batches.terms, 1.0, limits)
@@ -211,8 +220,21 @@ class FlushSearch(UniformSearch):
     def _wait(self, stage: StageTerms, candidates: object, replicas: Floats) -> Floats:
         return np.zeros(len(replicas))
 
+    def _worker_bounds(self) -> WorkerBounds:
+        terms, recompute = self.terms, self.limits.recompute
+        # r ≥ M · pass / (bound + pass), as in `need`, and no stage's pass is longer than that of all layers.
+        longest = float(terms.cuts.work_s[-1] + (terms.cuts.forward_s[-1] if recompute else 0.0)) / terms.speed
+        # A stage holds at most all minibatches in flight, and with GPipe no fewer.
+        most = float(self.count - 1)
+        least = most if self.batches.directions == 2 else 0.0
+        return WorkerBounds(
+            terms, self.count / (sum(self.steady) + longest), recompute=recompute, demands=(least, most)
+        )
+
     def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
-        return np.zeros((len(targets), len(demand)))
+        return (
+            np.zeros((len(targets), len(demand))) if self.bounds is None else self.bounds.at(targets[:, None], demand)
+        )
 
     def _versions_suffice(self, stage: StageTerms, candidates: object, replicas: Floats, demand: Floats) -> Flags:
         return np.ones(len(replicas), dtype=bool)
@@ -243,6 +265,13 @@ class FlushSearch(UniformSearch):
             forward = terms.cuts.forward_s[cut] - terms.cuts.forward_s[stage.targets[target]]
             added = added + forward / terms.speed
         return added
+
+    def _states(self, *sized: Any, recompute: bool) -> Iterator[tuple[Ints, SearchStates]]:
+        for targets, states in super()._states(*sized, recompute=recompute):
+            assert states.extra is not None
+            least = states.extra <= self.most_added_s * (1 + SLACK)
+            if least.any():
+                yield (targets, states) if least.all() else (targets[least], states.take(least))
 
 
 @dataclass
@@ -276,24 +305,34 @@ class SearchableBatches(Protocol):
     def constant_s(self) -> float:
         """The part that all batches have in common, in seconds."""
 
-    def search(self, bounds: BatchBounds) -> tuple[float, list[Step]] | None:
-        """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
+    def search(self, bounds: BatchBounds, most_added_s: float = math.inf) -> tuple[float, list[Step]] | None:
+        """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None.
+
+        Pipelines whose sum exceeds `most_added_s` may be left out.
+        """
 
     def bounds_of(self, steps: list[Step]) -> BatchBounds:
         """The bounds that a pipeline meets."""
 
 
-def fastest_batch(batches: SearchableBatches, above_s: float = 0.0, below_s: float = float("inf")) -> BatchResult:
+def fastest_batch(
+    batches: SearchableBatches, above_s: float = 0.0, below_s: float = math.inf, gap: float = 0.0
+) -> BatchResult:
     """The fastest batch below `below_s` seconds, by branch and bound; `above_s` is a known lower bound.
 
-    A deadline or Ctrl-C ends the search with the best so far.
+    The search may stop at the relative `gap`. A deadline or Ctrl-C ends it with the best so far.
     """
     batch = BatchResult(below_s)
     number = batches.directions + 1
     everything = batches.constant_s * (1 + batches.minibatches) + batches.terms.most * batches.minibatches
+    everything = min(everything, below_s - batches.constant_s)
+    if everything < 0:
+        return replace(batch, bound_s=below_s)
     low, high = (0.0,) * number, (everything,) * number
+    # Below a known batch a search under the loosest limits would teach nothing, so that box is split unsearched.
+    searched = None if below_s == math.inf else (0.0, high)
     boxes: list[tuple[float, int, BatchBounds, BatchBounds, tuple[float, BatchBounds] | None]] = [
-        (0.0, 0, low, high, None)
+        (0.0, 0, low, high, searched)
     ]
     pushed = 0
     try:
@@ -301,9 +340,12 @@ def fastest_batch(batches: SearchableBatches, above_s: float = 0.0, below_s: flo
             bound, _, low, high, searched = heapq.heappop(boxes)
             batch.bound_s = bound = max(bound, above_s)
             if bound >= batch.total_s * (1 - PRECISION):
+                batch.bound_s = batch.total_s
+                break
+            if batch.steps is not None and bound >= batch.total_s * (1 - gap):
                 break
             if searched is None:
-                result = batches.search(high)
+                result = batches.search(high, batch.total_s - batches.constant_s - sum(low))
                 if result is None:
                     continue
                 extra, steps = result
@@ -321,8 +363,6 @@ def fastest_batch(batches: SearchableBatches, above_s: float = 0.0, below_s: flo
         batch.finished = False
     except KeyboardInterrupt:
         batch.finished, batch.interrupted = False, True
-    if batch.finished:
-        batch.bound_s = batch.total_s
     return batch
 
 
@@ -331,7 +371,9 @@ def _split(
 ) -> list[tuple[BatchBounds, BatchBounds, tuple[float, BatchBounds] | None]]:
     """Split a box along the bound that is farthest above its lower limit. The upper part needs no new search."""
     gaps = [max(0.0, real - least) for real, least in zip(searched[1], low, strict=True)]
-    axis = max(range(len(gaps)), key=gaps.__getitem__)
+    # In an unsearched box all bounds are as far from their limits; the steady part is what most depends on the plan.
+    axes = range(len(gaps) - 1) if searched[1] == high and max(gaps[:-1]) > _CLOSE * high[0] else range(len(gaps))
+    axis = max(axes, key=gaps.__getitem__)
     real, least = searched[1][axis], low[axis]
     middle = (real + least) / 2 if least < real * (1 - _CLOSE) else real * (1 - PRECISION / 2)
     if gaps[axis] <= real * PRECISION:

@@ -12,6 +12,7 @@ fastest batch by the branch and bound of `flush_search`, with a search over all 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -205,7 +206,7 @@ class GridBatchObjective:
         """The bounds that a pipeline meets."""
         return self.batches.bounds_of(steps)
 
-    def search(self, bounds: BatchBounds) -> tuple[float, list[Step]] | None:
+    def search(self, bounds: BatchBounds, most_added_s: float = math.inf) -> tuple[float, list[Step]] | None:
         """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
         self.batches.limits.step(self.grids.rows(self.shape))
         limits = tuple(bound * (1 + SLACK) for bound in bounds)

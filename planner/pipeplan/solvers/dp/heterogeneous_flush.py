@@ -6,6 +6,7 @@ the search minimises (see `flush_search`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,7 @@ class HeterogeneousBatchObjective(BatchObjective):
         """The part that all batches have in common: the all-reduce among copies."""
         return self.terms.problem.copies_allreduce_s
 
-    def search(self, bounds: BatchBounds) -> tuple[float, list[Step]] | None:
+    def search(self, bounds: BatchBounds, most_added_s: float = math.inf) -> tuple[float, list[Step]] | None:
         """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
         search = HeterogeneousFlushSearch(self, bounds)
         steps = search.run()

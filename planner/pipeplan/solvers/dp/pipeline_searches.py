@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from pipeplan.plan.plan import Stage
-from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.cuts import Cuts, Flags
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import flush_search, threshold
@@ -22,6 +24,10 @@ from pipeplan.util.deadline import Deadline
 # a memory limit look for some plan first: within `_FIRST_LIMIT` times the bound.
 _SMALL_SEARCH = 100_000
 _FIRST_LIMIT = 8
+
+# With more than twice as many cuts, a flush schedule is first planned on so many of them, to within this gap.
+_SELECTED_CUTS = 48
+_SELECTED_GAP = 0.01
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,8 @@ class PipelineSearches:
     report: Callable[[float, float], None] = lambda low, high: None
     """Is called with the bound and the pace of the best pipeline as they change; infinite where there is none."""
 
+    memory_binds: bool = False
+    """Whether a search without the memory limit is known to give a poor bound under a flush schedule."""
     without_memory: BisectionResult[FoundPipeline] | None = None
     """The best pipeline without a memory limit, where that is known."""
 
@@ -142,28 +150,65 @@ class PipelineSearches:
         limits = self.limits(memory=False)
         if not self.problem.options.memory:
             return self.without_memory or self._least_batch(self.unlimited, limits)
-        # A pipeline without a memory limit is only a bound, so that search gets half of the time.
-        halfway = replace(limits, deadline=Deadline(self.deadline).share(0.5).at)
-        unlimited = self.without_memory or self._least_batch(self.unlimited, halfway)
-        if unlimited.interrupted or (unlimited.finished and unlimited.best is None):
-            return replace(unlimited, high=float("inf"), best=None)
+        result = BisectionResult[FoundPipeline](0.0, self.below)
+        if not self.memory_binds:
+            # A pipeline without a memory limit is only a bound, so that search gets half of the time.
+            halfway = replace(limits, deadline=Deadline(self.deadline).share(0.5).at)
+            unlimited = self.without_memory or self._least_batch(self.unlimited, halfway)
+            result.low = min(unlimited.low, result.high)
+            if unlimited.interrupted or (unlimited.finished and unlimited.best is None):
+                result.finished, result.interrupted = unlimited.finished, unlimited.interrupted
+                return self._without_plan(result)
         limits = self.limits(memory=True)
-        interval = self._least_batch(self.limited, replace(limits, recompute=False))
-        if limits.recompute and interval.finished and interval.high > unlimited.low * (1 + PRECISION):
-            with_recompute = self._least_batch(self.limited, limits)
-            if with_recompute.high > interval.high:
-                with_recompute.high, with_recompute.best = interval.high, interval.best
-            interval = with_recompute
-        interval.low = max(interval.low, unlimited.low)
-        return interval
+        for recompute in [False, True] if limits.recompute and not self.memory_binds else [limits.recompute]:
+            limited = self._least_batch(self.limited, replace(limits, recompute=recompute), result.high)
+            if limited.best is not None:
+                result.high, result.best = limited.high, limited.best
+            result.finished, result.interrupted = limited.finished, limited.interrupted
+            if recompute == limits.recompute:
+                result.low = min(max(result.low, limited.low), result.high)
+            if not result.finished or result.closed:
+                break
+        return self._without_plan(result)
 
-    def _least_batch(self, terms: CostTerms, limits: SearchLimits) -> BisectionResult[FoundPipeline]:
-        """The fastest batch under the given limits, over the numbers of stages."""
+    @staticmethod
+    def _without_plan(result: BisectionResult[FoundPipeline]) -> BisectionResult[FoundPipeline]:
+        """The result, with an infinite time where no pipeline was found."""
+        return result if result.best is not None else replace(result, high=float("inf"))
+
+    @property
+    def has_many_cuts(self) -> bool:
+        """Whether `quick_batch` has something to leave out."""
+        return len(self.cuts.ideals) > 2 * _SELECTED_CUTS
+
+    def quick_batch(self) -> BisectionResult[FoundPipeline]:
+        """A fast batch under a flush schedule, found on a selection of the cuts; `low` is 0, which bounds all others.
+
+        Learns whether memory slows it down, which `best` needs to know.
+        """
+        selected = self.cuts.only(_cheap_cuts(self.cuts))
+        gap = max(self.gap, _SELECTED_GAP)
+        found = self._least_batch(terms_of(self.problem, selected), self.limits(memory=True), gap=gap)
+        found.low = 0.0
+        if found.best is None or not found.finished:
+            return found
+        unlimited = terms_of(self.problem.without_memory_limit(), selected)
+        faster = self._least_batch(unlimited, self.limits(memory=False), found.high * (1 - 2 * gap), gap=1.0)
+        self.memory_binds, found.interrupted = faster.best is not None, faster.interrupted
+        return found
+
+    def _least_batch(
+        self, terms: CostTerms, limits: SearchLimits, below: float = float("inf"), gap: float | None = None
+    ) -> BisectionResult[FoundPipeline]:
+        """The fastest batch under the given limits and below a time, over the numbers of stages."""
         interval = BisectionResult[FoundPipeline](float("inf"))
         counts = self.stage_counts(terms, limits)
         for exact in counts:
             answer = flush_search.fastest_batch(
-                batch_objective(terms, replace(limits, exact_stages=exact)), self.above, self.below
+                batch_objective(terms, replace(limits, exact_stages=exact)),
+                self.above,
+                min(self.below, below, interval.high),
+                self.gap if gap is None else gap,
             )
             interval.low = min(interval.low, answer.bound_s)
             if answer.steps is not None and answer.total_s < interval.high:
@@ -242,3 +287,13 @@ class PipelineSearches:
         except OutOfTime:
             return None
         return None if steps is None else FoundPipeline(terms, steps)
+
+
+def _cheap_cuts(cuts: Cuts) -> Flags:
+    """A mask of `_SELECTED_CUTS` cuts: of each of as many equal parts of the work, that which fewest bytes cross."""
+    part = np.minimum((cuts.work_s / cuts.work_s[-1] * _SELECTED_CUTS).astype(np.intp), _SELECTED_CUTS - 1)
+    order = np.lexsort((np.arange(len(part)), cuts.sent + cuts.returned, part))
+    mask = np.zeros(len(part), dtype=bool)
+    mask[order[np.unique(part[order], return_index=True)[1]]] = True
+    mask[[0, -1]] = True
+    return mask

@@ -19,6 +19,7 @@ outside stay where they are, and the component that joins them with the next sta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +28,10 @@ from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import StateCounts
 from pipeplan.solvers.dp.topology import ComponentLayout
 
-# The number of states that are compared with all kept states at a time.
-_CHUNK = 128
 _COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
+# Rows are compared in chunks that grow, and with the kept rows in pieces.
+_FIRST_CHUNK, _LARGEST_CHUNK = 8, 512
+_KEPT_PIECE = 256
 # Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
 _BLOCK = 32
 
@@ -135,6 +137,29 @@ class SearchStates:
         return self._column(8)
 
 
+def undominated_rows(count: int, dominates: Callable[[Ints, Ints], Flags]) -> Ints:
+    """The rows 0 … count-1 that no row before them dominates, in increasing order.
+
+    `dominates(some, others)` gives flags of shape (some, others) for two arrays of rows. The order must be such that no
+    row is dominated by a later one, unless both dominate each other. Most searches keep few of very many rows, and the
+    best come first; so the first chunk is small, and later rows are compared with the kept ones before all else.
+    """
+    kept: Ints = np.zeros(0, dtype=np.intp)
+    begin, size = 0, _FIRST_CHUNK
+    while begin < count:
+        rows = np.arange(begin, min(begin + size, count))
+        for piece in range(0, len(kept), _KEPT_PIECE):
+            if not len(rows):
+                break
+            rows = rows[~dominates(kept[piece : piece + _KEPT_PIECE], rows).any(axis=0)]
+        if len(rows) > 1:
+            # A row that loses to one that is lost itself also loses to the one that is kept.
+            rows = rows[~np.triu(dominates(rows, rows), 1).any(axis=0)]
+        kept = np.concatenate([kept, rows])
+        begin, size = begin + size, min(2 * size, _LARGEST_CHUNK)
+    return kept
+
+
 def undominated_states(states: SearchStates, layout: ComponentLayout, counting: StateCounts) -> SearchStates:
     """The states that no other dominates; of equal states the first in a fixed order."""
     if not counting.any and states.extra is None:
@@ -144,16 +169,9 @@ def undominated_states(states: SearchStates, layout: ComponentLayout, counting: 
     extra = states.demand if states.extra is None else states.extra
     order = np.lexsort((states.level, states.stages, states.workers, extra, states.demand, -states.first))
     states = states.take(order)
-    kept = np.zeros(len(states), dtype=bool)
-    for begin in range(0, len(states), _CHUNK):
-        chunk = slice(begin, min(begin + _CHUNK, len(states)))
-        inside = dominates(states, chunk, chunk, layout, counting)
-        lost = np.triu(inside, 1).any(axis=0)
-        before = np.flatnonzero(kept[:begin])
-        if len(before):
-            lost |= dominates(states, before, chunk, layout, counting).any(axis=0)
-        kept[chunk] = ~lost
-    return states.take(kept)
+    return states.take(
+        undominated_rows(len(states), lambda some, others: dominates(states, some, others, layout, counting))
+    )
 
 
 def _least_demands(states: SearchStates, levels: int) -> Ints:
@@ -169,9 +187,7 @@ def _least_demands(states: SearchStates, levels: int) -> Ints:
     return np.sort(rows[rows >= 0])
 
 
-def dominates(
-    states: SearchStates, some: Ints | slice, others: slice, layout: ComponentLayout, counting: StateCounts
-) -> Flags:
+def dominates(states: SearchStates, some: Ints, others: Ints, layout: ComponentLayout, counting: StateCounts) -> Flags:
     """Flags of shape (some, others): whether each of `some` dominates each of `others`."""
     first, other_first = states.first[some][:, None], states.first[others][None, :]
     joined = np.maximum(states.level[others], layout.joins[states.first[others]])[None, :]

@@ -23,6 +23,7 @@ from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositio
 from pipeplan.solvers.dp.replica_bounds import StageSizing
 from pipeplan.solvers.dp.search_states import SearchStates, StatePool, undominated_states
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
+from pipeplan.solvers.dp.worker_bounds import WorkerBounds
 
 
 class UniformSearch(StageSizing):
@@ -41,6 +42,13 @@ class UniformSearch(StageSizing):
         self.widest = (terms.boundary_s <= self.within).sum(axis=1) - 1
         self.usable = (self.widest >= 1) | (np.arange(self.last + 1) == 0)
         self.usable[self.last] = True
+        # Whoever needs the states of all cuts, a certificate's author for one, must not miss any.
+        precise = limits.memory and not limits.every_cut and WorkerBounds.suits(terms.cuts)
+        self.bounds = self._worker_bounds() if precise else None
+
+    def _worker_bounds(self) -> WorkerBounds:
+        """Bounds on the workers in front of every cut, for work and memory together."""
+        return WorkerBounds(self.terms, 1 / self.within, recompute=self.limits.recompute)
 
     def run(self) -> list[Step] | None:
         """Search all cuts. Returns a pipeline, input to output, or None; raises `OutOfTime` at the deadline."""
@@ -99,7 +107,9 @@ class UniformSearch(StageSizing):
 
     def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         """The least workers that stages in front of cuts (rows) need for their memory, given the demands (columns)."""
-        return self.terms.workers_for_memory(targets, demand)
+        if self.bounds is None:
+            return self.terms.workers_for_memory(targets, demand)
+        return self.bounds.at(targets[:, None], demand)
 
     def extra(self, stage: StageTerms, before: Floats, target: Ints, joined: Ints) -> Floats:
         """The sum over stages, extended by one more stage; in the steady state nothing is summed."""
@@ -282,6 +292,8 @@ class UniformSearch(StageSizing):
             extra = self.extra(stage, states.extra[state], candidates.target, joined)
         new_states = SearchStates.of(columns, demand, extra)
         completable = self._can_complete(targets, workers, stages)
+        if self.bounds is not None:
+            completable &= candidates.end - count >= self.bounds.at(targets, demand)
         if not completable.all():
             targets, new_states = targets[completable], new_states.take(completable)
         if len(targets):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -68,13 +69,13 @@ def _stop_after(searches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (BatchObjective, HeterogeneousBatchObjective):
 
         def search(
-            self: BatchObjective, bounds: BatchBounds, whole: object = kind.search
+            self: BatchObjective, bounds: BatchBounds, most_added_s: float = math.inf, *, whole: object = kind.search
         ) -> tuple[float, list[Step]] | None:
             done = self.__dict__.get("done", 0)
             self.__dict__["done"] = done + 1
             if done == searches:
                 raise OutOfTime
-            return whole(self, bounds)  # type: ignore[operator,no-any-return]
+            return whole(self, bounds, most_added_s)  # type: ignore[operator,no-any-return]
 
         monkeypatch.setattr(kind, "search", search)
 

@@ -1,0 +1,112 @@
+"""Error feedback on the updates of a stage whose gradients are some updates old.
+
+With d(t) what the optimiser's t-th step adds to the weights, learning rate included, and τ the delay of the stage
+(`plan.staleness.update_delay`), the weights change by
+
+    d(t) + d(t) − d(t − τ)
+
+and by d(t) alone in the first τ updates, before which there is none. The difference stands for what the step would have
+changed by, had its gradient been taken τ updates later. It works around any optimiser and has no setting of its own.
+
+Source: Zmushko et al., ICML 2026 (arXiv 2606.30634), for τ = 1, which 2BW has. τ > 1 is an extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from pipeplan_launch.checkpoint.optimizer_state import TensorLoader
+from pipeplan_launch.errors import LaunchError
+
+
+class StepCorrection:
+    """Corrects the steps of one stage, and keeps the last τ of them."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], delay: int) -> None:
+        """`parameters`: those that the stage trains, by name; `delay`: τ, at least 1."""
+        self._parameters, self.delay = parameters, delay
+        self.steps: dict[str, list[Tensor]] = {name: [] for name in parameters}
+        """The last steps of each parameter, the oldest first: at most τ."""
+
+    @torch.no_grad()
+    def around(
+        self, step: Callable[[], object], names: list[str], before: Callable[[nn.Parameter], Tensor | None]
+    ) -> None:
+        """Run `step`, which changes the parameters with these names, and correct what it did.
+
+        `before` returns a tensor with a parameter's values before the step that nobody writes to, if there is one.
+        """
+        parameters = [self._parameters[name] for name in names]
+        kept = [before(parameter) for parameter in parameters]
+        old = [
+            parameter.detach().clone() if values is None else values.detach()
+            for parameter, values in zip(parameters, kept, strict=True)
+        ]
+        step()
+        for name, parameter, values in zip(names, parameters, old, strict=True):
+            self._correct(self.steps[name], parameter.detach(), values)
+
+    def _correct(self, steps: list[Tensor], parameter: Tensor, old: Tensor) -> None:
+        if len(steps) < self.delay:
+            steps.append(parameter - old)
+            return
+        change = parameter - old
+        oldest = steps.pop(0)
+        torch.sub(change, oldest, out=oldest)  # its memory is free from now on
+        steps.append(change)
+        parameter.add_(oldest)
+
+    def saved(self) -> tuple[dict[str, int], dict[str, Tensor]]:
+        """(number of steps kept for each parameter, the steps under their names in a checkpoint)."""
+        kept = {name: steps for name, steps in self.steps.items() if steps}
+        tensors = {
+            _tensor_name(name, age): step for name, steps in kept.items() for age, step in enumerate(reversed(steps))
+        }
+        return {name: len(steps) for name, steps in kept.items()}, tensors
+
+    def restore(self, counts: Mapping[str, Any], load: TensorLoader, where: str) -> None:
+        """Take the steps that a checkpoint has, which may be of stages with other delays.
+
+        The newest τ are taken. Where there are fewer, the first updates are not corrected until there are enough.
+        """
+        for name in self._parameters:
+            count = counts.get(name, 0)
+            if type(count) is not int or count < 0:
+                raise LaunchError(f"{where}: the number of steps of {name!r} is damaged")
+            ages = range(min(count, self.delay))
+            tensors = load([_tensor_name(name, age) for age in ages]) if ages else {}
+            self.steps[name] = [
+                tensors[_tensor_name(name, age)].to(self._parameters[name].device) for age in reversed(ages)
+            ]
+
+
+def _tensor_name(name: str, age: int) -> str:
+    """`age`: 0 for the newest step."""
+    return f"correction.{name}.{age}"
+
+
+def is_harmed(optimizer: Optimizer | None) -> bool:
+    """Whether a correction lowers the largest stable rate of an optimiser: SGD without momentum."""
+    return isinstance(optimizer, SGD) and not any(group["momentum"] for group in optimizer.param_groups)
+
+
+def make_correction(
+    kind: str, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | None, delay: int, *, force: bool
+) -> StepCorrection | None:
+    """The correction `kind` of a stage, or None where there is nothing to correct. Raises `LaunchError`.
+
+    `force`: whether an optimiser that it harms is corrected too.
+    """
+    if kind == "none" or not delay or not parameters:
+        return None
+    if is_harmed(optimizer) and not force:
+        raise LaunchError(
+            "--correction ef lowers the largest stable rate of SGD without momentum (to 0.62 of it where gradients are "
+            "one update old): run with --correction none, give the optimizer momentum, or add --force-correction"
+        )
+    return StepCorrection(parameters, delay)

@@ -1,0 +1,138 @@
+"""Lower bounds on the workers that the stages in front of a cut need, for their work and their memory together.
+
+A stage with r replicas needs r ≥ ρ · work for its pace, where ρ is in workers per second of work, and r · capacity ≥
+memory. Each of the two adds up over the layers of the stages in front, and so does every mixture of them:
+
+    r ≥ λ · ρ · work + (1 - λ) · memory / capacity        for any 0 ≤ λ ≤ 1
+
+A stage that recomputes has more work and less memory. Which stages do so is open, so every layer takes the smaller of
+its two terms. The mixtures are worth more than work and memory alone: where both are scarce, λ = 0 lets all layers
+recompute for nothing, and λ = 1 lets them keep everything.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.cost import formulas
+from pipeplan.problem.cuts import Cuts, Floats, Ints
+from pipeplan.solvers.dp.stage_costs import CostTerms
+
+_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""The values of λ."""
+_ROUNDING = 1e-9
+_EXACT_DEMANDS = 64
+"""Up to this demand every whole number has an entry of its own; above, this many in every power of two."""
+_LARGEST_MATRIX = 4_000_000
+"""Largest number of cuts times units for which the units inside each cut are kept as a matrix."""
+
+
+class WorkerBounds:
+    """The least numbers of workers in front of the cuts, by the demand of the stage behind (`search_states`)."""
+
+    def __init__(
+        self, terms: CostTerms, per_second: float, *, recompute: bool, demands: tuple[float, float] = (0.0, np.inf)
+    ) -> None:
+        """`per_second` is ρ for the device's own seconds; stages cover at least and at most the `demands`."""
+        self._terms, self._rate, self._recompute = terms, per_second / terms.speed, recompute
+        self._demands = demands
+        self._columns = np.full(0, -1, dtype=np.intp)
+        """For every demand that may be looked up, its row in the table, or -1."""
+        self._table: Floats = np.zeros((0, len(terms.cuts.ideals)))
+
+    @staticmethod
+    def suits(cuts: Cuts) -> bool:
+        """Whether there are few enough cuts for these bounds."""
+        return cuts.chain or len(cuts.ideals) * len(cuts.readers) <= _LARGEST_MATRIX
+
+    def at(self, targets: Ints, demand: Floats) -> Floats:
+        """The least workers in front of cuts, given the demands of the stages that end there; both broadcast."""
+        rounded = _rounded_down(np.clip(demand, *self._demands))
+        highest = int(rounded.max(initial=0))
+        if highest >= len(self._columns):
+            grown = np.full(2 * highest + 1, -1, dtype=np.intp)
+            grown[: len(self._columns)] = self._columns
+            self._columns = grown
+        missing = np.unique(rounded[self._columns[rounded] < 0])
+        if len(missing):
+            self._columns[missing] = len(self._table) + np.arange(len(missing))
+            self._table = np.concatenate([self._table, self._rows(missing.astype(float))])
+        return np.asarray(self._table[self._columns[rounded], targets])
+
+    def _rows(self, demands: Floats) -> Floats:
+        """The bounds for some demands (rows), by cut."""
+        least = np.zeros((len(demands), len(self._terms.cuts.ideals)))
+        for share in _SHARES:
+            kept, recomputed = self._units(share, demands[:, None])
+            total = self._in_cuts(np.minimum(kept, recomputed) if self._recompute else kept)
+            np.maximum(least, total, out=least)
+        return np.ceil(least * (1 - _ROUNDING) - _ROUNDING)
+
+    def _units(self, share: float, demand: Floats) -> tuple[Floats, Floats]:
+        """The mixture for every unit (columns) and demand (rows), if it keeps its activations and if it recomputes."""
+        terms, capacity = self._terms, self._terms.problem.capacity
+        forward, work, parameters, buffers, saved = self._costs
+        problem, training = terms.problem, terms.training
+        ratio, stashes = problem.profile.optimizer_state_ratio, terms.constant_versions == 0
+        once = np.asarray(formulas.fixed_memory(parameters, buffers, 0.0, ratio, training))
+        mixed = [share * self._rate * seconds + np.zeros_like(demand) for seconds in (work, work + forward)]
+        if not np.isfinite(capacity):
+            return mixed[0], mixed[1]
+        for index, kept in enumerate((saved, np.zeros_like(saved))):
+            memory = once + (formulas.recompute_memory(saved, 0.0, True) if index else 0.0)
+            if training:
+                memory = memory + formulas.version_memory(parameters, terms.constant_versions)
+                memory = memory + formulas.memory_per_depth(parameters, kept, 0.0, 0.0, stashes=stashes) * (1 + demand)
+            mixed[index] = mixed[index] + (1 - share) * memory / capacity
+        return mixed[0], mixed[1]
+
+    @cached_property
+    def _costs(self) -> tuple[Floats, ...]:
+        """Forward time, work, parameters, buffers and saved bytes of every unit."""
+        columns = zip(
+            *(
+                (
+                    unit.forward_s,
+                    unit.forward_s + unit.backward_s,
+                    unit.parameter_bytes,
+                    unit.buffer_bytes,
+                    unit.saved_bytes,
+                )
+                for unit in self._terms.problem.units
+            ),
+            strict=True,
+        )
+        return tuple(np.array(column, dtype=float) for column in columns)
+
+    def _in_cuts(self, values: Floats) -> Floats:
+        """The sums of values of units (columns) over the units inside every cut."""
+        cuts = self._terms.cuts
+        if cuts.chain:
+            running = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values[:, self._chain[0]], axis=1)], axis=1)
+            return np.asarray(running[:, self._chain[1]])
+        return np.asarray(values @ self._inside)
+
+    @cached_property
+    def _chain(self) -> tuple[Ints, Ints]:
+        """In a chain of cuts: the units in the order in which cuts take them up, and how many each cut has."""
+        cuts = self._terms.cuts
+        order = [unit for cut in range(1, len(cuts.ideals)) for unit in cuts.members(cut - 1, cut)]
+        counts = [ideal.bit_count() for ideal in cuts.ideals]
+        return np.array(order, dtype=np.intp), np.array(counts, dtype=np.intp)
+
+    @cached_property
+    def _inside(self) -> Floats:
+        """A row for every unit, a column for every cut: 1 where the unit is inside the cut."""
+        bits = np.unpackbits(self._terms.cuts.words.view(np.uint8), axis=1, bitorder="little")
+        inside: Floats = bits[:, : len(self._terms.problem.units)].T.astype(float)
+        return inside
+
+
+def _rounded_down(demand: Floats) -> Ints:
+    """Whole demands no larger than the given ones, of which there are few."""
+    whole = np.floor(demand).astype(np.intp)
+    step = np.maximum(whole // _EXACT_DEMANDS, 1)
+    power = 1 << np.floor(np.log2(step)).astype(np.intp)
+    return np.asarray(whole // power * power)

@@ -1,0 +1,328 @@
+"""What stale gradients cost in epochs, by schedule, correction, optimiser and rate, in one process that keeps versions.
+
+    python tests/benchmarks/delays.py FILE [digits] [text] [--seeds 5] [--optimizers adamw,sgd,nadam]
+
+The process applies each schedule's formula: every stage takes its gradients at weights that are as many updates old as
+the schedule says, and drains at the end of an epoch, as the executor does. So delays need no workers. `learning.py
+emulation` compares such a run with the executor. Each optimiser has the rate of a small grid at which one process
+learns fastest (the largest mean accuracy over all epochs, with a seed of its own); on the digits every way is also run
+at all rates of the grid.
+Runs are added to FILE, a JSON object a line; runs that FILE has are not repeated. The tables are of all of FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from learning import NEAR, TASKS, Task, _accuracy
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, NAdam, Optimizer
+
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.runtime.data import Batches, minibatch_sizes
+
+TUNING_SEED = 100
+OPTIMIZERS: Mapping[str, Callable[[Sequence[nn.Parameter], float], Optimizer]] = {
+    "adamw": lambda parameters, rate: AdamW(parameters, lr=rate, fused=True),
+    "sgd": lambda parameters, rate: SGD(parameters, lr=rate, momentum=0.9, fused=True),
+    "nadam": lambda parameters, rate: NAdam(
+        parameters, lr=rate, betas=(0.99, 0.999), decoupled_weight_decay=True, foreach=True
+    ),
+}
+RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.01, 0.03, 0.1), "nadam": (1e-3, 2e-3, 4e-3)}
+
+
+@dataclass(frozen=True)
+class Delays:
+    """A schedule, as its stages see it."""
+
+    name: str
+    ages: tuple[int, ...]
+    """Updates by which the gradients of each stage are late; a single stage is the whole model."""
+    groups: tuple[int, ...] = ()
+    """Minibatches per update of each stage; empty for one at each."""
+    stop: int = 0
+    """Epochs at the start whose gradients are fresh (--flush-epochs)."""
+
+    def group(self, stage: int) -> int:
+        """Minibatches per update of a stage."""
+        return self.groups[stage] if self.groups else 1
+
+
+WAYS = (
+    Delays("one process", (0,)),
+    Delays("2bw", (1,)),
+    Delays("1f1b-stashing 1-1-1", (2, 1, 0)),
+    Delays("1f1b-stashing 2-1", (2, 0), (2, 1)),
+    Delays("1f1b-stashing 1-2", (2, 1), (1, 2)),
+    Delays("vertical-sync 1-1-1", (2,)),
+    Delays("all stages 4 late", (4,)),
+    Delays("all stages 8 late", (8,)),
+)
+SHORT = ("one process", "2bw", "1f1b-stashing 1-1-1", "vertical-sync 1-1-1", "all stages 8 late")
+"""The ways of a task whose runs take long."""
+FLUSHED_FIRST = tuple(Delays(WAYS[way].name, WAYS[way].ages, WAYS[way].groups, 1) for way in (1, 2, 5))
+AT_EVERY_RATE, SEEDS_AT_EVERY_RATE = ("adamw", "sgd"), 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what it was, and its curves by epoch."""
+
+    task: str
+    way: str
+    correction: str
+    optimizer: str
+    rate: float
+    seed: int
+    stop: int
+    loss: list[float]
+    accuracy: list[float]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """All but the curves."""
+        return (self.task, self.way, self.correction, self.optimizer, self.rate, self.seed, self.stop)
+
+
+class Stage:
+    """Some of the parameters, their optimiser, and the versions that gradients to come are taken at."""
+
+    def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer, age: int, group: int) -> None:
+        self.parameters, self.optimizer, self.age, self.group = parameters, optimizer, age, group
+        self.versions = [self._copy()]
+        self.steps: list[list[Tensor]] = []
+        self.gathered = 0
+
+    def _copy(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self.parameters]
+
+    def drain(self) -> None:
+        """All weights are fresh."""
+        self.versions = [self._copy()]
+
+    def use_stale(self) -> None:
+        """Let the model see the weights that the next minibatch is owed: never from before the last drain."""
+        for parameter, value in zip(self.parameters, self.versions[0], strict=True):
+            parameter.data = value.clone()
+
+    def after_minibatch(self, last: bool, corrected: bool, fresh: bool) -> None:
+        """Update, if the group ends here."""
+        for parameter, value in zip(self.parameters, self.versions[-1], strict=True):
+            parameter.data = value.clone()
+        self.gathered += 1
+        if self.gathered < self.group and not last:
+            return
+        for parameter in self.parameters:
+            if parameter.grad is not None and self.gathered > 1:
+                parameter.grad /= self.gathered
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.gathered = 0
+        if corrected and self.age and not fresh:
+            self._correct()
+        self.versions.append(self._copy())
+        del self.versions[: -1 if fresh else -1 - self.age]
+
+    def _correct(self) -> None:
+        """p += d(t) − d(t − τ), from the update on that has an older one to compare with."""
+        step = [p.detach() - value for p, value in zip(self.parameters, self.versions[-1], strict=True)]
+        self.steps.append(step)
+        if len(self.steps) > self.age:
+            for parameter, now, before in zip(self.parameters, step, self.steps.pop(0), strict=True):
+                parameter.data += now - before
+
+
+def train(name: str, way: Delays, optimizer: str, rate: float, correction: str, seed: int) -> Run:
+    """Train by the formula."""
+    task: Task = TASKS[name]
+    job = load_job(task.ref, seed)
+    assert job.loss is not None
+    data, model = job.datasets, job.model
+    cuts = task.cuts[len(task.cuts) + 1 - len(way.ages) :]
+    stages = [
+        Stage(parameters, OPTIMIZERS[optimizer](parameters, rate), age, way.group(number))
+        for number, (parameters, age) in enumerate(zip(_split(model, cuts), way.ages, strict=True))
+    ]
+    sizes = minibatch_sizes(data.train, task.minibatch, dynamic=True, training=True)
+    run = Run(name, way.name, correction, optimizer, rate, seed, way.stop, [], [])
+    for epoch in range(task.epochs):
+        batches, losses, fresh = Batches(data.train, sizes, seed, epoch), [], epoch < way.stop
+        model.train()
+        for stage in stages:
+            stage.drain()
+        for number in range(sizes.count):
+            batch = batches.load(number)
+            for stage in stages:
+                stage.use_stale()
+            loss = job.loss(model(*batch.inputs), batch.target)
+            loss.backward()
+            losses.append(loss.item())
+            for stage in stages:
+                stage.after_minibatch(number == sizes.count - 1, correction == "ef", fresh)
+        run.loss.append(statistics.fmean(losses))
+        run.accuracy.append(_accuracy(job))
+    return run
+
+
+def _split(model: nn.Module, cuts: Sequence[str]) -> list[list[nn.Parameter]]:
+    """The parameters of each stage: of the modules from each cut on, in the order of their definition."""
+    stages: list[list[nn.Parameter]] = [[]]
+    for name, parameter in model.named_parameters():
+        if len(stages) <= len(cuts) and name.startswith(cuts[len(stages) - 1]):
+            stages.append([])
+        stages[-1].append(parameter)
+    assert len(stages) == len(cuts) + 1
+    return stages
+
+
+class Results:
+    """The runs of a file, to which new ones are added as they end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.runs = {run.key: run for run in (Run(**json.loads(line)) for line in lines)}
+
+    def of(self, name: str, way: Delays, optimizer: str, rate: float, correction: str, seed: int) -> Run:
+        """A run, made unless the file has it."""
+        key = (name, way.name, correction, optimizer, rate, seed, way.stop)
+        if key not in self.runs:
+            run = train(name, way, optimizer, rate, correction, seed)
+            self.runs[run.key] = run
+            with self._path.open("a") as file:
+                file.write(json.dumps(asdict(run)) + "\n")
+        return self.runs[key]
+
+
+def best_rate(results: Results, name: str, optimizer: str) -> float:
+    """The rate of the grid at which one process learns fastest."""
+
+    def worth(rate: float) -> float:
+        return statistics.fmean(results.of(name, WAYS[0], optimizer, rate, "none", TUNING_SEED).accuracy)
+
+    return max(RATES[optimizer], key=worth)
+
+
+def wanted(name: str) -> Iterator[tuple[Delays, str]]:
+    """Ways and corrections, the most telling first."""
+    ways = [way for way in WAYS if name == "digits" or way.name in SHORT]
+    yield from ((way, "none") for way in ways)
+    yield from ((way, "ef") for way in ways if any(way.ages))
+    if name == "digits":
+        yield from ((way, correction) for way in FLUSHED_FIRST for correction in ("none", "ef"))
+
+
+def measure(results: Results, name: str, optimizers: Sequence[str], seeds: int) -> None:
+    """Make all runs of a task."""
+    for seed in range(seeds):
+        for optimizer in optimizers:
+            rate = best_rate(results, name, optimizer)
+            for way, correction in wanted(name):
+                results.of(name, way, optimizer, rate, correction, seed)
+    if name == "digits":
+        for seed in range(min(seeds, SEEDS_AT_EVERY_RATE)):
+            for optimizer in [one for one in optimizers if one in AT_EVERY_RATE]:
+                for way, correction in wanted(name):
+                    for rate in RATES[optimizer] if not way.stop else ():
+                        results.of(name, way, optimizer, rate, correction, seed)
+
+
+def spread(values: Sequence[float], text: Callable[[float], str]) -> str:
+    """Mean and standard deviation."""
+    if not values:
+        return "–"
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{text(statistics.fmean(values))} ± {text(deviation)}"
+
+
+def epochs_to(run: Run, goal: float) -> float:
+    """Epochs until the goal, between two epochs by the straight line between their accuracies; infinite if never."""
+    before = 0.0
+    for epoch, one in enumerate(run.accuracy):
+        if one >= goal:
+            return epoch + (goal - before) / (one - before)
+        before = one
+    return float("inf")
+
+
+def show(results: Results, console: Console) -> None:
+    """Print the tables of all runs in the file."""
+    runs = [run for run in results.runs.values() if run.seed != TUNING_SEED]
+    for name in sorted({run.task for run in runs}):
+        for optimizer in sorted({run.optimizer for run in runs if run.task == name}):
+            _show(console, name, optimizer, best_rate(results, name, optimizer), runs)
+
+
+def _show(console: Console, name: str, optimizer: str, rate: float, runs: Sequence[Run]) -> None:
+    mine = [run for run in runs if (run.task, run.optimizer) == (name, optimizer)]
+    single = [run for run in mine if run.way == "one process" and run.rate == rate]
+    goal = statistics.fmean(run.accuracy[-1] for run in single) - NEAR
+    title = f"{name}, {optimizer} at {rate:g}: epochs to {100 * goal:.1f}% (one process at its end, less half a point)"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "correction", "flushed", "epochs to the goal", "of", "loss of the last epoch", "accuracy %"):
+        table.add_column(heading, justify="right")
+    table.add_column("own best rate")
+    for way in (*WAYS, *FLUSHED_FIRST):
+        for correction in ("none", "ef"):
+            same = [run for run in mine if (run.way, run.correction, run.stop) == (way.name, correction, way.stop)]
+            at = [run for run in same if run.rate == rate]
+            if not at:
+                continue
+            times = [epochs_to(run, goal) for run in at]
+            there = [time for time in times if time < float("inf")]
+            table.add_row(
+                *(way.name, correction, str(way.stop), spread(there, "{:.2f}".format), f"{len(there)}/{len(at)}"),
+                spread([run.loss[-1] for run in at], "{:.3f}".format),
+                spread([100 * run.accuracy[-1] for run in at], "{:.1f}".format),
+                _own_best(same, goal),
+            )
+    console.print(table)
+
+
+def _own_best(runs: Sequence[Run], goal: float) -> str:
+    """The rate at which a way reaches the goal soonest, over the seeds that were run at every rate."""
+
+    @cache
+    def worth(rate: float) -> float:
+        return statistics.fmean(
+            statistics.fmean(run.accuracy) for run in runs if run.rate == rate and run.seed < SEEDS_AT_EVERY_RATE
+        )
+
+    rates = sorted({run.rate for run in runs})
+    if len(rates) < 2:
+        return ""
+    best = max(rates, key=worth)
+    times = [epochs_to(run, goal) for run in runs if run.rate == best and run.seed < SEEDS_AT_EVERY_RATE]
+    there = [time for time in times if time < float("inf")]
+    return f"{best:g}: {spread(there, '{:.2f}'.format)} ({len(there)}/{len(times)})"
+
+
+def main() -> None:
+    """Make what runs are missing, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("what", nargs="*", default=[])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--optimizers", default=",".join(OPTIMIZERS))
+    parser.add_argument("--show", action="store_true", help="print the tables only")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    results = Results(given.file)
+    for name in () if given.show else given.what or TASKS:
+        measure(results, name, given.optimizers.split(","), given.seeds)
+    show(results, Console(width=180))
+
+
+if __name__ == "__main__":
+    main()

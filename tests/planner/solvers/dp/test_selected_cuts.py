@@ -1,0 +1,85 @@
+"""A fast plan on few cuts first, for schedules with a flush; and the bounds on workers that prune the search."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from brute_machines import Instance
+from extents import first_few
+from instances import drawn, mixed_instance
+from solver_contract import check_solvers
+
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp import pipeline_searches
+from pipeplan.solvers.dp.budget import SearchLimits
+from pipeplan.solvers.dp.search_states import undominated_rows
+from pipeplan.solvers.dp.stage_costs import CostTerms
+from pipeplan.solvers.dp.uniform_search import UniformSearch
+from pipeplan.solvers.dp.worker_bounds import WorkerBounds
+
+FLUSHING = ("gpipe", "1f1b-flush")
+
+
+def _problem(seed: int, schedule: str) -> tuple[Instance, Problem]:
+    return drawn(seed, lambda one: replace(mixed_instance(one, layers=5, schedule=schedule), recompute=one % 3 > 0))
+
+
+@pytest.mark.parametrize("seeds", first_few(range(400), 10))
+@pytest.mark.parametrize("schedule", FLUSHING)
+def test_plans_on_few_cuts_first_change_no_answer(schedule: str, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_searches, "_SELECTED_CUTS", 1)
+    for seed in seeds:
+        check_solvers(*_problem(seed, schedule))
+
+
+@pytest.mark.parametrize("seeds", first_few(range(600), 25))
+def test_the_bounds_on_workers_change_no_answer(seeds: range) -> None:
+    """A search that needs the states of all cuts leaves them out, so it is the reference."""
+    differing = 0
+    for seed in seeds:
+        schedule = ("1f1b-stashing", "2bw")[seed % 2]
+        _, problem = drawn(seed, lambda one, named=schedule: mixed_instance(one, layers=6, schedule=named))
+        terms = CostTerms(problem, enumerate_cuts(problem, 1000))
+        rng = random.Random(seed)
+        for _ in range(4):
+            threshold = terms.floor * rng.uniform(1.0, 4.0)
+            limits = SearchLimits(memory=True, recompute=rng.random() < 0.5)
+            bounded = UniformSearch(terms, threshold, limits)
+            reference = UniformSearch(terms, threshold, replace(limits, every_cut=True))
+            assert (bounded.run() is None) == (reference.run() is None)
+            pruned = sum(len(states) for states in bounded.kept.values())
+            differing += pruned < sum(len(states) for states in reference.kept.values())
+    assert differing > 0
+
+
+def test_scarce_memory_and_scarce_time_add_up() -> None:
+    """Each alone would do with few workers; together they need more than either says."""
+    _, drawn_problem = drawn(3, lambda one: mixed_instance(one, layers=6, schedule="1f1b-flush"))
+    problem = replace(drawn_problem, options=replace(drawn_problem.options, memory=True))
+    terms = CostTerms(problem, enumerate_cuts(problem, 1000))
+    last, demand = np.array([len(terms.cuts.ideals) - 1]), np.array([8.0])
+    rate = 4 / float(terms.cuts.work_s[-1]) * terms.speed
+    keeping, recomputing = (
+        float(WorkerBounds(terms, rate, recompute=recompute).at(last, demand)[0]) for recompute in (False, True)
+    )
+    idle = float(WorkerBounds(terms, 0.0, recompute=True).at(last, demand)[0])
+    assert keeping >= recomputing >= max(4.0, idle)
+    assert (np.diff(WorkerBounds(terms, rate, recompute=True).at(last, np.arange(2000.0))) >= 0).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 700])
+def test_no_kept_row_loses_to_another_and_every_lost_row_does(count: int) -> None:
+    points = np.random.default_rng(count).integers(0, 12, (count, 3))
+    points = points[np.lexsort(points.T[::-1])]
+
+    def dominates(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+        return (points[some][:, None] <= points[others][None]).all(axis=2)
+
+    kept = undominated_rows(count, dominates)
+    every = np.arange(count)
+    earlier = np.triu(dominates(every, every), 1) if count else np.zeros((0, 0), dtype=bool)
+    assert kept.tolist() == np.flatnonzero(~earlier.any(axis=0)).tolist()
