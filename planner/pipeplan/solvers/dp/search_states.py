@@ -28,7 +28,7 @@ from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import StateCounts
 from pipeplan.solvers.dp.topology import ComponentLayout
 
-_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
+_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source", "ways")
 # Rows are compared in chunks that grow, and with the kept rows in pieces.
 _FIRST_CHUNK, _LARGEST_CHUNK = 8, 512
 _KEPT_PIECE = 256
@@ -135,6 +135,11 @@ class SearchStates:
     def source(self) -> Ints:
         """The row of the state, at that cut, in front of which the stage was put."""
         return self._column(8)
+
+    @property
+    def ways(self) -> Ints:
+        """The class of that stage's placement by its links (`topology.PlacementTable.ways`); 0 on equal servers."""
+        return self._column(9)
 
 
 def undominated_rows(count: int, dominates: Callable[[Ints, Ints], Flags]) -> Ints:
