@@ -13,7 +13,6 @@ from rich.text import Text
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE
-from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import STASHING
 from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.verdict import slowed_by
@@ -32,7 +31,7 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     """An outcome as lines and a table, each to be printed from a line of its own."""
     plan, score = outcome.plan, outcome.evaluation
     cluster, profile = outcome.problem.cluster, outcome.problem.profile
-    purpose = "inference" if plan.inference else f"training{_schedule(plan)}"
+    purpose = "inference" if plan.inference else f"training{_schedule(outcome)}"
     yield Text.assemble(
         (f"Plan {plan.config}", "bold"),
         f" for {purpose} {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
@@ -72,11 +71,13 @@ def _simulated(simulation: PlanSimulation) -> Iterator[Text]:
         )
 
 
-def _schedule(plan: Plan) -> str:
-    """The schedule as part of a sentence; empty for `STASHING`, the default."""
-    if plan.schedule == STASHING:
+def _schedule(outcome: Outcome) -> str:
+    """The schedule as part of a sentence; empty for `STASHING` without a correction, the default."""
+    plan, corrected = outcome.plan, outcome.problem.options.correction != "none"
+    if plan.schedule == STASHING and not corrected:
         return ""
-    return f" by {plan.schedule}" + (f", {plan.accumulate} minibatches per update," if plan.accumulate else "")
+    accumulate = f", {plan.accumulate} minibatches per update," if plan.accumulate else ""
+    return f" by {plan.schedule}{accumulate}" + " with error feedback on updates," * corrected
 
 
 def _proof(outcome: Outcome) -> list[str]:
