@@ -24,6 +24,7 @@ const MADE = {
   copies: "copies of the pipeline",
   schedule: "schedule",
   accumulate: "minibatches an update",
+  updates: "updates",
   cluster: "cluster",
   cluster_described: "its servers",
   profile_kind: "profile",

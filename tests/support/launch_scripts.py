@@ -19,6 +19,7 @@ def render(folder: Path, **variables: Any) -> Path:
         "threads": 1,
         "version": "0",
         "command": "a test",
+        "updates": "",
         "folder": "",
     }
     script = folder / "launch.sh"

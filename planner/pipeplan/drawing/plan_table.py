@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE
-from pipeplan.plan.schedules import STASHING
+from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.verdict import slowed_by
 from pipeplan.util.text import one_line
@@ -31,12 +31,16 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     """An outcome as lines and a table, each to be printed from a line of its own."""
     plan, score = outcome.plan, outcome.evaluation
     cluster, profile = outcome.problem.cluster, outcome.problem.profile
-    purpose = "inference" if plan.inference else f"training{_schedule(outcome)}"
+    purpose = "inference" if plan.inference else "training"
     yield Text.assemble(
         (f"Plan {plan.config}", "bold"),
         f" for {purpose} {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
         f"{one_line(cluster.name)} ({describe_cluster(cluster)})",
     )
+    if not plan.inference:
+        updates = Updates.of(plan, profile.minibatch)
+        corrected = " Error feedback corrects them." if outcome.problem.options.correction != "none" else ""
+        yield Text(updates.text + corrected, "" if updates.synchronous else "yellow")
     yield _stages(outcome)
     yield _layers(outcome)
     yield _picture(outcome)
@@ -69,15 +73,6 @@ def _simulated(simulation: PlanSimulation) -> Iterator[Text]:
             f"  {rival.plan.config} ({rival.name}) is predicted at {show_time(rival.predicted_s)}, and simulated at "
             f"{show_time(simulated_s)}"
         )
-
-
-def _schedule(outcome: Outcome) -> str:
-    """The schedule as part of a sentence; empty for `STASHING` without a correction, the default."""
-    plan, corrected = outcome.plan, outcome.problem.options.correction != "none"
-    if plan.schedule == STASHING and not corrected:
-        return ""
-    accumulate = f", {plan.accumulate} minibatches per update," if plan.accumulate else ""
-    return f" by {plan.schedule}{accumulate}" + " with error feedback on updates," * corrected
 
 
 def _proof(outcome: Outcome) -> list[str]:

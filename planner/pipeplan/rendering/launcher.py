@@ -16,6 +16,7 @@ from pipeplan.cluster_data.cluster import Server
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import INFERENCE
+from pipeplan.plan.updates import Updates
 from pipeplan.util.files import Node
 from pipeplan.util.text import did_you_mean, one_line
 
@@ -35,6 +36,8 @@ class TemplateContext:
     config: str
     """The plan in short: the replicas of every stage, such as `15-1`."""
     schedule: str
+    updates: str
+    """One sentence on how old gradients are and what an update averages over; empty for inference."""
     minibatch: int
     """Samples in one minibatch."""
     inference: bool
@@ -83,6 +86,7 @@ class TemplateContext:
         """
         plan, cluster = Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"])
         model, sizes = root["profile"]["model"].text(), cluster.server_sizes
+        minibatch = root["profile"]["minibatch"].integer(minimum=1)
         reference, threads = root["profile"].get("ref"), root["profile"].get("threads")
         return cls(
             title=" ".join(one_line(f"{model} as {plan.config} on {cluster.name}").split()),
@@ -91,7 +95,8 @@ class TemplateContext:
             cluster=cluster.name,
             config=plan.config,
             schedule=INFERENCE if plan.inference else plan.schedule,
-            minibatch=root["profile"]["minibatch"].integer(minimum=1),
+            updates="" if plan.inference else Updates.of(plan, minibatch).text,
+            minibatch=minibatch,
             inference=plan.inference,
             servers=cluster.servers,
             server_sizes=sizes,

@@ -18,6 +18,7 @@ from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, waits_for_allredu
 from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.cost.stage_times import group_allreduce_time
 from pipeplan.plan.schedules import INFERENCE
+from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import UNPIPELINED
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "cluster": outcome.problem.cluster.to_json() | {"digest": outcome.problem.cluster.digest()},
         "options": _options(outcome),
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
+        "updates": None if outcome.plan.inference else Updates.of(outcome.plan, profile.minibatch).to_json(),
         "prediction": {
             "minibatch_s": score.pace_s,
             "minibatches_per_s": score.rate,
@@ -72,7 +74,6 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "verdict": {
             "agree": outcome.verdict.agree,
             "proven": outcome.verdict.proven,
-            "scope": outcome.verdict.scope,
             "text": outcome.verdict.text,
             "solvers": [result_document(result) for result in outcome.results],
         },

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeplan._version import __version__
 from pipeplan.explanation.second_best import Alternatives
+from pipeplan.plan.updates import Updates
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.rendering import templates
 from pipeplan.report import (
@@ -98,9 +99,10 @@ def _size(known: ProfiledProblem, cuts: Cuts) -> int:
 def plan_facts(source: ReportSource) -> dict[str, Any]:
     """The origin of the figures, and the model, cluster and schedule of the plan."""
     profile = source.root["profile"]
+    minibatch = profile["minibatch"].integer(minimum=1)
     return {
         "model": one_line(profile["model"].text()),
-        "minibatch": profile["minibatch"].integer(minimum=1),
+        "minibatch": minibatch,
         "profile_kind": one_line(profile["kind"].text()),
         "profile_how": one_line(profile["how"].text()),
         "profile_device": one_line(source.known.profile.provenance.device_name) if source.known else "",
@@ -112,6 +114,7 @@ def plan_facts(source: ReportSource) -> dict[str, Any]:
         "copies": source.plan.copies,
         "schedule": source.root["plan"]["schedule"].text(),
         "accumulate": source.plan.accumulate,
+        "updates": "" if source.plan.inference else Updates.of(source.plan, minibatch).text,
         "mode": "inference" if source.plan.inference else "training",
         "pipeplan": one_line(source.root["pipeplan"].text()),
         "digest": profile["digest"].text(),

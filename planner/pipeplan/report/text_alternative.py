@@ -95,8 +95,8 @@ def _placement(report: PlanReport) -> Iterator[str]:
 
 def _stages(report: PlanReport) -> Iterator[str]:
     made = report.made
-    update = f", {made['accumulate']} minibatches per update" if made["accumulate"] else ""
-    yield f"The schedule is {made['schedule']}{update}."
+    if made["updates"]:
+        yield made["updates"]
     recomputing = [str(stage.index + 1) for stage in report.stages if stage.recompute]
     if recomputing:
         stages_text = (

@@ -62,7 +62,7 @@ def servers(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def said(launch: Launch) -> list[str]:
-    return [line for line in launch.lines if not line.startswith(("note", "plan", "epoch"))]
+    return [line for line in launch.lines if not line.startswith(("note", "plan", "epoch", "Asynchronous"))]
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from commandline import Run
+from decoders import decoder
 
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
@@ -181,7 +182,7 @@ def test_a_correction_is_charged_said_and_passed_on(run: Run, schedule: tuple[st
     assert load_plan(Path("plan")).correction == "ef"
     assert run("check", "plan").code == 0
     again = run(*given, "--correction", "ef", "--no-write")
-    assert "with error feedback on updates," in again.out
+    assert "Error feedback corrects them." in again.out.replace("\n", " ")
 
 
 @pytest.mark.parametrize("arguments", [("--schedule", "gpipe", "--accumulate", "4"), ("--inference",)])
@@ -191,6 +192,15 @@ def test_a_correction_of_what_is_not_old_is_refused(run: Run, arguments: tuple[s
     assert done.code == 2
     assert "a plan corrects old gradients under 1f1b-stashing and 2bw only, not for " in done.err
     assert not Path("plan").exists()
+
+
+def test_layers_that_ties_keep_together_are_named(run: Run) -> None:
+    decoder(2, tied=True).save(Path("profile.json"))
+    done = run("solve", "--cluster", "A", "--no-write")
+    assert done.code == 0
+    assert "'wte' and 'lm_head' have weights or memory in common and stay in one stage with the 7 layers" in done.err
+    decoder(2).save(Path("profile.json"))
+    assert "in common" not in run("solve", "--cluster", "A", "--no-write").err
 
 
 def test_clusters_are_listed(run: Run) -> None:

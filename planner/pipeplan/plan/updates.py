@@ -1,0 +1,66 @@
+"""What the updates of a plan are: how old the weights are that a gradient was computed with, and what it averages over.
+
+The executor says the same of the stage files (`pipeplan_launch.plan.updates`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import ACCUMULATING
+
+MOST_LISTED = 8
+"""Stages up to which every stage is listed."""
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The updates of the stages of a plan for training."""
+
+    schedule: str
+    stale_by: tuple[int, ...]
+    """For each stage the number of updates that its weights make, at most, between the forward pass of a minibatch and
+    the update with its gradient: τ in docs/learning.md."""
+    samples: tuple[int, ...]
+    """For each stage the number of samples that an update averages over."""
+
+    @staticmethod
+    def of(plan: Plan, minibatch: int) -> Updates:
+        """The updates of a plan for training, with so many samples in a minibatch."""
+        stages = range(len(plan.stages))
+        groups = [
+            plan.accumulate if plan.schedule in ACCUMULATING and plan.accumulate else plan.stages[index].replicas
+            for index in stages
+        ]
+        # A stage keeps one version of its weights for every age that its gradients may have.
+        stale_by = tuple(plan.versions(index) - 1 for index in stages)
+        return Updates(plan.schedule, stale_by, tuple(group * minibatch for group in groups))
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether every gradient is computed with the weights that it changes."""
+        return not any(self.stale_by)
+
+    @property
+    def text(self) -> str:
+        """One sentence on staleness and samples."""
+        average = f"an update averages over {_by_stage(self.samples, 'samples')}"
+        if self.synchronous:
+            return f"Synchronous ({self.schedule}): no gradient is stale; {average}."
+        word = "update old" if set(self.stale_by) == {1} else "updates old"
+        ages = _by_stage(self.stale_by, word)
+        return f"Asynchronous ({self.schedule}): gradients are up to {ages}; {average}."
+
+    def to_json(self) -> dict[str, object]:
+        """The fields that plan.json holds under `updates`."""
+        return {"synchronous": self.synchronous, "stale_by": list(self.stale_by), "samples": list(self.samples)}
+
+
+def _by_stage(values: Sequence[int], unit: str) -> str:
+    """The value that all stages have, or the values stage by stage; of many stages the first and the last."""
+    if len(set(values)) == 1:
+        return f"{values[0]} {unit}"
+    listed = [str(value) for value in values]
+    return f"{', '.join(listed if len(listed) <= MOST_LISTED else [*listed[:3], '…', listed[-1]])} {unit} by stage"

@@ -1,0 +1,88 @@
+"""What a plan says of its updates: in the table, in its files, and by the executor in the same words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commandline import Run
+
+import pipeplan
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.updates import Updates
+from pipeplan.planning.solve import Outcome, Settings
+from pipeplan.rendering.plan_json import plan_document
+from pipeplan_launch.plan.stage_files import load_plan
+from pipeplan_launch.plan.updates import updates_sentence
+
+SETTINGS = Settings(solver="dp", certify=False, simulate=False)
+
+
+def _updates(replicas: tuple[int, ...], depths: tuple[int, ...], schedule: str, accumulate: int | None) -> Updates:
+    stages, first = [], 0
+    for count, depth in zip(replicas, depths, strict=True):
+        stages.append(Stage(("l",), tuple(range(first, first + count)), depth, 1))
+        first += count
+    return Updates.of(Plan(tuple(stages), schedule=schedule, accumulate=accumulate), 10)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "depths", "schedule", "accumulate", "stale_by", "samples"),
+    [
+        ((1, 1, 1), (3, 2, 1), "1f1b-stashing", None, (2, 1, 0), (10, 10, 10)),
+        # A stage with replicas awaits its all-reduce one update later.
+        ((3, 1), (2, 1), "1f1b-stashing", None, (2, 0), (30, 10)),
+        ((4,), (1,), "1f1b-stashing", None, (0,), (40,)),
+        ((1, 1, 1), (3, 2, 1), "vertical-sync", None, (2, 2, 2), (10, 10, 10)),
+        ((2, 1), (2, 1), "2bw", 8, (1, 1), (80, 80)),
+        ((2, 1), (4, 8), "gpipe", 8, (0, 0), (80, 80)),
+        ((1, 1), (2, 1), "1f1b-flush", 8, (0, 0), (80, 80)),
+    ],
+)
+def test_staleness_and_samples_of_every_schedule(
+    replicas: tuple[int, ...],
+    depths: tuple[int, ...],
+    schedule: str,
+    accumulate: int | None,
+    stale_by: tuple[int, ...],
+    samples: tuple[int, ...],
+) -> None:
+    found = _updates(replicas, depths, schedule, accumulate)
+    assert (found.stale_by, found.samples) == (stale_by, samples)
+    assert found.synchronous is (sum(stale_by) == 0)
+
+
+def test_the_sentences() -> None:
+    assert _updates((3, 1), (2, 1), "1f1b-stashing", None).text == (
+        "Asynchronous (1f1b-stashing): gradients are up to 2, 0 updates old by stage; an update averages over 30, 10 "
+        "samples by stage."
+    )
+    assert _updates((1, 1), (2, 1), "2bw", 8).text == (
+        "Asynchronous (2bw): gradients are up to 1 update old; an update averages over 80 samples."
+    )
+    assert _updates((4,), (1,), "1f1b-stashing", None).text == (
+        "Synchronous (1f1b-stashing): no gradient is stale; an update averages over 40 samples."
+    )
+    many = _updates((1,) * 12, tuple(range(12, 0, -1)), "1f1b-stashing", None)
+    assert "up to 11, 10, 9, …, 0 updates old by stage;" in many.text
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": "vertical-sync"}, {"schedule": "2bw", "accumulate": 8}, {"max_workers": 1}]
+)
+def test_table_files_and_executor_say_the_same(options: dict[str, object], tmp_path: Path) -> None:
+    profile, cluster = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("C")
+    outcome: Outcome = pipeplan.solve(profile, cluster, settings=SETTINGS, **options)  # type: ignore[arg-type]
+    folder = pipeplan.render(outcome, tmp_path / "plan")
+    told = Updates.of(outcome.plan, profile.minibatch)
+    assert updates_sentence(load_plan(folder)) == told.text
+    assert f"# {told.text}\n" in (folder / "launch.sh").read_text(encoding="utf-8")
+    assert plan_document(outcome)["updates"] == told.to_json()
+
+
+def test_the_table_says_it_below_its_first_line_and_inference_has_no_updates(run: Run) -> None:
+    words = ("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write", "--no-simulation")
+    assert run(*words, "--schedule", "1f1b-stashing").out.splitlines()[1].startswith("Asynchronous (1f1b-stashing): ")
+    flush = run(*words, "--schedule", "1f1b-flush", "--accumulate", "8").out.splitlines()[1]
+    assert flush.startswith("Synchronous (1f1b-flush): no gradient is stale; ")
+    assert "ynchronous" not in run(*words, "--inference").out
