@@ -48,7 +48,10 @@ def test_the_loss_goes_on_as_if_no_worker_had_been_lost(tmp_path: Path, uninterr
     assert ended[2].statuses == [9, 3, 3]
     assert ended[3].statuses == [0, 0, 0], ended[3].err
     assert curve(tmp_path / "run") == uninterrupted
-    lines = [[line for line in one.err.splitlines() if not line.startswith(("epoch", "plan", "Asynchronous"))] for one in ended]
+    lines = [
+        [line for line in one.err.splitlines() if not line.startswith(("epoch", "plan", "Asynchronous"))]
+        for one in ended
+    ]
     assert lines[0] == []
     assert lines[1] == [
         "worker 1 was lost; restart 1 of 3: training begins anew, as there is no checkpoint yet",
