@@ -51,7 +51,8 @@ class SearchStates:
     @staticmethod
     def of(columns: dict[str, Ints], demand: Floats, extra: Floats | None = None) -> SearchStates:
         """The states with the given columns, by name."""
-        return SearchStates(np.stack([columns[name] for name in _COLUMNS]), demand, extra)
+        nothing = np.zeros(len(demand), dtype=np.intp)
+        return SearchStates(np.stack([columns.get(name, nothing) for name in _COLUMNS]), demand, extra)
 
     @staticmethod
     def start(workers: int) -> SearchStates:
