@@ -101,6 +101,7 @@ OPTION_READERS: dict[str, Callable[[Node], Any]] = {
     "allow_copies": Node.boolean,
     "schedule": Node.text,
     "accumulate": _count,
+    "correction": Node.text,
     "recompute": Node.boolean,
     "contention": Node.boolean,
     "boundary": Node.text,
