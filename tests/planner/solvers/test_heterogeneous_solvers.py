@@ -91,7 +91,7 @@ def test_few_stages_at_a_time_give_the_same_answer(seeds: range, monkeypatch: py
     for seed in seeds:
         expected, problem = _drawn(seed)
         monkeypatch.setattr(heterogeneous_search, "_AT_ONCE", 5)
-        monkeypatch.setattr(heterogeneous_search, "_CHUNK", 3)
+        monkeypatch.setattr(search_states, "_KEPT_PIECE", 3)
         assert_proves(solve_by_dp(problem), expected, problem)
 
 
