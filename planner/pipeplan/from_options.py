@@ -37,6 +37,7 @@ class OptionKeywords(TypedDict, total=False):
     schedule: str
     """A schedule, or `auto` together with a global `batch`."""
     accumulate: int | None
+    correction: str
     recompute: bool
     contention: bool
     boundary: str

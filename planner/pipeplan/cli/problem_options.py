@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from pipeplan import from_options
 from pipeplan.api import cluster
-from pipeplan.cli.options import bundled_clusters, bundled_profiles, complete_names, complete_words
+from pipeplan.cli.options import Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
 from pipeplan.errors import InputError
-from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES, STASHING
+from pipeplan.plan.schedules import ACCUMULATING, CORRECTIONS, SCHEDULES, STASHING
 from pipeplan.problem.problem import BOUNDARIES, Options, Problem
 from pipeplan.profile_data.bundled import bundled_profile_paths, load_profile
 from pipeplan.profile_data.profile import Profile
@@ -24,6 +25,23 @@ from pipeplan.util.text import one_line
 
 DEFAULT_PROFILE = Path("profile.json")
 BUNDLED_PROFILE = "vgg16-v100.json"
+
+
+def _complete_layers(ending: str = "") -> Complete:
+    """A completion to the names of the profile's layers, each with this ending; of names with commas to the last."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        # Click leaves the arguments before an option without a value in `args`.
+        named = context.params.get("profile") or next(map(Path, context.args), None)
+        try:
+            profile = read_profile(named, None).profile
+        except InputError:
+            return []
+        before, comma, begun = incomplete.rpartition(",")
+        names = [layer.name for layer in profile.layers if layer.name.startswith(begun)]
+        return [CompletionItem(f"{before}{comma}{name}{ending}") for name in names]
+
+    return complete
 
 
 def _parse_pins(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
@@ -83,6 +101,11 @@ _ARGUMENTS = (
         help=f"Training schedule: {', '.join(SCHEDULES)}, or auto (`solve` only)  [default: {STASHING}]",
     ),
     click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
+    click.option(
+        "--correction",
+        type=click.Choice(CORRECTIONS),
+        help="Correct updates from old gradients: ef, error feedback  [default: none]",
+    ),
     click.option("--no-recompute", is_flag=True, help="Never drop activations and recompute them."),
     click.option(
         "--no-contention",
@@ -103,6 +126,7 @@ _ARGUMENTS = (
         multiple=True,
         callback=_parse_pins,
         metavar="LAYER=STAGE",
+        shell_complete=_complete_layers("="),
         help="Put a layer in a stage, counted from 1. Can be repeated.",
     ),
     click.option(
@@ -110,12 +134,14 @@ _ARGUMENTS = (
         multiple=True,
         callback=_parse_groups,
         metavar="A,B,…",
+        shell_complete=_complete_layers(),
         help="Keep these layers in one stage. Can be repeated.",
     ),
     click.option(
         "--no-cut-after",
         multiple=True,
         metavar="LAYER",
+        shell_complete=_complete_layers(),
         help="Keep a layer in one stage with all layers that read its output. Can be repeated.",
     ),
 )

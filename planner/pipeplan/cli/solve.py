@@ -118,17 +118,20 @@ def command(
     """
     settings = settings_of(arguments)
     tolerance = None if fewest_workers is None else _parse_share(fewest_workers)
-    if not no_write:
-        plan_folder.refuse_to_overwrite_plan(output, force)
-    elif with_report:
+    if no_write and with_report:
         raise InputError("--report writes a page beside the plan: leave out --no-write")
     minibatch_size = _parse_minibatch(minibatch)
     source = read_profile(arguments["profile"], None if minibatch_size == AUTO else minibatch_size)
+    chosen_cluster = cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"])
+    fields = checked_option_fields(arguments | {"target_name": target_name})
+    if not no_write:
+        # After everything that may be mistyped, so that --force is not the first thing that a user has to add.
+        plan_folder.refuse_to_overwrite_plan(output, force)
     deadline = Deadline.after(settings.time_limit_s)
     with interrupts.remember_interrupt() as interrupted, solve_line() as report:
         built = build_problem(
             source.profile,
-            cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"]),
+            chosen_cluster,
             minibatch=AUTO if minibatch_size == AUTO else None,
             batch=batch,
             staleness=staleness,
@@ -136,7 +139,7 @@ def command(
             server_order=server_order.lower(),
             maximum_cuts=settings.maximum_cuts,
             deadline=deadline,
-            **checked_option_fields(arguments | {"target_name": target_name}),
+            **fields,
         )
         interrupted()  # an interrupted search may have chosen a schedule that is not the best
         with keep_disagreement(None if no_write else output):
@@ -260,8 +263,13 @@ def _parse_share(text: str) -> float:
         share = float(number) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
         share = -1.0
-    if not 0 <= share < 100:
+    if not 0 <= share < float("inf"):
         raise InputError(f"--fewest-workers: expected a share such as 5%, found {text!r}")
+    if share > 1:
+        meant = f"did you mean {number}%?" if 0 < float(number) <= 100 else "100% is the most"
+        raise InputError(
+            f"--fewest-workers: {text.strip()} would allow a plan {share:.0%} slower than the best; {meant}"
+        )
     return share
 
 
