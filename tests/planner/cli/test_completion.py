@@ -53,7 +53,7 @@ def test_commands_with_what_they_do() -> None:
         ("pipeplan solve --clu", {"--cluster"}),
         ("pipeplan solve --cluster ", {"A", "B", "C", "local", "cluster.toml"}),
         ("pipeplan solve --cluster cl", {"cluster.toml"}),
-        ("pipeplan solve --schedule ", {*SCHEDULES, "auto"}),
+        ("pipeplan solve --schedule ", {*SCHEDULES, "best", "auto"}),
         ("pipeplan solve --staleness b", {"bounded"}),
         ("pipeplan solve --solver ", {"dp", "ilp", "both"}),
         ("pipeplan solve ", {"vgg16-v100", "mine.json"}),
