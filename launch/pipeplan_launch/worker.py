@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from contextlib import suppress
@@ -57,7 +58,7 @@ def run_worker(options: RunOptions) -> None:
     groups = process_groups.join_workers(plan, options.timeout_s)
     rank = dist.get_rank()
     run_start = run_in_all(groups.everyone, lambda: decide_start(options, plan, groups.attempt) if rank == 0 else None)
-    run_start = process_groups.broadcast(run_start, 0, groups.everyone)
+    run_start = process_groups.broadcast(run_start, 0, groups.everyone, RunStart)
     assert run_start is not None
     if run_start.finished is not None:
         if rank == 0:
@@ -92,7 +93,9 @@ def run_worker(options: RunOptions) -> None:
 
 def _build_and_run(options: RunOptions, plan: LaunchPlan, groups: Groups, run_start: RunStart) -> None:
     stage = run_in_all(groups.everyone, lambda: build_own_stage(options, plan, groups, run_start))
-    fingerprints = process_groups.gather_everywhere(None if stage is None else stage.fingerprint, groups.everyone)
+    fingerprints = process_groups.gather_everywhere(
+        None if stage is None else stage.fingerprint, groups.everyone, consistency_check.Fingerprint | None
+    )
     run_in_all(
         groups.everyone, lambda: consistency_check.check_agreement([one for one in fingerprints if one is not None])
     )
@@ -217,13 +220,14 @@ class ActiveWorker:
     def _report(self, extra: dict[str, Any]) -> None:
         place = self._stage.place
         report = WorkerReport(place.rank, place.stage, place.replica, self._recorder.steady, self._peak())
-        reports = process_groups.gather_at(report, self._leader, self._groups.active)
+        reports = process_groups.gather_at(report, self._leader, self._groups.active, WorkerReport)
         summary: dict[str, Any] | None = None
         if self._is_leader:
             summary = summarise(self._plan, reports) | {"seed": self._start.seed, "torch": torch.__version__} | extra
             self._print(summary)
         if place.job.callbacks and self._plan.mode == "training":
-            summary = process_groups.broadcast(summary, self._leader, self._groups.active)
+            text = process_groups.broadcast(json.dumps(summary), self._leader, self._groups.active, str)
+            summary = json.loads(text)
             if self._prints_status and summary is not None:
                 CallbackList(place.job.callbacks).end(summary)
 

@@ -56,12 +56,16 @@ def work(rank: int, world: int, port: int, folder: Path, millions: float, repeat
             checkpoint.begin_checkpoint(folder)
         dist.barrier()
         begun = time.perf_counter()
-        written = tensor_store.write_tensors(folder / checkpoint.PARTIAL_CHECKPOINT, tensors, dist.group.WORLD)
+        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+        writers = tensor_store.choose_writers([sizes] * world)
+        mine = {name: tensor for name, tensor in tensors.items() if writers[name] == rank}
+        written = tensor_store.write_tensors(folder / checkpoint.PARTIAL_CHECKPOINT, mine, rank)
         parts: list[Any] = [None] * world
         dist.all_gather_object(parts, written)
         index = {name: one for part in parts for name, one in part.items()}
         if rank == 0:
             part = folder / checkpoint.PARTIAL_CHECKPOINT
+            tensor_store.write_index(part, index)
             files = {path.name: path.stat().st_size for path in part.iterdir()}
             at = Position(0, number, repeats + 1)
             manifest = Manifest(

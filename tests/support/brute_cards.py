@@ -53,7 +53,7 @@ class Cards:
         everyone = [worker for copy in range(copies) for worker in self._workers(stage, copy)]
         if len(everyone) == 1:
             return 0.0
-        bandwidth, _, latency = machines.rate(min(everyone), max(everyone))
+        bandwidth, _, latency = machines.rate(everyone)
         speed = min(machines.speeds[worker] for worker in everyone)
         clock, ready, filled, room = stage.forward, 0.0, 0.0, 2.0**20
         if stage.recompute:
@@ -77,7 +77,7 @@ class Cards:
         worked: dict[int, float] = defaultdict(float)
         for stage in chain:
             everyone = sorted(worker for copy in range(self.costs.copies) for worker in self._workers(stage, copy))
-            bandwidth, _, latency = machines.rate(everyone[0], everyone[-1])
+            bandwidth, _, latency = machines.rate(everyone)
             group = ring_time(len(everyone), stage.weights, bandwidth, latency) if self.costs.training else 0.0
             often = self.costs.update if instance.kind in ACCUMULATING else len(everyone)
             for worker in everyone:

@@ -35,29 +35,35 @@ class Best:
 
 
 def best(instance: Instance) -> float:
-    """The pace of the fastest plan over both plan spaces, infinite where nothing fits."""
+    """The pace of the fastest plan over all plan spaces, infinite where nothing fits."""
     return best_plan(instance).pace
 
 
 def best_plan(instance: Instance) -> Best:
-    """The fastest plan over both plan spaces: one pipeline, or one in each component of some level."""
+    """The fastest plan over all plan spaces: one pipeline, or one in each of several alike components of some level."""
     found = Best()
     machines = Machines(instance)
-    for size, copies in machines.copies().items():
+    for first, size, copies in machines.copies():
         if copies == 1 or (instance.allow_copies and not instance.grid):
-            Pipelines(instance, machines, size, copies, found).search()
+            for used in machines.subsets(first, size) if copies > 1 else [set(range(first, first + size))]:
+                Pipelines(instance, machines, used, size, copies, found).search()
     return found
 
 
 class Pipelines:
-    """All pipelines on the first `workers` workers, of which there are `copies` in all."""
+    """All pipelines on the workers `used` of a component of `workers`, of which there are `copies` in all."""
 
-    def __init__(self, instance: Instance, machines: Machines, workers: int, copies: int, found: Best) -> None:
+    def __init__(
+        self, instance: Instance, machines: Machines, used: set[int], workers: int, copies: int, found: Best
+    ) -> None:
         self.instance = instance
+        self.used = used
+        self.first = min(used)
+        self.stop = max(used) + 1
         self.workers = workers
         self.copies = copies
         self.found = found
-        self.costs = costs = Costs(instance, copies, machines)
+        self.costs = costs = Costs(instance, copies, machines, (used, workers))
         self.smaller = {after: [cut for cut in costs.cuts if cut & after == cut != after] for after in costs.cuts}
         self.cards = Cards(costs, workers)
         self.busy = workers if instance.max_workers is None else min(workers, instance.max_workers // copies)
@@ -92,14 +98,15 @@ class Pipelines:
         """Runs of workers for one more stage, with room left for the others."""
         free = self.busy - sum(stage.replicas for stage in behind) - (missing - 1)
         most = min(free, self.instance.max_replicas or free)
-        stop = behind[0].start if behind else self.workers
+        stop = behind[0].start if behind else self.stop
         if self.instance.grid:
             # Of stages alike from the first worker on, the last one's end and size say where all the others are.
             yield from ((start, end) for start, end in self._alike(behind, missing) if end - start <= most)
             return
-        for end in range(stop, missing - 1, -1):
-            for start in range(max(missing - 1, end - most), end):
-                yield start, end
+        for end in range(stop, self.first + missing - 1, -1):
+            for start in range(max(self.first + missing - 1, end - most), end):
+                if self.used.issuperset(range(start, end)):
+                    yield start, end
 
     def _alike(self, behind: tuple[Stage, ...], missing: int) -> Iterator[tuple[int, int]]:
         if behind:
@@ -119,7 +126,7 @@ class Pipelines:
         costs, best = self.costs, self.found.pace
         number = costs.floor(chain)
         if missing and not costs.flushes:
-            number = max(number, costs.least[chain[0].before] / chain[0].start)
+            number = max(number, costs.least[chain[0].before] / (chain[0].start - self.first))
         if costs.total(chain, number) >= best:
             return False
         # More time never takes more memory: what does not fit at the pace to be beaten fits at none below it.

@@ -93,11 +93,19 @@ def cuts(instance: Instance) -> list[int]:
 class Costs:
     """The formulas for one of `copies` equal pipelines.
 
+    `place` has the workers that the first may be on, and the distance of the next copy's.
+
     They come in terms of one number that the depths follow from: in the steady state the pace T of one copy, with a
     flush the part A of the batch. More of it never takes more memory, and always costs time.
     """
 
-    def __init__(self, instance: Instance, copies: int, machines: Machines | None = None) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        copies: int,
+        machines: Machines | None = None,
+        place: tuple[set[int], int] | None = None,
+    ) -> None:
         self.instance = instance
         self.machines = machines = machines or Machines(instance)
         self.copies = copies
@@ -115,7 +123,9 @@ class Costs:
         self.share = self.update // copies if instance.kind == "2bw" else math.ceil(self.update / copies)
         """M', minibatches of one copy for each update."""
         weights = sum(layer["w"] for layer in instance.layers)
-        link = machines.rate(0, machines.workers - 1)
+        size = place[1] if place else machines.workers // copies
+        one = place[0] if place else range(size)
+        link = machines.rate([copy * size + worker for copy in range(copies) for worker in one])
         self.among = allreduce(copies, weights, link[0], link[2]) if self.training and copies > 1 else 0.0
 
     def _members(self, before: int, after: int) -> list[dict[str, float]]:
@@ -154,7 +164,7 @@ class Costs:
         backward += forward if recompute else 0.0
         group = 0.0
         if self.training and replicas > 1:
-            bandwidth, _, latency = self.machines.rate(start, end - 1)
+            bandwidth, _, latency = self.machines.rate(range(start, end))
             group = allreduce(replicas, weights, bandwidth, latency)
         each = 0.0 if self.flushes else group / (max(1, self.share) if kind == "2bw" else replicas)
         return Stage(
@@ -183,7 +193,9 @@ class Costs:
         """What joins two stages."""
         key = (stage.after, stage.start, stage.end, following.start, following.end)
         if key not in self._links:
-            _, bandwidth, latency = self.machines.rate(stage.start, following.end - 1)
+            _, bandwidth, latency = self.machines.rate(
+                [*range(stage.start, stage.end), *range(following.start, following.end)]
+            )
             there, back = (size / bandwidth for size in self.crossing_bytes[stage.after])
             lanes = min(stage.replicas, following.replicas) if self.instance.boundary == "parallel" else 1
             self._links[key] = Link(there, back, latency, lanes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -76,10 +78,6 @@ class Component:
     """Bandwidth of an all-reduce, of a message, and latency, one for each component within; none if there is one."""
     members: tuple[Machine, ...] = field(default=(), compare=False)
 
-    def all_links(self) -> list[tuple[float, float, float]]:
-        """These links and all inside."""
-        return [*self.links, *(link for part in self.inside for link in part.all_links())]
-
 
 def sizes(instance: Instance) -> list[int]:
     """Workers in one component of each level, a single worker first, where all are equal."""
@@ -150,22 +148,38 @@ class Machines:
         self.speeds = [machine.speed for machine in servers for _ in range(machine.workers)]
         self.memories = [instance.memory * machine.memory for machine in servers for _ in range(machine.workers)]
         self.workers = len(self.speeds)
+        self.differ = bool(instance.servers)
 
-    def rate(self, first: int, last: int) -> tuple[float, float, float]:
-        """Slowest all-reduce and message, longest latency, in the smallest component that holds two workers."""
+    def rate(self, workers: Iterable[int]) -> tuple[float, float, float]:
+        """Slowest all-reduce and message, longest latency, on the ways of workers up to where they meet."""
+        mine, found = set(workers), [(math.inf, math.inf, 0.0)]
         for level in self.components:
             for one in level:
-                if one.start <= first and last < one.stop:
-                    links = one.all_links()
-                    allreduce, message = (min((link[k] for link in links), default=math.inf) for k in (0, 1))
-                    return allreduce, message, max((link[2] for link in links), default=0.0)
+                for part, link in zip(one.inside, one.links, strict=bool(one.links)):
+                    found += [link] if mine & set(range(part.start, part.stop)) else []
+                if mine <= set(range(one.start, one.stop)):
+                    allreduce, message, latency = zip(*found, strict=True)
+                    return min(allreduce), min(message), max(latency)
         raise AssertionError("the outermost component holds all workers")
 
-    def copies(self) -> dict[int, int]:
-        """Workers of a component that can hold a copy of one pipeline, with the number of copies."""
-        found = {self.workers: 1}
+    def subsets(self, first: int, size: int) -> list[set[int]]:
+        """The workers of some servers of a component, for any of its servers but none."""
+        servers = [range(one.start, one.stop) for one in self.components[1] if first <= one.start < first + size]
+        if not self.differ:
+            return [set(range(first, first + size))]
+        chosen = itertools.product((True, False), repeat=len(servers))
+        found = [{w for one, kept in zip(servers, which, strict=True) if kept for w in one} for which in chosen]
+        return [one for one in found if one]
+
+    def copies(self) -> list[tuple[int, int, int]]:
+        """Where copies of one pipeline can be: first worker, workers of each copy, and how many copies follow."""
+        found = [(0, self.workers, 1)]
         for level in self.components[1:]:
-            size = level[0].stop
-            if 1 < size < self.workers and all(alike(level[0], one) for one in level):
-                found[size] = len(level)
-        return found
+            for first, one in enumerate(level):
+                if not 1 < one.stop - one.start < self.workers:
+                    continue
+                for count in range(2, len(level) - first + 1):
+                    if not alike(one, level[first + count - 1]):
+                        break
+                    found.append((one.start, one.stop - one.start, count))
+        return list(dict.fromkeys(found))

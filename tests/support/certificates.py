@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from brute_formulas import Costs, Stage
+from brute_formulas import Costs, Stage, join
 from brute_machines import Instance, sizes
 
 TOLERANCE = 1e-9
@@ -39,9 +39,17 @@ def certificate(instance: Instance, pace: float) -> dict[str, Any]:
         size, copies = spans[level], spans[-1] // spans[level]
         small = size < max(2, instance.stages or 1) and copies > 1
         if size not in done and not small:
-            spaces += _entries(instance, pace, level, copies)
+            for count in [1] if copies == 1 else range(2, copies + 1):
+                if count <= _most_copies(instance):
+                    spaces += _entries(instance, pace, level, count)
         done.add(size)
     return {"tolerance": TOLERANCE, "spaces": spaces}
+
+
+def _most_copies(instance: Instance) -> float:
+    """With more copies one of them has no worker, or under 2BW no minibatch."""
+    minibatches = instance.accumulate if instance.kind == "2bw" else None
+    return min(instance.max_workers or math.inf, minibatches or math.inf)
 
 
 def _entries(instance: Instance, pace: float, level: int, copies: int) -> list[dict[str, Any]]:
@@ -55,10 +63,12 @@ def _entries(instance: Instance, pace: float, level: int, copies: int) -> list[d
 
 
 def _space(instance: Instance, pace: float, level: int, copies: int) -> dict[str, Any]:
-    costs = Costs(instance, copies)
+    size = sizes(instance)[level]
+    costs = Costs(instance, copies, place=(set(range(size)), size))
     among = costs.among / costs.update
-    if among >= pace:
-        return {"level": level, "copies": copies, "floor_s": among}
+    floor = join(costs.least[costs.everything] / (copies * size), among, instance.overlap)
+    if max(floor, among) >= pace:
+        return {"level": level, "copies": copies, "floor_s": floor}
     threshold = copies * _alone(pace, among, instance.overlap)
     states = minimal(reachable(instance, level, copies, threshold * (1 - TOLERANCE)), instance)
     cuts = sorted({state.cut for state in states})
@@ -81,7 +91,8 @@ def _alone(pace: float, among: float, overlap: float) -> float:
 
 def reachable(instance: Instance, level: int, copies: int, threshold: float) -> list[State]:
     """The least demands of every state below a threshold, but for those with no layer or no worker left in front."""
-    costs, spans = Costs(instance, copies), sizes(instance)
+    spans = sizes(instance)
+    costs = Costs(instance, copies, place=(set(range(spans[level])), spans[level]))
     most = instance.stages or instance.max_stages or math.inf
     workers = instance.max_workers // copies if instance.max_workers else math.inf
     least: dict[tuple[int, ...], float] = {(costs.everything, spans[level], 0, 0, 0, 0): 0.0}
@@ -124,7 +135,7 @@ def _hopeful(costs: Costs, state: State, room: float, threshold: float) -> bool:
     if costs.training and needed * (1 - 1e-9) > room * costs.instance.memory:
         return False
     single = room > 0 and costs.instance.boundary == "single"
-    busier = max(costs.crossing(state.cut)) / costs.machines.rate(0, 1)[1] if single else 0.0
+    busier = max(costs.crossing(state.cut)) / costs.machines.rate((0, 1))[1] if single else 0.0
     return room > 0 and costs.least[state.cut] <= room * threshold and busier <= threshold
 
 

@@ -29,7 +29,8 @@ def save(
 ) -> Path:
     """Write a checkpoint into a run folder, as one worker that holds everything would; returns its folder."""
     folder = checkpoint.begin_checkpoint(run)
-    written = tensor_store.write_tensors(folder, tensors, None)
+    written = tensor_store.write_tensors(folder, tensors)
+    tensor_store.write_index(folder, written)
     manifest = Manifest(
         folder=folder,
         position=position,

@@ -43,9 +43,13 @@ def _ids(samples: int) -> Mapping[str, Tensor]:
 
 
 def _masked(samples: int) -> Mapping[str, Tensor]:
+    return {**_padded(samples), "token_type_ids": words(samples) % 2}
+
+
+def _padded(samples: int) -> Mapping[str, Tensor]:
     mask = torch.ones(samples, 7, dtype=torch.int64)
     mask[::2, 5:] = 0
-    return {"input_ids": words(samples), "attention_mask": mask, "token_type_ids": words(samples) % 2}
+    return {"input_ids": words(samples), "attention_mask": mask}
 
 
 def _pairs(samples: int) -> Mapping[str, Tensor]:
@@ -144,6 +148,7 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Mapping[str, Tenso
     "gpt2": (gpt2, _ids, next_word),
     "gpt2-tied": (gpt2_tied, _labelled, own_loss),
     "llama": (llama, _ids, next_word),
+    "llama-masked": (llama, _padded, next_word),
     "bert": (bert, _masked, next_word),
     "t5": (t5, _pairs, next_word),
     "mixtral": (mixtral, _ids, next_word),

@@ -1,28 +1,35 @@
 """Writing and reading tensors by name with torch.distributed.checkpoint (DCP).
 
-DCP does the writing: a tensor that several workers hold is written by one of them, the work is spread, and files are
-synced. Reading differs in one point. DCP's index of a checkpoint, `.metadata`, is a pickle, and reading a pickle may
-run any code. Here the index comes from manifest.json instead; `.metadata` is written for torch's own tools and never
-read. DCP then reads only archives of one tensor each, with `weights_only=True`.
+DCP writes and reads the files of each worker alone. Where several workers write together, DCP itself would send pickles
+between them; here they agree on who writes which tensor (`choose_writers`), and send each other JSON. DCP's index of a
+checkpoint, `.metadata`, is a pickle, and reading a pickle may run any code. So the index comes from manifest.json
+instead; `.metadata` is written for torch's own tools and never read. DCP then reads only archives of one tensor each,
+with `weights_only=True`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import io
+import pickle
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,
+    _StoragePrefix,
+)
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -31,47 +38,62 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from pipeplan_launch.checkpoint.manifest import Manifest, SavedTensor
-from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
+from pipeplan_launch.files import write_atomically
 
 DCP_INDEX = ".metadata"
 
 
-def write_tensors(
-    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None
-) -> dict[str, SavedTensor]:
-    """Write the tensors of all workers of the group into a folder. With None this process is alone.
+def choose_writers(held: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The member of a group that writes each tensor, by the bytes of the tensors that each member holds.
 
-    Tensors of the same name must be equal on all workers that hold them. Returns the locations of the tensors that
-    this worker wrote. If writing fails in any worker, all of them raise `LaunchError`.
+    Large tensors are dealt out first, each to the member that has the least to write so far. The result is the same
+    in all members.
     """
-    planner = _SavePlanner()
-    with (
-        _in_one_line(f"writing {folder} failed", LaunchError),
-        peer_loss_explained(f"another worker was lost while writing {folder}"),
-        warnings.catch_warnings(),
-    ):
+    bytes_of = {name: size for sizes in held for name, size in sizes.items()}
+    loads, writers = [0] * len(held), {}
+    for name in sorted(bytes_of, key=lambda name: (-bytes_of[name], name)):
+        writer = min((member for member, sizes in enumerate(held) if name in sizes), key=lambda member: loads[member])
+        loads[writer] += bytes_of[name]
+        writers[name] = writer
+    return writers
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor], member: int = 0) -> dict[str, SavedTensor]:
+    """Write tensors into a folder, in a file with the number of this member of the group that writes together.
+
+    Returns the locations of the tensors. Raises `LaunchError`.
+    """
+    if not tensors:
+        return {}
+    planner, writer = _SavePlanner(), _Writer(folder)
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # DCP warns about writing without other processes, which is intended
-        metadata = dcp_save(
-            dict(tensors), storage_writer=_Writer(folder), planner=planner, process_group=group, no_dist=group is None
-        )
-    written = {}
-    for index, info in metadata.storage_data.items():
-        if index.fqn in planner.checks:
-            tensor = tensors[index.fqn]
-            written[index.fqn] = SavedTensor(
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                shape=tuple(tensor.shape),
-                file=info.relative_path,
-                offset=info.offset,
-                size=info.length,
-                crc32=planner.checks[index.fqn],
-            )
-    return written
+        try:
+            planner.set_up_planner(dict(tensors), is_coordinator=True)
+            writer.set_up_storage_writer(True)
+            (plan,), _ = planner.create_global_plan([planner.create_local_plan()])
+            plan = planner.finish_plan(replace(plan, storage_data=_StoragePrefix(f"__{member}_")))
+            written = writer.write_data(writer.prepare_local_plan(plan), planner).wait()
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(f"writing {folder} failed: {_reason(error)}") from error
+    return {one.index.fqn: _saved(tensors[one.index.fqn], one, planner.checks[one.index.fqn]) for one in written}
+
+
+def _saved(tensor: Tensor, written: WriteResult, crc32: int) -> SavedTensor:
+    info = written.storage_data
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return SavedTensor(dtype, tuple(tensor.shape), info.relative_path, info.offset, info.length, crc32)
+
+
+def write_index(folder: Path, tensors: Mapping[str, SavedTensor]) -> None:
+    """Write DCP's own index of a checkpoint, for torch's tools. Raises `LaunchError`."""
+    content = pickle.dumps(_metadata(tensors))
+    write_atomically(folder / DCP_INDEX, lambda file: file.write(content))
 
 
 def fill_tensors(manifest: Manifest, names: Mapping[str, Tensor]) -> None:
@@ -156,18 +178,22 @@ class _Reader(FileSystemReader):
     def __init__(self, manifest: Manifest, names: Iterable[str]) -> None:
         """`names`: the tensors to read. Raises `LaunchError`."""
         super().__init__(manifest.folder)
-        described: dict[str, Any] = {}
-        places = {}
-        for name in names:
-            saved = manifest.tensors[name]
-            size, start = torch.Size(saved.shape), torch.Size([0] * len(saved.shape))
-            properties = TensorProperties(dtype=dtype_of(saved))
-            described[name] = TensorStorageMetadata(properties, size, [ChunkStorageMetadata(start, size)])
-            places[MetadataIndex(name, start)] = _StorageInfo(saved.file, saved.offset, saved.size)
-        self._described = Metadata(described, storage_data=places)
+        self._described = _metadata({name: manifest.tensors[name] for name in names})
 
     def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
         return self._described
+
+
+def _metadata(tensors: Mapping[str, SavedTensor]) -> Metadata:
+    """DCP's index of saved tensors."""
+    described: dict[str, Any] = {}
+    places = {}
+    for name, saved in tensors.items():
+        size, start = torch.Size(saved.shape), torch.Size([0] * len(saved.shape))
+        properties = TensorProperties(dtype=dtype_of(saved))
+        described[name] = TensorStorageMetadata(properties, size, [ChunkStorageMetadata(start, size)])
+        places[MetadataIndex(name, start)] = _StorageInfo(saved.file, saved.offset, saved.size)
+    return Metadata(described, storage_data=places)
 
 
 class _LoadPlanner(DefaultLoadPlanner):

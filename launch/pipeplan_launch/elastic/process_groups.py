@@ -16,6 +16,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
+from pipeplan_launch.comm import typed_json
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import rendezvous, restart_state
 from pipeplan_launch.elastic.rendezvous import Attempt
@@ -32,6 +33,8 @@ T = TypeVar("T")
 NO_TIMEOUT = timedelta(days=30)
 FINAL_ERROR_S = 10.0
 """Time for process 0 to report an error that concerns all: torchrun kills it as soon as another process ends."""
+MAX_VALUE_BYTES = 2**30
+"""Size above which a value from another worker is refused before memory is taken for it."""
 _NO_VALUE = 2**62
 _attempt: list[Attempt] = []
 """The attempt that this worker has joined; empty before."""
@@ -233,29 +236,69 @@ def synchronise_workers(group: dist.ProcessGroup) -> float:
     return min(float(moment) for machine, moment in theirs if machine == own_replicas[0])
 
 
-def broadcast(value: Any, source: int, group: dist.ProcessGroup) -> Any:
-    """Broadcast the value of rank `source` to all workers of the group; returns it."""
-    box = [value]
+def broadcast(value: Any, source: int, group: dist.ProcessGroup, kind: Any) -> Any:
+    """Broadcast the value of rank `source`, which is of type `kind`, to all workers of the group; returns it.
+
+    The other ranks' `value` is not used. Values travel as JSON (`typed_json`), which cannot run code. Raises
+    `LaunchError` if what arrives is not of the type.
+    """
+    is_source = dist.get_rank() == source
+    data = typed_json.encode(value) if is_source else b""
+    size = torch.tensor([len(data)])
     with _lost_peers():
-        dist.broadcast_object_list(box, src=source, group=group)
-    return box[0]
+        dist.broadcast(size, src=source, group=group)
+        content = _bytes_tensor(data, _checked_size(int(size)))
+        dist.broadcast(content, src=source, group=group)
+    return value if is_source else typed_json.decode(_content(content, int(size)), kind)
 
 
-def gather_everywhere(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Gather the values of all workers of the group, by rank, in all of them."""
-    box: list[Any] = [None] * dist.get_world_size(group)
+def gather_everywhere(value: Any, group: dist.ProcessGroup, kind: Any) -> list[Any]:
+    """Gather the values of all workers of the group, which are of type `kind`, by rank, in all of them.
+
+    Raises `LaunchError` if what arrives is not of the type.
+    """
+    data, sizes = _encoded(value, group)
+    parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
     with _lost_peers():
-        dist.all_gather_object(box, value, group=group)
-    return box
+        dist.all_gather(parts, _bytes_tensor(data, max(sizes)), group=group)
+    return [typed_json.decode(_content(part, size), kind) for part, size in zip(parts, sizes, strict=True)]
 
 
-def gather_at(value: Any, destination: int, group: dist.ProcessGroup) -> list[Any]:
-    """Gather the values of all workers of the group, by rank, at rank `destination`; returns [] elsewhere."""
-    rank = dist.get_rank()
-    box: list[Any] | None = [None] * dist.get_world_size(group) if rank == destination else None
+def gather_at(value: Any, destination: int, group: dist.ProcessGroup, kind: Any) -> list[Any]:
+    """Gather the values of all workers of the group, which are of type `kind`, by rank, at rank `destination`.
+
+    Returns [] elsewhere. Raises `LaunchError` if what arrives is not of the type.
+    """
+    data, sizes = _encoded(value, group)
+    is_destination = dist.get_rank() == destination
+    parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes] if is_destination else None
     with _lost_peers():
-        dist.gather_object(value, box, dst=destination, group=group)
-    return box or []
+        dist.gather(_bytes_tensor(data, max(sizes)), parts, dst=destination, group=group)
+    return [typed_json.decode(_content(part, size), kind) for part, size in zip(parts or [], sizes, strict=bool(parts))]
+
+
+def _encoded(value: Any, group: dist.ProcessGroup) -> tuple[bytes, list[int]]:
+    """(this worker's value as JSON, the sizes of all workers' values)."""
+    data = typed_json.encode(value)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
+    with _lost_peers():
+        dist.all_gather(sizes, torch.tensor([len(data)]), group=group)
+    return data, [_checked_size(int(size)) for size in sizes]
+
+
+def _checked_size(size: int) -> int:
+    if not 0 < size <= MAX_VALUE_BYTES:
+        raise LaunchError(f"another worker sent a value of {size} bytes: another program writes here")
+    return size
+
+
+def _bytes_tensor(data: bytes, size: int) -> torch.Tensor:
+    """The bytes, padded to `size`."""
+    return torch.frombuffer(bytearray(data.ljust(size, b" ")), dtype=torch.uint8)
+
+
+def _content(tensor: torch.Tensor, size: int) -> bytes:
+    return bytes(tensor[:size].numpy())
 
 
 def _lost_peers() -> AbstractContextManager[None]:

@@ -55,7 +55,8 @@ def check_planned_links(plan: LaunchPlan, groups: Groups, probe_s: float, timeou
     if assignment.is_one_server:
         return []
     is_worker_0 = dist.get_rank() == 0
-    check = process_groups.broadcast(_choose_check(plan, groups, probe_s) if is_worker_0 else None, 0, groups.everyone)
+    chosen = _choose_check(plan, groups, probe_s) if is_worker_0 else None
+    check = process_groups.broadcast(chosen, 0, groups.everyone, LinkCheck | None)
     if check is None:
         return []
     measured = probe_links(plan, check.task, groups, timeout_s) if check.task is not None else {}

@@ -148,12 +148,14 @@ class _Probe:
         began, count = time.monotonic(), len(self._task.rounds)
         mine: dict[CommunicatingTeam, float] = {}
         for number, (teams, sizes) in enumerate(zip(self._task.rounds, self._task.sizes, strict=True)):
-            left = process_groups.broadcast(began + self._task.seconds - time.monotonic(), 0, self._groups.everyone)
+            left = process_groups.broadcast(
+                began + self._task.seconds - time.monotonic(), 0, self._groups.everyone, float
+            )
             if left < LEAST_S:
                 break
             mine |= self._round(teams, sizes, TimeLimits(left / (count - number), ENOUGH_S))
         slowest: dict[CommunicatingTeam, float] = {}
-        for rates in process_groups.gather_everywhere(mine, self._groups.everyone):
+        for rates in process_groups.gather_everywhere(mine, self._groups.everyone, dict[CommunicatingTeam, float]):
             for team, rate in rates.items():  # an operation is done when its last member is
                 slowest[team] = min(rate, slowest.get(team, rate))
         return slowest

@@ -85,7 +85,7 @@ class LinkBenchmark:
         try:
             partitions = levels(found) if self._rank == 0 else None
         finally:  # also if `levels` raises, because the other workers wait for this message
-            partitions = process_groups.broadcast(partitions, 0, self.everyone)
+            partitions = process_groups.broadcast(partitions, 0, self.everyone, tuple[Partition, ...] | None)
         if partitions is None:
             raise ReportedElsewhere
         timed = self._levels(partitions, show)
@@ -112,7 +112,9 @@ class LinkBenchmark:
     def _levels(self, partitions: Iterable[Partition], show: ShowProgress) -> list[TimedOperation]:
         jobs = pair_schedule.level_jobs(tuple(partitions), self._participants.machines)
         groups = self._groups(jobs)
-        left = process_groups.broadcast(self._began + self._settings.budget_s - time.monotonic(), 0, self.everyone)
+        left = process_groups.broadcast(
+            self._began + self._settings.budget_s - time.monotonic(), 0, self.everyone, float
+        )
         limits = TimeLimits(min(LONGEST_S, max(SHORTEST_S, left / len(jobs))))
         mine: list[TimedOperation] = []
         for number, job in enumerate(jobs):
@@ -166,7 +168,9 @@ class LinkBenchmark:
     def _collected(self, mine: list[TimedOperation]) -> list[TimedOperation]:
         """At rank 0, the times of every team: at each size the longest time of its members."""
         merged: dict[tuple[str, int, tuple[int, ...]], TimedOperation] = {}
-        for one in (one for each in process_groups.gather_at(mine, 0, self.everyone) for one in each):
+        for one in (
+            one for each in process_groups.gather_at(mine, 0, self.everyone, list[TimedOperation]) for one in each
+        ):
             known = merged.setdefault((one.kind, one.level, one.ranks), one)
             samples = tuple(max(pair) for pair in zip(known.samples, one.samples, strict=True))
             merged[one.kind, one.level, one.ranks] = TimedOperation(one.kind, one.level, one.ranks, one.way, samples)

@@ -111,7 +111,7 @@ def restore_in_all(
             return start, manifest
         rank = dist.get_rank()
         earlier = run_in_all(groups.everyone, partial(_start_before, start, options) if rank == 0 else _nothing)
-        earlier = broadcast(earlier, 0, groups.everyone)
+        earlier = broadcast(earlier, 0, groups.everyone, RunStart | None)
         if rank == lowest and damage is not None:
             if earlier is None:
                 raise damage

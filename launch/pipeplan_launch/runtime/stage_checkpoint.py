@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from pipeplan_launch.checkpoint import checkpoint, optimizer_state
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position, SavedTensor, read_manifest
 from pipeplan_launch.elastic import process_groups
-from pipeplan_launch.elastic.process_groups import Groups, run_in_all
+from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.runtime.stage_setup import WorkerStage
 from pipeplan_launch.tracing.split import StateDictNames
 from pipeplan_launch.tracing.stage_program import Program
 
-_Part = tuple[dict[str, Any] | None, dict[str, SavedTensor]]
-"""A worker's part of a checkpoint: its optimiser, if it is its stage's first replica, and the locations of its
+_Part = tuple[str | None, dict[str, SavedTensor]]
+"""A worker's part of a checkpoint: its optimiser as JSON, if it is its stage's first replica, and the locations of its
 tensors."""
 
 
@@ -46,12 +47,17 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
         if training.correction is not None:
             plain["correction"], steps = training.correction.saved()
             moments |= steps
-        written = tensor_store.write_tensors(
-            run / checkpoint.PARTIAL_CHECKPOINT, model_state(place.program) | moments, groups.active
-        )
-        parts = process_groups.gather_at((plain if place.replica == 0 else None, written), leader, groups.active)
+        tensors = model_state(place.program) | moments
+        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+        held = process_groups.gather_everywhere(sizes, groups.active, dict[str, int])
+        writers, member = tensor_store.choose_writers(held), dist.get_rank(groups.active)
+        mine = {name: tensor for name, tensor in tensors.items() if writers[name] == member}
+        folder = run / checkpoint.PARTIAL_CHECKPOINT
+        written = run_in_all(groups.active, lambda: tensor_store.write_tensors(folder, mine, member))
+        own = (json.dumps(plain) if place.replica == 0 else None, written)
+        parts = process_groups.gather_at(own, leader, groups.active, _Part)
         run_in_all(groups.active, lambda: _commit(stage, run, position, history, parts) if is_leader else None)
-    except LaunchError:
+    except (LaunchError, FailedElsewhere):
         if is_leader:
             checkpoint.abandon_checkpoint(run)
         raise
@@ -65,6 +71,10 @@ def _commit(stage: WorkerStage, run: Path, position: Position, history: History,
     """
     place, sizes, folder = stage.place, stage.train_sizes, run / checkpoint.PARTIAL_CHECKPOINT
     assert sizes is not None
+    from pipeplan_launch.checkpoint import tensor_store
+
+    tensors = {name: tensor for _, written in parts for name, tensor in sorted(written.items())}
+    tensor_store.write_index(folder, tensors)
     with explain_errors(folder, "reading"):
         files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     manifest = Manifest(
@@ -79,8 +89,10 @@ def _commit(stage: WorkerStage, run: Path, position: Position, history: History,
         graph_hash=stage.graph_hash,
         stages=place.plan.layers,
         state_dict=dict(_naming(place.program).state_dict),
-        optimizer=optimizer_state.merge_optimizer_states(optimizer for optimizer, _ in parts if optimizer is not None),
-        tensors={name: tensor for _, tensors in parts for name, tensor in sorted(tensors.items())},
+        optimizer=optimizer_state.merge_optimizer_states(
+            json.loads(optimizer) for optimizer, _ in parts if optimizer is not None
+        ),
+        tensors=tensors,
         files=files,
     )
     for tensor in manifest.tensors.values():

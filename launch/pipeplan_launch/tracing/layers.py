@@ -1,9 +1,8 @@
 """Group the nodes of an exported graph into layers.
 
 Each call of a leaf module is one layer, and so is each operator outside leaf modules. Shape operators (`view`,
-`flatten`, picking a member of a tuple) belong to the layer whose output they look at. Values that depend on neither
-parameters, data nor random numbers (masks, positions, sizes) and views of the model's inputs belong to no layer:
-every stage that reads them computes its own copy.
+`flatten`, picking a member of a tuple) belong to the layer whose output they look at. Values that every stage computes
+for itself (`copied.py`: masks, positions, sizes) belong to no layer.
 """
 
 from __future__ import annotations
@@ -13,17 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx, nn
 
-from pipeplan_launch.tracing.aliasing import GraphBehaviour, attribute_at, operator_name
+from pipeplan_launch.tracing.aliasing import GraphBehaviour, operator_name
+from pipeplan_launch.tracing.copied import copied_nodes, is_shape_only
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall
 
-SHAPE_OPERATORS = frozenset(
-    {"view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as", "contiguous"}
-    | {"transpose", "permute", "t", "movedim", "swapaxes", "alias"}
-    | {"select", "slice", "narrow", "chunk", "split", "split_with_sizes", "unbind", "getitem"}
-)
 CONTAINER_PACKAGE = "torch.nn.modules.container"
 """Torch's module for lists, dictionaries and sequences of modules. User classes derived from them are defined
 elsewhere."""
@@ -69,7 +63,7 @@ def group_layers(
     transformer, with its experts. Elsewhere it is the call of a leaf module, as with `layer`.
     """
     nodes = list(graph_module.graph.nodes)
-    copied = _copied(graph_module, behaviour)
+    copied = copied_nodes(graph_module, behaviour)
     work = [node for node in nodes if node.op == "call_function" and node not in copied]
     key_of: dict[fx.Node, Hashable] = {}
     for node in work:
@@ -104,54 +98,6 @@ class _Namer:
             if name not in self.taken:
                 self.taken.add(name)
                 return name
-
-
-def is_size(node: fx.Node) -> bool:
-    """Whether the node's value is a number that follows from the minibatch size."""
-    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool)
-
-
-def _copied(graph_module: fx.GraphModule, behaviour: GraphBehaviour) -> set[fx.Node]:
-    """Nodes that every reader's stage computes for itself: sizes, constants, and views of the model's inputs."""
-    touched = {
-        storage
-        for arguments in behaviour.written.values()
-        for argument in arguments
-        for storage in behaviour.storages(argument)
-    }
-    constant: set[fx.Node] = set()
-    of_input: set[fx.Node] = set()
-    for node in graph_module.graph.nodes:
-        if node.op == "get_attr":
-            is_parameter = isinstance(attribute_at(graph_module, node.target), nn.Parameter)
-            if not is_parameter and not behaviour.storages(node) & touched:
-                constant.add(node)
-        elif node.op == "placeholder":
-            of_input.add(node)
-        elif node.op == "call_function":
-            if is_size(node):
-                constant.add(node)
-            elif _is_random(node) or behaviour.storages(node) & touched or node in behaviour.written:
-                continue
-            elif all(argument in constant for argument in node.all_input_nodes):
-                constant.add(node)
-            elif _is_shape_only(node) and all(
-                argument in constant or argument in of_input for argument in node.all_input_nodes
-            ):
-                of_input.add(node)
-    return constant | of_input
-
-
-def _is_random(node: fx.Node) -> bool:
-    if isinstance(node.target, torch._ops.HigherOrderOperator | OpaqueCall):
-        return True  # its region or module may contain any operator
-    return isinstance(node.target, torch._ops.OpOverload) and (
-        torch.Tag.nondeterministic_seeded in node.target.tags or "dropout" in operator_name(node)
-    )
-
-
-def _is_shape_only(node: fx.Node) -> bool:
-    return operator_name(node) in SHAPE_OPERATORS
 
 
 def _leaf_call(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, str] | None:
@@ -197,7 +143,7 @@ def _key(node: fx.Node, key_of: dict[fx.Node, Hashable], leaf: tuple[str, str] |
     node itself.
     """
     producers = [argument for argument in node.all_input_nodes if argument in key_of]
-    if _is_shape_only(node) and len(producers) == 1:
+    if is_shape_only(node) and len(producers) == 1:
         return key_of[producers[0]]
     return leaf[0] if leaf is not None else node
 

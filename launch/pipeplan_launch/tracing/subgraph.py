@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,9 +15,12 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipeplan_launch.tracing import eval_mode
 from pipeplan_launch.tracing.aliasing import attribute_at
+from pipeplan_launch.tracing.copied import is_size
 from pipeplan_launch.tracing.in_place_writes import may_write
-from pipeplan_launch.tracing.layers import LOSS_LAYER, is_size
+from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.trace import TracedModel
+
+NO_COPIES: Mapping[str, fx.Node] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,24 +50,26 @@ def cut_subgraph(
     *,
     training: bool = True,
     device: torch.device | None = None,
+    copies: Mapping[str, fx.Node] = NO_COPIES,
 ) -> Subgraph:
     """The function of these layers, which takes the tensors named in `received` and returns those named in `made`.
 
     With the layer `loss` it returns the model's flat outputs instead. A device replaces the devices recorded by
-    tracing.
+    tracing. `copies` names further nodes that it may take and return (`shared_copies.py`).
     """
+    node_of = {**traced.node_of, **copies}
     builder = _Builder(traced, frozenset(layers), training, device)
     placeholders = []
     for index, name in enumerate(received):
         placeholders.append(builder.graph.placeholder(f"received_{index}"))
-        builder.copies[traced.node_of[name]] = placeholders[-1]
+        builder.copies[node_of[name]] = placeholders[-1]
     builder.work()
     output = traced.graph_module.graph.output_node()
     if LOSS_LAYER in builder.layers:
         leaves = torch.utils._pytree.tree_leaves(output.args[0])
         results = tuple(builder.copy(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves)
     else:
-        results = tuple(builder.copy(traced.node_of[name]) for name in made)
+        results = tuple(builder.copy(node_of[name]) for name in made)
     builder.graph.output(results)
     return builder.segment(placeholders)
 

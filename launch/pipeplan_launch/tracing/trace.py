@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.tracing import aliasing, layers
+from pipeplan_launch.tracing.copied import is_size
 from pipeplan_launch.tracing.export import module_mode, operator_key
 from pipeplan_launch.tracing.export_fallback import export_with_fallback
 from pipeplan_launch.tracing.layers import LayerInfo
@@ -107,7 +108,7 @@ class TracedModel:
 
     def input_dimensions(self, index: int) -> tuple[Dimension, ...]:
         """The dimensions of one of the model's inputs."""
-        return tuple(_dimension(size) for size in self.input_nodes[index].meta["val"].shape)
+        return tuple(dimension_of(size) for size in self.input_nodes[index].meta["val"].shape)
 
 
 def trace_job(job: Job, minibatch: int, granularity: str = "layer") -> TracedModel:
@@ -191,7 +192,7 @@ def reading_layers(node: fx.Node, layer_of: dict[fx.Node, str]) -> list[str]:
         user = queue.pop(0)
         if user in layer_of:
             names[layer_of[user]] = None
-        elif not layers.is_size(user):
+        elif not is_size(user):
             queue += list(user.users)
     return list(names)
 
@@ -215,14 +216,15 @@ def _tensors(
         count = counts[producer] = counts.get(producer, -1) + 1
         name = f"{producer}:{count}" if count else producer
         node_of[name] = node
-        dimensions = tuple(_dimension(size) for size in node.meta["val"].shape)
+        dimensions = tuple(dimension_of(size) for size in node.meta["val"].shape)
         gradient = behaviour.gets_gradient(node)
         specs.append(TensorSpec(name, producer, tuple(consumers), value.dtype, gradient, dimensions))
     specs.sort(key=lambda spec: rank[spec.producer])
     return node_of, tuple(specs)
 
 
-def _dimension(size: Any) -> Dimension:
+def dimension_of(size: Any) -> Dimension:
+    """A size of a traced tensor as an int or an expression in the minibatch size."""
     if not isinstance(size, torch.SymInt) or size.node.maybe_as_int() is not None:
         return int(size)
     return size.node.expr

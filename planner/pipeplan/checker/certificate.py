@@ -1,10 +1,10 @@
 """Checks the certificate of optimality in plan.json. docs/check.md states and proves the rules.
 
 A certificate lists all spaces of plans; a space consists of the pipelines inside one component of a level of the
-cluster, repeated in all its components. For each space it claims that no pipeline has every resource within some
-threshold. The claim is checked by closure: wherever a stage that keeps within the threshold may stand in front of a
-state, the resulting state must be covered by a state of the certificate. The module also checks that no space is
-missing and that the thresholds together imply that no plan is faster than the stated bound.
+cluster, with copies in so many components of that level. For each space it claims that no pipeline has every resource
+within some threshold. The claim is checked by closure: wherever a stage that keeps within the threshold may stand in
+front of a state, the resulting state must be covered by a state of the certificate. The module also checks that no
+space is missing and that the thresholds together imply that no plan is faster than the stated bound.
 """
 
 from __future__ import annotations
@@ -51,10 +51,12 @@ class CertifiedBound:
 
 @dataclass(frozen=True)
 class CertifiedSpace:
-    """A space of plans: one pipeline in each of the `copies` components of a level."""
+    """A space of plans: one pipeline in each of `copies` consecutive components of a level."""
 
     level: int
     copies: int
+    first: int = 0
+    """The component of the first copy, counted from 0."""
 
 
 def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedBound | None:
@@ -73,10 +75,10 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedB
     tolerance = node["tolerance"].number()
     if tolerance > LARGEST_TOLERANCE:
         node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
-    spaces, claims = _spaces(document), set()
+    spaces, claims = _spaces(document), set[tuple[CertifiedSpace, int | None, int | None]]()
     bound, states = math.inf, 0
     for entry in node["spaces"].items():
-        space = CertifiedSpace(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1))
+        space = _space_of(entry)
         stages, replicas = (_optional(entry, key) for key in ("stages", "replicas"))
         if space not in spaces or (space, stages, replicas) in claims:
             entry.fail(f"there is no such space of plans, or it is listed twice: {_describe(space)}")
@@ -86,9 +88,11 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedB
         restricted = _with_stages(document, stages)
         proven, checked = _check_space(restricted, model, entry, space, tolerance, charged=charged)
         bound, states = min(bound, proven), states + checked
-    for space in spaces:
-        if (space, None, None) not in claims and not all(
-            (space, *part) in claims for part in _parts(document, model, space)
+    for space in sorted(spaces, key=lambda one: (-one.level, -one.copies, one.first)):
+        alike = [one for one in spaces if _no_slower(document, one, space)]
+        if not any(
+            (one, None, None) in claims or all((one, *part) in claims for part in _parts(document, model, one))
+            for one in alike
         ):
             node["spaces"].fail(f"nothing is claimed of {_describe(space)}, or not of all numbers of stages")
     bound = max(bound, shared_cores_bound_s(document, model))
@@ -116,9 +120,10 @@ def _check_space(
     among = _among(document, model, space)
     synchronisation = among / (document.accumulate or 1 if document.accumulates else space.copies)
     if (floor := entry.get("floor_s")) is not None:
-        if floor.number() > synchronisation * (1 + tolerance):
+        least = figures.overlapped_s(_work_s(document, model, space), synchronisation, document.options.overlap)
+        if floor.number() > least * (1 + tolerance):
             floor.fail(
-                f"the copies of the pipeline synchronise in {synchronisation!r} s, {floor.number()!r} is claimed"
+                f"the copies of the pipeline compute and synchronise in {least!r} s, {floor.number()!r} is claimed"
             )
         return floor.number(), 0
     threshold = entry["threshold_s"].number() * (1 - tolerance)
@@ -127,7 +132,8 @@ def _check_space(
         return proven, check_closure(document, model, entry, space.level, space.copies, threshold, among)
     # A plan below this pace keeps every resource of a copy within the threshold, and what is shared within the pace.
     paces, grid = (threshold, proven), _optional(entry, "replicas")
-    everything = charged_space(document, model, space.level, space.copies, among_s=among, paces=paces, grid=grid)
+    place = space.level, _workers(document, space)
+    everything = charged_space(document, model, place, space.copies, among_s=among, paces=paces, grid=grid)
     return proven, check_charged_closure(everything, entry, document.options, grid)
 
 
@@ -249,22 +255,79 @@ def _least_demand(steps: Transitions, states: CertificateStates) -> Floats:
     return least
 
 
-def _spaces(document: PlanDocument) -> list[CertifiedSpace]:
-    """All spaces of plans: the whole cluster, and every level whose components have enough workers for a pipeline.
+def _space_of(entry: Node) -> CertifiedSpace:
+    first = number.integer() if (number := entry.get("first")) else 0
+    return CertifiedSpace(entry["level"].integer(minimum=1), entry["copies"].integer(minimum=1), first)
 
-    Copies are all alike, so the components of their level must be alike, too.
+
+def _spaces(document: PlanDocument) -> set[CertifiedSpace]:
+    """All spaces of plans: the whole cluster, and any number of alike components of a level, each with enough workers.
+
+    On equal servers they are the first components. Copies that would have no worker, or under 2BW no minibatch, are no
+    plans.
     """
-    cluster = document.cluster
-    spaces = [CertifiedSpace(len(cluster.levels), 1)]
-    network = document.network
-    for level in range(len(cluster.levels) - 1, 0, -1):
-        sizes = np.diff(np.array(network.starts[level]))
-        enough = sizes.max() >= max(2, document.options.stages or 1)
-        # A level that joins one component has the same components as the one inside it.
-        new = sizes.max() < cluster.workers // spaces[-1].copies
-        if document.options.allow_copies and not document.options.grid and enough and new and cluster.alike(level):
-            spaces.append(CertifiedSpace(level, len(sizes)))
-    return spaces
+    cluster, options, network = document.cluster, document.options, document.network
+    spaces = {CertifiedSpace(len(cluster.levels), 1)}
+    most = options.max_workers or cluster.workers
+    if document.schedule == DOUBLE_BUFFERED:
+        most = min(most, document.accumulate or 1)
+    for level in range(1, len(cluster.levels) if options.allow_copies and not options.grid else 1):
+        sizes, above = (np.diff(np.array(network.starts[one])) for one in (level, level + 1))
+        if len(sizes) == len(above):
+            continue  # The level above joins one component each: the components are the same.
+        for first in range(1 if cluster.uniform else len(sizes) - 1):
+            if sizes[first] < max(2, options.stages or 1):
+                continue
+            for copies in range(2, len(sizes) - first + 1):
+                if not cluster.alike(level, first, first + copies - 1):
+                    break
+                space = CertifiedSpace(level, copies, first)
+                if not _equal_links(document, space):
+                    document.root["certificate"].fail("it cannot be checked where the cards of a copy's servers differ")
+                spaces.add(space)
+    return {space for space in spaces if space.copies <= most}
+
+
+def _workers(document: PlanDocument, space: CertifiedSpace) -> range:
+    """The workers of the components that hold the copies."""
+    starts = document.network.starts[space.level]
+    return range(starts[space.first], starts[space.first + space.copies])
+
+
+def _equal_links(document: PlanDocument, space: CertifiedSpace) -> bool:
+    """Whether the copies' all-reduce is equally fast on whichever workers of their components a plan is."""
+    if document.cluster.uniform:
+        return True
+    workers = _workers(document, space)
+    ways = document.network.ways()[document.network.level(workers)]
+    size = len(workers) // space.copies
+    among = set()
+    for one in range(size):
+        links = [ways[worker] for worker in workers[one::size]]
+        among.add((min(link.allreduce for link in links), max(link.latency_s for link in links)))
+    return len(among) == 1
+
+
+def _no_slower(document: PlanDocument, one: CertifiedSpace, other: CertifiedSpace) -> bool:
+    """Whether the copies of one space cost no more than those of another: the same pipelines, on no slower links."""
+    if one == other:
+        return True
+    if (one.level, one.copies) != (other.level, other.copies) or one.copies == 1:
+        return False
+    if not document.cluster.alike(one.level, one.first, other.first):
+        return False
+    mine, its = (_shared_links(document, space) for space in (one, other))
+    return all(a >= b for a, b in zip(mine, its, strict=True))
+
+
+def _shared_links(document: PlanDocument, space: CertifiedSpace) -> tuple[float, ...]:
+    """What the costs of copies depend on beside the pipeline: the links among them, and the cards that lead there."""
+    network, workers = document.network, _workers(document, space)
+    link = network.among(workers)
+    joined = network.level(workers)
+    cards = [network.cards[space.level][one] for one in range(space.first, space.first + space.copies)]
+    slowest = (min(getattr(card, way) for card in cards) for way in ("message", "allreduce"))
+    return link.message, link.allreduce, -link.latency_s, -joined, *slowest
 
 
 def _with_stages(document: PlanDocument, stages: int | None) -> PlanDocument:
@@ -280,7 +343,7 @@ def _optional(entry: Node, key: str) -> int | None:
 def _parts(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> Iterator[tuple[int, int | None]]:
     """All numbers of stages that plans of a space may have, each with the number of replicas in a uniform grid."""
     options = document.options
-    workers = document.cluster.workers // space.copies
+    workers = len(_workers(document, space)) // space.copies
     most = min(len(model.blocks), workers, options.max_stages or workers)
     least = max((stage for _, stage in options.pins), default=1)
     for stages in range(least, most + 1) if options.stages is None else (options.stages,):
@@ -300,11 +363,18 @@ def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -
     """Time of one all-reduce of the whole model among the copies, in seconds."""
     if space.copies == 1 or not model.training:
         return 0.0
-    link, size = document.network.inside[-1][0], float(model.parameters.sum())
+    link, size = document.network.among(_workers(document, space)), float(model.parameters.sum())
     return float(figures.ring_allreduce_s(space.copies, size, link.allreduce, link.latency_s))
+
+
+def _work_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> float:
+    """Seconds per minibatch if all workers of a space share all work."""
+    work = float((model.forward_s + model.backward_s + model.update_s).sum())
+    return work / math.fsum(document.cluster.device_of(worker).speed for worker in _workers(document, space))
 
 
 def _describe(space: CertifiedSpace) -> str:
     if space.copies == 1:
         return "one pipeline on the whole cluster"
-    return f"{space.copies} copies of a pipeline, one in each component of level {space.level}"
+    place = f" from component {space.first} on" if space.first else ""
+    return f"{space.copies} copies of a pipeline, in components of level {space.level}{place}"

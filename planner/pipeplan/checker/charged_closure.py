@@ -6,6 +6,7 @@ state that it leads to. No stage may complete a pipeline.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ MOST_WORKERS = 256
 def charged_space(
     document: PlanDocument,
     model: CheckedModel,
-    level: int,
+    place: tuple[int, range],
     copies: int,
     *,
     among_s: float,
@@ -40,22 +41,26 @@ def charged_space(
 ) -> ChargedSpace:
     """A space of plans: pipelines in one component of a level, with `copies` of them side by side.
 
-    `among_s` is the time of one all-reduce among the copies; `paces` are the most that a resource of one copy may take
-    for a minibatch of this copy, and the most that a shared one may take for a minibatch of all copies. `grid` is the
-    number of replicas of every stage of a uniform grid. Raises an `InputError` beyond what can be checked.
+    `place` has the level and the workers of all copies; `among_s` is the time of one all-reduce among the copies;
+    `paces` are the most that a resource of one copy may take for a minibatch of this copy, and the most that a shared
+    one may take for a minibatch of all copies. `grid` is the number of replicas of every stage of a uniform grid.
+    Raises an `InputError` beyond what can be checked.
     """
     threshold, limit = paces
     if threshold <= 0:
         raise InputError("the certificate claims nothing: a threshold is 0")
-    cluster, options = document.cluster.inner(level), document.options
+    (level, workers), options = place, document.options
+    cluster = document.cluster.inner(level, bisect_right(document.network.starts[level], workers[0]) - 1)
     if cluster.workers > MOST_WORKERS:
         raise InputError(f"a certificate with everything charged is checked for at most {MOST_WORKERS} workers")
     runs = WorkerRuns.of(cluster, options.max_replicas, grid)
     levels: list[CardLevel | CoreLevel] = []
     if options.contention:
-        levels = [*card_levels(cluster, runs, limit), *core_levels(document.cluster, runs, limit)]
+        levels = [*card_levels(cluster, runs, limit), *core_levels(document.cluster, runs, limit, workers)]
     totals = Totals.of(model, MOST_CUTS)
-    return ChargedSpace(document, model, totals, cluster, runs, tuple(levels), copies, threshold, limit, among_s)
+    return ChargedSpace(
+        document, model, totals, cluster, runs, tuple(levels), copies, workers, threshold, limit, among_s
+    )
 
 
 def check_charged_closure(space: ChargedSpace, entry: Node, options: CheckedOptions, grid: int | None = None) -> int:

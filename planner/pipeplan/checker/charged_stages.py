@@ -105,6 +105,8 @@ class ChargedSpace:
     runs: WorkerRuns
     levels: tuple[CardLevel | CoreLevel, ...]
     copies: int
+    workers: range
+    """The workers of the components that hold the copies."""
     threshold: float
     """Longest time of any resource of one copy, in seconds per minibatch of the copy."""
     limit_s: float
@@ -215,7 +217,7 @@ class ChargedSpace:
         """The time of one all-reduce among the replicas of all copies that does not hide behind compute."""
         bandwidth, latency = self.runs.ring[run], self.runs.ring_latency_s[run]
         if self.copies > 1:
-            link: LinkRates = NetworkRates.of(self.document.cluster).inside[-1][0]
+            link: LinkRates = NetworkRates.of(self.document.cluster).among(self.workers)
             bandwidth, latency = np.full(len(run), link.allreduce), np.full(len(run), link.latency_s)
         everyone = self.runs.replicas[run] * self.copies
         time = figures.ring_allreduce_s(everyone, size, bandwidth, latency) * self.model.training
@@ -240,7 +242,7 @@ class ChargedSpace:
         key = tuple(float(array[run]) for array in (runs.replicas, runs.speed, runs.ring, runs.ring_latency_s))
         if (*key, again) not in known:
             mine = range(int(runs.start[run]), int(runs.end[run]))
-            workers = tuple(copy * size + worker for worker in mine for copy in range(self.copies))
+            workers = tuple(self.workers[copy * size + worker] for worker in mine for copy in range(self.copies))
             stage = CheckedStage(self.model.names, workers, 1, 1, again)
             alone = replace(self.document, stages=(stage,), copies=self.copies)
             known[*key, again] = ddp_pace(alone, self.model, stage_figures(alone, self.model))
@@ -279,12 +281,13 @@ class ChargedSpace:
         state, which = np.nonzero((end == first) | (runs.anywhere[used] & (end < first)))
         run, transfer = used[which], np.zeros(len(state))
         if not starts:
-            before, after = runs.start[run], states.first[state] + states.replicas[state] - 1
-            one = self.totals.busier[stages.cut] / runs.message[before, after]
+            behind = states.first[state], states.first[state] + states.replicas[state] - 1
+            bandwidth, latency = runs.hop(run, *behind)
+            one = self.totals.busier[stages.cut] / bandwidth
             parallel = self.document.options.boundary == "parallel"
             lanes = np.minimum(runs.replicas[run], states.replicas[state]) if parallel else 1
             near = one / lanes <= self.threshold
-            transfer = one + runs.latency_s[before, after]
+            transfer = one + latency
             state, run, transfer = state[near], run[near], transfer[near]
         sent, returned = self.traffic_of(stages.cut)
         pairs = Behind(run, states.first[state], states.replicas[state], float(sent), float(returned), starts)

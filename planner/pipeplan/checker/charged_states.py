@@ -144,13 +144,15 @@ def covered(space: ChargedSpace, counts: CountedLimits, leads: ChargedStates, li
     """Which of some states are covered by a listed state of the same cut. All states have this one cut."""
     runs, found = space.runs, np.zeros(len(leads.first), dtype=bool)
     last = leads.first + leads.replicas - 1
-    # Workers before the end of this component are joined with the stages in front by no slower links.
+    # What lies before the stop of this component is joined with the stages in front at no higher level.
+    joined = runs.level[np.maximum(leads.first - 1, 0), last]
     stop = runs.stop[np.maximum(leads.first - 1, 0), last]
     homes = [(level, level.home[leads.first], level.home[listed.first]) for level in space.levels]
     alone = _alone(space, listed)
     for index in range(len(listed.first)):
         first, replicas = int(listed.first[index]), int(listed.replicas[index])
         covers = (listed.demand[index] <= leads.demand) & (first >= leads.first) & (first + replicas <= stop)
+        covers &= runs.no_slower((first, first + replicas - 1), leads.first, last, joined)
         covers &= listed.busy[index] <= leads.busy
         same = listed.stages[index] == leads.stages
         covers &= same if counts.same_stages else listed.stages[index] <= leads.stages

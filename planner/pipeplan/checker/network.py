@@ -1,8 +1,7 @@
-"""The links of a cluster: the rates inside every component and of every network card, and of the levels if uniform."""
+"""The links of a cluster: the rates of every card and on the ways between workers, and of the levels if uniform."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -37,8 +36,6 @@ class NetworkRates:
 
     starts: tuple[tuple[int, ...], ...]
     """For every level, the first worker of each component, followed by the number of workers."""
-    inside: tuple[tuple[LinkRates, ...], ...]
-    """For every level, the slowest rates among all links inside each component."""
     cards: tuple[tuple[LinkRates, ...], ...]
     """For every level but the outermost, the network card by which each component joins the others."""
 
@@ -46,7 +43,6 @@ class NetworkRates:
     def of(cluster: Cluster) -> NetworkRates:
         """The network of a cluster."""
         starts = [tuple(range(cluster.workers + 1))]
-        inside = [(FREE,) * cluster.workers]
         cards = []
         for number, level in enumerate(cluster.levels):
             below = starts[-1]
@@ -60,21 +56,34 @@ class NetworkRates:
                 for which in range(edges[component], edges[component] + count)
             ]
             starts.append(tuple(below[edge] for edge in edges))
-            below_links = inside[-1]
-            inside.append(tuple(_slowest([*own[a:b], *below_links[a:b]]) for a, b in itertools.pairwise(edges)))
             cards.append(tuple(own))
-        return NetworkRates(tuple(starts), tuple(inside), tuple(cards))
+        return NetworkRates(tuple(starts), tuple(cards))
 
     def component(self, level: int, worker: int) -> int:
         """Index of the component of a level that holds a worker."""
         return bisect_right(self.starts[level], worker) - 1
 
-    def among(self, workers: Sequence[int]) -> LinkRates:
-        """The slowest rates in the smallest component that holds some workers."""
+    def level(self, workers: Sequence[int]) -> int:
+        """The smallest level with a component that holds some workers."""
         level = 0
         while self.component(level, min(workers)) != self.component(level, max(workers)):
             level += 1
-        return self.inside[level][self.component(level, workers[0])]
+        return level
+
+    def among(self, workers: Sequence[int]) -> LinkRates:
+        """The slowest rates of the cards that some workers pass on their ways up to where all of them meet."""
+        top = self.level(workers)
+        cards = {(level, self.component(level, worker)) for worker in workers for level in range(top)}
+        return _slowest([FREE, *(self.cards[level][component] for level, component in cards)])
+
+    def ways(self) -> tuple[tuple[LinkRates, ...], ...]:
+        """For every level, the slowest rates on the way of each worker up to it."""
+        found = [(FREE,) * self.starts[0][-1]]
+        for level, cards in enumerate(self.cards):
+            below = found[-1]
+            homes = [self.component(level, worker) for worker in range(len(below))]
+            found.append(tuple(_slowest([rates, cards[home]]) for rates, home in zip(below, homes, strict=True)))
+        return tuple(found)
 
 
 def _members(cluster: Cluster, number: int, below: int) -> list[int]:

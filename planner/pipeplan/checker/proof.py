@@ -65,19 +65,16 @@ def check_claims(
     found = gap_of(document.pace_s, bound)
     if abs(gap - found) > 1e-9:
         root["gap"].fail(f"stated {gap!r}, found {found!r}")
-    verdict, scope = root["verdict"], root["verdict"]["scope"]
-    if scope.text() not in (verdict_words.ALL, verdict_words.SEVERAL, verdict_words.ONE):
-        scope.fail(f"there is no such scope: {scope.value!r}")
+    verdict = root["verdict"]
     state = ProofState(
         pace_s=document.pace_s,
         bound_s=bound,
-        answers=tuple(_answer(node, document, pace, scope.text()) for node in verdict["solvers"].items()),
-        scope=scope.text(),
+        answers=tuple(_answer(node, pace) for node in verdict["solvers"].items()),
         slowed_by=pace.slowed_by,
         cores_s=shared_cores_bound_s(document, model),
         contention=document.options.contention,
     )
-    _check_origin(root["bound_s"], state, document, model)
+    _check_origin(root["bound_s"], state)
     if root["status"].text() != state.status:
         root["status"].fail(f"stated {root['status'].value!r}, found {state.status!r}")
     for key, expected in (("agree", True), ("proven", state.proven)):
@@ -90,7 +87,7 @@ def check_claims(
     return f"{state.status}, gap {state.gap:.2%}; what each solver found is {NOT_SHOWN}"
 
 
-def _answer(node: Node, document: PlanDocument, pace: ChargedPace, scope: str) -> SolverAnswer:
+def _answer(node: Node, pace: ChargedPace) -> SolverAnswer:
     """The record of one solver. Raises an `InputError` where it contradicts itself or this plan."""
     if node["solver"].text() not in SOLVERS:
         node["solver"].fail(f"there is no such solver: {node['solver'].value!r}")
@@ -116,28 +113,16 @@ def _answer(node: Node, document: PlanDocument, pace: ChargedPace, scope: str) -
         gap.fail("there is no gap without a plan")
     if status == verdict_words.OPTIMAL and gap_of(minibatch_s, bound_s) > TOLERANCE:
         node.fail("its bound does not reach its pace, so it is not optimal")
-    # This plan is one that the solver was asked about, unless the solver was asked about several stages only.
-    asked = scope == verdict_words.ALL or len(document.stages) > 1
-    own = pace.pace_s if charged else pace.alone_s
-    if bound_s > min(minibatch_s, own if asked else math.inf) * (1 + TOLERANCE) and (asked or found is not None):
+    if bound_s > min(minibatch_s, pace.pace_s if charged else pace.alone_s) * (1 + TOLERANCE):
         node.fail(f"its bound is {bound_s!r} s, but there is a plan that takes less")
     return SolverAnswer(node["solver"].text(), status, minibatch_s, bound_s, note, charged)
 
 
-def _check_origin(node: Node, state: ProofState, document: PlanDocument, model: CheckedModel) -> None:
+def _check_origin(node: Node, state: ProofState) -> None:
     """Raise an `InputError` where the bound is higher than any that the solvers' record and the shared cores give."""
     solvers = [answer.solver for answer in state.answers]
     if not solvers or len(set(solvers)) < len(solvers):
         node.fail("the record names no solver, or one of them twice")
     best = max(min(max(answer.bound_s for answer in state.answers), state.pace_s), state.cores_s)
-    if state.scope == verdict_words.ONE and not _allows_several(document, model):
-        best = state.pace_s
     if state.bound_s > best * (1 + TOLERANCE):
         node.fail(f"stated {state.bound_s!r}, but the record of the solvers gives {best!r}")
-
-
-def _allows_several(document: PlanDocument, model: CheckedModel) -> bool:
-    """Whether the options, the cluster and the model allow a plan of two or more stages."""
-    options = document.options
-    limits = [limit for limit in (options.stages, options.max_stages, options.max_workers) if limit is not None]
-    return min([*limits, document.cluster.workers, len(model.blocks)]) > 1

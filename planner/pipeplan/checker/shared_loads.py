@@ -223,8 +223,10 @@ def card_levels(cluster: Cluster, runs: WorkerRuns, limit_s: float) -> list[Card
     return found
 
 
-def core_levels(whole: Cluster, runs: WorkerRuns, limit_s: float) -> list[CoreLevel]:
+def core_levels(whole: Cluster, runs: WorkerRuns, limit_s: float, workers: range) -> list[CoreLevel]:
     """One level, or none where every worker has its own core. `runs` are those of one copy on the cluster `whole`.
+
+    `workers` are those of all components that hold a copy.
 
     If a server holds several copies of a pipeline, its cores work for as many workers like each of one copy.
     """
@@ -234,11 +236,11 @@ def core_levels(whole: Cluster, runs: WorkerRuns, limit_s: float) -> list[CoreLe
     share = np.where((cores > 0) & (cores < sizes), 1.0 / np.maximum(cores, 1), 0.0)
     if not share.any():
         return []
-    mine = np.array(servers[: runs.workers])
+    mine = np.array(servers[workers.start : workers.start + runs.workers])
     edges = np.concatenate([[0], np.flatnonzero(np.diff(mine)) + 1, [runs.workers]])
     # Copies that share a server are alike, and so are all servers then.
-    together = sizes[0] // runs.workers if runs.workers < sizes[0] else 1
-    return [CoreLevel(*_components(edges, runs, limit_s), share[: len(edges) - 1] * together)]
+    together = min(len(workers), sizes[mine[0]]) // runs.workers if runs.workers < sizes[mine[0]] else 1
+    return [CoreLevel(*_components(edges, runs, limit_s), share[mine[edges[:-1]]] * together)]
 
 
 def ports_suffice(cluster: Cluster, runs: WorkerRuns, stages: StageTraffic, limit_s: float) -> Flags:

@@ -15,9 +15,6 @@ TOLERANCE = 1e-6
 """Relative. A plan is optimal where the bound comes this close to its pace."""
 OPTIMAL, FEASIBLE, INFEASIBLE = "optimal", "feasible", "infeasible"
 """Statuses of an answer; a solver may also have met its time limit."""
-ALL, SEVERAL, ONE = "all", "several stages", "one stage"
-"""Plans that the solvers answered for: all; those of several stages, while plans of one stage were scored one by one;
-or none, because only plans of one stage are possible or the time was up before the others were searched."""
 CARDS, CORES, WAIT = "shared network cards", "shared cores", "the wait for the update"
 SHARED = "what workers share"
 """Charges that a solver may leave out (docs/cost-model.md)."""
@@ -55,8 +52,6 @@ class ProofState:
     bound_s: float
     """Lower bound on the pace of every plan of the searched space."""
     answers: tuple[SolverAnswer, ...]
-    scope: str = ALL
-    """Plans that the answers are about: `ALL`, `SEVERAL` or `ONE`."""
     slowed_by: str = ""
     """`CARDS`, `CORES` or `WAIT`: what makes the plan slower than with every resource to itself; empty for nothing."""
     cores_s: float = 0.0
@@ -99,31 +94,23 @@ class ProofState:
     @property
     def _reason_without_solver(self) -> str:
         """Why no plan is faster, where that takes no search; empty where it does."""
-        if self.cores_s > 0 and self._reaches(self.cores_s):
-            return "the cores that the workers share are never idle"
-        scored = self.scope == ONE and not self.provers
-        return "only plans of one stage are possible, and all of them were scored" if scored else ""
+        busy = self.cores_s > 0 and self._reaches(self.cores_s)
+        return "the cores that the workers share are never idle" if busy else ""
 
     def _optimal_text(self) -> str:
         by = "proven optimal" if self.proven else f"optimal by {names(self.provers)}" if self.provers else OPTIMAL
         head = f"{by} {self._charged}: no plan of the searched space is faster"
         if len(self.provers) < 2 and self._reason_without_solver:
             return f"{head}; {self._reason_without_solver}"
-        scored = "; plans of one stage were scored one by one" if self.scope == SEVERAL else ""
-        if len(self.provers) > 1:
-            return f"{head}; {self._agreement()}{scored}"
-        return f"{head}{scored}; {self._unconfirmed()}"
+        return f"{head}; {self._agreement() if len(self.provers) > 1 else self._unconfirmed()}"
 
     def _agreement(self) -> str:
         """How closely the solvers that prove the plan agree."""
         agreeing = [answer for answer in self.answers if answer.solver in self.provers]
         paces = [answer.minibatch_s for answer in agreeing]
-        about = " on plans of several stages" if self.scope == SEVERAL else ""
         if not all(map(math.isfinite, paces)):
-            return f"{names(self.provers)} agree{about}"
-        return (
-            f"{names(self.provers)} agree to {max((max(paces) - min(paces)) / min(paces), 1e-12):.0e} relative{about}"
-        )
+            return f"{names(self.provers)} agree"
+        return f"{names(self.provers)} agree to {max((max(paces) - min(paces)) / min(paces), 1e-12):.0e} relative"
 
     def _unconfirmed(self) -> str:
         """Why no second solver confirms a plan that at most one proves."""
@@ -152,8 +139,6 @@ class ProofState:
         uncharged = self.slowed_by or (SHARED if self.contention else "")
         if any(answer.charged for answer in self.answers):
             uncharged = ""
-        if self.scope == ONE:
-            return "; plans of several stages were not searched, which a longer search (--time-limit) would do"
         if not unfinished:
             return f"; no solver charges {uncharged}, so a longer search would not close the gap" if uncharged else ""
         stopped = "; ".join(f"{answer.solver}: {answer.why_unproven}" for answer in unfinished)

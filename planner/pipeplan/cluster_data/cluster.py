@@ -169,6 +169,11 @@ class Cluster:
         )
 
     @property
+    def distinct_devices(self) -> set[Device]:
+        """The devices that occur."""
+        return {self.device} if self.uniform else {machine.device for machine in self.machines}
+
+    @property
     def total_speed(self) -> float:
         """The sum of the speeds of all workers. Total work divided by it is a lower bound on every pace."""
         if self.uniform:
@@ -178,7 +183,7 @@ class Cluster:
     @property
     def shared_cores(self) -> list[tuple[int, int, int]]:
         """(first worker, one past the last worker, cores) of every server whose workers share its cores."""
-        if not any(device.cores for device in {self.device, *(machine.device for machine in self.machines)}):
+        if not any(device.cores for device in self.distinct_devices):
             return []
         bounds = itertools.pairwise(self.starts(self.server_level))
         servers = ((first, stop, self.device_of(first).cores) for first, stop in bounds)
@@ -271,22 +276,23 @@ class Cluster:
                 return level
         raise ValueError(f"workers {first} and {last} are not both in a cluster of {self.workers}")
 
-    def alike(self, level: int) -> bool:
-        """Whether all components of `level` are the same inside, so that each can hold a copy of the same pipeline."""
-        if self.uniform:
-            return True
-        size = math.prod(joined.count for joined in self.levels[1:level])
-        groups = [self.machines[start : start + size] for start in range(0, len(self.machines), size)]
-        return all(
-            server.computes_like(other) and (level == 1 or server.card == other.card)
-            for group in groups[1:]
-            for server, other in zip(groups[0], group, strict=True)
+    def alike(self, level: int, one: int, other: int) -> bool:
+        """Whether two components of `level` are the same inside, so that each can hold a copy of the same pipeline."""
+        return self.uniform or all(
+            server.computes_like(its) and (level == 1 or server.card == its.card)
+            for server, its in zip(self._inside(level, one), self._inside(level, other), strict=True)
         )
 
-    def inner(self, level: int) -> Cluster:
-        """The first component of `level` as a cluster of its own."""
+    def inner(self, level: int, component: int = 0) -> Cluster:
+        """A component of `level`, by default the first, as a cluster of its own."""
+        if self.uniform:
+            return replace(self, levels=self.levels[:level])
+        return Cluster.of_servers(self.name, self._inside(level, component), self.levels[1:level])
+
+    def _inside(self, level: int, component: int) -> tuple[Server, ...]:
+        """The servers of a component of a heterogeneous cluster."""
         size = math.prod(joined.count for joined in self.levels[1:level])
-        return replace(self, levels=self.levels[:level], machines=self.machines[:size])
+        return self.machines[component * size : (component + 1) * size]
 
     def with_servers(self, servers: int) -> Cluster:
         """This cluster with another number of servers, by changing the count of its outermost level.

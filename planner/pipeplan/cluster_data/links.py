@@ -1,8 +1,8 @@
 """The rates of a cluster's links in the form that the cost formulas need: per operation, with efficiencies applied.
 
-The rate of a message or of a ring all-reduce is a property of the smallest component that holds all workers concerned:
-that of the slowest link in it, both between the components that it joins and inside them. In a heterogeneous cluster
-the components of one level have different rates.
+The rate of a message or of a ring all-reduce among some workers is that of the slowest port or card that one of them
+has on its way up to the smallest component that holds them all: its own port, then the card of its component of every
+level below that component's. A component without siblings has no card. The latency is the longest on these ways.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LevelRates:
-    """The rates of one level: arrays over its components, of length 1 where all components are the same."""
+    """The rates of one level: arrays over its components or over the workers, of length 1 where all are the same."""
 
     sendrecv: Floats
-    """Bandwidth of point-to-point traffic inside each component, bytes/s."""
+    """Bandwidth of point-to-point traffic, bytes/s."""
     allreduce: Floats
-    """Bandwidth of a ring all-reduce that spans each component, bytes/s."""
+    """Bandwidth of a ring all-reduce, bytes/s."""
     latency: Floats
-    """Longest latency inside each component, seconds."""
+    """Longest latency, seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Links:
 
     cluster: Cluster
     rates: tuple[LevelRates, ...]
-    """The rates of levels 0 … L. Level 0 is a single device, with infinite bandwidth and no latency."""
+    """The rates of levels 0 … L: the slowest inside each component. Level 0 is a single device, with infinite bandwidth
+    and no latency."""
 
     @staticmethod
     def of(cluster: Cluster) -> Links:
@@ -47,23 +48,58 @@ class Links:
             rates.append(_within(cluster, number, level, rates[-1]))
         return Links(cluster, tuple(rates))
 
+    @cached_property
+    def ways(self) -> tuple[LevelRates, ...]:
+        """For levels 0 … L, the slowest rates on every worker's way up to that level: arrays over the workers."""
+        if self.cluster.uniform:
+            return self.rates
+        free = np.full(self.cluster.workers, np.inf)
+        found = [LevelRates(free, free, np.zeros(len(free)))]
+        for level in range(len(self.cluster.levels)):
+            starts, below = self.cluster.starts(level), found[-1]
+            cards = [_joined(self.cluster, level, component) for component in range(len(starts) - 1)]
+            rates = [
+                (card.bandwidth * card.sendrecv_efficiency, card.bandwidth * card.allreduce_efficiency, card.latency_s)
+                if card.count > 1
+                else (np.inf, np.inf, 0.0)
+                for card in cards
+            ]
+            send, reduce, latency = np.repeat(np.array(rates), np.diff(np.array(starts)), axis=0).T
+            found.append(
+                LevelRates(
+                    np.minimum(below.sendrecv, send),
+                    np.minimum(below.allreduce, reduce),
+                    np.maximum(below.latency, latency),
+                )
+            )
+        return tuple(found)
+
     def sendrecv(self, level: int, worker: int) -> tuple[float, float]:
-        """Bandwidth (bytes/s) and latency (s) of a message inside the component of `level` that holds a worker."""
+        """Slowest bandwidth (bytes/s) of messages and longest latency (s) in the component of `level` that holds a
+        worker."""
         rates, component = self.rates[level], self._row(level, worker)
         return float(rates.sendrecv[component]), float(rates.latency[component])
 
     def allreduce(self, level: int, worker: int) -> tuple[float, float]:
-        """Bandwidth (bytes/s) and latency (s) of a ring that spans the component of `level` that holds a worker."""
+        """Slowest bandwidth (bytes/s) of rings and longest latency (s) in the component of `level` that holds a
+        worker."""
         rates, component = self.rates[level], self._row(level, worker)
         return float(rates.allreduce[component]), float(rates.latency[component])
 
     def sendrecv_among(self, workers: Sequence[int]) -> tuple[float, float]:
-        """Bandwidth (bytes/s) and latency (s) of messages in the smallest component that holds some workers."""
-        return self.sendrecv(self.cluster.level_between(min(workers), max(workers)), min(workers))
+        """Bandwidth (bytes/s) and latency (s) of messages among some workers."""
+        ways, mine = self._ways_of(workers)
+        return float(ways.sendrecv[mine].min()), float(ways.latency[mine].max())
 
     def allreduce_among(self, workers: Sequence[int]) -> tuple[float, float]:
-        """Bandwidth (bytes/s) and latency (s) of a ring in the smallest component that holds some workers."""
-        return self.allreduce(self.cluster.level_between(min(workers), max(workers)), min(workers))
+        """Bandwidth (bytes/s) and latency (s) of a ring among some workers."""
+        ways, mine = self._ways_of(workers)
+        return float(ways.allreduce[mine].min()), float(ways.latency[mine].max())
+
+    def _ways_of(self, workers: Sequence[int]) -> tuple[LevelRates, Sequence[int]]:
+        """The ways up to the smallest component that holds some workers, and the entries of these workers."""
+        ways = self.ways[self.cluster.level_between(min(workers), max(workers))]
+        return ways, [0] if self.cluster.uniform else list(workers)
 
     def card(self, level: int, worker: int) -> tuple[float, float]:
         """Rates of the network card of a component: its link to the other components of the level above.
@@ -82,14 +118,6 @@ class Links:
     def _row(self, level: int, worker: int) -> int:
         """Index into the arrays of a level for the component that holds a worker."""
         return self.cluster.component(level, worker) if len(self.rates[level].latency) > 1 else 0
-
-    def over_workers(self, level: int) -> LevelRates:
-        """The rates of a level as arrays over all workers; each worker has those of the component that holds it."""
-        sizes = np.diff(np.array(self.cluster.starts(level)))
-        rates = self.rates[level]
-        if len(rates.latency) == 1:
-            sizes = np.array([self.cluster.workers])
-        return LevelRates(*(np.repeat(row, sizes) for row in (rates.sendrecv, rates.allreduce, rates.latency)))
 
     @cached_property
     def sendrecv_bandwidth(self) -> Floats:

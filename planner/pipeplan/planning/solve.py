@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pipeplan.checker import verdict_words
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import DisagreementError, InfeasibleError
@@ -224,7 +223,7 @@ class _Search:
             plan,
             score,
             self._results,
-            state_verdict(problem, score, bound, self._results, verdict_words.ALL),
+            state_verdict(problem, score, bound, self._results),
             self._baselines(),
             self._phases,
             bound,

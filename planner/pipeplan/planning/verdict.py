@@ -30,30 +30,25 @@ class Verdict:
     """Whether the plan is optimal by two solvers, or by a reason that needs none."""
     text: str
     """One sentence for the user, which begins with the status."""
-    scope: str = verdict_words.ALL
-    """Plans that the solvers answered for (`verdict_words.ALL`, `SEVERAL` or `ONE`)."""
     provers: tuple[str, ...] = ()
     """The solvers whose bound reaches the plan's pace."""
 
 
-def state_verdict(
-    problem: Problem, score: Evaluation, bound_s: float, results: Sequence[Result], scope: str
-) -> Verdict:
+def state_verdict(problem: Problem, score: Evaluation, bound_s: float, results: Sequence[Result]) -> Verdict:
     """The verdict on a plan with this score.
 
     `bound_s` is a lower bound on the pace of every plan of the searched space, with everything charged, in seconds per
-    minibatch. `scope` says which plans the results are about.
+    minibatch.
     """
     state = ProofState(
         pace_s=score.pace_s,
         bound_s=bound_s,
         answers=tuple(_answer(result) for result in results),
-        scope=scope,
         slowed_by=slowed_by(score),
         cores_s=contention.least_pace_of_shared_cores_s(problem),
         contention=problem.options.contention,
     )
-    return Verdict(True, state.proven, state.text, scope, state.provers)
+    return Verdict(True, state.proven, state.text, state.provers)
 
 
 def slowed_by(score: Evaluation) -> str:

@@ -175,6 +175,8 @@ class Problem:
     component of one copy."""
     copies_allreduce_s: float = 0.0
     """Time of one all-reduce of all gradients among the copies."""
+    unused: frozenset[int] = frozenset()
+    """Workers of `cluster` that no stage may be on."""
     units: tuple[Unit, ...] = field(init=False)
     """The units of the model, in topological order."""
     flows: tuple[Flow, ...] = field(init=False)

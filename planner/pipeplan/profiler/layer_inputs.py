@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.tracing.aliasing import attribute_at
+from pipeplan_launch.tracing.shared_copies import SharedCopies
 from pipeplan_launch.tracing.subgraph import Subgraph, cut_subgraph
 from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
 
@@ -62,21 +63,35 @@ class PassObserver(Protocol):
         """A layer is about to run backwards: the gradients of each of its outputs, one or None from each consumer."""
 
 
-def prepare_layer(traced: TracedModel, name: str, device: torch.device) -> PreparedLayer:
-    """Cut the layer of this name out of the model, and put its constants on the device."""
-    receives = tuple(spec for spec in traced.tensors if name in spec.consumers)
-    makes = tuple(spec for spec in traced.tensors if spec.producer == name)
+def prepare_layer(traced: TracedModel, name: str, device: torch.device, copies: SharedCopies) -> PreparedLayer:
+    """Cut the layer of this name out of the model, and put its constants on the device.
+
+    What a stage computes once for several layers, the first of them computes and the others receive.
+    """
+    tensors = (*traced.tensors, *copies.tensors)
+    receives = tuple(spec for spec in tensors if name in spec.consumers)
+    makes = tuple(spec for spec in tensors if spec.producer == name)
     segment = cut_subgraph(
-        traced, [name], [spec.name for spec in receives], [spec.name for spec in makes], device=device
+        traced,
+        [name],
+        [spec.name for spec in receives],
+        [spec.name for spec in makes],
+        device=device,
+        copies=copies.node_of,
     )
-    parameters, buffers = dict(traced.model.named_parameters()), dict(traced.model.named_buffers())
-    state = tuple(
-        parameters[key] if key in parameters else buffers[key] if key in buffers else _constant(traced, key, device)
-        for key in segment.state
-    )
+    state = state_tensors(traced, segment, device)
     grouped = any(name in group for group in traced.together)
     trained = tuple(tensor for tensor in state if tensor.requires_grad)
     return PreparedLayer(name, segment, state, trained, receives, makes, grouped)
+
+
+def state_tensors(traced: TracedModel, segment: Subgraph, device: torch.device) -> tuple[Tensor, ...]:
+    """The parameters, buffers and constants that a function takes."""
+    parameters, buffers = dict(traced.model.named_parameters()), dict(traced.model.named_buffers())
+    return tuple(
+        parameters[key] if key in parameters else buffers[key] if key in buffers else _constant(traced, key, device)
+        for key in segment.state
+    )
 
 
 def _constant(traced: TracedModel, name: str, device: torch.device) -> Tensor:

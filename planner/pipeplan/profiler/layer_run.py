@@ -22,6 +22,7 @@ from pipeplan.profiler.layer_inputs import PassObserver, PreparedLayer, TensorKi
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.tracing.layers import LOSS_LAYER
+from pipeplan_launch.tracing.shared_copies import shared_copies
 from pipeplan_launch.tracing.split import output_spec
 from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
 
@@ -52,7 +53,8 @@ class LayerRun:
         self.traced, self.batch, self.loss, self.minibatch = traced, batch, loss, minibatch
         self.device = device
         self._output_spec = output_spec(traced)
-        self.layers = tuple(prepare_layer(traced, info.name, device) for info in traced.layers)
+        copies = shared_copies(traced)
+        self.layers = tuple(prepare_layer(traced, info.name, device, copies) for info in traced.layers)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         # By tensor name, until the last consumer has run. After that only the gradient edge is kept.
         self._values: dict[str, Tensor] = {}

@@ -33,13 +33,18 @@ class MeasuredSize:
     waits: bool
     """Whether the times include waiting for a core."""
 
+    @property
+    def forward_s(self) -> float:
+        """Median time of the whole model's forward pass."""
+        return median(self.samples.whole_forward)
+
     def size(self, update_s: Mapping[str, float]) -> Size:
         """The size as the profile stores it. `update_s`, the optimiser's time by layer, is the same for every size."""
         return Size(
             minibatch=self.minibatch,
             layers=measured_layers(self, update_s),
             tensors=boundary_tensors(self.traced, self.minibatch),
-            whole_forward_s=median(self.samples.whole_forward),
+            whole_forward_s=self.forward_s,
             whole_backward_s=median(self.samples.whole_backward),
         )
 

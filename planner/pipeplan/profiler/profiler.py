@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeplan._version import __version__
 from pipeplan.cluster_data.devices import LOCAL_DEVICES
 from pipeplan.errors import InputError
-from pipeplan.profile_data.layers import Provenance, Size
+from pipeplan.profile_data.layers import Provenance
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
 from pipeplan.profiler.concurrent import MeasuringGroup, SingleProcess, profile_concurrently
@@ -29,6 +29,8 @@ from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
 from pipeplan.profiler.options import ProfilerOptions, Progress
 from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, cpu_name
 from pipeplan.profiler.passes import Passes, sample_notes, training_loss
+from pipeplan.profiler.remarks import layer_sum_remarks, tie_remarks, unread_parameter_remarks
+from pipeplan.profiler.stage_copies import copies_remarks, copies_seconds
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
@@ -36,9 +38,6 @@ from pipeplan_launch.job.loading import canonical_reference, load_job
 from pipeplan_launch.telemetry.memory import resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
-MAX_SUM_DEVIATION = 0.1
-"""Relative difference between the sum of the layers and the whole model above which a remark is made."""
-MAX_NAMED_PARAMETERS = 3
 MAX_PROCESSES = 256
 """Most processes that may be asked for. A larger number is taken for a typing error."""
 
@@ -125,7 +124,9 @@ def _trace_and_measure(
         first_passes = first_passes or passes
         measured.append(_measure(ref, passes, options))
     assert first_passes is not None
-    return _profile(ref, job, measured, first_passes.steps(charged_parameters(traced)), options)
+    remarks = [*unread_parameter_remarks(traced), *tie_remarks(traced)]
+    remarks += copies_remarks(copies_seconds(first_passes.run, first_passes.clock), measured[0].forward_s)
+    return _profile(ref, job, measured, first_passes.steps(charged_parameters(traced)), options, remarks)
 
 
 def _check(options: ProfilerOptions) -> None:
@@ -178,7 +179,12 @@ def _measure(ref: str, passes: Passes, options: ProfilerOptions) -> MeasuredSize
 
 
 def _profile(
-    ref: str, job: Job, measured: Sequence[MeasuredSize], steps: StepCost, options: ProfilerOptions
+    ref: str,
+    job: Job,
+    measured: Sequence[MeasuredSize],
+    steps: StepCost,
+    options: ProfilerOptions,
+    remarks: Sequence[str],
 ) -> Profile:
     optimizer, ratio = optimizer_state(job)
     first, *others = (size.size(steps.update_s) for size in measured)
@@ -192,7 +198,7 @@ def _profile(
         graph_hash=traced.graph_hash,
         dynamic_batch=traced.dynamic_batch,
         granularity=options.granularity,
-        provenance=_provenance(options, job, measured, [*unread_parameter_remarks(traced), *layer_sum_remarks(first)]),
+        provenance=_provenance(options, job, measured, [*remarks, *layer_sum_remarks(first)]),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
         together=traced.together,
@@ -251,31 +257,3 @@ def _batch(job: Job, minibatch: int, device: torch.device) -> Batch:
         return torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
 
     return Batch(move(batch.inputs), move(batch.target), batch.names)
-
-
-def unread_parameter_remarks(traced: TracedModel) -> list[str]:
-    """At most one sentence, on the parameters that no output depends on: no stage holds them, and none trains them."""
-    read = {name for info in traced.layers for name in info.parameters}
-    unread = [name for name, _ in traced.model.named_parameters() if name not in read]
-    if not unread:
-        return []
-    more = f" and {len(unread) - MAX_NAMED_PARAMETERS} more" if len(unread) > MAX_NAMED_PARAMETERS else ""
-    names = ", ".join(unread[:MAX_NAMED_PARAMETERS])
-    return [f"no output depends on these parameters, which are in no layer: {names}{more}"]
-
-
-def layer_sum_remarks(size: Size) -> list[str]:
-    """At most one sentence, if the times of the layers do not add up to that of the model run as a whole."""
-    sums = {
-        "forward": (sum(layer.forward_s for layer in size.layers), size.whole_forward_s),
-        "backward": (sum(layer.backward_s for layer in size.layers), size.whole_backward_s),
-    }
-    deviations = [
-        f"{total / whole:.2f} of it {way}"
-        for way, (total, whole) in sums.items()
-        if whole is not None and whole > 0 and abs(total / whole - 1) > MAX_SUM_DEVIATION
-    ]
-    if not deviations:
-        return []
-    why = "very short layers cost more by themselves, and a busy machine slows some passes more than others"
-    return [f"the layers do not add up to the whole model, {' and '.join(deviations)}: {why}"]

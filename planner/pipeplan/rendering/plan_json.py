@@ -75,7 +75,6 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "verdict": {
             "agree": outcome.verdict.agree,
             "proven": outcome.verdict.proven,
-            "scope": outcome.verdict.scope,
             "text": outcome.verdict.text,
             "solvers": [result_document(result) for result in outcome.results],
         },

@@ -1,15 +1,20 @@
-"""The spaces of plans that both solvers search: pipelines on one component of the cluster, copied into all components.
+"""The spaces of plans that both solvers search: pipelines on one component of the cluster, copied into others like it.
 
 In the first space, stages are on consecutive workers of the whole cluster and may straddle servers (15-1 on 4×4). In
-the others, a whole pipeline lies inside each component of some level and is replicated across the components. Such a
-space is the first space on a smaller cluster, plus a synchronisation among the copies that depends on the model alone.
+the others, a whole pipeline lies inside a component of some level and has a copy in each of the components behind it,
+in any number of them that are alike. Such a space is the first space on a smaller cluster, plus a synchronisation among
+the copies that depends on the model alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.plan.plan import Plan, Stage
@@ -19,14 +24,21 @@ from pipeplan.problem.problem import Problem
 
 @dataclass(frozen=True)
 class PlanSpace:
-    """Pipelines inside one component of `level`, with a copy in each of `copies` components."""
+    """Pipelines inside one component of `level`, with a copy in each of `copies` consecutive components."""
 
     level: int
     copies: int
+    first: int = 0
+    """The component of `level`, counted from 0, that holds the first copy."""
+    unused: frozenset[int] = frozenset()
+    """Workers of one component, counted from its first, that no stage is on, because they would slow the copies'
+    all-reduce."""
 
     def inner(self, problem: Problem) -> Problem:
         """The problem of one copy, on one component of the cluster."""
-        return problem.within(problem.cluster.inner(self.level), self.copies, self._allreduce(problem))
+        cluster = problem.cluster if self.copies == 1 else problem.cluster.inner(self.level, self.first)
+        within = problem.within(cluster, self.copies, self._allreduce(problem))
+        return replace(within, unused=self.unused)
 
     def pace(self, problem: Problem, inner_s: float) -> float:
         """The pace of all copies together, if one copy takes `inner_s` for each of its minibatches.
@@ -50,28 +62,54 @@ class PlanSpace:
             return longer * self.copies
         return (pace_s - reduce_s) / (1.0 - overlap) * self.copies
 
+    def floor(self, problem: Problem) -> float:
+        """Lower bound on the pace in this space: all work on all of its workers, and the synchronisation of copies."""
+        options, machines = problem.options, problem.cluster.inner(self.level, self.first)
+        inner_s = problem.work_s / machines.total_speed
+        if options.flushes and options.accumulate is not None:
+            # Each worker has at least its share of the minibatches, and the first one passes through all stages.
+            alone_s = problem.work_s / max(device.speed for device in machines.distinct_devices)
+            rounds = float(formulas.rounds(options.accumulate, self.copies))
+            inner_s = max(rounds * inner_s, alone_s) + self._allreduce(problem)
+        return self.pace(problem, inner_s)
+
     def synchronisation(self, problem: Problem) -> float:
         """Gradient all-reduce among the copies, in seconds per minibatch: a lower bound on the pace in this space."""
         if problem.options.schedule in ACCUMULATING and problem.options.accumulate is not None:
             return float(formulas.buffered_synchronisation(self._allreduce(problem), problem.options.accumulate))
         return self._allreduce(problem) / self.copies
 
+    def workers(self, cluster: Cluster) -> range:
+        """The workers of all components that hold a copy."""
+        starts = cluster.starts(self.level)
+        return range(starts[self.first], starts[self.first + self.copies])
+
+    def card_rate(self, cluster: Cluster) -> float:
+        """The slowest card, in bytes/s of all-reduces, that every ring among the copies crosses."""
+        workers, links = self.workers(cluster), Links.of(cluster)
+        crossed = range(self.level, cluster.level_between(workers[0], workers[-1]))
+        firsts = cluster.starts(self.level)[self.first : self.first + self.copies]
+        return min((links.card(level, first)[1] for level in crossed for first in firsts), default=float("inf"))
+
     def _allreduce(self, problem: Problem) -> float:
         """Seconds of one all-reduce of all gradients among the copies; 0 for a single copy."""
         if self.copies == 1 or not problem.training:
             return 0.0
-        links, top = Links.of(problem.cluster), len(problem.cluster.levels)
         size = sum(unit.parameter_bytes for unit in problem.units)
-        bandwidth, latency = links.allreduce_bandwidth[top], links.allreduce_latency[top]
-        return float(formulas.ring_allreduce_time(self.copies, size, bandwidth, latency))
+        workers = self.workers(problem.cluster)
+        size_of_one = len(workers) // self.copies
+        used = [worker for index, worker in enumerate(workers) if index % size_of_one not in self.unused]
+        # Also if each copy is on one worker, the copies meet at the level that joins their components.
+        rate = Links.of(problem.cluster).allreduce_among(used)
+        return float(formulas.ring_allreduce_time(self.copies, size, *rate))
 
     def plan(self, problem: Problem, pipeline: Sequence[Stage]) -> Plan:
         """The plan of all copies, from the stages of one copy; `depths.assign_depths` sets its weight versions."""
-        size = problem.cluster.span(self.level)
+        firsts = problem.cluster.starts(self.level)[self.first : self.first + self.copies]
         stages = []
         for stage in pipeline:
             # Interleaved, so that minibatch i goes to copy i mod m by the plain round robin over a stage's workers.
-            workers = [copy * size + worker for worker in stage.workers for copy in range(self.copies)]
+            workers = [first + worker for worker in stage.workers for first in firsts]
             stages.append(replace(stage, workers=tuple(workers)))
         return Plan(tuple(stages), self.copies, problem.options.inference)
 
@@ -79,16 +117,97 @@ class PlanSpace:
 def plan_spaces(problem: Problem) -> list[PlanSpace]:
     """All spaces of plans: the whole cluster first, then copies in the components of each lower level, largest first.
 
-    Copies are all alike, so the components of their level must be alike, too.
+    Of each level, the spaces with the most copies come first. Copies are all alike, so their components must be alike,
+    too. Spaces that leave a copy without a worker, or under 2BW without a minibatch, are left out.
     """
-    cluster = problem.cluster
-    spaces = [PlanSpace(len(cluster.levels), 1)]
-    if problem.options.grid or not problem.options.allow_copies:
+    cluster, options = problem.cluster, problem.options
+    spaces, size = [PlanSpace(len(cluster.levels), 1)], cluster.workers
+    if options.grid or not options.allow_copies:
         return spaces
+    most = options.max_workers or cluster.workers
+    if options.schedule == "2bw" and problem.training and options.accumulate is not None:
+        most = min(most, options.accumulate)
     for level in range(len(cluster.levels) - 1, 0, -1):
-        size = cluster.span(level)
-        enough = size >= max(2, problem.options.stages or 1)
-        new = size < cluster.workers and size != cluster.span(spaces[-1].level)
-        if enough and new and cluster.alike(level):
-            spaces.append(PlanSpace(level, cluster.workers // size))
+        # A level that joins one component has the same components as the one inside it.
+        if cluster.span(level) < size:
+            size = cluster.span(level)
+            found = [space for space in _copied(cluster, level) if space.copies <= most]
+            enough = max(2, options.stages or 1)
+            spaces += [space for space in found if len(space.workers(cluster)) >= enough * space.copies]
     return spaces
+
+
+def _copied(cluster: Cluster, level: int) -> list[PlanSpace]:
+    """The spaces of copies in components of a level."""
+    if cluster.uniform:
+        count = cluster.workers // cluster.span(level)
+        return [PlanSpace(level, copies) for copies in range(count, 1, -1)]
+    found: dict[int, list[PlanSpace]] = {}
+    links = Links.of(cluster)
+    for first, stop in _runs(cluster, level):
+        starts = _starts(cluster, links, level, range(first, stop))
+        for copies in range(2, stop - first + 1):
+            rates: list[tuple[float, ...]] = []
+            for start in starts:
+                if start + copies > stop:
+                    break
+                space = PlanSpace(level, copies, start)
+                mine = _rates(space, cluster, links)
+                if not any(all(a >= b for a, b in zip(other, mine, strict=True)) for other in rates):
+                    rates.append(mine)
+                    found.setdefault(copies, []).append(space)
+    spaces = [space for copies in sorted(found, reverse=True) for space in found[copies]]
+    return [chosen for space in spaces for chosen in (_by_links(space, cluster, links) if level > 1 else [space])]
+
+
+def _by_links(space: PlanSpace, cluster: Cluster, links: Links) -> Iterator[PlanSpace]:
+    """The space, and those in which stages keep to workers with faster links to the other copies.
+
+    The copies' all-reduce is as slow as the slowest link of a worker in use. There is one space for each pair of a
+    bandwidth and a latency that it may have.
+    """
+    workers = space.workers(cluster)
+    ways = links.ways[cluster.level_between(workers[0], workers[-1])]
+    mine = slice(workers.start, workers.stop)
+    bandwidth = ways.allreduce[mine].reshape(space.copies, -1).min(axis=0)
+    latency = ways.latency[mine].reshape(space.copies, -1).max(axis=0)
+    found = set()
+    for least, longest in itertools.product(np.unique(bandwidth), np.unique(latency)[::-1]):
+        slow = (bandwidth < least) | (latency > longest)
+        if not slow.all():
+            found.add(frozenset(np.flatnonzero(slow).tolist()))
+    for unused in sorted(found, key=lambda one: (len(one), sorted(one))):
+        yield replace(space, unused=unused)
+
+
+def _runs(cluster: Cluster, level: int) -> Iterator[tuple[int, int]]:
+    """The longest runs of consecutive components of a level that are alike: the first one, and one past the last."""
+    count, first = len(cluster.starts(level)) - 1, 0
+    for component in range(1, count + 1):
+        if component == count or not cluster.alike(level, first, component):
+            yield first, component
+            first = component
+
+
+def _starts(cluster: Cluster, links: Links, level: int, run: range) -> list[int]:
+    """The components of a run at which the first copy may be.
+
+    Where a component has the same card as the one before it, and both are in one component of the next level, all
+    copies may begin one component earlier: the links that join them are then no slower.
+    """
+    firsts, above = cluster.starts(level), set(cluster.starts(level + 1))
+    return [
+        one
+        for one in run
+        if one == run[0] or firsts[one] in above or links.card(level, firsts[one]) != links.card(level, firsts[one - 1])
+    ]
+
+
+def _rates(space: PlanSpace, cluster: Cluster, links: Links) -> tuple[float, ...]:
+    """What tells one run of components from another of as many that are like them; more of each is better."""
+    workers = space.workers(cluster)
+    bandwidth, latency = links.allreduce_among(workers)
+    firsts = cluster.starts(space.level)[space.first : space.first + space.copies]
+    cards = [min(links.card(space.level, first)[way] for first in firsts) for way in (0, 1)]
+    between = cluster.level_between(workers[0], workers[-1])
+    return bandwidth, -latency, -between, *cards

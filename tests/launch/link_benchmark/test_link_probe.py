@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from toy_workers import stage_contents, write_plan
 
+from pipeplan_launch.comm import typed_json
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.link_benchmark import link_check as checking
 from pipeplan_launch.link_benchmark.link_probe import ProbeTask
@@ -33,15 +34,15 @@ class Workers:
         self.store: dict[str, str] = {}
         """Stands for the store that all attempts share."""
         self.probed: list[tuple[int, ProbeTask]] = []
-        self.rank, self.shared = 0, None
+        self.rank, self.shared = 0, b""
         patch.setattr(dist, "get_rank", lambda: self.rank)
         patch.setattr(process_groups, "broadcast", self._share)
         patch.setattr(checking, "probe_links", lambda plan, task, *_: self.probed.append((self.rank, task)) or {})
 
-    def _share(self, value: Any, source: int, group: object) -> Any:
+    def _share(self, value: Any, source: int, group: object, kind: Any) -> Any:
         if self.rank == source:
-            self.shared = value
-        return self.shared
+            self.shared = typed_json.encode(value)
+        return typed_json.decode(self.shared, kind)
 
     def check(self, options: Sequence[tuple[LaunchPlan, float]], hosts: str) -> list[tuple[int, ProbeTask]]:
         """What they measure, of the plan and option that each has."""
@@ -74,7 +75,7 @@ def test_all_measure_what_worker_0_wants_or_none_does(workers: Workers, plan: La
     bare = replace(plan, links=None)
     (first, task), (second, same) = workers.check([(plan, 2.0), (bare, 0.0)], "AB")
     assert (first, second) == (0, 1)
-    assert same is task
+    assert same == task
     assert (task.seconds, task.links) == (2.0, LINKS)
     for options in ([(plan, 0.0), (plan, 2.0)], [(bare, 2.0), (plan, 2.0)]):
         workers.store.clear()

@@ -48,13 +48,28 @@ def check(name: str, granularity: str, count: int) -> None:
     assert all(len(one) > 1 for one in pipelines[:count])
     for number, pipeline in enumerate(pipelines):
         stages = programs(traced, pipeline)
-        check_training(name, job, stages, BATCH + number)
+        # Qwen2-MoE's blocks have a shared expert beside the others, so that any cut may be inside a fan.
+        rounds = number >= count or name == "qwen"
+        check_training(name, job, stages, BATCH + number, rounds=rounds)
         if traced.evaluation_problem is None:
-            check_evaluation(name, job, stages, BATCH)
+            check_evaluation(name, job, stages, BATCH, rounds=rounds)
 
 
 def test_split_equals_whole() -> None:
     check("gpt2", "layer", 1)
+
+
+def test_only_the_hidden_state_of_a_llama_crosses_between_its_blocks() -> None:
+    """Not the cosines and sines of the rotary embedding, nor the mask, which every stage computes for itself."""
+    job = build("llama-masked")
+    traced = trace_job(job, BATCH)
+    names = [layer.name for layer in traced.layers]
+    at = names.index("model.layers.1.input_layernorm")
+    stages = programs(traced, [names[:at], names[at:]])
+    check_training("llama-masked", job, stages, BATCH)
+    assert [(spec.shape(BATCH), spec.requires_grad) for spec in stages[1].receives] == [((BATCH, 7, 16), True)]
+    assert [traced.input_names[index] for index in stages[1].model_inputs] == ["attention_mask"]
+    assert all(spec.requires_grad for spec in traced.tensors)
 
 
 @pytest.mark.slow

@@ -112,7 +112,8 @@ def _space(kind: str) -> ChargedSpace:
     document = PlanDocument.of(Node(json.loads(json.dumps(plan_json.plan_document(outcome))), "plan.json"))
     model = checked_model(problem.profile, document.options, inference=False)
     top = len(problem.cluster.levels)
-    return charged_space(document, model, top, 1, among_s=0.0, paces=(100.0, LIMIT))
+    place = top, range(problem.cluster.workers)
+    return charged_space(document, model, place, 1, among_s=0.0, paces=(100.0, LIMIT))
 
 
 def _fronts(first: int) -> Iterator[Front]:

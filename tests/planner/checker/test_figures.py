@@ -25,10 +25,9 @@ from pipeplan.util.files import Node
 
 def _random_plan(problem: Problem, rng: random.Random) -> Plan:
     """Any stages, workers and depths: in one pipeline workers in any order, in copies the same run in each."""
-    # Under 2BW no copy goes without a minibatch.
-    most = problem.options.accumulate if problem.options.schedule == "2bw" else None
-    space = rng.choice([space for space in plan_spaces(problem) if space.copies <= (most or math.inf)])
-    size = problem.cluster.workers // space.copies
+    space = rng.choice(plan_spaces(problem))
+    places = space.workers(problem.cluster)
+    size = len(places) // space.copies
     count = rng.randint(1, min(len(problem.units), size, 4))
     ends = sorted(rng.sample(range(1, len(problem.units)), count - 1))
     workers = sorted(rng.sample(range(size), rng.randint(count, size)))
@@ -38,7 +37,7 @@ def _random_plan(problem: Problem, rng: random.Random) -> Plan:
     stages, deepest = [], rng.choice([3, 9, 60])
     for first, last, start, end in zip([0, *ends], [*ends, None], [0, *shares], [*shares, None], strict=True):
         names = tuple(name for unit in problem.units[first:last] for name in unit.layers)
-        mine = tuple(copy * size + worker for worker in workers[start:end] for copy in range(space.copies))
+        mine = tuple(places[copy * size + one] for one in workers[start:end] for copy in range(space.copies))
         again = not problem.options.inference and problem.options.recompute and rng.random() < 0.3
         stages.append(
             Stage(names, mine, 1 if problem.options.inference else rng.randint(deepest // 2, deepest), 1, again)

@@ -53,7 +53,7 @@ def _why(problem: Problem, *stages: Stage, copies: int = 1) -> str:
         ([_stage(0, 2), _stage(1, 3)], 2, ""),
         ([_stage(0, 3), _stage(1, 2)], 2, "copy 2 of the pipeline|stage 2 is on workers before"),
         ([_stage(0, 1), _stage(2, 3)], 2, "copy 1 of the pipeline|copy 2 of the pipeline"),
-        ([_stage(0, 1, 2)], 3, "no level of the cluster has 3 components"),
+        ([_stage(0, 1, 2)], 3, "there are no 3 components in a row"),
     ],
 )
 def test_stages_follow_the_order_of_the_workers(stages: list[Stage], copies: int, why: str) -> None:
@@ -83,7 +83,7 @@ def _reversed(outcome: Outcome) -> Outcome:
     problem = outcome.problem
     plan = depths.assign_depths(replace(outcome.plan, stages=tuple(ordered)), problem, outcome.objective_s)
     score = evaluate(plan, problem)
-    verdict = state_verdict(problem, score, outcome.bound_s, outcome.results, outcome.verdict.scope)
+    verdict = state_verdict(problem, score, outcome.bound_s, outcome.results)
     return replace(outcome, plan=plan, evaluation=score, verdict=verdict)
 
 
@@ -117,7 +117,7 @@ def test_a_plan_outside_may_state_no_proof(outcome: Outcome, certificate: bool) 
         document["certificate"] = None
         assert _checked(document, outcome).wrong is not None
     results = (replace(outside.results[0], status=Status.FEASIBLE, bound_s=0.0),)
-    verdict = state_verdict(outside.problem, outside.evaluation, 0.0, results, outside.verdict.scope)
+    verdict = state_verdict(outside.problem, outside.evaluation, 0.0, results)
     modest = replace(outside, bound_s=0.0, results=results, verdict=verdict)
     document = plan_json.plan_document(modest) | {"certificate": outcome.certificate.document if certificate else None}
     checked = _checked(document, outcome)

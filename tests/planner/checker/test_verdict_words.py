@@ -62,21 +62,6 @@ SLOWED = ProofState(2.5, 2.0, (DP, ILP), slowed_by=verdict_words.CARDS)
             True,
             ["proven optimal", "the cores that the workers share are never idle"],
         ),
-        (
-            ProofState(2.5, 2.5, (DP,), scope=verdict_words.ONE, slowed_by=verdict_words.WAIT),
-            True,
-            ["proven optimal", "only plans of one stage are possible, and all of them were scored"],
-        ),
-        (
-            ProofState(2.5, 2.0, (DP, ILP), scope=verdict_words.ONE, slowed_by=verdict_words.WAIT),
-            False,
-            ["feasible, gap 20.00%", "plans of several stages were not searched"],
-        ),
-        (
-            ProofState(1.5, 1.5, (DP, ILP), scope=verdict_words.SEVERAL),
-            True,
-            ["on plans of several stages; plans of one stage were scored one by one"],
-        ),
     ],
 )
 def test_the_verdict_begins_with_the_status_and_gives_its_ground(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from commandline import Run
+from decoders import decoder
 
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
@@ -160,6 +161,15 @@ def test_a_bundled_profile_is_solved_by_its_name(run: Run) -> None:
     done = run("explain", "mnist-v10", "--cluster", "C")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "did you mean 'mnist-v100'" in done.err
+
+
+def test_layers_that_ties_keep_together_are_named(run: Run) -> None:
+    decoder(2, tied=True).save(Path("profile.json"))
+    done = run("solve", "--cluster", "A", "--no-write")
+    assert done.code == 0
+    assert "'wte' and 'lm_head' have weights or memory in common and stay in one stage with the 7 layers" in done.err
+    decoder(2).save(Path("profile.json"))
+    assert "in common" not in run("solve", "--cluster", "A", "--no-write").err
 
 
 def test_clusters_are_listed(run: Run) -> None:

@@ -130,16 +130,18 @@ def test_components_are_alike_where_their_servers_are(clusters: list[Cluster]) -
         tree = _tree(cluster)
         servers = tree[1]
         for number in range(1, len(tree)):
-            described = set()
+            described = []
             for component in tree[number]:
                 inside = [index for index, server in enumerate(servers) if set(server) <= set(component)]
                 machines = [cluster.machines[index] for index in inside] if cluster.machines else []
-                described.add(
+                described.append(
                     tuple(
                         (one.device, replace(one.inside, source=""), one.card if number > 1 else None)
                         for one in machines
                     )
                 )
-            assert cluster.alike(number) is (len(described) == 1)
-            seen.add(cluster.alike(number))
+            for one, other in itertools.combinations(range(len(described)), 2):
+                alike = cluster.alike(number, one, other)
+                assert alike is (described[one] == described[other])
+                seen.add(alike)
     assert seen == {True, False}

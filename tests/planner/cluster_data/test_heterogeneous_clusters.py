@@ -118,7 +118,14 @@ def test_a_message_runs_at_the_slowest_card_that_its_component_joins() -> None:
     # A card faster than the level's links changes nothing.
     assert [links.card(1, worker)[0] for worker in (0, 2, 6)] == [10.0, 4.0, 10.0]
     assert (links.card(2, 0)[0], links.card(3, 0)[0], links.card(0, 0)[0]) == (5.0, float("inf"), 100.0)
-    assert links.over_workers(2).sendrecv.tolist() == [4.0] * 4 + [10.0] * 4
+    # Servers that a message passes by do not slow it down.
+    assert links.sendrecv_among([0, 1, 4]) == (5.0, 0.25)
+    assert links.sendrecv_among([1, 2]) == links.sendrecv_among([0, 3]) == (4.0, 0.25)
+    assert links.sendrecv_among([2, 3]) == (100.0, 0.0)
+    fast = Links.of(_servers(2, 2, 2, cards=(0.0, 0.0, 4.0)))
+    assert fast.sendrecv_among([0, 3]) == fast.allreduce_among([0, 1, 2]) == (10.0, 0.25)
+    assert fast.sendrecv_among([0, 4]) == (4.0, 0.25)
+    assert fast.ways[2].sendrecv.tolist() == [10.0] * 4 + [4.0] * 2
 
 
 def test_efficiencies_and_single_devices_count_as_elsewhere(tmp_path: Path) -> None:
@@ -245,16 +252,20 @@ def test_copies_need_equal_components() -> None:
     problem = drawn(3, random_instance)[1]
     problem = replace(problem, options=replace(problem.options, stages=None, allow_copies=True))
 
-    def copies(cluster: Cluster) -> list[int]:
-        return [space.copies for space in plan_spaces(problem.within(cluster))]
+    def spaces(cluster: Cluster) -> list[tuple[int, int, int]]:
+        return [(space.level, space.first, space.copies) for space in plan_spaces(problem.within(cluster))]
 
-    assert copies(_servers(2, 2)) == [1, 2]
-    assert copies(_servers(2, 3)) == [1]
-    assert copies(_servers(2, 2, speeds=(1.0, 0.5))) == [1]
+    assert spaces(_servers(2, 2)) == [(2, 0, 1), (1, 0, 2)]
+    assert spaces(_servers(2, 3)) == [(2, 0, 1)]
+    assert spaces(_servers(2, 2, speeds=(1.0, 0.5))) == [(2, 0, 1)]
+    assert spaces(_servers(2, 2, 2)) == [(2, 0, 1), (1, 0, 3), (1, 0, 2)]
+    assert spaces(_servers(3, 2, 2, 2, 3)) == [(2, 0, 1), (1, 1, 3), (1, 1, 2)]
+    # The second pair has faster cards than the first; the pair between them is as slow as the first.
+    assert spaces(_servers(2, 2, 2, cards=(1.0, 9.0, 9.0))) == [(2, 0, 1), (1, 0, 3), (1, 0, 2), (1, 1, 2)]
     # What leads out of a server does not matter to a pipeline inside, but to one that spans two servers of a rack.
-    assert copies(_servers(2, 2, 2, 2, cards=(1.0, 9.0, 2.0, 9.0), rack=2)) == [1, 4]
-    assert copies(_servers(2, 2, 2, 2, cards=(1.0, 9.0, 1.0, 9.0), rack=2)) == [1, 2, 4]
-    assert copies(_servers(2, 3, 2, 3, rack=2)) == [1, 2]
+    assert (2, 0, 2) not in spaces(_servers(2, 2, 2, 2, cards=(1.0, 9.0, 2.0, 9.0), rack=2))
+    assert (2, 0, 2) in spaces(_servers(2, 2, 2, 2, cards=(1.0, 9.0, 1.0, 9.0), rack=2))
+    assert spaces(_servers(2, 3, 2, 3, rack=2)) == [(3, 0, 1), (2, 0, 2)]
 
 
 def test_one_component_is_a_cluster_of_its_own() -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.profile_data.layers import Layer, Size
-from pipeplan.profiler.profiler import layer_sum_remarks, unread_parameter_remarks
+from pipeplan.profiler.remarks import layer_sum_remarks, tie_remarks, unread_parameter_remarks
+from pipeplan.profiler.stage_copies import copies_remarks
 from pipeplan_launch import Job
 from pipeplan_launch.tracing.trace import trace_job
 
@@ -40,3 +41,34 @@ def test_layers_that_do_not_add_up(whole: tuple[float, float], says: list[str]) 
     assert len(said) == len(says)
     assert all(part in said[0] for part in says)
     assert not layer_sum_remarks(Size(1, layers, ()))
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is that of the last layer, around another layer."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.words, self.middle, self.head = nn.Embedding(5, 2), nn.Linear(2, 2), nn.Linear(2, 5, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.middle(self.words(ids)).relu())
+
+
+def test_tied_weights_are_named_with_what_they_mean_for_cuts() -> None:
+    def remarks(*, tied: bool) -> list[str]:
+        return tie_remarks(trace_job(Job(Tied(tied=tied), inputs=lambda n: torch.zeros(n, 3, dtype=torch.long)), 3))
+
+    (said,) = remarks(tied=True)
+    assert said == (
+        "'words' and 'head' have the weights words.weight = head.weight in common and stay in one stage with the "
+        "2 layers between them; 1 layer can be in other stages"
+    )
+    assert not remarks(tied=False)
+
+
+def test_what_every_stage_computes_is_said_where_it_takes_a_share() -> None:
+    (said,) = copies_remarks(0.002, 0.1)
+    assert "take 2 ms, 2.0% of the forward pass" in said
+    assert not copies_remarks(0.001, 0.1)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import brute_force
 import pytest
+from brute_machines import Instance, Machine
 from extents import first_few
-from instances import drawn, unequal_instance
+from instances import drawn, mixed_instance, unequal_instance
 from solver_contract import assert_proves, solve_by_dp, solve_by_ilp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
@@ -13,6 +17,7 @@ from pipeplan.errors import InputError
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import choose_search, dynamic_program, heterogeneous_search
+from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.solvers.result import Status
 
 SCHEDULES = ("1f1b-stashing", "2bw", "gpipe", "1f1b-flush", "vertical-sync")
@@ -45,6 +50,26 @@ def test_the_dynamic_program_finds_what_brute_force_finds(seeds: range) -> None:
 def test_the_integer_program_finds_what_brute_force_finds(start: int) -> None:
     for seed in range(start, start + 10):
         _ilp(seed)
+
+
+def _racks(seed: int) -> Instance:
+    """Equal racks of two servers that differ, so that copies may keep to the servers with the faster cards."""
+    rng = random.Random(f"racks {seed}")
+    found = mixed_instance(seed, layers=4, schedule=SCHEDULES[seed % len(SCHEDULES)])
+    rack = [Machine(1, rng.choice([1.0, 1.0, 2.0]), 1.0, (100.0, 0.0), rng.choice([0.0, 1.0, 5.0])) for _ in range(2)]
+    count = rng.choice([2, 3])
+    levels = [(0, 0.0, 0.0), (2, 20.0, 0.0), (count, rng.choice([4.0, 50.0]), 0.0)]
+    free = {"stages": None, "max_workers": None, "contention": seed % 2 == 0}
+    return replace(found, levels=levels, servers=tuple(rack) * count, **free)
+
+
+def test_copies_keep_to_servers_with_fast_cards() -> None:
+    spared = 0
+    for seed in range(30):
+        instance, problem = drawn(seed, _racks)
+        assert_proves(solve_by_dp(problem), brute_force.best(instance), problem)
+        spared += any(space.unused for space in plan_spaces(problem))
+    assert spared > 5
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from pipeplan.profiler.optimizer_step import optimizer_state
 from pipeplan.profiler.options import ProfilerOptions, Progress
 from pipeplan.profiler.outcome import charged_parameters
 from pipeplan.profiler.passes import training_loss
+from pipeplan.profiler.remarks import tie_remarks
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.loading import canonical_reference
 from pipeplan_launch.job.user_code import describe_error
@@ -165,7 +166,7 @@ def _profile(
             torch=torch.__version__,
             pipeplan=__version__,
             traced=traced.how,
-            notes=notes,
+            notes=(*notes, *tie_remarks(traced)),
         ),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,

@@ -64,10 +64,10 @@ def make_certificate(
     entries: list[dict[str, Any]] = []
     ends = deadline.share(1.0, PATIENCE_S).at
     for space in plan_spaces(problem):
-        synchronisation = space.synchronisation(problem)
+        floor_s = space.floor(problem)
         threshold_s = space.inner_pace(problem, pace_s)
-        if threshold_s is None or synchronisation >= pace_s:
-            entries.append({"level": space.level, "copies": space.copies, "floor_s": synchronisation})
+        if threshold_s is None or floor_s >= pace_s:
+            entries.append({**_named(space), "floor_s": floor_s})
             continue
         proof = _SpaceProof(problem, cuts, space, threshold_s, ends)
         try:
@@ -97,8 +97,8 @@ def _unfit(problem: Problem, cuts: Cuts, *, charged: bool) -> str:
     options = problem.options
     if options.flushes:
         return "the parts of a batch add up over stages, which certificates do not cover"
-    if options.schedule == "2bw" and any(space.copies > (options.accumulate or 0) for space in plan_spaces(problem)):
-        return "an update under 2bw may have fewer minibatches than the pipeline has copies"
+    if any(space.unused for space in plan_spaces(problem)):
+        return "certificates cover copies only where all servers of a copy have equal cards"
     if not charged and (reason := _unfit_alone(problem)):
         return reason
     if charged and problem.cluster.workers > MOST_WORKERS:
@@ -202,13 +202,18 @@ class _SpaceProof:
         # At the empty cut only states are left that have another number of stages than was asked for.
         search.kept.pop(0, None)
         return {
-            "level": self.space.level,
-            "copies": self.space.copies,
+            **_named(self.space),
             **part,
             "threshold_s": self.threshold_s,
             "cuts": [f"{cut:x}" for cut in _layers(self.problem, self.cuts, search)],
             "states": _states(search, columns),
         }
+
+
+def _named(space: PlanSpace) -> dict[str, int]:
+    """The fields by which an entry names its space of plans."""
+    place = {"first": space.first} if space.first else {}
+    return {"level": space.level, "copies": space.copies, **place}
 
 
 def _loads(states: SearchStates) -> list[Floats]:

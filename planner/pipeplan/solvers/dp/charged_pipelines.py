@@ -70,7 +70,7 @@ class ChargedPipelines:
 
     def best(self, regions: list[Region], known: ChargedPipeline) -> BisectionResult[ChargedPipeline]:
         """The fastest pipeline of these regions, at most as slow as the `known` one, with the bound reached."""
-        regions = [self._with_floor(region) for region in regions]
+        regions = [self._with_floor(region) for region in regions if region.low_s < known.pace_s]
         if self.problem.options.flushes:
             return self._best_batch(regions, known)
         result = self._bisect(regions, known, memory=False)

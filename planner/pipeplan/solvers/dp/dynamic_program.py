@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeplan.cost import contention, depths
 from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
@@ -53,6 +54,10 @@ class _BestSoFar:
 
         return report
 
+    def excludes(self, bound_s: float) -> bool:
+        """Whether a space of plans with paces of at least so many seconds has none that is faster than the best."""
+        return self.best is not None and bound_s >= self.best[0]
+
     def stop(self, bound_s: float) -> None:
         """Leave out a space of plans whose paces are at least so many seconds, because Ctrl-C came."""
         self.finished, self.interrupted = False, True
@@ -75,37 +80,55 @@ def _search_spaces(
     problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort, so_far: _BestSoFar
 ) -> None:
     """Search all spaces of plans, one after another."""
-    spaces = plan_spaces(problem)
-    floors = [max(problem.work_s / problem.cluster.total_speed, space.synchronisation(problem)) for space in spaces]
+    spaces, options = plan_spaces(problem), problem.options
+    floors = {space: space.floor(problem) for space in spaces}
     searches = {space: PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort) for space in spaces}
-    _search_selected_cuts(problem, searches, so_far)
+    _search_selected_cuts(problem, searches, floors, so_far)
+    # Without a memory limit the number of copies makes no difference to one of them, unless they share something.
+    shares = options.max_workers is not None or (problem.training and options.schedule in ACCUMULATING)
+    without_memory: dict[PlanSpace, BisectionResult[FoundPipeline]] = {}
     for number, space in enumerate(spaces):
-        if so_far.best is not None and space.synchronisation(problem) >= so_far.best[0]:
-            so_far.regions.append(Region(space, None, space.synchronisation(problem)))
+        known = None if shares else without_memory.get(replace(space, copies=1))
+        low = floors[space] if known is None else space.pace(problem, known.low)
+        if so_far.excludes(low):
+            so_far.regions.append(Region(space, None, low))
             continue
         if so_far.interrupted:
-            so_far.stop(space.pace(problem, 0.0))
+            so_far.stop(low)
             continue
-        one = searches[space]
-        one.report = so_far.watch(problem, space, min(floors[number + 1 :], default=float("inf")))
-        one.below = _below(problem, so_far)
-        if problem.options.flushes:
+        one, others = searches[space], [floors[other] for other in spaces[number + 1 :]]
+        one.report = so_far.watch(problem, space, min(others, default=float("inf")))
+        one.below = _below(problem, space, so_far)
+        if known is not None and known.best is not None:
+            one.without_memory = replace(known)
+        elif known is not None:
+            one.above = known.low
+        if options.flushes:
             # Every space gets a bound of its own, even where there is no time to search all of them to the end.
-            one.deadline = Deadline(deadline).share(1 / (len(spaces) - number)).at
+            one.deadline = Deadline(deadline).share(1 / (1 + sum(not so_far.excludes(floor) for floor in others))).at
         try:
             so_far.add(problem, space, one.best())
         except KeyboardInterrupt:
-            so_far.stop(space.pace(problem, 0.0))
+            so_far.stop(low)
+        if one.found_without_memory is not None:
+            without_memory[replace(space, copies=1)] = one.found_without_memory
 
 
-def _search_selected_cuts(problem: Problem, searches: Mapping[PlanSpace, PipelineSearches], so_far: _BestSoFar) -> None:
+def _search_selected_cuts(
+    problem: Problem,
+    searches: Mapping[PlanSpace, PipelineSearches],
+    floors: Mapping[PlanSpace, float],
+    so_far: _BestSoFar,
+) -> None:
     """Find a fast plan under a flush schedule on few cuts first: all other searches look below it."""
     if not problem.options.flushes:
         return
     for space, search in searches.items():
+        if so_far.excludes(floors[space]):
+            continue
         if not search.has_many_cuts or so_far.interrupted:
             return
-        search.below = _below(problem, so_far)
+        search.below = _below(problem, space, so_far)
         whole, search.deadline = search.deadline, Deadline(search.deadline).share(_SELECTED_SHARE).at
         try:
             found = search.quick_batch()
@@ -119,11 +142,13 @@ def _search_selected_cuts(problem: Problem, searches: Mapping[PlanSpace, Pipelin
             so_far.best = space.pace(problem, found.high), space, found.best
 
 
-def _below(problem: Problem, so_far: _BestSoFar) -> float:
-    """The time from one update to the next that a pipeline under a flush schedule has to beat; else infinite."""
-    if not problem.options.flushes or so_far.best is None:
+def _below(problem: Problem, space: PlanSpace, so_far: _BestSoFar) -> float:
+    """The pace of one copy, or with a flush the time between its updates, that a pipeline of a space has to beat."""
+    if so_far.best is None:
         return float("inf")
-    return so_far.best[0] * minibatches_of(problem)
+    if problem.options.flushes:
+        return so_far.best[0] * minibatches_of(problem)
+    return space.inner_pace(problem, so_far.best[0] * (1 - PRECISION)) or 0.0
 
 
 def _search_grids(
@@ -193,7 +218,11 @@ def is_feasible(problem: Problem, cuts: Cuts, deadline: float | None = None) -> 
 
     Raises `OutOfTime` where that is not known at the deadline (by `time.perf_counter`).
     """
-    searches = [PipelineSearches(space.inner(problem), cuts, deadline) for space in plan_spaces(problem)]
+    spaces = plan_spaces(problem)
+    if not problem.options.flushes:
+        # Fewer copies need no more memory, and leave each of them no fewer workers and minibatches.
+        spaces = [space for space in spaces if space.copies <= 2]
+    searches = [PipelineSearches(space.inner(problem), cuts, deadline) for space in spaces]
     if problem.options.grid:
         searches = [searches[0].for_shape(shape) for shape in grid_shapes(problem)]
     return any(search.feasible() for search in searches)

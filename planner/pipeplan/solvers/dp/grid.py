@@ -94,11 +94,11 @@ class UniformGrids:
         """Replicas and speed of a stage of a shape, and bandwidth and latency of its all-reduce."""
         first, end = stage * shape.replicas, (stage + 1) * shape.replicas
         speed = self.terms.problem.cluster.speed_of(range(first, end))
-        return shape.replicas, speed, *self.terms.links.allreduce_among((first, end - 1))
+        return shape.replicas, speed, *self.terms.links.allreduce_among(range(first, end))
 
     def hop(self, shape: GridShape, stage: int) -> tuple[float, float, int]:
         """Bandwidth, latency and number of the links before a stage."""
-        both = (stage - 1) * shape.replicas, (stage + 1) * shape.replicas - 1
+        both = range((stage - 1) * shape.replicas, (stage + 1) * shape.replicas)
         return *self.terms.links.sendrecv_among(both), shape.replicas if self.terms.parallel else 1
 
     def _stage_s(self, shape: GridShape, stage: int) -> Floats:

@@ -52,8 +52,9 @@ def boundary_links(terms: HeterogeneousTerms, steps: list[Step]) -> list[Boundar
     for step, following in itertools.pairwise(steps):
         joined = terms.between[step.first, following.first + following.replicas - 1]
         links = min(step.replicas, following.replicas) if terms.parallel else 1
-        bandwidth, latency = (float(table[joined, step.first]) for table in terms.message)
-        boundaries.append(BoundaryLink(bandwidth, latency, links))
+        ways = (terms.runs.ways[[terms.runs.index(one.first, one.first + one.replicas)]] for one in (step, following))
+        bandwidth, latency = terms.rates_between(joined, *ways)
+        boundaries.append(BoundaryLink(float(bandwidth[0]), float(latency[0]), links))
     return boundaries
 
 

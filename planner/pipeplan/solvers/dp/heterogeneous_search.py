@@ -1,10 +1,11 @@
 """The search over cuts on heterogeneous clusters and over parallel links, with all candidate placements.
 
 Where servers differ, no place in the cluster stands for another. So a stage in front of a state is tried on every run
-of consecutive workers, and a state (p', λ') dominates another (p, λ) at the same cut, of no less demand, if p' ≥ p and
-the component of level λ' that holds p' lies within that of level m = max(λ, level(p-1, p)) that holds p. Any stage that
-can be put in front of p can then be put in front of p', and the component that joins the two is no larger. Components
-of one level differ, but none is faster than the components inside it.
+of consecutive workers, and a state (p', λ') dominates another (p, λ) at the same cut, of no less demand, if p' ≥ p
+and the component of level λ' that holds p' lies within that of level m = max(λ, level(p-1, p)) that holds p. Any
+stage that can be put in front of p can then be put in front of p', and the component that joins the two is no larger.
+The links from the stage of p' up to level m, and to every level above, must also be no slower than those from the
+stage of p (`PlacementTable.no_slower`).
 
 A stage ends right before the state behind it or at the end of a server. If worker e is idle and on the same server as
 the stage's last worker e - 1, the stage can move by one worker: it leaves one and gains another like its last.
@@ -18,7 +19,6 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Flags, Floats, Ints
@@ -48,16 +48,23 @@ class HeterogeneousTerms(CostTerms):
         return placements_of(self.problem.cluster, self.most_replicas)
 
     @cached_property
+    def usable(self) -> Flags:
+        """Whether each candidate placement is only on workers that stages may be on."""
+        table, barred = self.runs, np.zeros(self.problem.cluster.workers + 1, dtype=np.intp)
+        barred[[worker + 1 for worker in self.problem.unused]] = 1
+        count = np.cumsum(barred)
+        return np.asarray(count[table.end] == count[table.first])
+
+    @cached_property
     def between(self) -> Ints:
         """The level of the smallest component that holds two workers, for all pairs."""
         return levels_of(self.problem.cluster)
 
-    @cached_property
-    def message(self) -> tuple[Floats, Floats]:
-        """Bandwidth and latency in the component of a level (rows) that holds a worker (columns)."""
-        cluster = self.problem.cluster
-        rates = [Links.of(cluster).over_workers(level) for level in range(len(cluster.levels) + 1)]
-        return np.array([rate.sendrecv for rate in rates]), np.array([rate.latency for rate in rates])
+    def rates_between(self, joined: Ints, ways: Ints, others: Ints) -> tuple[Floats, Floats]:
+        """Bandwidth and latency of messages between placements of two classes that a level joins, elementwise."""
+        message, latency = self.runs.message, self.runs.latency
+        bandwidth = np.minimum(message[joined, ways], message[joined, others])
+        return bandwidth, np.maximum(latency[joined, ways], latency[joined, others])
 
     @cached_property
     def speed_before(self) -> Floats:
@@ -148,6 +155,7 @@ class HeterogeneousSearch(UniformSearch):
         result &= (states.level[:, None] <= joined) & (between[states.first[:, None], first] <= joined)
         if states.extra is not None:
             result &= states.extra[:, None] <= states.extra[others]
+        result &= self.terms.runs.no_slower[joined, states.ways[:, None], states.ways[others]]
         if self.terms.parallel:
             result &= states.replicas[:, None] >= states.replicas[others]
         if counting.exact_stages:
@@ -161,7 +169,7 @@ class HeterogeneousSearch(UniformSearch):
     def _keys(self, states: SearchStates) -> Ints:
         """The columns that tell states apart, as rows."""
         counting = self.limits.counting
-        rows = [states.first, states.level]
+        rows = [states.first, states.level, states.ways]
         rows += [states.replicas] if self.terms.parallel else []
         rows += [states.stages] if counting.stages or counting.exact_stages else []
         rows += [states.workers] if counting.workers else []
@@ -219,13 +227,12 @@ class HeterogeneousSearch(UniformSearch):
         links = np.ones(len(runs), dtype=np.intp)
         if self.terms.parallel:
             links = np.minimum(table.replicas[runs], states.replicas[which])
-        bandwidth, latency = (rates[joined, first] for rates in self.terms.message)
-        return bandwidth, latency, links
+        return *self.terms.rates_between(joined, table.ways[runs], states.ways[which]), links
 
     def _boundary_times(self, cut: int, states: SearchStates, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
         """One-way time from a placement to the state behind it, and whether the boundary is fast enough."""
         bandwidth, latency, links = self._rates(cut, states, which, runs)
-        allowed = self._quick_boundary(cut, bandwidth, links)
+        allowed = self._quick_boundary(cut, bandwidth, links) & self.terms.usable[runs]
         if self.limits.max_workers is not None:
             busy = states.workers[which] + self.terms.runs.replicas[runs]
             allowed = allowed & (busy <= self.limits.max_workers)
@@ -326,6 +333,7 @@ class HeterogeneousSearch(UniformSearch):
             "recompute": np.full(len(runs), int(stage.recompute)),
             "end": np.full(len(runs), stage.cut),
             "source": rows[which],
+            "ways": table.ways[runs],
         }
         return SearchStates.of(columns, np.zeros(len(runs)))
 

@@ -85,6 +85,8 @@ class PipelineSearches:
     """Whether a search without the memory limit is known to give a poor bound under a flush schedule."""
     without_memory: BisectionResult[FoundPipeline] | None = None
     """The best pipeline without a memory limit, where that is known."""
+    found_without_memory: BisectionResult[FoundPipeline] | None = None
+    """The same as `best` has found it, once it is certain."""
 
     def for_shape(
         self,
@@ -134,10 +136,14 @@ class PipelineSearches:
             return BisectionResult(float("inf"))
         limits = self.limits(memory=False)
         interval = self.without_memory or self._least(self.unlimited, limits, max(self.unlimited.floor, self.above))
+        if interval.finished:
+            self.found_without_memory = replace(interval)
         if interval.best is None:
             return interval
         if interval.finished:
-            interval.best = self._with_fewest_stages(limits, interval.high) or interval.best
+            if self.without_memory is None or self.shape is not None:
+                interval.best = self._with_fewest_stages(limits, interval.high) or interval.best
+            self.found_without_memory = replace(interval)
         if not self.problem.options.memory or interval.best.fits(self.limited, interval.high):
             return interval
         if not interval.finished:
@@ -247,7 +253,17 @@ class PipelineSearches:
         known, most = None, min(terms.most, self.below)
         if most < low:
             return BisectionResult(low)
-        if limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
+        if self.below < terms.most and self.shape is None:
+            # Most spaces have nothing faster than the best plan so far, which a single search shows.
+            try:
+                known = find(most)
+            except OutOfTime:
+                return BisectionResult(low, finished=False)
+            except KeyboardInterrupt:
+                return BisectionResult(low, finished=False, interrupted=True)
+            if known is None:
+                return BisectionResult(most)
+        elif limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
             # Find some plan first: it is the result if the search is stopped early, and without one no search is
             # needed. On thousands of workers a search far above the bound takes longer than all searches near it.
             try:
@@ -257,7 +273,7 @@ class PipelineSearches:
             except KeyboardInterrupt:
                 return BisectionResult(low, finished=False, interrupted=True)
             if known is None:
-                return BisectionResult(low)
+                return BisectionResult(most)
         # Without the memory limit a pipeline is only a bound.
         counts = limits.memory or not self.problem.options.memory
         return threshold.least_threshold(

@@ -28,7 +28,7 @@ from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import StateCounts
 from pipeplan.solvers.dp.topology import ComponentLayout
 
-_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source")
+_COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source", "ways")
 # Rows are compared in chunks that grow, and with the kept rows in pieces.
 _FIRST_CHUNK, _LARGEST_CHUNK = 8, 512
 _KEPT_PIECE = 256
@@ -51,7 +51,8 @@ class SearchStates:
     @staticmethod
     def of(columns: dict[str, Ints], demand: Floats, extra: Floats | None = None) -> SearchStates:
         """The states with the given columns, by name."""
-        return SearchStates(np.stack([columns[name] for name in _COLUMNS]), demand, extra)
+        nothing = np.zeros(len(demand), dtype=np.intp)
+        return SearchStates(np.stack([columns.get(name, nothing) for name in _COLUMNS]), demand, extra)
 
     @staticmethod
     def start(workers: int) -> SearchStates:
@@ -135,6 +136,11 @@ class SearchStates:
     def source(self) -> Ints:
         """The row of the state, at that cut, in front of which the stage was put."""
         return self._column(8)
+
+    @property
+    def ways(self) -> Ints:
+        """The class of that stage's placement by its links (`topology.PlacementTable.ways`); 0 on equal servers."""
+        return self._column(9)
 
 
 def undominated_rows(count: int, dominates: Callable[[Ints, Ints], Flags]) -> Ints:

@@ -33,7 +33,7 @@ from pipeplan.solvers.dp.budget import Step
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
 from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import StageTerms
-from pipeplan.solvers.dp.topology import PlacementTable
+from pipeplan.solvers.dp.topology import PlacementTable, least
 from pipeplan.solvers.plan_space import PlanSpace
 
 
@@ -174,13 +174,14 @@ class SharedResources:
         size, shared = self.problem.cluster.workers, self.whole.cluster.shared_cores
         if not shared:
             return None
-        if shared[0][1] - shared[0][0] > size and self.space.copies > 1:
+        if shared[0][1] - shared[0][0] > size and self.copies > 1:
             first, stop, cores = shared[0]
-            edges, rates = np.array([0, size]), np.array([(stop - first) / size / cores])
+            edges, rates = np.array([0, size]), np.array([min(self.copies, (stop - first) // size) / cores])
         else:
+            base = self.space.workers(self.whole.cluster)[0]
             starts = self.whole.cluster.starts(self.whole.cluster.server_level)
-            edges = np.array([start for start in starts if start <= size], dtype=np.intp)
-            number = {first: cores for first, _, cores in shared}
+            edges = np.array([start - base for start in starts if 0 <= start - base <= size], dtype=np.intp)
+            number = {first - base: cores for first, _, cores in shared}
             rates = np.array([1 / number[first] if first in number else 0.0 for first in edges[:-1].tolist()])
         nothing = np.zeros(len(rates))
         return ResourceLevel.of(edges, nothing, nothing, rates, self.table)
@@ -228,12 +229,7 @@ class SharedResources:
     def floor_s(self) -> float:
         """Load of the cards of components that hold whole copies, in seconds per minibatch."""
         size = sum(unit.parameter_bytes for unit in self.whole.units) * self.among_copies
-        links, cluster = Links.of(self.whole.cluster), self.whole.cluster
-        if not size:
-            return 0.0
-        return max(
-            (size / links.card(level, 0)[1] for level in range(self.space.level, len(cluster.levels))), default=0.0
-        )
+        return size / self.space.card_rate(self.whole.cluster) if size else 0.0
 
     @cached_property
     def _sent(self) -> Floats:
@@ -355,14 +351,26 @@ class SharedResources:
         everyone = table.replicas[placement] * self.copies
         allreduce: Floats = np.zeros(len(target))
         if self.problem.training and overlap < 1.0:
-            bandwidth, latency = table.allreduce_bandwidth[placement], table.allreduce_latency[placement]
-            if self.copies > 1:
-                links = Links.of(self.whole.cluster)
-                bandwidth, latency = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
+            bandwidth, latency = (rate[placement] for rate in self._group_rates)
             size = stage.parameters[target]
             allreduce = np.asarray(formulas.ring_allreduce_time(everyone, size, bandwidth, latency))
         work = stage.work_s[target] / table.speed[placement]
         return np.asarray(formulas.core_time(work, everyone, allreduce, self.accumulate or everyone, overlap))
+
+    @cached_property
+    def _group_rates(self) -> tuple[Floats, Floats]:
+        """For each placement, bandwidth and latency of an all-reduce among its replicas in all copies."""
+        if self.copies == 1:
+            return self.table.allreduce_bandwidth, self.table.allreduce_latency
+        cluster, workers = self.whole.cluster, self.space.workers(self.whole.cluster)
+        ways = Links.of(cluster).ways[cluster.level_between(workers[0], workers[-1])]
+        if cluster.uniform:
+            ones = np.ones(len(self.table.first))
+            return ones * ways.allreduce[0], ones * ways.latency[0]
+        mine = slice(workers.start, workers.stop)
+        bandwidth, latency = (rate[mine].reshape(self.copies, -1) for rate in (ways.allreduce, ways.latency))
+        first, end = self.table.first, self.table.end
+        return least(bandwidth.min(axis=0), first, end), -least(-latency.max(axis=0), first, end)
 
     def _single_stage_s(self, stage: StageTerms, target: Ints, placement: Ints) -> Floats:
         """For stages that hold the whole model, the pace at which they wait for their all-reduce; 0 for others."""
@@ -375,9 +383,8 @@ class SharedResources:
     def single_stage_s(self, placement: int, *, recompute: bool) -> float:
         """Seconds per minibatch of plain data parallelism on a placement, whose forward pass waits for the update."""
         first, end = int(self.table.first[placement]), int(self.table.end[placement])
-        table = self.table
-        rate = float(table.allreduce_bandwidth[placement]), float(table.allreduce_latency[placement])
-        key = end - first, float(table.speed[placement]), recompute, *rate
+        bandwidth, latency = (float(rate[placement]) for rate in self._group_rates)
+        key = end - first, float(self.table.speed[placement]), recompute, bandwidth, latency
         if key not in self._single_stages:
             stage = Stage(self.whole.layer_names, tuple(range(first, end)), 1, 1, recompute)
             options = self.whole.options

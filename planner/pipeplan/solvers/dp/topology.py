@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
-from pipeplan.problem.cuts import Floats, Ints
+from pipeplan.problem.cuts import Flags, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,14 @@ class PlacementTable:
     allreduce_latency: Floats
     begins: Ints
     """For each end 0 … D, the index where the placements with that end begin; a further entry closes the last."""
+    ways: Ints
+    """The class of each placement by the links on its workers' ways up."""
+    message: Floats
+    """By level (rows) and class: the slowest bandwidth of messages on the ways up to the level, bytes/s."""
+    latency: Floats
+    """By level and class: the longest latency on these ways."""
+    no_slower: Flags
+    """By level and two classes: whether the first one's ways up to this level and to those above are no slower."""
 
     @staticmethod
     def of(cluster: Cluster, most: int) -> PlacementTable:
@@ -40,13 +48,15 @@ class PlacementTable:
         replicas = sizes[end] - (np.arange(len(end)) - begins[end])
         first = end - replicas
         span = levels_between(cluster)[first, end - 1]
-        rates = [Links.of(cluster).over_workers(level) for level in range(len(cluster.levels) + 1)]
-        bandwidth, latency = (np.array([getattr(rate, name) for rate in rates]) for name in ("allreduce", "latency"))
-        speed = _least(np.array([device.speed for device in cluster.devices]), first, end)
-        memory = _least(np.array([float(device.memory_bytes) for device in cluster.devices]), first, end)
-        return PlacementTable(
-            first, end, replicas, span, speed, memory, bandwidth[span, first], latency[span, first], begins
-        )
+        ways = Links.of(cluster).ways
+        bandwidth = _among(np.array([level.allreduce for level in ways]), first, end)
+        latency = -_among(-np.array([level.latency for level in ways]), first, end)
+        rows = np.arange(len(first))
+        speed = least(np.array([device.speed for device in cluster.devices]), first, end)
+        memory = least(np.array([float(device.memory_bytes) for device in cluster.devices]), first, end)
+        table = first, end, replicas, span, speed, memory, bandwidth[span, rows], latency[span, rows], begins
+        message = _among(np.array([level.sendrecv for level in ways]), first, end)
+        return PlacementTable(*table, *_classes(message, latency, span))
 
     def index(self, first: int, end: int) -> int:
         """The index of the placement on workers `first` … `end` - 1."""
@@ -70,11 +80,36 @@ def levels_between(cluster: Cluster) -> Ints:
     return levels
 
 
-def _least(values: Floats, first: Ints, end: Ints) -> Floats:
+def least(values: Floats, first: Ints, end: Ints) -> Floats:
     """The smallest of the values from each `first` to just before each `end`."""
     table = np.minimum.accumulate(np.where(np.triu(np.ones((len(values),) * 2, dtype=bool)), values, np.inf), axis=1)
-    least: Floats = table[first, end - 1]
-    return least
+    found: Floats = table[first, end - 1]
+    return found
+
+
+def _among(values: Floats, first: Ints, end: Ints) -> Floats:
+    """The smallest of the values of each row from each `first` to just before each `end`."""
+    if values.shape[1] == 1:
+        return np.repeat(values, len(first), axis=1)
+    return np.array([least(row, first, end) for row in values])
+
+
+def _classes(message: Floats, latency: Floats, span: Ints) -> tuple[Ints, Floats, Floats, Flags]:
+    """The fields `ways` to `no_slower` of a table, from the rates by level (rows) and placement.
+
+    No message leaves a placement at a level below its own span, so what is there does not tell classes apart.
+    """
+    levels = np.arange(len(message))[:, None]
+    if (message == message[:, :1]).all() and (latency == latency[:, :1]).all():
+        ways, message, latency = np.zeros(len(span), dtype=np.intp), message[:, :1], latency[:, :1]
+    else:
+        rates = np.vstack([np.where(levels < span, np.inf, message), np.where(levels < span, 0.0, latency)])
+        rates, ways = np.unique(rates, axis=1, return_inverse=True)
+        ways = ways.reshape(-1)
+        message, latency = rates[: len(message)], rates[len(message) :]
+    here = (message[:, :, None] >= message[:, None]) & (latency[:, :, None] <= latency[:, None])
+    no_slower = np.logical_and.accumulate(here[::-1], axis=0)[::-1]
+    return ways, message, latency, no_slower
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class CardConstraints:
         cluster, links = model.problem.cluster, model.links
         level = cluster.level_between(placement.start, placement.end + 1)
         parallel = placement.replicas if model.parallel else 1
-        most = links.sendrecv(level, placement.start)[0] * parallel
+        most = model.way(placement.workers, level)[0] * parallel
         for lower in range(level):
             if cluster.component(lower, placement.start) == cluster.component(lower, placement.last):
                 most = min(most, links.card(lower, placement.start)[0] / self.factors.messages)

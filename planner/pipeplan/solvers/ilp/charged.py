@@ -74,13 +74,8 @@ class Charges:
         if copies == 1 or not self.problem.training or not self.problem.options.contention:
             return least
         size = sum(unit.parameter_bytes for unit in self.problem.units)
-        links, interval = Links.of(cluster), self.accumulate or copies
-        rates = [
-            links.card(level, first)[1]
-            for level in range(self.space.level, len(cluster.levels))
-            for first in list(cluster.starts(level))[:-1]
-        ]
-        return max(least, float(formulas.ring_allreduce_time(copies, size, min(rates), 0.0)) / interval)
+        rate, interval = self.space.card_rate(cluster), self.accumulate or copies
+        return max(least, float(formulas.ring_allreduce_time(copies, size, rate, 0.0)) / interval)
 
     def factors(self) -> LoadFactors:
         """The factors from loads to the charged pace."""
@@ -156,9 +151,9 @@ class ChargedObjective:
 
     def _workers(self, place: Place) -> list[int]:
         """The workers of a stage on a place in all copies."""
-        size = self.charges.problem.cluster.span(self.charges.space.level)
-        copies = self.charges.space.copies
-        return [copy * size + worker for worker in range(place[0], sum(place)) for copy in range(copies)]
+        cluster, space = self.charges.problem.cluster, self.charges.space
+        firsts = cluster.starts(space.level)[space.first : space.first + space.copies]
+        return [first + worker for worker in range(place[0], sum(place)) for first in firsts]
 
     def _core_time(self, place: Place, again: dict[Place, Variable]) -> list[Term]:
         """The terms of `formulas.core_time` of all replicas of a stage, in units of U and of the charged pace."""

@@ -128,10 +128,9 @@ class DepthConstraints:
         """
         model = self.model
         pace = self.floor * model.unit_s
-        levels = [level for cut, level, links in model.level if cut == placement.end and links == 1]
+        hops = [model.hops[hop] for cut, hop, links in model.level if cut == placement.end and links == 1]
         longest = 0.0
-        for level in levels:
-            bandwidth, latency = model.links.sendrecv(level, placement.end)
+        for _, bandwidth, latency in hops:
             everything = max(sum(sizes) for sizes in model.layers.directions()) / bandwidth
             longest = max(
                 longest, min(placement.replicas if model.parallel else 1.0, everything / pace) + latency / pace
@@ -242,15 +241,15 @@ class DepthConstraints:
     def _transfer(self, cut: int, ending: list[Placement]) -> list[Term]:
         """Add x[p], the one-way time of the busier direction over a cut plus the latency, where a stage ends there."""
         model, program = self.model, self.model.program
-        levels = [(level, links) for place, level, links in model.level if place == cut]
-        latency = {level: model.links.sendrecv(level, cut)[1] / model.unit_s for level, _ in levels}
+        hops = [(hop, links) for place, hop, links in model.level if place == cut]
+        latency = {hop: model.hops[hop].latency_s / model.unit_s for hop, _ in hops}
         crossing = program.number(f"x_{cut}")
-        most = max(links for _, links in levels) + max(latency.values())
-        for direction in range(len(model.carried[cut, levels[0][0], levels[0][1]])):
+        most = max(links for _, links in hops) + max(latency.values())
+        for direction in range(len(model.carried[(cut, *hops[0])])):
             terms: list[Term] = []
-            for level, links in levels:
-                terms.append((model.carried[cut, level, links][direction], float(links)))
-                terms.append((model.level[cut, level, links], latency[level]))
+            for hop, links in hops:
+                terms.append((model.carried[cut, hop, links][direction], float(links)))
+                terms.append((model.level[cut, hop, links], latency[hop]))
             program.at_most([*terms, (crossing, -1.0), *model.in_use(ending, most)], most)
         return [(crossing, 1.0)]
 

@@ -69,7 +69,7 @@ class FlushObjective:
         return [forward, [*whole, *negate_terms(forward)]]
 
     def _carry(self) -> dict[tuple[int, int, int], list[Variable]]:
-        """Add (13) and (14) for boundaries. Returns e, for one minibatch, by (cut, level, links) and direction."""
+        """Add (13) and (14) for boundaries. Returns e, for one minibatch, by (cut, hop, links) and direction."""
         model, program = self.model, self.model.program
         carried: dict[tuple[int, int, int], list[Variable]] = {}
         self._transfers: list[Term] = []
@@ -85,7 +85,7 @@ class FlushObjective:
                 program.at_most([*both, (model.level[key], -self.room)])
                 for time in carried[key]:
                     program.at_most([(time, rounds), (model.level[key], -self.room)])
-            rates = {key: model.links.sendrecv(key[1], cut)[0] for key in mine}
+            rates = {key: model.hops[key[1]].bandwidth for key in mine}
             slowest = min(rates.values())
             for way, sizes in enumerate(directions):
                 crossing = [
@@ -102,7 +102,7 @@ class FlushObjective:
         """Add x[p] of (14): the transfers over a cut, both ways, where a stage ends at it."""
         model, program = self.model, self.model.program
         ending = [placement for placement in model.placements.all if placement.end == cut]
-        latency = {key: 2 * model.links.sendrecv(key[1], cut)[1] / model.unit_s for key in carried}
+        latency = {key: 2 * model.hops[key[1]].latency_s / model.unit_s for key in carried}
         terms: list[Term] = []
         for key, ways in carried.items():
             terms += [(ways[0], 1.0), (ways[1], 1.0), (model.level[key], latency[key])]

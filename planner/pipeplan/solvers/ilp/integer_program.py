@@ -16,7 +16,8 @@ M is the number of minibatches per update.
     z[l,p]           = Z[l,p] - Z[l,p-1]: the stage of l starts at p
     c[π], w[π] ≥ 0   shares of work and of parameters
     b[k,p] ∈ [0,1]   tensor k crosses the cut p, behind all stages that start at p or before
-    λ[p,n] ∈ [0,1]   the stages on both sides of cut p lie in one component of level n, and of no lower level
+    λ[p,n] ∈ [0,1]   the stages on both sides of cut p lie in one component of level n, and of no lower level; where
+                     servers differ, one λ for each pair of bandwidth and latency that two placements may have there
     e[p,n] ≥ 0       time of the traffic over cut p at level n, for each direction
     T ≥ 0            seconds per minibatch of one copy; U is an upper bound on T
     C ≥ 0            what all copies take for as many minibatches as T is for, with everything charged; to be minimised
@@ -35,7 +36,8 @@ Constraints
  (5) b[k,p] ≥ Z[u,p] - Z[v,p] for every consumer v. The cut p is the same for all workers of a placement, because no
      stage starts inside it.
  (6) Exactly one λ[p,n] is 1 unless no stage lies behind p. Below the outermost level this takes a placement over p that
-     begins and ends within the component around p, and one behind p that ends in this component.
+     begins and ends within the component around p, and one behind p that ends in this component. Where servers differ,
+     the links on the ways of both placements up to level n must be as fast as those of λ.
  (7) e[p,n] ≤ U·λ[p,n]. The bytes over p are the sum of e[p,n] times the rates. The sum of e[p,n] is at most T.
 
 Depths are added only if the solution without them does not hold with them: if a worker's memory is too small, or two
@@ -204,7 +206,7 @@ class _IlpSearch:
         if self.best and self.best[0] <= self.floor_s * (1 + 1e-9):
             return  # All workers of the best plan are busy all the time, so nothing is better.
         charges = Charges(self.problem, space)
-        if charges.least_pace_s() > self.upper:
+        if max(charges.least_pace_s(), space.floor(self.problem)) > self.upper:
             return
         inner = charges.inner
         if minibatches_per_update(inner) == 0 or (inner.options.grid and not grid_shapes(inner)):
@@ -237,7 +239,7 @@ class _IlpSearch:
         """Lower and upper bound on the pace of the plans in a space that are worth finding."""
         inner, count = charges.inner, minibatches_per_update(charges.inner)
         slowest = _slowest_pace(inner)
-        low = max(self.floor_s, charges.least_pace_s())
+        low = max(charges.space.floor(self.problem), charges.least_pace_s())
         if not self.problem.options.flushes or count is None:
             return low, min(self.upper, charges.space.pace(self.problem, slowest) + _most_shared(inner))
         fastest = max(device.speed for device in inner.cluster.devices)

@@ -6,9 +6,11 @@ serves all instances.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
@@ -38,6 +40,14 @@ _ROUNDING = 1e-9
 ROOM = 1e-7
 
 
+class Hop(NamedTuple):
+    """What joins two stages: the level, and the bandwidth and latency of the slowest links on the way."""
+
+    level: int
+    bandwidth: float
+    latency_s: float
+
+
 class PlacementModel:
     """The placement of one pipeline's stages on one cluster, whose pace is known to lie between two bounds.
 
@@ -59,7 +69,9 @@ class PlacementModel:
         self.layers = LayerBlocks(problem, self._largest_transfer())
         grids = tuple(grid_shapes(problem)) if problem.options.grid else None
         shared = problem.options.contention and len(problem.cluster.starts(1)) > 2
-        self.placements = PlacementSet(problem.cluster, self._most_replicas(), grids, shared, self._most_idle())
+        self.placements = PlacementSet(
+            problem.cluster, self._most_replicas(), grids, shared, self._most_idle(), problem.unused
+        )
         self.opening = {start: self.program.binary(f"o_{start}") for start in self.placements.firsts}
         self.used = {
             placement: self.program.binary(f"y_{placement.start}_{placement.replicas}_{placement.end}")
@@ -84,9 +96,11 @@ class PlacementModel:
         self.parameters = self.share("w", [block.parameters / self.total for block in self.layers.blocks])
         """Shares w, in thousandths of the whole model's parameters."""
         self.crossing = self._cross()
+        self.hops: list[Hop] = []
+        """What joins two stages, for each index in the keys of `level` and `carried`."""
         self.level = self._levels()
         self.carried: dict[tuple[int, int, int], list[Variable]] = {}
-        """Time e of the traffic over every cut, by (cut, level, links) and direction; the objective fills it in."""
+        """Time e of the traffic over every cut, by (cut, hop, links) and direction; the objective fills it in."""
         self.cycle: list[Term] = [(self.pace, 1.0)]
         """The terms of the pace that depths must sustain: T, or with a flush the pace within a batch."""
 
@@ -178,7 +192,7 @@ class PlacementModel:
         upper = self.unit_s * (max(1, min(self._most_replicas(), self.workers // 2)) if self.parallel else 1)
         if self.problem.options.flushes:
             upper = self.room_s if self.parallel else self.room_s / (self.minibatches or 1)
-        rates = [float(rate) for level in self.links.rates for rate in level.sendrecv if math.isfinite(rate)]
+        rates = [float(rate) for level in self.links.ways for rate in level.sendrecv if math.isfinite(rate)]
         return upper * (1 + _ROUNDING) * max(rates, default=math.inf)
 
     @property
@@ -318,25 +332,74 @@ class PlacementModel:
     # -- constraint (6) --
 
     def _levels(self) -> dict[tuple[int, int, int], Variable]:
-        """Add (6). Returns λ by (cut, level, links), for levels with a larger component than the level below."""
+        """Add (6). Returns λ by (cut, hop, links), for levels with a larger component than the level below."""
         variables = {}
         for cut in range(self.workers - 1):
             most = self._most_links(cut)
-            for level, _, _ in self._components(cut):
+            for hop in [hop for level, first, _ in self._components(cut) for hop in self._hops(cut, level, first)]:
                 for links in range(1, most + 1):
-                    variables[cut, level, links] = self.program.number(f"l_{cut}_{level}_{links}", 0, 1)
+                    variables[cut, hop, links] = self.program.number(f"l_{cut}_{hop}_{links}", 0, 1)
             mine = {key: variable for key, variable in variables.items() if key[0] == cut}
             self._bound_levels(cut, mine)
+            if not self.problem.cluster.uniform:
+                self._bound_rates(cut, mine)
             for links in range(2, most + 1):
                 self._bound_links(cut, [(variable, 1.0) for key, variable in mine.items() if key[2] >= links], links)
         return variables
+
+    def _hops(self, cut: int, level: int, first: int) -> list[int]:
+        """The hops that a boundary over a cut may be in a component, by index: one for each pair of rates.
+
+        The component is of this level and begins at worker `first`.
+        """
+        over, behind = self._sides(cut)
+        within = [placement for placement in over if placement.start >= first] or [Placement(cut, 1, cut)]
+        ends = {self.way(placement.workers, level) for placement in within}
+        # Inside a placement the links of the stage behind it do not matter.
+        others = {(math.inf, 0.0), *(self.way(placement.workers, level) for placement in behind)}
+        rates = {(min(one[0], other[0]), max(one[1], other[1])) for one, other in itertools.product(ends, others)}
+        hops = [Hop(level, *pair) for pair in sorted(rates)]
+        self.hops += [hop for hop in hops if hop not in self.hops]
+        return [self.hops.index(hop) for hop in hops]
+
+    def _sides(self, cut: int) -> tuple[list[Placement], list[Placement]]:
+        """The placements that hold the worker before a cut, and those that start behind it."""
+        if self.problem.cluster.uniform:
+            # All have the same links.
+            return [Placement(cut, 1, cut)], []
+        behind = [placement for placement in self.placements.all if placement.start == cut + 1]
+        return self.covering(cut) or [Placement(cut, 1, cut)], behind
+
+    def way(self, workers: Sequence[int], level: int) -> tuple[float, float]:
+        """Bandwidth of messages and latency on the ways of workers up to a level."""
+        ways = self.links.ways[level]
+        mine = [0] if self.problem.cluster.uniform else list(workers)
+        return float(ways.sendrecv[mine].min()), float(ways.latency[mine].max())
+
+    def _bound_rates(self, cut: int, mine: dict[tuple[int, int, int], Variable]) -> None:
+        """Add the part of (6) for servers that differ: the links of both stages must be as fast as the hop."""
+        over, behind = self._sides(cut)
+        for (_, number, _), variable in mine.items():
+            hop = self.hops[number]
+
+            def quick(placement: Placement, hop: Hop = hop) -> bool:
+                bandwidth, latency_s = self.way(placement.workers, hop.level)
+                return bandwidth >= hop.bandwidth and latency_s <= hop.latency_s
+
+            over = [placement for placement in over if placement in self.used]
+            if not all(quick(placement) for placement in over):
+                self.program.at_most([(variable, 1.0), *self.in_use(filter(quick, over), -1.0)])
+            slow = [placement for placement in behind if not quick(placement)]
+            if slow:
+                self.program.at_most([(variable, 1.0), *self.in_use(slow)], 1.0)
 
     def _most_links(self, cut: int) -> int:
         """The most links of the boundary behind any placement that holds the worker before the cut."""
         if not self.parallel:
             return 1
         return max(
-            min(placement.replicas, max(1, self.workers - 1 - placement.end)) for placement in self.covering(cut)
+            (min(placement.replicas, max(1, self.workers - 1 - placement.end)) for placement in self.covering(cut)),
+            default=1,
         )
 
     def _components(self, worker: int) -> list[tuple[int, int, int]]:
@@ -355,7 +418,7 @@ class PlacementModel:
         final = self.in_use(placement for placement in covering if self.placements.final(placement))
         self.program.equal([*((variable, 1.0) for variable in mine.values()), *final], 1.0)
         for level, first, stop in self._components(cut)[:-1]:
-            inside = [(variable, 1.0) for key, variable in mine.items() if key[1] <= level]
+            inside = [(variable, 1.0) for key, variable in mine.items() if self.hops[key[1]].level <= level]
             over_cut = self.in_use(
                 (placement for placement in covering if placement.start >= first and placement.end < stop - 1), -1.0
             )
@@ -378,11 +441,11 @@ class PlacementModel:
     # -- constraint (7) --
 
     def charge_boundaries(self) -> dict[tuple[int, int, int], list[Variable]]:
-        """Add (7). Returns e, the time of the traffic over every cut, by (cut, level, links) and direction."""
+        """Add (7). Returns e, the time of the traffic over every cut, by (cut, hop, links) and direction."""
         carried: dict[tuple[int, int, int], list[Variable]] = defaultdict(list)
         for cut in range(self.workers - 1):
             mine = [key for key in self.level if key[0] == cut]
-            rates = {key: key[2] * self.links.sendrecv(key[1], cut)[0] for key in mine}
+            rates = {key: key[2] * self.hops[key[1]].bandwidth for key in mine}
             slowest = min(rates.values())
             for number, sizes in enumerate(self.layers.directions()):
                 crossing = [

@@ -61,6 +61,8 @@ class PlacementSet:
     server has."""
     most_idle: float = math.inf
     """No more workers than these may be idle."""
+    unused: frozenset[int] = frozenset()
+    """Workers that no stage may be on."""
 
     def of_shape(self, shape: GridShape) -> tuple[Placement, ...]:
         """The placements of a uniform grid; all workers behind it are idle."""
@@ -81,7 +83,7 @@ class PlacementSet:
             for start in range(total)
             for count in range(1, min(self.most, total - start) + 1)
             for end in self._ends(start + count - 1)
-            if end - (start + count - 1) <= self.most_idle
+            if end - (start + count - 1) <= self.most_idle and self.unused.isdisjoint(range(start, start + count))
         )
 
     @cached_property

@@ -116,7 +116,7 @@ def test_of_one_place_only_states_that_no_other_beats_are_compared() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         count = int(rng.integers(1, 60))
-        numbers = rng.integers(0, 2, (9, count)).astype(np.intp)
+        numbers = rng.integers(0, 2, (10, count)).astype(np.intp)
         demand, extra = (rng.integers(0, 5, count).astype(float) for _ in range(2))
         states = SearchStates(numbers, demand, extra)
         place = [tuple(column) for column in search._keys(states).T]

@@ -1,0 +1,53 @@
+"""Layers that must share a stage because they have weights or memory in common, and what that means for cuts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pipeplan.util import graph
+
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class HeldLayers:
+    """Layers that are in one stage in every plan."""
+
+    group: tuple[str, ...]
+    """The layers that have weights or memory in common, in the order of the profile."""
+    between: int
+    """Number of further layers that lie between them, and so are in the same stage."""
+    others: int
+    """Number of all other layers of the profile."""
+
+    def text(self, what: str = "weights or memory") -> str:
+        """What this means for cuts, in one line for people; `what` the layers have in common."""
+        rest = len(self.group) - MOST_NAMED
+        named = [*map(repr, self.group[:MOST_NAMED]), *([f"{rest} more"] if rest > 0 else [])]
+        between = f" with the {_layers(self.between)} between them" if self.between else ""
+        left = f"{_layers(self.others)} can be in other stages" if self.others else "there is no place to cut"
+        return f"{', '.join(named[:-1])} and {named[-1]} have {what} in common and stay in one stage{between}; {left}"
+
+
+def held_layers(
+    names: Sequence[str], arrows: Iterable[tuple[str, str]], groups: Sequence[Sequence[str]]
+) -> list[HeldLayers]:
+    """The layers that are in one stage in every plan, because each of these groups must share a stage.
+
+    `names` are all layers of the model, in order, and `arrows` its edges (producer, consumer).
+    """
+    tied = [pair for group in groups for pair in (*itertools.pairwise(group), (group[-1], group[0]))]
+    held = []
+    for component in graph.strong_components(list(names), [*arrows, *tied]):
+        inside = set(component)
+        members = {name for group in groups if inside.issuperset(group) for name in group}
+        if len(members) > 1:
+            named = tuple(name for name in names if name in members)
+            held.append(HeldLayers(named, len(inside) - len(named), len(names) - len(inside)))
+    return held
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"

@@ -1,0 +1,92 @@
+"""Values that workers send each other come back as they were, and nothing else comes back."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeplan_launch.comm import typed_json
+from pipeplan_launch.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Inner:
+    name: str
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    path: Path
+    rates: dict[Inner, float] = field(default_factory=dict)
+    note: str | None = None
+
+
+VALUES: list[tuple[Any, Any]] = [
+    (None, int | None),
+    (3, int | None),
+    (2**70, int),
+    (1.5, float),
+    (3, float),
+    (math.inf, float),
+    ("a\n\x00é\ud800", str),
+    ([1, 2], list[int]),
+    ((1, "x"), tuple[int, str]),
+    (((1,), (2, 3)), tuple[tuple[int, ...], ...]),
+    ({"a": {"b": [None, True]}}, dict[str, dict[str, list[bool | None]]]),
+    (Outer(Inner("i", (1,)), Path("/a b"), {Inner("k", (2, 3)): 0.25}), Outer),
+    ((None, {"w": Inner("i")}), tuple[str | None, dict[str, Inner]]),
+]
+
+
+@pytest.mark.parametrize(("value", "kind"), VALUES, ids=repr)
+def test_values_come_back(value: Any, kind: Any) -> None:
+    found = typed_json.decode(typed_json.encode(value), kind)
+    assert found == value
+    assert isinstance(found, float) or type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (pickle.dumps({"a": 1}), dict[str, int]),
+        (b"", int),
+        (b"1" * 5000, int),
+        (b"[" * 100_000, Any),
+        (b"true", int),
+        (b'"x"', float),
+        (b"[1]", tuple[int, int]),
+        (b'[["x", [1]]]', Inner),
+        (b"[1, []]", Inner),
+        (b'["x"]', Inner),
+        (b'{"name": "x"}', Inner),
+        (b"[[[1], 2]]", dict[str, int]),
+        (b"null", Inner),
+        (b"\xff", str),
+    ],
+)
+def test_anything_else_is_one_line(data: bytes, kind: Any) -> None:
+    with pytest.raises(LaunchError, match=r"^another worker sent a wrong value") as caught:
+        typed_json.decode(data, kind)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_no_code_is_sent() -> None:
+    with pytest.raises(TypeError, match="cannot be sent"):
+        typed_json.encode([print])
+
+
+def test_no_module_of_the_executor_sends_pickles() -> None:
+    import pipeplan_launch
+
+    for path in Path(pipeplan_launch.__file__).parent.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "_object(" not in text.replace("def _object(", "").replace("return _object(", ""), path
+        assert "_object_list(" not in text, path
+        assert "pickle.load" not in text, path
