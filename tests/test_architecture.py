@@ -37,7 +37,8 @@ PLANNER = (
 )
 EXECUTOR = (
     {"allocator", "checked_json", "child_processes", "errors", "torch_check"},
-    {"files", "job", "launch_secret", "plan", "rank_mapping", "selftest"},
+    {"files"},
+    {"job", "launch_secret", "plan", "rank_mapping", "selftest"},
     {"comm", "command_line", "launchers", "models", "telemetry", "tracing"},
     {"checkpoint", "elastic"},
     {"export", "link_benchmark", "preflight", "runtime", "worker_monitor"},

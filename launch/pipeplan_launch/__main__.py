@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeplan_launch.command_line import staleness_options, worker_parser
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.signals import Interrupted, catch_signals, die_with_parent, launcher_pid
-from pipeplan_launch.errors import LaunchError, PeerLost
+from pipeplan_launch.errors import LaunchError, PeerLost, terminal_line
 from pipeplan_launch.plan.averaging_options import GradientAveraging
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _end(status: int, line: str = "") -> int:
     """Print the line, and rule out any further attempt."""
     if line:
         with suppress(OSError):  # the terminal may be gone
-            print(line, file=sys.stderr, flush=True)
+            print(terminal_line(line), file=sys.stderr, flush=True)
     restart_state.record_final_status(status)
     return status
 

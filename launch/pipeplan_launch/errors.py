@@ -8,6 +8,7 @@ LaunchError                one line for the user, after which the run ends with 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -21,6 +22,15 @@ class PeerLost(LaunchError):
 
 class DamagedCheckpoint(LaunchError):
     """A file of a checkpoint is missing, cannot be read, or is not as it was written."""
+
+
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def terminal_line(text: object) -> str:
+    """A line that cannot change a terminal: control characters and bidirectional overrides become replacement
+    characters, and line breaks spaces."""
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", " ".join(str(text).splitlines()))
 
 
 def listed(parts: Iterable[object]) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from pipeplan_launch.errors import LaunchError
+
+LARGEST_FILE = 2**28
+"""Most bytes of a file that is read as a whole."""
 
 
 @contextmanager
@@ -20,6 +25,23 @@ def explain_errors(path: Path, action: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise LaunchError(f"{action} {path} failed: {error.strerror or error}") from error
+
+
+def read_file(path: Path, most: int = LARGEST_FILE) -> bytes:
+    """The content of a file. Raises `OSError`, also for what is no regular file (a device, a pipe) or is too large.
+
+    It does not wait for a pipe.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file", str(path))
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most / 2**20:g} MiB", str(path))
+    return content
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, sync: bool = True) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from pipeplan_launch.checkpoint import checkpoint
 from pipeplan_launch.command_line import check_start_options, staleness_options, worker_parser
-from pipeplan_launch.errors import LaunchError, listed
+from pipeplan_launch.errors import LaunchError, listed, terminal_line
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.launch_secret import check_secret
 from pipeplan_launch.plan.launch_plan import LaunchPlan
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_run_start(options, plan, os.environ, launch_count(plan, os.environ))
         print(workers_to_start(plan, os.environ, gpu_count))
     except LaunchError as error:
-        print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
+        print(f"error: {terminal_line(error)}", file=sys.stderr)
         return 2
     if note:
         print(note, file=sys.stderr)

@@ -25,7 +25,7 @@ from pipeplan_launch import child_processes
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import restart_state, servers
 from pipeplan_launch.elastic.signals import LAUNCHER_VARIABLE, watch_signals
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, terminal_line
 from pipeplan_launch.torch_check import import_problem
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _one_line(error: Exception) -> str:
 
 def _print_line(line: str) -> None:
     with suppress(OSError):  # the terminal may be gone, after SIGHUP
-        print(line, file=sys.stderr, flush=True)
+        print(terminal_line(line), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ class OptionKeywords(TypedDict, total=False):
     schedule: str
     """A schedule, `best`, or `auto` together with a global `batch`."""
     accumulate: int | None
+    correction: str
     recompute: bool
     contention: bool
     boundary: str

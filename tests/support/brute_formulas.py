@@ -256,9 +256,13 @@ class Costs:
             return False
         counts = self.versions(chain, depths) if whole else self._least_versions(chain, depths)
         return all(
-            stage.constant + depth * stage.growing + count * stage.weights <= stage.memory
+            stage.constant + depth * stage.growing + (count + self._steps(count)) * stage.weights <= stage.memory
             for stage, depth, count in zip(chain, depths, counts, strict=True)
         )
+
+    def _steps(self, versions: int) -> int:
+        """Steps of the optimiser that a stage keeps to correct its updates."""
+        return versions - 1 if self.instance.corrected else 0
 
     def depths(self, chain: Chain, number: float) -> list[int] | None:
         """Minibatches in flight at every stage; None where the schedule does not allow as many."""

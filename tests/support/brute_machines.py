@@ -43,6 +43,8 @@ class Instance:
     contention: bool = False
     cores: int = 0
     """Of every server, which its workers share; 0: one each."""
+    corrected: bool = False
+    """A step as large as the weights is kept for every version but the newest."""
     servers: tuple[Machine, ...] = ()
     """Where servers differ: the innermost level is then one of each, whatever `levels` says of it."""
 

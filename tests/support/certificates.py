@@ -132,6 +132,8 @@ def _hopeful(costs: Costs, state: State, room: float, threshold: float) -> bool:
     buffered = costs.instance.kind == "2bw"
     each = weights * (not buffered) + (0.0 if costs.instance.recompute else saved)
     needed = weights * (1 + costs.instance.state + 2 * buffered) + buffers + each * (1 + state.demand)
+    if costs.instance.corrected:  # a set more for each version but one
+        needed += weights * (1 if buffered else state.demand)
     if costs.training and needed * (1 - 1e-9) > room * costs.instance.memory:
         return False
     single = room > 0 and costs.instance.boundary == "single"
@@ -170,7 +172,8 @@ def _leads(costs: Costs, spans: list[int], stage: Stage, behind: State, threshol
         if costs.training:
             depth = 1 + math.ceil((behind.demand + wait + 2 * link.passing / threshold) / stage.replicas - 1e-9)
     versions = 2 if buffered else depth + costs.lag(stage)
-    memory = stage.constant + depth * stage.growing + (versions * stage.weights if costs.training else 0.0)
+    sets = 2 * versions - 1 if costs.instance.corrected else versions
+    memory = stage.constant + depth * stage.growing + (sets * stage.weights if costs.training else 0.0)
     if max(stage.time, busy) > threshold or memory > stage.memory:
         return None
     if buffered and not costs._in_time(stage, depth, threshold):

@@ -103,6 +103,16 @@ def mixed_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -
     )
 
 
+def corrected_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -> Instance:
+    """Like `mixed_instance` or `unequal_instance`, with old gradients corrected, and memory that binds more often."""
+    rng = random.Random(f"corrected {seed}")
+    chosen = schedule or rng.choice(("1f1b-stashing", "2bw"))
+    found = (mixed_instance, unequal_instance)[rng.random() < 0.3](seed, layers=layers, schedule=chosen)
+    whole = sum(layer["s"] + layer["w"] * (3 + found.state) for layer in found.layers)
+    memory = found.memory if rng.random() < 0.3 else float(int(whole * rng.uniform(0.4, 1.6)) + 20)
+    return replace(found, inference=False, corrected=True, memory=memory)
+
+
 def unequal_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -> Instance:
     """Like `mixed_instance`, on two or three servers that differ in devices, their number, links and cards."""
     rng = random.Random(f"unequal {seed}")
@@ -209,6 +219,7 @@ def to_problem(instance: Instance) -> Problem:
         allow_copies=instance.allow_copies,
         schedule=instance.schedule,
         accumulate=instance.accumulate,
+        correction="ef" if instance.corrected else "none",
         recompute=instance.recompute,
         contention=instance.contention,
         boundary=instance.boundary,

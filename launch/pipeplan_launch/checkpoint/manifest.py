@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeplan_launch.checked_json import is_unchanged, with_checksum
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
-from pipeplan_launch.files import explain_errors, finite, write_atomically
+from pipeplan_launch.files import explain_errors, finite, read_file, write_atomically
 from pipeplan_launch.plan import json_fields
 
 CHECKPOINT_FORMAT = "pipeplan-checkpoint"
@@ -163,7 +163,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
         content = json.loads(raw)
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.files import read_file
 
+MAX_BYTES = 2**20
 _ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=")
 
 
@@ -32,9 +34,9 @@ class Host:
 def read_hosts(path: str) -> list[Host]:
     """Read a hosts file. Raises `LaunchError`, with the number of the line, for a word that it does not know."""
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+        text = read_file(Path(path), MAX_BYTES).decode("utf-8", "surrogateescape")
     except OSError as error:
-        raise LaunchError(f"cannot read {path}") from error
+        raise LaunchError(f"cannot read {path}: {error.strerror or error}") from error
     hosts = []
     for number, line in enumerate(text.split("\n"), 1):
         words = line.partition("#")[0].split()

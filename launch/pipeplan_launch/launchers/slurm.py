@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipeplan_launch import launch_secret
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, terminal_line
 from pipeplan_launch.launchers.script_arguments import check_digest, parse_script_arguments
 from pipeplan_launch.launchers.slurm_nodes import Component, output_lines, rendezvous_variables, srun_command
 from pipeplan_launch.launchers.slurm_run_folder import JobRun, choose_run
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(*_parse(sys.argv[1:] if arguments is None else arguments))
     except LaunchError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {terminal_line(error)}", file=sys.stderr)
         return INVALID
 
 

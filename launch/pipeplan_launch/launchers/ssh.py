@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipeplan_launch import launch_secret
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, terminal_line
 from pipeplan_launch.launchers.hosts_file import Host, read_hosts
 from pipeplan_launch.launchers.script_arguments import check_digest, parse_script_arguments
 from pipeplan_launch.launchers.ssh_check import check_hosts
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return _launch(plan, options)
     except LaunchError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {terminal_line(error)}", file=sys.stderr)
         return INVALID
     except Abandoned:
         return STOPPED

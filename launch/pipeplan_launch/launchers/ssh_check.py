@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import IO
 
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, terminal_line
 from pipeplan_launch.launchers.hosts_file import Host
 from pipeplan_launch.launchers.ssh_connection import CHECK, Launch, host_program
 from pipeplan_launch.launchers.ssh_requests import HostRequests, Reply, last_line
@@ -27,7 +27,8 @@ def check_hosts(requests: HostRequests, address: str) -> Launch | None:
     answers = [last_line(reply.output) for reply in replies]
     failed = [number for number, answer in enumerate(answers) if not answer.startswith("ok ")]
     for number in failed:
-        print(f"error: {_problem(launch.hosts[number], replies[number], replies)}", file=sys.stderr, flush=True)
+        problem = _problem(launch.hosts[number], replies[number], replies)
+        print(f"error: {terminal_line(problem)}", file=sys.stderr, flush=True)
     if failed:
         return None
     ends = [answer.split() for answer in answers]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import IO
 
+from pipeplan_launch.errors import terminal_line
 from pipeplan_launch.launchers.ssh_connection import closed_program
 from pipeplan_launch.launchers.ssh_requests import HostRequests, Reply, last_line
 
@@ -28,7 +29,8 @@ def copy_to_all(requests: HostRequests, paths: Sequence[str]) -> bool:
     replies = requests.on_all(partial(_copy_to, requests, paths))
     for host, reply in zip(requests.launch.hosts, replies, strict=True):
         if reply.status:
-            print(f"error: {host.name}: nothing could be copied there: {last_line(reply.errors)}", file=sys.stderr)
+            problem = f"{host.name}: nothing could be copied there: {last_line(reply.errors)}"
+            print(f"error: {terminal_line(problem)}", file=sys.stderr)
     return not any(reply.status for reply in replies)
 
 

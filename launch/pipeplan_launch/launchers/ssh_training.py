@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import IO
 
+from pipeplan_launch.errors import terminal_line
 from pipeplan_launch.launchers.ssh_connection import CONNECTION_LOST, TRAIN, Launch, host_program, start_ssh
 
 ALIVE_S = 5.0
@@ -74,7 +75,7 @@ class HostProcess:
 
     def _marked(self, line: bytes) -> bytes:
         """The line with the name of its host: every line with `--label`, else those that report a problem."""
-        name = os.fsencode(self.name)
+        name = os.fsencode(terminal_line(self.name))
         if self._label:
             return name + b": " + line
         for mark in _MARKED:
@@ -172,4 +173,4 @@ def _signal_name(number: int) -> str:
 
 def _report(line: str) -> None:
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(terminal_line(line), file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeplan_launch.checked_json import FIELD, is_unchanged
 from pipeplan_launch.errors import LaunchError, nearest
+from pipeplan_launch.files import read_file
 from pipeplan_launch.plan import json_fields
 from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction, StagePlacement
 from pipeplan_launch.plan.planned_links import read_planned_links
@@ -88,7 +89,7 @@ def _check_complete(folder: Path, files: Mapping[int, Path], count: int) -> None
 
 def _read_stage_file(path: Path) -> dict[str, Any]:
     try:
-        raw = path.read_bytes()
+        raw = read_file(path)
         content = json.loads(raw)
     except OSError as error:
         raise LaunchError(f"{path} cannot be read: {error}") from error

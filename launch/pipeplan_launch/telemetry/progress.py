@@ -6,13 +6,14 @@ import math
 import sys
 from contextlib import suppress
 
+from pipeplan_launch.errors import terminal_line
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder
 
 
 def print_status(text: str) -> None:
     """Print a line on stderr and flush it. Where nobody can read it any more, as after SIGHUP, it is dropped."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(terminal_line(text), file=sys.stderr, flush=True)
 
 
 class Progress:

@@ -48,6 +48,10 @@ MEMORY_EVERY_S = 1.0
 """Seconds between two readings of resident memory, each of which takes as long as the rest of a line."""
 LINES_PER_WRITE = 16
 """Lines that are collected before they are written."""
+MOST_METRICS_BYTES = 2**30
+"""Size at which a file of metrics is put aside and another one begun; one older file is kept."""
+OLDER = ".old"
+"""What is added to the name of the older file."""
 _ENCODE = json.JSONEncoder(check_circular=False).encode
 TIME_FIELDS = ("load_s", "wait_s", "forward_s", "backward_s", "sync_s", "update_s", "send_s")
 SUMMED_FIELDS = (*TIME_FIELDS, "cpu_s", "core_wait_s")
@@ -230,6 +234,16 @@ class Recorder:
         with self._explained():
             self._file.write("".join(lines))
             self._file.flush()
+            if self._file.tell() > MOST_METRICS_BYTES:
+                self._begin_new_file()
+
+    def _begin_new_file(self) -> None:
+        """Keep the file as the older one, in place of the one before it."""
+        assert self._file is not None
+        assert self._path is not None
+        self._file.close()
+        os.replace(self._path, self._path.with_name(self._path.name + OLDER))
+        self._file = self._path.open("a", encoding="utf-8")
 
     def _explained(self) -> AbstractContextManager[None]:
         assert self._path is not None

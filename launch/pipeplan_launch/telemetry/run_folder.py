@@ -86,7 +86,7 @@ def reopen_run(run: Path, epoch: int, minibatch: int) -> None:
     Removes the error that ended the run, and the metrics of minibatches that will run again. Raises `LaunchError`.
     """
     _make(run)
-    for path in sorted((run / "metrics").glob("rank-*.jsonl")):
+    for path in sorted((run / "metrics").glob("rank-*.jsonl*")):  # also older parts, which end in `OLDER`
         with explain_errors(path, "shortening"):
             truncate_metrics(path, (epoch, minibatch))
 
@@ -131,7 +131,7 @@ def _is_before(line: bytes, end: tuple[int, int]) -> bool:
 def claim_error(run: Path, message: str) -> bool:
     """Claim the right to print this run's error. Returns whether this worker is the first; only the first prints it."""
     try:
-        with os.fdopen(os.open(run / ERROR_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644), "w") as file:
+        with os.fdopen(os.open(run / ERROR_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "w") as file:
             file.write(message + "\n")
     except FileExistsError:
         return False

@@ -34,6 +34,8 @@ class CheckedOptions:
     allow_copies: bool
     contention: bool
     recompute: bool
+    correction: str
+    """`ef` where stages keep steps of the optimiser to correct updates from old gradients, otherwise `none`."""
     boundary: str
     pins: tuple[tuple[str, int], ...]
     together: tuple[tuple[str, ...], ...]
@@ -158,12 +160,20 @@ def _options(node: Node) -> CheckedOptions:
         allow_copies=_flag(node, "allow_copies", True),
         contention=_flag(node, "contention", True),
         recompute=_flag(node, "recompute", True),
+        correction=_correction(node),
         boundary=_boundary(node),
         pins=tuple(_pin(pin) for pin in _list(node, "pins")),
         together=tuple(tuple(name.text() for name in group.items()) for group in _list(node, "together")),
         no_cut_after=tuple(name.text() for name in _list(node, "no_cut_after")),
         grid=_flag(node, "grid", False),
     )
+
+
+def _correction(node: Node) -> str:
+    value = node.get("correction")
+    if value is not None and value.text() not in ("none", "ef"):
+        value.fail(f"there is no such correction: {value.text()!r}")
+    return value.text() if value else "none"
 
 
 def _boundary(node: Node) -> str:

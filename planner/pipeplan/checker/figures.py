@@ -150,7 +150,9 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
     memory = float(model.buffers[inside].sum()) + received + returned + sent + incoming + weights
     if model.training:
         several = len(stage.workers) > 1
-        memory += weights * (model.state_ratio + several + weight_versions(document, index)) + stage.depth * minibatch
+        versions = weight_versions(document, index)
+        memory += weights * (model.state_ratio + several + versions + (versions - 1) * model.corrects)
+        memory += stage.depth * minibatch
         memory += (saved + sent) * stage.recompute
     rings = [_allreduce(network, document.of_copy(copy, index), weights) for copy in range(copies)]
     return StageFigures(

@@ -55,6 +55,8 @@ class CheckedModel:
     state_ratio: float
     """Bytes of the optimiser's state per byte of parameters."""
     training: bool
+    corrects: bool = False
+    """Whether a stage keeps a step of the optimiser, as large as its weights, for each weight version but one."""
 
     @property
     def everything(self) -> int:
@@ -134,6 +136,7 @@ def checked_model(profile: Profile, options: CheckedOptions, *, inference: bool,
         needs=needs,
         state_ratio=profile.optimizer_state_ratio,
         training=training,
+        corrects=options.correction == "ef",
     )
 
 

@@ -226,8 +226,11 @@ class Transitions:
             nearest = next(level for level, span in enumerate(self.rates.spans) if span > 1)
             none |= totals.busier[before] > self.rates.message[nearest] * self.threshold
         if self.model.training and np.isfinite(self.capacity):
-            each = totals.parameters[before] * (self.share is None) + (0 if self.recompute else totals.saved[before])
-            once = totals.parameters[before] * (1 + self.model.state_ratio + 2 * (self.share is not None))
+            corrects, buffered = self.model.corrects, self.share is not None
+            each = totals.parameters[before] * (1 + corrects) * (not buffered)
+            each = each + (0 if self.recompute else totals.saved[before])
+            # A correction keeps one step for the two versions of 2BW, else one for each minibatch in flight but one.
+            once = totals.parameters[before] * (1 + self.model.state_ratio - corrects + 2 * buffered * (1 + corrects))
             least = once + totals.buffers[before] + each * (1 + demand)
             none |= least * (1 - figures.ROUNDING) > room * self.capacity
         return none
@@ -270,8 +273,10 @@ def worker_memory(
         return fixed, np.zeros(len(before))
     delayed = several & ~((before == 0) & (cut == len(totals.cuts) - 1)) & late
     # Optimiser state, flat all-reduce buckets, and the weight versions that do not belong to a minibatch in flight.
-    fixed = fixed + weights * (model.state_ratio + several + (2 if buffered else delayed))
-    growing = totals.sent[before] + weights * (not buffered)
+    # A correction keeps a step of the optimiser for each version, but for one.
+    each = 1 + model.corrects
+    fixed = fixed + weights * (model.state_ratio + several + each * (2 if buffered else delayed) - model.corrects)
+    growing = totals.sent[before] + weights * each * (not buffered)
     once = saved + totals.sent[cut]
     return (fixed + once, growing) if again else (fixed, growing + once)
 

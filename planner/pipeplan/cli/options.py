@@ -20,6 +20,7 @@ from click.shell_completion import CompletionItem
 
 from pipeplan.cli import output
 from pipeplan.errors import InputError
+from pipeplan.util.files import read_bytes
 
 HEAD = 2**12
 """Bytes at the beginning of a file that are searched for the mark of its kind."""
@@ -156,8 +157,4 @@ def refuse_existing(path: Path, force: bool) -> None:
 
 
 def _begin(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(HEAD)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    return read_bytes(path)[:HEAD]

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from pipeplan.util.text import escaped_json, printable
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -71,17 +73,19 @@ def print_answer(
 
 def print_line(text: str, *, newline: bool = True) -> None:
     """Print plain text on standard output."""
-    click.echo(text, nl=newline)
+    click.echo(printable(text), nl=newline)
 
 
 def print_json(document: object, *, indent: int | None = 1, ascii_only: bool = False) -> None:
     """Print a JSON document on standard output, also while `silenced`: only `--json` calls for one."""
-    print_file(json.dumps(document, indent=indent, allow_nan=False, ensure_ascii=ascii_only) + "\n")
+    text = json.dumps(document, indent=indent, allow_nan=False, ensure_ascii=ascii_only)
+    print_file(escaped_json(text) + "\n")
 
 
 def print_file(text: str) -> None:
     """Print a text that the user has asked for in place of a file, also while `silenced`."""
-    click.echo(text, nl=False, file=_asked_for[-1] if _asked_for else None)
+    stream = _asked_for[-1] if _asked_for else sys.stdout
+    click.echo(printable(text) if stream.isatty() else text, nl=False, file=stream)
 
 
 def note(text: str, *, dim: bool = False) -> None:
@@ -126,7 +130,7 @@ def live_line(text: Callable[[], str]) -> Iterator[None]:
 
     def print_lines(stream: TextIO) -> None:
         while not ended.wait(LINE_EVERY_S):
-            click.echo(text(), file=stream)
+            click.echo(printable(text()), file=stream)
 
     printer = threading.Thread(target=print_lines, args=(sys.stderr,), daemon=True)
     printer.start()
@@ -143,11 +147,12 @@ def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, in
 
     Yields the function that updates it, with the steps done, the steps in all (0: not known) and the text beside it.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from pipeplan.cli.safe_console import SafeConsole
+
     # The stream is bound now, because what runs inside may redirect sys.stderr.
-    console = Console(file=sys.stderr)
+    console = SafeConsole(file=sys.stderr)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task(text, total=None)
@@ -166,6 +171,6 @@ def silenced() -> Iterator[None]:
 
 
 def _console(*, stderr: bool = False, width: int | None = None) -> Console:
-    from rich.console import Console
+    from pipeplan.cli.safe_console import SafeConsole
 
-    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+    return SafeConsole(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)

@@ -13,7 +13,7 @@ from pipeplan import from_options
 from pipeplan.api import cluster
 from pipeplan.cli.options import bundled_clusters, bundled_profiles, complete_names, complete_words
 from pipeplan.errors import InputError
-from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES, STASHING
+from pipeplan.plan.schedules import ACCUMULATING, CORRECTIONS, SCHEDULES, STASHING
 from pipeplan.problem.problem import BOUNDARIES, Options, Problem
 from pipeplan.profile_data.bundled import bundled_profile_paths, load_profile
 from pipeplan.profile_data.profile import Profile
@@ -83,6 +83,11 @@ _ARGUMENTS = (
         help=f"Training schedule: {', '.join(SCHEDULES)}, best or auto (`solve` only)  [default: {STASHING}]",
     ),
     click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
+    click.option(
+        "--correction",
+        type=click.Choice(CORRECTIONS),
+        help="Correct updates from old gradients: ef, error feedback  [default: none]",
+    ),
     click.option("--no-recompute", is_flag=True, help="Never drop activations and recompute them."),
     click.option(
         "--no-contention",

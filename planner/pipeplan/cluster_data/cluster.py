@@ -24,6 +24,7 @@ from pipeplan.util.numeric_fields import settle_numbers
 
 MAXIMUM_WORKERS = 1 << 20
 LONGEST_LATENCY_S = 3600.0
+LEAST_EFFICIENCY = 1e-6
 
 
 @dataclass(frozen=True)
@@ -400,5 +401,5 @@ def _check_level(where: str, level: Level, *, needs_bandwidth: bool = True) -> N
             f"{where}: a latency of {level.latency_s:g} s is out of range, which is up to {LONGEST_LATENCY_S:g} s"
         )
     for what, share in (("allreduce", level.allreduce_efficiency), ("sendrecv", level.sendrecv_efficiency)):
-        if not 0 < share <= 1:
-            raise InputError(f"{where}: {what}_efficiency must be above 0 and at most 1, not {share:g}")
+        if not LEAST_EFFICIENCY <= share <= 1:
+            raise InputError(f"{where}: {what}_efficiency must be {LEAST_EFFICIENCY:g} to 1, not {share:g}")

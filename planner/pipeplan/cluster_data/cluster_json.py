@@ -35,7 +35,7 @@ def _device(node: Node) -> Device:
     return Device(
         name=node["name"].text(),
         kind=node["kind"].text(),
-        memory_bytes=node["memory_bytes"].integer(),
+        memory_bytes=node["memory_bytes"].size(),
         speed=node["speed"].number(),
         cores=cores.integer(minimum=1) if cores else 0,
     )

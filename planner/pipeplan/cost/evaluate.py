@@ -238,16 +238,15 @@ def _memory(plan: Plan, problem: Problem, index: int, unit_indices: list[int]) -
         parameters,
         sum(unit.buffer_bytes for unit in units),
         sum(received) + sum(sent),
-        problem.profile.optimizer_state_ratio,
+        problem.state_ratio,
         problem.training,
     )
     if not problem.training:
         return float(fixed), 0.0
     stage = plan.stages[index]
     saved = sum(unit.saved_bytes for unit in units)
-    weights = formulas.version_memory(parameters, plan.versions(index)) + formulas.replica_memory(
-        parameters, stage.replicas
-    )
+    versions = formulas.version_memory(parameters, plan.versions(index), problem.options.copies_per_version)
+    weights = versions + formulas.replica_memory(parameters, stage.replicas)
     once = formulas.recompute_memory(saved, sent[0], stage.recompute)
     per_minibatch = formulas.memory_per_depth(0, saved, received[0], sent[0], recompute=stage.recompute)
     return float(fixed + weights + once + stage.depth * per_minibatch), float(per_minibatch)

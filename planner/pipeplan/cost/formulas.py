@@ -200,8 +200,8 @@ def fixed_memory(parameters: Any, buffers: Any, boundary: Any, optimizer_ratio: 
 
     In training: one gradient and the optimiser's state for all parameters, module buffers, and communication buffers
     for one minibatch in both directions at both boundaries (`boundary` bytes). In inference: the weights take the
-    place of gradient and state. `optimizer_ratio` is bytes of optimiser state per byte of parameters. "Memory of one
-    worker".
+    place of gradient and state. `optimizer_ratio` is bytes of optimiser state per byte of parameters
+    (`Problem.state_ratio`). "Memory of one worker".
     """
     per_parameter = 1.0 + optimizer_ratio if training else 1.0
     return parameters * per_parameter + buffers + boundary
@@ -209,13 +209,16 @@ def fixed_memory(parameters: Any, buffers: Any, boundary: Any, optimizer_ratio: 
 
 def replica_memory(parameters: Any, replicas: Any, lag: Any = 0) -> Any:
     """Memory that replication adds in training, in bytes: flat buckets for the all-reduce of gradients, and `lag` more
-    weight versions."""
+    weight versions, or copies of the weights for these versions."""
     return parameters * (np.greater(replicas, 1) + lag)
 
 
-def version_memory(parameters: Any, versions: Any) -> Any:
-    """Memory of `versions` versions of the weights, in bytes."""
-    return parameters * versions
+def version_memory(parameters: Any, versions: Any, copies: int = 1) -> Any:
+    """Memory of `versions` versions of the weights, in bytes, at `copies` of the weights for each version.
+
+    There are two (`Options.copies_per_version`) where a correction keeps steps of the optimiser. "Corrected updates".
+    """
+    return parameters * versions * copies
 
 
 def recompute_memory(saved: Any, sent: Any, recompute: Any) -> Any:
@@ -224,13 +227,13 @@ def recompute_memory(saved: Any, sent: Any, recompute: Any) -> Any:
 
 
 def memory_per_depth(
-    parameters: Any, saved: Any, received: Any, sent: Any, *, stashes: bool = True, recompute: Any = False
+    parameters: Any, saved: Any, received: Any, sent: Any, *, stashes: int = 1, recompute: Any = False
 ) -> Any:
     """Memory in training for each minibatch in flight, in bytes.
 
     These are the activations saved for backward, the stage's input (`received`) and output (`sent`), and a version of
-    the weights where the schedule `stashes` one for each minibatch. A stage that recomputes keeps only its input and
-    the version.
+    the weights where the schedule `stashes` one for each minibatch, or that number of copies of them. A stage that
+    recomputes keeps only its input and the version.
 
     Tensors that cross a boundary are held on both sides until the backward pass. A profile counts them once, with the
     first layer that saves them, on whichever side that is. Here they are charged to both sides, so one side may count

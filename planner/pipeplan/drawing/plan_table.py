@@ -40,7 +40,8 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     )
     if not plan.inference:
         updates = Updates.of(plan, profile.minibatch)
-        yield Text(updates.text, "" if updates.synchronous else "yellow")
+        corrected = " Error feedback corrects them." if outcome.problem.options.correction != "none" else ""
+        yield Text(updates.text + corrected, "" if updates.synchronous else "yellow")
     yield _stages(outcome)
     yield from _choice(outcome.synchrony)
     yield _layers(outcome)

@@ -17,6 +17,10 @@ FLUSHING = (GPIPE, FLUSH)
 """Synchronous schedules: the pipeline drains before every update."""
 ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
 """Schedules in which all stages make one update for a common number of minibatches, `accumulate`."""
+CORRECTIONS = ("none", "ef")
+"""What is done about old gradients: nothing, or error feedback on updates (docs/executor.md, "Old gradients")."""
+CORRECTED = (STASHING, DOUBLE_BUFFERED)
+"""The schedules that a plan may correct."""
 INFERENCE = "forward-only"
 """The schedule of inference."""
 

@@ -167,9 +167,14 @@ def _synchronous(
     These are data parallelism with the profile's minibatch, and pipelines that drain, with minibatches of these sizes.
     """
     if not extrapolated and options.stages in (None, 1) and not any(stage > 1 for _, stage in options.pins):
-        yield Problem(profile, cluster, replace(options, schedule=STASHING, accumulate=None, stages=1)), False
+        yield (
+            Problem(
+                profile, cluster, replace(options, schedule=STASHING, accumulate=None, stages=1, correction="none")
+            ),
+            False,
+        )
     for size in sizes:
-        chosen = replace(options, schedule=FLUSH, accumulate=samples // size)
+        chosen = replace(options, schedule=FLUSH, accumulate=samples // size, correction="none")
         sized = profile if size == profile.minibatch else profile.rescaled(size)
         yield Problem(sized, cluster, chosen), extrapolated
 

@@ -12,7 +12,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
-from pipeplan.util.files import Node, read_document
+from pipeplan.util.files import Node, read_document, read_text
 
 PLAN_FORMAT, PLAN_VERSION = "pipeplan-plan", 1
 
@@ -22,8 +22,8 @@ def is_plan(path: Path) -> bool:
     if path.is_dir():
         return True
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        document = json.loads(read_text(path))
+    except (InputError, ValueError, RecursionError):
         return False
     return isinstance(document, dict) and document.get("format") == PLAN_FORMAT
 
@@ -101,6 +101,7 @@ OPTION_READERS: dict[str, Callable[[Node], Any]] = {
     "allow_copies": Node.boolean,
     "schedule": Node.text,
     "accumulate": _count,
+    "correction": Node.text,
     "recompute": Node.boolean,
     "contention": Node.boolean,
     "boundary": Node.text,

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
-from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES, STASHING, update_share
+from pipeplan.plan.schedules import (
+    ACCUMULATING,
+    CORRECTED,
+    CORRECTIONS,
+    FLUSHING,
+    SCHEDULES,
+    STASHING,
+    update_share,
+)
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import graph
@@ -46,6 +54,9 @@ class Options:
     accumulate: int | None = None
     """Minibatches per update, for the schedules that need a number: 2bw, gpipe, 1f1b-flush. The others update a stage
     once for as many minibatches as it has replicas."""
+    correction: str = "none"
+    """What is done about old gradients, one of `CORRECTIONS`. With `ef` every stage keeps the last steps of its
+    optimiser, one for each weight version but the newest."""
     recompute: bool = True
     """Whether a stage may drop its activations and run forward again before backward, where memory is short."""
     contention: bool = True
@@ -89,6 +100,13 @@ class Options:
             raise InputError(f"there is no schedule {self.schedule!r}; {did_you_mean(self.schedule, SCHEDULES)}")
         if self.schedule in ACCUMULATING and self.accumulate is None and not self.inference:
             raise InputError(f"the schedule {self.schedule} needs a number of minibatches per update")
+        if self.correction not in CORRECTIONS:
+            raise InputError(
+                f"there is no correction {self.correction!r}; {did_you_mean(self.correction, CORRECTIONS)}"
+            )
+        if self.correction != "none" and (self.inference or self.schedule not in CORRECTED):
+            used = "inference" if self.inference else self.schedule
+            raise InputError(f"a plan corrects old gradients under {' and '.join(CORRECTED)} only, not for {used}")
         if self.boundary not in BOUNDARIES:
             raise InputError(f"there is no boundary model {self.boundary!r}; {did_you_mean(self.boundary, BOUNDARIES)}")
 
@@ -96,6 +114,15 @@ class Options:
     def flushes(self) -> bool:
         """Whether the pipeline drains before every update, so that training is synchronous."""
         return not self.inference and self.schedule in FLUSHING
+
+    @property
+    def copies_per_version(self) -> int:
+        """Copies of the weights for each weight version: 2 where old gradients are corrected, otherwise 1.
+
+        A corrected stage keeps a step of the optimiser for each version but the newest, which `Problem.state_ratio`
+        takes off again.
+        """
+        return 1 if self.correction == "none" else 2
 
     @property
     def update_share(self) -> float:
@@ -199,6 +226,13 @@ class Problem:
         stages = self.options.stages
         if stages is not None and stages > self.cluster.workers:
             raise InputError(f"{stages} stages asked for, but the cluster has only {self.cluster.workers} workers")
+
+    @property
+    def state_ratio(self) -> float:
+        """Bytes of the optimiser's state per byte of parameters, less what `Options.copies_per_version` charges too
+        much: the newest version has no step beside it.
+        """
+        return self.profile.optimizer_state_ratio - (self.options.copies_per_version - 1)
 
     @property
     def training(self) -> bool:

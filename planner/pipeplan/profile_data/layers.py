@@ -61,11 +61,11 @@ class Layer:
             backward_s=node["backward_s"].number(),
             forward_spread_s=node["forward_spread_s"].number(),
             backward_spread_s=node["backward_spread_s"].number(),
-            parameter_bytes=node["parameter_bytes"].integer(),
-            buffer_bytes=node["buffer_bytes"].integer(),
-            saved_bytes=node["saved_bytes"].integer(),
+            parameter_bytes=node["parameter_bytes"].size(),
+            buffer_bytes=node["buffer_bytes"].size(),
+            saved_bytes=node["saved_bytes"].size(),
             update_s=update.number() if update else 0.0,
-            workspace_bytes=workspace.integer() if workspace else 0,
+            workspace_bytes=workspace.size() if workspace else 0,
             like=like.text() if like else "",
         )
 
@@ -95,8 +95,8 @@ class Tensor:
             name=node["name"].text(),
             producer=node["producer"].text(),
             consumers=tuple(consumer.text() for consumer in node["consumers"].items()),
-            bytes=node["bytes"].integer(),
-            gradient_bytes=node["gradient_bytes"].integer(),
+            bytes=node["bytes"].size(),
+            gradient_bytes=node["gradient_bytes"].size(),
         )
 
 

@@ -172,7 +172,7 @@ class Profile:
             together=tuple(tuple(name.text() for name in group.items()) for group in root["together"].items()),
             whole_forward_s=own.whole_forward_s,
             whole_backward_s=own.whole_backward_s,
-            peak_bytes=peak.integer() if peak else 0,
+            peak_bytes=peak.size() if peak else 0,
             sizes=tuple(Size.from_json(size) for size in sizes.items()) if sizes else (),
         )
 

@@ -90,6 +90,8 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
 def _options(outcome: Outcome) -> dict[str, Any]:
     """The options of the user. The schedule and its number are those of the plan, which leaves out unused ones."""
     options = asdict(outcome.problem.options)
+    if options["correction"] == "none":
+        del options["correction"]
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
 
 
@@ -158,7 +160,8 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
         "servers": cluster.servers,
         "workers_per_server": cluster.workers_per_server,
         **({"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}),
-        "schedule": {"name": INFERENCE if plan.inference else plan.schedule, "accumulate": plan.accumulate},
+        "schedule": {"name": INFERENCE if plan.inference else plan.schedule, "accumulate": plan.accumulate}
+        | ({} if problem.options.correction == "none" else {"correction": problem.options.correction}),
         "pipeline": [
             {
                 "workers": list(stage.workers),

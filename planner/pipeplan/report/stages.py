@@ -70,6 +70,8 @@ def memory_parts(source: ReportSource, index: int, predicted: Node) -> list[tupl
         if source.known is not None:
             state = round(parameters * source.known.profile.optimizer_state_ratio)
             parts += [("gradients", parameters), ("optimiser's state", state)]
+            if source.known.problem.options.correction != "none":
+                parts.append(("steps kept to correct updates", (stage.versions - 1) * parameters))
             if stage.replicas > 1:
                 parts.append(("buckets of the all-reduce", parameters))
         parts.append(

@@ -259,11 +259,11 @@ def _figures(node: Node) -> PredictedStage:
         update_s=update.number() if update else 0.0,
         sync_s=node["sync_s"].number(),
         exposed_sync_s=left.number() if left else None,
-        minibatch_bytes=node["minibatch_bytes"].integer(),
-        memory_bytes=node["memory_bytes"].integer(),
-        parameter_bytes=node["parameter_bytes"].integer(),
-        send_bytes=node["send_bytes"].integer(),
-        return_bytes=node["receive_gradient_bytes"].integer(),
+        minibatch_bytes=node["minibatch_bytes"].size(),
+        memory_bytes=node["memory_bytes"].size(),
+        parameter_bytes=node["parameter_bytes"].size(),
+        send_bytes=node["send_bytes"].size(),
+        return_bytes=node["receive_gradient_bytes"].size(),
     )
 
 

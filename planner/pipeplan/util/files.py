@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
@@ -18,14 +19,19 @@ from pipeplan.errors import InputError
 from pipeplan.util.text import did_you_mean, near_files
 
 LARGEST = float(2**63)
+LARGEST_SIZE = 2**53
+"""Largest number of bytes in a file; that is 8 PiB, and beyond it floats do not hold every whole number."""
+LARGEST_FILE = 2**28
+"""Most bytes of a file that is read."""
 """Upper limit for every time, size and count in a file, so that sums and products of them stay finite."""
 
 
-def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
+def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Write `text` to `path` by atomic replace: a reader sees the old file or the new one, never a part.
 
     A symbolic link stays, and the file that it points to is replaced. A device or a pipe is written to directly.
-    Raises an `InputError` where the file cannot be written.
+    The file's permissions are `mode` without what the user's umask takes away. Raises an `InputError` where the file
+    cannot be written.
     """
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -39,13 +45,20 @@ def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, mode)
+            os.chmod(temporary, mode & ~_umask())
             os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -68,12 +81,33 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
-def read_text(path: Path) -> str:
-    """The text of a file. Raises an `InputError` that names the file."""
+def read_bytes(path: Path, most: int = LARGEST_FILE) -> bytes:
+    """The content of a file that the user has given.
+
+    Raises an `InputError` that names the file if it cannot be read, is no regular file (a device, a pipe, a folder),
+    or has more than `most` bytes. It does not wait for a pipe.
+    """
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}{near_files(path)}") from error
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if stat.S_ISDIR(found.st_mode):
+                raise InputError(f"cannot read {path}: Is a directory")
+            if not stat.S_ISREG(found.st_mode):
+                raise InputError(f"{path} is not a regular file: it is a device or a pipe; save its content to a file")
+            content = file.read(most + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise InputError(f"cannot read {path}: {reason}{near_files(path)}") from error
+    if len(content) > most:
+        raise InputError(f"{path} has more than {most / 2**20:.0f} MiB: it is not a file that pipeplan reads")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, without a byte order mark, and with plain line ends. Raises an `InputError` as `read_bytes`
+    does."""
+    try:
+        return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text: it has bytes that are not UTF-8") from error
 
@@ -120,6 +154,8 @@ def read_toml(path: Path, kind: str, version: int) -> Node:
         raise InputError(f"{path} is not valid TOML: {error}") from error
     except RecursionError as error:
         raise InputError(f"{path} is nested too deeply to be a {kind}") from error
+    except ValueError as error:
+        raise InputError(f"{path} has a number with too many digits, or a wrong date") from error
     if (stated := root.get("format")) is None or stated.value != kind:
         what = kind.removeprefix("pipeplan-")
         raise InputError(f'{path} is not a {what} file: it does not say format = "{kind}"')
@@ -210,6 +246,13 @@ class Node:
         if number != int(number):
             self.fail(f"expected a whole number, found {_short(self.value)}")
         return int(self.value)
+
+    def size(self) -> int:
+        """This value as a whole number of bytes."""
+        size = self.integer()
+        if size > LARGEST_SIZE:
+            self.fail(f"expected at most {LARGEST_SIZE} bytes, found {_short(self.value)}")
+        return size
 
 
 def _short(value: Any) -> str:

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tab and line feed, separators of lines, what turns text around, and surrogates."""
 MOST_NAMES = 24
 """At most so many names are listed."""
+
+
+def printable(text: str) -> str:
+    """Text that cannot change a terminal: control characters and bidirectional overrides become replacement
+    characters. Tabs and line feeds stay."""
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def escaped_json(text: str) -> str:
+    """A JSON document whose strings have such characters as escapes."""
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(value: object) -> str:

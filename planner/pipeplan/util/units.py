@@ -11,6 +11,8 @@ import re
 
 from pipeplan.errors import InputError
 
+LARGEST = 10**18
+"""Largest number that is read as a size, a rate or a time; what it stands for has a unit."""
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _RATES = {f"{unit}/s": float(factor) for unit, factor in _SIZES.items()} | {
     f"{prefix}bit/s": factor / 8 for prefix, factor in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
@@ -49,11 +51,12 @@ def parse_share(value: object, where: str) -> float:
 def _parse(value: object, units: dict[str, int] | dict[str, float], example: str, where: str) -> float:
     number: float | None = None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value)
+        number = float(value) if abs(value) <= LARGEST else math.inf
     elif isinstance(value, str) and (match := _QUANTITY.fullmatch(value)) and match[2] in units:
         number = float(match[1]) * units[match[2]]
     if number is None or not math.isfinite(number) or number < 0:
-        raise InputError(f"{where}: expected {example}, found {value!r}")
+        found = repr(value) if not isinstance(value, int) or abs(value) <= LARGEST else "a number beyond 1e18"
+        raise InputError(f"{where}: expected {example}, found {found[:80]}")
     return number
 
 

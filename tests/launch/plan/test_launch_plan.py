@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -153,3 +154,18 @@ def test_every_flipped_bit_of_a_stage_file_is_refused_or_means_the_same(tmp_path
             assert load_plan(tmp_path) == plan
             accepted += 1
     assert accepted <= 8 * len('"checksum"')
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "endless"])
+def test_a_stage_that_is_no_regular_file_is_one_line(tmp_path: Path, kind: str) -> None:
+    path = write_plan(tmp_path, stage_contents([1])) / "stages" / "stage-0.json"
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(2**40)
+    with pytest.raises(LaunchError, match=r"stage-0.json cannot be read: .*(not a regular file|more than 256 MiB)"):
+        load_plan(tmp_path)

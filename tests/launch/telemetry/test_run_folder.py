@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.telemetry import run_folder
+from pipeplan_launch.telemetry import recorder, run_folder
 
 HOLD = "import sys; from pathlib import Path; from pipeplan_launch.telemetry import run_folder\n"
 HOLD += "run_folder.lock_run(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
@@ -45,3 +46,24 @@ def test_a_start_that_failed_leaves_the_folder_for_the_next(tmp_path: Path) -> N
 def test_a_job_that_ends_the_process_is_named() -> None:
     with pytest.raises(LaunchError, match=r"the job's loss failed: SystemExit: 5"), user_code_errors("the job's loss"):
         raise SystemExit(5)
+
+
+def test_metrics_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files at most, and the same lines go when the run goes on from an earlier place."""
+    monkeypatch.setattr(recorder, "MOST_METRICS_BYTES", 10_000)
+    (tmp_path / "metrics").mkdir()
+    path = tmp_path / "metrics" / "rank-0.jsonl"
+    writing = recorder.Recorder(path, 0, 0, 0, 1, 0)
+    for minibatch in range(200):
+        writing.begin(0, minibatch)
+        writing.end(minibatch)
+    writing.close()
+    older = path.with_name("rank-0.jsonl.old")
+    assert sorted(path.parent.iterdir()) == [path, older]
+    assert path.stat().st_size < 20_000
+    assert older.stat().st_size < 20_000
+    found = [json.loads(line)["minibatch"] for one in (older, path) for line in one.read_text().splitlines()]
+    assert found == list(range(found[0], 200))
+    run_folder.reopen_run(tmp_path, 0, found[0] + 2)
+    found = [json.loads(line)["minibatch"] for one in (older, path) for line in one.read_text().splitlines()]
+    assert found == [found[0], found[0] + 1]

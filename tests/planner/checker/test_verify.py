@@ -90,12 +90,20 @@ def _buffered(seed: int) -> Instance:
     return mixed_instance(seed, layers=5, schedule="2bw")
 
 
+def _corrected(seed: int) -> Instance:
+    """The same under both, with a correction of old gradients."""
+    return replace(_buffered(seed) if seed % 2 else _constrained(seed), corrected=True)
+
+
 def _cases(seeds: range, draw: Callable[[int], Instance]) -> Iterator[Case]:
     made = (_certified(*drawn(seed, draw)) for seed in seeds)
     return (case for case in made if case is not None)
 
 
-@pytest.mark.parametrize("draw", [lambda seed: random_instance(seed, layers=5), _constrained, _buffered])
+CERTIFIED = [lambda seed: random_instance(seed, layers=5), _constrained, _buffered, _corrected]
+
+
+@pytest.mark.parametrize("draw", CERTIFIED)
 def test_a_certificate_of_all_states_below_the_best_pace_holds(draw: Callable[[int], Instance]) -> None:
     for instance, problem, document in _cases(range(60), draw):
         found = _checked(document, problem)

@@ -11,6 +11,7 @@ from decoders import decoder
 
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
+from pipeplan_launch.plan.stage_files import load_plan
 
 
 def _save(path: Path = Path("profile.json"), saved: int = 6) -> None:
@@ -19,6 +20,7 @@ def _save(path: Path = Path("profile.json"), saved: int = 6) -> None:
         tensors=(Tensor("x", "a", ("b",), 8, 8), Tensor("y", "b", ("c",), 4, 4)),
         minibatch=4,
         model_name="small",
+        model_ref="small.py:build",
     ).save(path)
 
 
@@ -161,6 +163,35 @@ def test_a_bundled_profile_is_solved_by_its_name(run: Run) -> None:
     done = run("explain", "mnist-v10", "--cluster", "C")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "did you mean 'mnist-v100'" in done.err
+
+
+@pytest.mark.parametrize("schedule", [("--schedule", "2bw", "--accumulate", "8"), ()])
+def test_a_correction_is_charged_said_and_passed_on(run: Run, schedule: tuple[str, ...]) -> None:
+    """By one step of the optimiser for each version of the weights but the newest; the check charges it, too."""
+    _save()
+    given = ("solve", "--cluster", "local", "--workers", "3", "--stages", "3", *schedule)
+    plain = json.loads(run(*given, "--json", "--no-write").out)
+    done = run(*given, "--correction", "ef", "--json")
+    assert done.code == 0, done.err
+    corrected = json.loads(done.out)
+    for before, after, stage in zip(
+        plain["prediction"]["stages"], corrected["prediction"]["stages"], corrected["plan"]["stages"], strict=True
+    ):
+        steps = (stage["versions"] - 1) * after["parameter_bytes"]
+        assert after["memory_bytes"] == before["memory_bytes"] + steps
+    assert load_plan(Path("plan")).correction == "ef"
+    assert run("check", "plan").code == 0
+    again = run(*given, "--correction", "ef", "--no-write")
+    assert "Error feedback corrects them." in again.out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("arguments", [("--schedule", "gpipe", "--accumulate", "4"), ("--inference",)])
+def test_a_correction_of_what_is_not_old_is_refused(run: Run, arguments: tuple[str, ...]) -> None:
+    _save()
+    done = run("solve", "--cluster", "A", "--correction", "ef", *arguments)
+    assert done.code == 2
+    assert "a plan corrects old gradients under 1f1b-stashing and 2bw only, not for " in done.err
+    assert not Path("plan").exists()
 
 
 def test_layers_that_ties_keep_together_are_named(run: Run) -> None:

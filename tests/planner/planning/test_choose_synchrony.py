@@ -106,3 +106,11 @@ def test_contradictions_are_one_line(more: list[str], said: str, run: Run) -> No
     assert (done.code, done.out) == (2, "")
     assert said in done.err
     assert done.err.count("\n") == 1
+
+
+def test_a_correction_is_for_the_asynchronous_plan_alone() -> None:
+    choice = _choice("s2vt-v100", "B", correction="ef")
+    assert choice.synchronous is not None
+    assert choice.asynchronous is not None
+    assert choice.asynchronous.problem.options.correction == "ef"
+    assert choice.synchronous.problem.options.correction == "none"

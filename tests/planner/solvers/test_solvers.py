@@ -14,6 +14,7 @@ from extents import first_few
 from instances import (
     ALL_SCHEDULES,
     Instance,
+    corrected_instance,
     crowded_instance,
     drawn,
     mixed_instance,
@@ -37,6 +38,7 @@ from pipeplan.solvers.result import Status
 Draw = Callable[..., Instance]
 # What is drawn: all that there is on equal or on unequal servers, of one schedule, or of any with inference among them.
 KINDS = [(draw, schedule) for draw in (mixed_instance, unequal_instance) for schedule in (None, *ALL_SCHEDULES)]
+KINDS += [(corrected_instance, None)]
 _named = pytest.mark.parametrize(("draw", "schedule"), KINDS, ids=lambda what: getattr(what, "__name__", what))
 
 

@@ -45,3 +45,16 @@ def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> No
         (tmp_path / "file").touch()
         with pytest.raises(InputError, match="cannot write"):
             refuse_unwritable(path)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_permissions_follow_the_umask(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        write_text(tmp_path / "file", "text")
+        write_text(tmp_path / "script", "text", mode=0o777)
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "script").stat().st_mode & 0o777 == 0o777 & ~mask

@@ -88,6 +88,11 @@ class CostTerms:
         return {STASHING: 0, VERTICAL: 1, DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1}[self.schedule]
 
     @property
+    def stashes(self) -> int:
+        """Copies of the weights for each minibatch in flight."""
+        return self.problem.options.copies_per_version if self.constant_versions == 0 else 0
+
+    @property
     def parallel(self) -> bool:
         """Whether a boundary uses as many links as the smaller of its stages has replicas."""
         return self.problem.options.boundary == "parallel"
@@ -114,13 +119,13 @@ class CostTerms:
     @cached_property
     def _least_memory(self) -> tuple[Floats, Floats]:
         """Memory that all layers before a cut need once, and for every minibatch in flight: their weights at least."""
-        cuts, ratio = self.cuts, self.problem.profile.optimizer_state_ratio
+        cuts, ratio = self.cuts, self.problem.state_ratio
         kept = self.problem.options.recompute
         once = np.asarray(formulas.fixed_memory(cuts.parameters, cuts.buffers, 0.0, ratio, self.training))
         saved = np.zeros(len(cuts.ideals)) if kept else cuts.saved
-        stashes = self.constant_versions == 0
-        each = np.asarray(formulas.memory_per_depth(cuts.parameters, saved, 0.0, 0.0, stashes=stashes))
-        return once + each + formulas.version_memory(cuts.parameters, self.constant_versions), each
+        each = np.asarray(formulas.memory_per_depth(cuts.parameters, saved, 0.0, 0.0, stashes=self.stashes))
+        copies = self.problem.options.copies_per_version
+        return once + each + formulas.version_memory(cuts.parameters, self.constant_versions, copies), each
 
     @cached_property
     def most(self) -> float:
@@ -318,21 +323,21 @@ class StageTerms:
         terms, cuts = self.terms, self.terms.cuts
         around = cuts.sent + cuts.returned
         around = around[self.cut] + around[self.targets]
-        ratio = terms.problem.profile.optimizer_state_ratio
+        ratio, copies = terms.problem.state_ratio, terms.problem.options.copies_per_version
         buffers, saved = self._difference(cuts.buffers), self._difference(cuts.saved)
         fixed = np.asarray(formulas.fixed_memory(self.parameters, buffers, around, ratio, terms.training))
         if not terms.training:
             return fixed, np.zeros(len(fixed))
         received, sent = cuts.sent[self.targets], cuts.sent[self.cut]
         once = formulas.recompute_memory(saved, sent, self.recompute)
-        versions = formulas.version_memory(self.parameters, terms.constant_versions)
+        versions = formulas.version_memory(self.parameters, terms.constant_versions, copies)
         each = formulas.memory_per_depth(
-            self.parameters, saved, received, sent, stashes=terms.constant_versions == 0, recompute=self.recompute
+            self.parameters, saved, received, sent, stashes=terms.stashes, recompute=self.recompute
         )
         return fixed + once + versions, np.asarray(each)
 
     @cached_property
     def _replication(self) -> Floats:
         """Bytes that replication adds: all-reduce buckets, and a weight version where an update is late."""
-        late = ~(self.lasts & (self.targets == 0)) & (self.terms.constant_versions == 0)
-        return np.asarray(formulas.replica_memory(self.parameters, 2, late.astype(int)))
+        late = ~(self.lasts & (self.targets == 0))
+        return np.asarray(formulas.replica_memory(self.parameters, 2, late * self.terms.stashes))

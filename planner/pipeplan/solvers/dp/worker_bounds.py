@@ -75,7 +75,7 @@ class WorkerBounds:
         terms, capacity = self._terms, self._terms.problem.capacity
         forward, work, parameters, buffers, saved = self._costs
         problem, training = terms.problem, terms.training
-        ratio, stashes = problem.profile.optimizer_state_ratio, terms.constant_versions == 0
+        ratio, stashes = problem.state_ratio, terms.stashes
         once = np.asarray(formulas.fixed_memory(parameters, buffers, 0.0, ratio, training))
         mixed = [share * self._rate * seconds + np.zeros_like(demand) for seconds in (work, work + forward)]
         if not np.isfinite(capacity):
@@ -83,7 +83,9 @@ class WorkerBounds:
         for index, kept in enumerate((saved, np.zeros_like(saved))):
             memory = once + (formulas.recompute_memory(saved, 0.0, True) if index else 0.0)
             if training:
-                memory = memory + formulas.version_memory(parameters, terms.constant_versions)
+                memory = memory + formulas.version_memory(
+                    parameters, terms.constant_versions, problem.options.copies_per_version
+                )
                 memory = memory + formulas.memory_per_depth(parameters, kept, 0.0, 0.0, stashes=stashes) * (1 + demand)
             mixed[index] = mixed[index] + (1 - share) * memory / capacity
         return mixed[0], mixed[1]

@@ -29,13 +29,13 @@ _VERSIONS = {DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1}
 def limit_memory_at_depth_one(model: PlacementModel) -> None:
     """Add the part of (11) that holds at every depth: what a stage needs with one minibatch in flight."""
     problem, options = model.problem, model.problem.options
-    ratio = problem.profile.optimizer_state_ratio
+    ratio = problem.state_ratio
     versions = {DOUBLE_BUFFERED: 2}.get(options.schedule, 1) if problem.training else 0
     unit = memory_unit(problem)
     sizes = [
         float(
             formulas.fixed_memory(block.parameters, block.buffers, 0.0, ratio, problem.training)
-            + formulas.version_memory(block.parameters, versions)
+            + formulas.version_memory(block.parameters, versions, options.copies_per_version)
             + block.saved
         )
         / unit
@@ -56,7 +56,8 @@ class MemoryConstraints:
         self.training = model.problem.training
         self.unit = memory_unit(model.problem)
         schedule = model.problem.options.schedule
-        self.stashes = self.training and schedule == STASHING
+        self.copies_per_version = model.problem.options.copies_per_version
+        self.stashes = self.copies_per_version if self.training and schedule == STASHING else 0
         self.versions = _VERSIONS.get(schedule, 0) if self.training else 0
         self.recompute = any(choice.recompute for choice in depths.chosen) if depths else False
         self.total = sum(block.parameters for block in model.layers.blocks) / self.unit
@@ -74,9 +75,10 @@ class MemoryConstraints:
 
     def _fixed(self, index: int) -> float:
         block = self.model.layers.blocks[index]
-        ratio = self.model.problem.profile.optimizer_state_ratio
+        ratio = self.model.problem.state_ratio
         size = formulas.fixed_memory(block.parameters, block.buffers, 0.0, ratio, self.training)
-        return float(size + formulas.version_memory(block.parameters, self.versions)) / self.unit
+        versions = formulas.version_memory(block.parameters, self.versions, self.copies_per_version)
+        return float(size + versions) / self.unit
 
     def _per_cut(self, sizes: list[float]) -> list[list[Term]]:
         """The terms of the bytes that cross every cut; none for the cut behind the last worker."""
@@ -100,7 +102,8 @@ class MemoryConstraints:
         if self.depths is not None:
             terms += self._replication(placements)
             if self.recompute:
-                versions = model.sum_at(worker, self.parameters) if self.stashes else []
+                weights = [w * self.stashes for w in self.parameters]
+                versions = model.sum_at(worker, weights) if self.stashes else []
                 terms += self._growing("i", placements, worker, versions, sent[before], lambda choice: choice.depth)
                 saved = model.sum_at(worker, self.saved)
                 terms += self._growing("s", placements, worker, saved, sent[worker], _once_if_recomputed)
@@ -132,7 +135,7 @@ class MemoryConstraints:
 
     def _alone_at(self, block: int, choice: DepthChoice) -> float:
         """The memory that one block needs at a depth, whatever else the stage holds."""
-        versions = choice.depth * self.parameters[block] if self.stashes else 0.0
+        versions = choice.depth * self.parameters[block] * self.stashes
         saved = (1 if choice.recompute else choice.depth) * self.saved[block]
         buckets = self.parameters[block] if choice.placement.replicas * self.model.problem.copies > 1 else 0.0
         return self.fixed[block] + versions + saved + buckets
@@ -182,10 +185,10 @@ class MemoryConstraints:
             if not several:
                 continue
             late = self.stashes
-            terms.append((model.parameters[place], self.total * (2.0 if late else 1.0) / THOUSANDTHS))
+            terms.append((model.parameters[place], self.total * (1.0 + late) / THOUSANDTHS))
             if late:
                 terms += [
-                    (self._alone(placement), -self.total)
+                    (self._alone(placement), -self.total * late)
                     for placement in placements
                     if placement.replicas == place[1] and self._last(placement)
                 ]
