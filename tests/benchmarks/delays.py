@@ -3,10 +3,9 @@
     python tests/benchmarks/delays.py FILE [digits] [text] [--seeds 5] [--optimizers adamw,sgd,nadam]
 
 The process applies each schedule's formula: every stage takes its gradients at weights that are as many updates old as
-the schedule says, and drains at the end of an epoch, as the executor does. So delays need no workers. `learning.py
-emulation` compares such a run with the executor. Each optimiser has the rate of a small grid at which one process
-learns fastest (the largest mean accuracy over all epochs, with a seed of its own); on the digits every way is also run
-at all rates of the grid.
+the schedule says, and drains at the end of an epoch, as the executor does. So delays need no workers. Each optimiser
+has the rate of a small grid at which one process learns fastest (the largest mean accuracy over all epochs, with a seed
+of its own); on the digits every way is also run at all rates of the grid.
 Runs are added to FILE, a JSON object a line; runs that FILE has are not repeated. The tables are of all of FILE.
 """
 
@@ -14,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -239,7 +239,8 @@ def measure(results: Results, name: str, optimizers: Sequence[str], seeds: int) 
 
 
 def spread(values: Sequence[float], text: Callable[[float], str]) -> str:
-    """Mean and standard deviation."""
+    """Mean and standard deviation of those that are finite."""
+    values = [value for value in values if math.isfinite(value)]
     if not values:
         return "–"
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from torch.optim import SGD, Optimizer
 from pipeplan_launch.job.job import Job
 
 Fault = tuple[str, int, int]
-"""(what fails: forward, backward, step, metric, vector or load; stage; at which call)."""
+"""(what fails: forward, backward, hang, step, metric, vector or load; stage; at which call)."""
 
 
 def broken_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ def plant(fault: Fault | None, stage: int, job: Job, program: Any) -> Job:
     kind, _, at = fault
     if kind == "load":
         bad()
-    if kind in ("forward", "backward"):
+    if kind in ("forward", "backward", "hang"):
         _plant_in_calls(kind, at, program)
     if kind == "step":
         return replace(job, optimizer=bad_optimizer)
@@ -80,6 +81,8 @@ def _plant_in_calls(kind: str, at: int, program: Any) -> None:
         if calls[0] == at + 1 and kind == "forward":
             bad()
         result = inner(parameters, received, inputs, batch)
+        if calls[0] == at + 1 and kind == "hang":
+            next(tensor for tensor in result if tensor.requires_grad).register_hook(lambda _: time.sleep(1e6))
         if calls[0] == at + 1 and kind == "backward":
             result.register_hook(bad)
         return result

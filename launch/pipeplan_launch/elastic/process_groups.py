@@ -174,6 +174,11 @@ def announce_end(fault: str | None = None, over: bool = False) -> None:
         _attempt[0].leave(fault, over)
 
 
+def end_as_hung(hung_s: float) -> None:
+    """End this worker because its main thread hangs. Called in another thread."""
+    _end_as_superseded(f"worker {os.environ.get('RANK', '0')} hung for {hung_s:.0f} s in one action")
+
+
 def _end_as_superseded(reason: str) -> None:
     """End this worker because its attempt is over. Called in a thread, as the main thread may be blocked."""
     if will_restart():

@@ -131,6 +131,8 @@ class Engine:
         self.timeline = Timeline(place.plan.plan, place.rank, place.stage, place.replica)
         self.on_minibatch: Callable[[MinibatchRecord], None] | None = None
         """Called after each of this worker's minibatches."""
+        self.on_progress: Callable[[], None] = _nothing
+        """Called after each action."""
         self.limit: SegmentLimit = _no_limit
         """Set from outside if a segment may have to end early."""
         self._handlers = handlers
@@ -153,6 +155,7 @@ class Engine:
             for action in self._actions():
                 check_interrupt()
                 self._handlers[action.kind](action.index)
+                self.on_progress()
             self.transport.drain()
         return self._count
 
@@ -295,6 +298,10 @@ class Engine:
             source = self.place.peer(self.place.stage - 1, index)
             layout = self.layout(self.place.program.receives, index)
             self.transport.post(Direction.ACTIVATIONS, self.segment.number(index), source, layout)
+
+
+def _nothing() -> None:
+    """Take no note of progress."""
 
 
 def _no_limit(_: int) -> int | None:

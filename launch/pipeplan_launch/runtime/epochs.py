@@ -12,6 +12,7 @@ from pipeplan_launch.checkpoint.manifest import History, Manifest, Position
 from pipeplan_launch.comm import gradient_exchange
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.elastic.graceful_stop import GracefulStop
+from pipeplan_launch.elastic.hang_watch import HangWatch
 from pipeplan_launch.elastic.process_groups import Groups, run_in_all
 from pipeplan_launch.elastic.restart_state import record_stop_line
 from pipeplan_launch.errors import LaunchError
@@ -65,6 +66,7 @@ class EpochLoop:
         if resumed is not None:
             self._position, self._history = position_in(resumed, self._sizes), resumed.history
             self._saved = None if start.continues_other_run else (self._position, resumed.folder)
+        self._hang_watch = HangWatch(options.timeout_s, process_groups.end_as_hung)
         self._set_rates()
         self._listeners = CallbackList(place.job.callbacks if self._reports else ())
         if self._reports:
@@ -179,7 +181,10 @@ class EpochLoop:
         """(minibatches run, whether to stop now). Stop requests take effect only here."""
         self._stopping.begin()
         engine.limit = self._stopping.limit
+        engine.on_progress = self._hang_watch.progress
+        self._hang_watch.progress()
         engine.run(segment)
+        self._hang_watch.rest()
         stop = self._stopping.end()
         return self._stopping.reached(segment.count), stop
 

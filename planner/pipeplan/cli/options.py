@@ -127,6 +127,13 @@ def bundled_profiles() -> list[str]:
     return list(bundled_profile_paths())
 
 
+def device_names() -> list[str]:
+    """Names that `pipeplan profile --device` takes."""
+    from pipeplan.cluster_data.devices import LOCAL_DEVICES, bundled_device_names
+
+    return [*LOCAL_DEVICES, *bundled_device_names()]
+
+
 def complete_words(*names: str) -> Complete:
     """A completion to the given words alone."""
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from pipeplan import from_options
 from pipeplan.api import cluster
-from pipeplan.cli.options import bundled_clusters, bundled_profiles, complete_names, complete_words
+from pipeplan.cli.options import Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING, CORRECTIONS, SCHEDULES, STASHING
 from pipeplan.problem.problem import BOUNDARIES, Options, Problem
@@ -24,6 +25,23 @@ from pipeplan.util.text import one_line
 
 DEFAULT_PROFILE = Path("profile.json")
 BUNDLED_PROFILE = "vgg16-v100.json"
+
+
+def _complete_layers(ending: str = "") -> Complete:
+    """A completion to the names of the profile's layers, each with this ending; of names with commas to the last."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        # Click leaves the arguments before an option without a value in `args`.
+        named = context.params.get("profile") or next(map(Path, context.args), None)
+        try:
+            profile = read_profile(named, None).profile
+        except InputError:
+            return []
+        before, comma, begun = incomplete.rpartition(",")
+        names = [layer.name for layer in profile.layers if layer.name.startswith(begun)]
+        return [CompletionItem(f"{before}{comma}{name}{ending}") for name in names]
+
+    return complete
 
 
 def _parse_pins(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
@@ -108,6 +126,7 @@ _ARGUMENTS = (
         multiple=True,
         callback=_parse_pins,
         metavar="LAYER=STAGE",
+        shell_complete=_complete_layers("="),
         help="Put a layer in a stage, counted from 1. Can be repeated.",
     ),
     click.option(
@@ -115,12 +134,14 @@ _ARGUMENTS = (
         multiple=True,
         callback=_parse_groups,
         metavar="A,B,…",
+        shell_complete=_complete_layers(),
         help="Keep these layers in one stage. Can be repeated.",
     ),
     click.option(
         "--no-cut-after",
         multiple=True,
         metavar="LAYER",
+        shell_complete=_complete_layers(),
         help="Keep a layer in one stage with all layers that read its output. Can be repeated.",
     ),
 )

@@ -91,12 +91,12 @@ def command(
     names = tuple(name.strip() for text in lost for name in text.split(","))
     folder = plan_file.plan_file(plan_folder).parent
     output = _default_output(folder) if output is None else output
-    if not no_write:
-        refuse_to_overwrite_plan(output, force)
     settings = settings_of(arguments)
     old_problem, old, origin = _read_old_plan(plan_folder, folder, profile_file)
     remaining = _remaining_cluster(old_problem.cluster, names, cluster, servers, workers)
     problem = _problem(old_problem, remaining, relax, arguments)
+    if not no_write:
+        refuse_to_overwrite_plan(output, force)  # after what may be mistyped, as in `solve`
     checkpoint = None
     if not old.plan.inference:
         checkpoint = latest_run.latest_checkpoint(folder, run_folder, problem.profile.graph_hash)

@@ -128,17 +128,20 @@ def command(
     settings = settings_of(arguments)
     tolerance = None if fewest_workers is None else _parse_share(fewest_workers)
     gain = _parse_share(asynchronous_gain, "--asynchronous-gain")
-    if not no_write:
-        plan_folder.refuse_to_overwrite_plan(output, force)
-    elif with_report:
+    if no_write and with_report:
         raise InputError("--report writes a page beside the plan: leave out --no-write")
     minibatch_size = _parse_minibatch(minibatch)
     source = read_profile(arguments["profile"], None if minibatch_size == AUTO else minibatch_size)
+    chosen_cluster = cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"])
+    fields = checked_option_fields(arguments | {"target_name": target_name})
+    if not no_write:
+        # After everything that may be mistyped, so that --force is not the first thing that a user has to add.
+        plan_folder.refuse_to_overwrite_plan(output, force)
     deadline = Deadline.after(settings.time_limit_s)
     with interrupts.remember_interrupt() as interrupted, solve_line() as report:
         built = build_problem(
             source.profile,
-            cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"]),
+            chosen_cluster,
             minibatch=AUTO if minibatch_size == AUTO else None,
             batch=batch,
             staleness=staleness,
@@ -147,7 +150,7 @@ def command(
             asynchronous_gain=gain,
             maximum_cuts=settings.maximum_cuts,
             deadline=deadline,
-            **checked_option_fields(arguments | {"target_name": target_name}),
+            **fields,
         )
         interrupted()  # an interrupted search may have chosen a schedule that is not the best
         with keep_disagreement(None if no_write else output):
@@ -272,8 +275,15 @@ def _parse_share(text: str, option: str = "--fewest-workers") -> float:
         share = float(number) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
         share = -1.0
-    if not 0 <= share < 100:
+    if not 0 <= share < float("inf"):
         raise InputError(f"{option}: expected a share such as 5%, found {text!r}")
+    if share > 1:
+        meant = f"did you mean {number}%?" if 0 < float(number) <= 100 else "100% is the most"
+        raise InputError(
+            f"--fewest-workers: {text.strip()} would allow a plan {share:.0%} slower than the best; {meant}"
+            if option == "--fewest-workers"
+            else f"{option}: {text.strip()} is a gain of {share:.0%}; {meant}"
+        )
     return share
 
 

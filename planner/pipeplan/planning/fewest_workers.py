@@ -51,8 +51,11 @@ def search_fewest_workers(
     of the search. The best pace gets half of the time until the deadline, the steps half of the rest; a number of
     workers that there is no time to try counts as too few. Raises `InfeasibleError` if there is no plan at all.
     """
-    if not 0 <= within < float("inf"):
-        raise InputError(f"the share by which a plan may be slower must be at least 0, not {within:g}")
+    if not 0 <= within <= 1:
+        meant = f"; did you mean {within / 100:g}, which is {within:g}%?" if 1 < within <= 100 else ""
+        raise InputError(
+            f"the share by which a plan may be slower must be at least 0 and at most 1, not {within:g}{meant}"
+        )
     settings = settings or Settings()
     deadline = deadline or Deadline.after(settings.time_limit_s)
     best = solve(problem, settings, report=report, deadline=deadline.share(SHARES["choice"]))

@@ -13,6 +13,7 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, data_parallel
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.problem.pins import contradicting_pins
 from pipeplan.problem.problem import Options, Problem, Unit
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
@@ -109,7 +110,8 @@ class Diagnosis:
     unfinished: bool = False
     """Whether there was no time to try everything that might help."""
     pinned: str = ""
-    """A clause about a layer that is pinned to a stage that cannot exist, or an empty text."""
+    """A clause about a layer that is pinned to a stage that cannot exist, or about two pins that contradict each other;
+    empty if there is neither."""
 
     @property
     def text(self) -> str:
@@ -207,7 +209,7 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
         relaxed=tuple(relaxed),
         unfinished=attempts.unfinished,
         shared=problem.cluster.name == "local" and problem.cluster.workers > 1 and smallest.kind == "cpu",
-        pinned=_unreachable_pin(problem),
+        pinned=_impossible_pins(problem),
     )
 
 
@@ -336,11 +338,15 @@ def _options_to_relax(problem: Problem, deadline: Deadline) -> Iterator[str]:
             yield flag
 
 
-def _unreachable_pin(problem: Problem) -> str:
-    """A clause that names a layer pinned to a stage number that no plan can reach; empty if there is none."""
+def _impossible_pins(problem: Problem) -> str:
+    """A clause that names a layer pinned to a stage number that no plan can reach, or two pins that contradict each
+    other; empty if there is neither.
+    """
     most = min(problem.cluster.workers, len(problem.units))
     pinned = next((f"{name!r} is pinned to stage {stage}" for name, stage in problem.options.pins if stage > most), "")
-    return f"{pinned}, and there can be {most} at most; " if pinned else ""
+    if pinned:
+        return f"{pinned}, and there can be {most} at most; "
+    return contradicting_pins(problem)
 
 
 def _brief(plan: Plan) -> str:

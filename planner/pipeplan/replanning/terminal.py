@@ -122,6 +122,8 @@ def _minibatches(count: int) -> str:
 def resume_lines(report: ReplanReport) -> Iterator[str]:
     """The checkpoint to resume from and the commands that do so. Users copy these lines, so they are not folded."""
     commands, training = report.commands, not report.outcome.plan.inference
+    for run in report.checkpoint.skipped if report.checkpoint else ():
+        yield f"Left out: {one_line(run)} is a later run, and has no checkpoint."
     for text in report.checkpoint.damaged if report.checkpoint else ():
         yield f"Left out: {one_line(text)}."
     if report.checkpoint is not None:

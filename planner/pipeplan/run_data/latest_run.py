@@ -33,6 +33,8 @@ class Checkpoint:
     """Number of minibatches of the epoch."""
     damaged: tuple[str, ...] = ()
     """The errors of later checkpoints, which are damaged."""
+    skipped: tuple[Path, ...] = ()
+    """Later runs of the plan, which have no checkpoint at all, latest first."""
     chosen: bool = False
     """Whether the user named this checkpoint itself, not its run."""
 
@@ -55,6 +57,7 @@ class Checkpoint:
             "minibatch": self.minibatch,
             "minibatches": self.minibatches,
             "damaged": list(self.damaged),
+            "skipped": [str(run) for run in self.skipped],
         }
 
 
@@ -73,7 +76,8 @@ def latest_checkpoint(plan_folder: Path, named: Path | None, graph_hash: str) ->
             continue
         if graph_hash and its_hash != graph_hash:
             raise InputError(f"{folder} is of another model than the plan, or another version of it: graphs differ")
-        return replace(checkpoint, damaged=tuple(damaged), chosen=folder == named)
+        skipped = () if named is not None else _runs_after(plan_folder, checkpoint.run)
+        return replace(checkpoint, damaged=tuple(damaged), chosen=folder == named, skipped=skipped)
     if named is not None:
         why = f": {damaged[0]}" if damaged else ""
         raise InputError(f"--run: {named} has no complete checkpoint to go on from{why}")
@@ -90,6 +94,12 @@ def _candidates(plan_folder: Path, named: Path | None) -> Iterator[Path]:
         runs = {path.parents[2] for path in plan_folder.glob(f"runs/*/checkpoints/*/{MANIFEST}")}
         for run in sorted(runs, reverse=True):
             yield from _of_run(run)
+
+
+def _runs_after(plan_folder: Path, run: Path) -> tuple[Path, ...]:
+    """The runs of the plan after this one that have no checkpoint with a manifest, latest first."""
+    later = [path for path in plan_folder.glob("runs/*") if path.is_dir() and path.name > run.name]
+    return tuple(path for path in sorted(later, reverse=True) if not _of_run(path))
 
 
 def _of_run(run: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -47,7 +48,10 @@ def test_the_loss_goes_on_as_if_no_worker_had_been_lost(tmp_path: Path, uninterr
     assert ended[2].statuses == [9, 3, 3]
     assert ended[3].statuses == [0, 0, 0], ended[3].err
     assert curve(tmp_path / "run") == uninterrupted
-    lines = [[line for line in one.err.splitlines() if not line.startswith(("epoch", "plan"))] for one in ended]
+    lines = [
+        [line for line in one.err.splitlines() if not line.startswith(("epoch", "plan", "Asynchronous"))]
+        for one in ended
+    ]
     assert lines[0] == []
     assert lines[1] == [
         "worker 1 was lost; restart 1 of 3: training begins anew, as there is no checkpoint yet",
@@ -227,3 +231,13 @@ def test_no_room_for_it_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("tempfile.tempdir", "/nowhere at all")
     assert main([]) == 2
     assert capsys.readouterr().err.startswith("error: no temporary folder can be made: ")
+
+
+def test_a_worker_that_hangs_at_an_epochs_end_is_noticed(tmp_path: Path) -> None:
+    """In the last backward pass of the epoch, when the other stage has nothing to wait for but the epoch's end."""
+    folder = write_plan(tmp_path, stage_contents([1, 1]))
+    toys = [Toy(fault=("hang", 0, 19)), Toy()]
+    ended = run_attempts(folder, ["--run-dir", str(tmp_path / "run"), *OPTIONS, "--timeout", "4"], toys, 2)
+    assert ended[0].statuses == [3, 3], ended[0].err
+    assert ended[1].statuses == [0, 0], ended[1].err
+    assert re.search(r"worker 0 hung for \d+ s in one action; restart 1 of 1: resumed from", ended[1].err)

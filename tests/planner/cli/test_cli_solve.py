@@ -153,6 +153,7 @@ def test_a_second_plan_is_refused_before_any_work(run: Run) -> None:
     done = run("solve", "--cluster", "C")
     assert done.code == 2
     assert "already holds a plan" in done.err
+    assert "did you mean 'local'" in run("solve", "--cluster", "locla").err
     assert run("solve", "--cluster", "C", "--force").code == 0
 
 

@@ -54,6 +54,11 @@ def test_commands_with_what_they_do() -> None:
         ("pipeplan solve --cluster ", {"A", "B", "C", "local", "cluster.toml"}),
         ("pipeplan solve --cluster cl", {"cluster.toml"}),
         ("pipeplan solve --schedule ", {*SCHEDULES, "best", "auto"}),
+        ("pipeplan solve mnist-v100 --no-cut-after con", {"conv1", "conv2"}),
+        ("pipeplan solve mnist-v100 --together conv1,rel", {"conv1,relu", "conv1,relu#2"}),
+        ("pipeplan solve mnist-v100 --pin fc", {"fc1=", "fc2="}),
+        ("pipeplan solve --pin features.0", {"features.0="}),
+        ("pipeplan profile --device ", {"cpu", "cuda", "v100", "a100"}),
         ("pipeplan solve --staleness b", {"bounded"}),
         ("pipeplan solve --solver ", {"dp", "ilp", "both"}),
         ("pipeplan solve ", {"vgg16-v100", "mine.json"}),
@@ -94,6 +99,7 @@ def test_files_where_files_are_meant(line: str, folder: Path) -> None:
 
 def test_what_is_wrong_completes_to_nothing(folder: Path) -> None:
     assert words("pipeplan sovle --") <= {"--help", "--version"}
+    assert words("pipeplan solve mine.json --pin a") == set()  # an empty file
 
 
 @pytest.mark.parametrize("shell", INSTALL)

@@ -95,6 +95,20 @@ def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
             ["--pin", "a=99"],
             "no plan satisfies the constraints on 16 workers: 'a' is pinned to stage 99, and there can be",
         ),
+        (
+            ["--pin", "a=2", "--pin", "c=1"],
+            "on 16 workers: 'c' is pinned to stage 1 and 'a', which comes before it, to stage 2; relax --pin",
+        ),
+        (["--pin", "a=1", "--pin", "a=2"], "'a' is pinned to stage 1 and also to stage 2; relax --pin"),
+        (
+            ["--pin", "a=1", "--pin", "b=2", "--together", "a,b"],
+            "'a' is pinned to stage 1 and 'b', which must be in the same stage, to stage 2; relax",
+        ),
+        (
+            ["--fewest-workers", "5"],
+            "--fewest-workers: 5 would allow a plan 500% slower than the best; did you mean 5%?",
+        ),
+        (["--fewest-workers", "300%"], "300% would allow a plan 300% slower than the best; 100% is the most"),
         (["--pin", "z=1"], "the profile has no layer 'z'"),
         (["--together", "a,z"], "the profile has no layer 'z'"),
         (["--no-cut-after", "z"], "the profile has no layer 'z'"),

@@ -195,6 +195,9 @@ def test_the_latest_complete_checkpoint_is_found(run: Run) -> None:
     found = _replan(run, "--lost", "server0", "--no-write")["checkpoint"]
     assert found["run"] == "plan/runs/20260101T000000Z"
     assert (found["folder"], found["epoch"], found["minibatch"]) == (f"{found['run']}/checkpoints/{LAST}", 10, 3)
+    assert (found["skipped"], found["damaged"]) == (["plan/runs/20260102T000000Z"], [])
+    said = run("replan", "--lost", "server0", "--no-write").out
+    assert "Left out: plan/runs/20260102T000000Z is a later run, and has no checkpoint." in said.splitlines()
     _checkpoint("elsewhere", "epoch-0004-sample-00000040", epoch=3)
     named = "elsewhere/checkpoints/epoch-0004-sample-00000040"
     for number, path in enumerate(("elsewhere", named)):

@@ -13,6 +13,7 @@ import click
 from pipeplan.api import profile
 from pipeplan.cli.options import (
     complete_names,
+    device_names,
     force_option,
     json_option,
     model_words,
@@ -49,6 +50,7 @@ class _Measure(click.Command):
     "--device",
     default="cpu",
     metavar="cpu|cuda|NAME",
+    shell_complete=complete_names(device_names, ".toml"),
     show_default=True,
     help="Measure on this device; or estimate for a device: v100, a100, h100, h200, titan-x, or a TOML file.",
 )
