@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -117,3 +118,21 @@ def test_without_the_first_server_the_second_ends(servers: Servers) -> None:
     assert second.wait() in (1, 2)
     assert any(line.startswith("error: ") for line in said(second)), second.lines
     assert not second.alive()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_server_that_is_frozen_as_a_whole_is_noticed(servers: Servers, node: int) -> None:
+    """Launcher and worker: their connections stay open, and nobody answers."""
+    options = ("--timeout", "6", "--restarts", "0")
+    both = [servers.start(0, *options), servers.start(1, *options)]
+    both[0].trains()
+    frozen = [*both[node].workers().values(), both[node].process.pid]
+    try:
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        other = both[1 - node]
+        assert other.wait() in (1, 2), other.lines
+        assert any(line.startswith("error: ") for line in said(other)), other.lines
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGKILL)

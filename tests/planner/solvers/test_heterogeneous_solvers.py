@@ -16,7 +16,7 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import choose_search, dynamic_program, heterogeneous_search
+from pipeplan.solvers.dp import choose_search, dynamic_program, heterogeneous_search, search_states
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.solvers.result import Status
 
@@ -91,7 +91,7 @@ def test_few_stages_at_a_time_give_the_same_answer(seeds: range, monkeypatch: py
     for seed in seeds:
         expected, problem = _drawn(seed)
         monkeypatch.setattr(heterogeneous_search, "_AT_ONCE", 5)
-        monkeypatch.setattr(heterogeneous_search, "_CHUNK", 3)
+        monkeypatch.setattr(search_states, "_KEPT_PIECE", 3)
         assert_proves(solve_by_dp(problem), expected, problem)
 
 

@@ -29,12 +29,11 @@ from pipeplan.solvers.dp.heterogeneous_flush import (
     pass_times,
 )
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms, group_starts
-from pipeplan.solvers.dp.search_states import SearchStates
+from pipeplan.solvers.dp.search_states import SearchStates, undominated_rows
 from pipeplan.solvers.dp.shared_resources import SharedResources
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 
 # The number of states that are compared with all others at a time.
-_CHUNK = 128
 
 # The number of pairs of a stage and a placement that are looked at a time.
 _AT_ONCE = 1_000_000
@@ -218,14 +217,14 @@ class _Charging(HeterogeneousSearch):
         order = np.lexsort((*counts, states.loads.sum(axis=1), extra, states.demand, -states.first))
         states = states.take(order)
         places = self._places_of(cut, states)
-        lost = np.zeros(len(states), dtype=bool)
-        for begin in range(0, len(states), _CHUNK):
-            chunk = slice(begin, begin + _CHUNK)
-            better = self._dominates(states, chunk)
+
+        def dominates(some: Ints, others: Ints) -> Flags:
+            better = self._dominates(states, some, others)
             for place in places:
-                better &= place.no_worse(chunk)
-            lost[chunk] = np.triu(better, 1 - begin).any(axis=0)
-        return states.take(~lost)
+                better &= place.no_worse(some, others)
+            return better
+
+        return states.take(undominated_rows(len(states), dominates))
 
     def _places_of(self, cut: int, states: SearchStates) -> list[_Places]:
         """How the states lie on each level that charges something."""
@@ -268,17 +267,18 @@ class _Places:
     """Whether the component keeps within the limit where no other stage uses it."""
     loads: Floats
 
-    def no_worse(self, others: slice) -> Flags:
-        """Flags of shape (states, others): whether no stage in front finds less room on a state than on another."""
-        component, other = self.component[:, None], self.component[others]
-        no_more = np.ones((len(self.first), len(other)), dtype=bool)
+    def no_worse(self, some: Ints, others: Ints) -> Flags:
+        """Flags of shape (some, others): whether no stage in front finds less room on some states than on others."""
+        component, other = self.component[some][:, None], self.component[others]
+        no_more = np.ones((len(some), len(other)), dtype=bool)
         for column in range(self.loads.shape[1]):
-            no_more &= self.loads[:, column, None] <= self.loads[others, column]
+            no_more &= self.loads[some, column][:, None] <= self.loads[others, column]
         if not self.is_card:
             return np.asarray(self.edge[others] | (component > other) | ((component == other) & no_more))
-        same = (self.first[:, None] == self.first[others]) & (self.replicas[:, None] == self.replicas[others])
-        alike = (self.inside[:, None] & self.inside[others]) | same
-        return np.where(self.edge[others], self.closed[:, None], (component == other) & no_more & alike)
+        same = self.first[some][:, None] == self.first[others]
+        same &= self.replicas[some][:, None] == self.replicas[others]
+        alike = (self.inside[some][:, None] & self.inside[others]) | same
+        return np.where(self.edge[others], self.closed[some][:, None], (component == other) & no_more & alike)
 
 
 class ChargedSearch(_Charging):

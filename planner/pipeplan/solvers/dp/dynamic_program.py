@@ -22,14 +22,11 @@ from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
 from pipeplan.solvers.dp.grid import UniformGrids, fastest_grid_batch, minibatches_of
-from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
+from pipeplan.solvers.dp.pipeline_searches import SELECTED_SHARE, FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
-
-_SELECTED_SHARE = 0.2
-"""The share of the time that is left that each space of plans may take for a search on few cuts."""
 
 
 @dataclass
@@ -129,7 +126,7 @@ def _search_selected_cuts(
         if not search.has_many_cuts or so_far.interrupted:
             return
         search.below = _below(problem, space, so_far)
-        whole, search.deadline = search.deadline, Deadline(search.deadline).share(_SELECTED_SHARE).at
+        whole, search.deadline = search.deadline, Deadline(search.deadline).share(SELECTED_SHARE).at
         try:
             found = search.quick_batch()
         except KeyboardInterrupt:

@@ -23,13 +23,12 @@ from pipeplan.cost import formulas
 from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits
-from pipeplan.solvers.dp.search_states import SearchStates
+from pipeplan.solvers.dp.search_states import SearchStates, undominated_rows
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 from pipeplan.solvers.dp.topology import PlacementTable, levels_between
 from pipeplan.solvers.dp.uniform_search import UniformSearch
 
 # The number of states that are compared with all others at a time.
-_CHUNK = 128
 
 # The number of stages, pairs of a cut and a placement, that are sized at a time.
 _AT_ONCE = 1_000_000
@@ -131,11 +130,7 @@ class HeterogeneousSearch(UniformSearch):
             (states.level, -states.replicas, states.workers, states.stages, extra, states.demand, -states.first)
         )
         states = states.take(order)
-        lost = np.zeros(len(states), dtype=bool)
-        for begin in range(0, len(states), _CHUNK):
-            chunk = slice(begin, begin + _CHUNK)
-            lost[chunk] = np.triu(self._dominates(states, chunk), 1 - begin).any(axis=0)
-        return states.take(~lost)
+        return states.take(undominated_rows(len(states), lambda some, others: self._dominates(states, some, others)))
 
     def _thinned(self, states: SearchStates) -> Ints:
         """Rows that have the least demand for their position, level and counts."""
@@ -144,26 +139,26 @@ class HeterogeneousSearch(UniformSearch):
         least: Ints = order[group_starts(keys[:, order])]
         return least
 
-    def _dominates(self, states: SearchStates, others: slice) -> Flags:
-        """Flags of shape (states, others): whether each state dominates each of the others."""
+    def _dominates(self, states: SearchStates, some: Ints, others: Ints) -> Flags:
+        """Flags of shape (some, others): whether each of some states dominates each of the others."""
         between, counting = self.terms.between, self.limits.counting
-        first = states.first[others]
+        mine, first = states.first[some][:, None], states.first[others]
         joined = np.where(first > 0, between[first - 1, first], len(self.terms.problem.cluster.levels))
         joined = np.maximum(joined, states.level[others])
-        result: Flags = states.demand[:, None] <= states.demand[others]
-        result &= states.first[:, None] >= first
-        result &= (states.level[:, None] <= joined) & (between[states.first[:, None], first] <= joined)
+        result: Flags = states.demand[some][:, None] <= states.demand[others]
+        result &= mine >= first
+        result &= (states.level[some][:, None] <= joined) & (between[mine, first] <= joined)
         if states.extra is not None:
-            result &= states.extra[:, None] <= states.extra[others]
-        result &= self.terms.runs.no_slower[joined, states.ways[:, None], states.ways[others]]
+            result &= states.extra[some][:, None] <= states.extra[others]
+        result &= self.terms.runs.no_slower[joined, states.ways[some][:, None], states.ways[others]]
         if self.terms.parallel:
-            result &= states.replicas[:, None] >= states.replicas[others]
+            result &= states.replicas[some][:, None] >= states.replicas[others]
         if counting.exact_stages:
-            result &= states.stages[:, None] == states.stages[others]
+            result &= states.stages[some][:, None] == states.stages[others]
         elif counting.stages:
-            result &= states.stages[:, None] <= states.stages[others]
+            result &= states.stages[some][:, None] <= states.stages[others]
         if counting.workers:
-            result &= states.workers[:, None] <= states.workers[others]
+            result &= states.workers[some][:, None] <= states.workers[others]
         return result
 
     def _keys(self, states: SearchStates) -> Ints:

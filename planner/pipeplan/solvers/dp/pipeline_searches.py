@@ -25,9 +25,11 @@ from pipeplan.util.deadline import Deadline
 _SMALL_SEARCH = 100_000
 _FIRST_LIMIT = 8
 
-# With more than twice as many cuts, a flush schedule is first planned on so many of them, to within this gap.
+# With more than twice as many cuts, plans that memory limits are first searched on so many of them, to within this gap.
 _SELECTED_CUTS = 48
 _SELECTED_GAP = 0.01
+# The share of the time that is left that such a search may take.
+SELECTED_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,19 @@ class PipelineSearches:
         if not interval.finished:
             interval.high, interval.best = float("inf"), None
             return interval
-        return self._least(self.limited, self.limits(memory=True), interval.low)
+        return self._least(self.limited, self.limits(memory=True), interval.low, self._on_selected_cuts(interval.low))
+
+    def _on_selected_cuts(self, low: float) -> tuple[float, FoundPipeline] | None:
+        """A fast pipeline that fits in memory, found on a selection of the cuts, where there are many."""
+        if not self.has_many_cuts or self.shape is not None:
+            return None
+        selected = terms_of(self.problem, self.cuts.only(_cheap_cuts(self.cuts)))
+        limits = replace(self.limits(memory=True), deadline=Deadline(self.deadline).share(SELECTED_SHARE).at)
+        silent = replace(self, gap=max(self.gap, _SELECTED_GAP), report=lambda low, high: None)
+        found = silent._least(selected, limits, low)
+        if found.interrupted:
+            raise KeyboardInterrupt
+        return None if found.best is None else (found.high, found.best)
 
     def _best_batch(self) -> BisectionResult[FoundPipeline]:
         """The fastest pipeline under a flush schedule, in seconds per update."""
@@ -240,8 +254,10 @@ class PipelineSearches:
         """The limits of one search, with or without memory."""
         return limits_of(self.problem, memory=memory, deadline=self.deadline, shape=self.shape, effort=self.effort)
 
-    def _least(self, terms: CostTerms, limits: SearchLimits, low: float) -> BisectionResult[FoundPipeline]:
-        """The pipeline of the least pace of at least `low`, by bisection."""
+    def _least(
+        self, terms: CostTerms, limits: SearchLimits, low: float, known: tuple[float, FoundPipeline] | None = None
+    ) -> BisectionResult[FoundPipeline]:
+        """The pipeline of the least pace of at least `low`, by bisection below a `known` pace and its pipeline."""
 
         def find(limit: float) -> tuple[float, FoundPipeline] | None:
             steps = self._search(terms, limit, limits)
@@ -250,10 +266,11 @@ class PipelineSearches:
             depths = limits.memory or terms.accumulate is not None
             return pipeline_pace(terms, steps, depths=depths), FoundPipeline(terms, steps)
 
-        known, most = None, min(terms.most, self.below)
+        most = min(terms.most, self.below)
         if most < low:
             return BisectionResult(low)
-        if self.below < terms.most and self.shape is None:
+        known = known if known is not None and known[0] <= most else None
+        if known is None and self.below < terms.most and self.shape is None:
             # Most spaces have nothing faster than the best plan so far, which a single search shows.
             try:
                 known = find(most)
@@ -263,7 +280,7 @@ class PipelineSearches:
                 return BisectionResult(low, finished=False, interrupted=True)
             if known is None:
                 return BisectionResult(most)
-        elif limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
+        elif known is None and limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
             # Find some plan first: it is the result if the search is stopped early, and without one no search is
             # needed. On thousands of workers a search far above the bound takes longer than all searches near it.
             try:
