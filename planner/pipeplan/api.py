@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -24,6 +25,7 @@ from pipeplan.errors import DisagreementError, InfeasibleError, InputError, Pipe
 from pipeplan.exports.target import export_files, export_target, write_export
 from pipeplan.from_options import OptionKeywords, build_problem
 from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.choose_synchrony import GAIN
 from pipeplan.planning.fewest_workers import search_fewest_workers
 from pipeplan.planning.progress import SolveProgress
 from pipeplan.planning.solve import Outcome, Settings
@@ -140,6 +142,7 @@ def solve(
     minibatch: int | Literal["auto"] | None = None,
     batch: int | None = None,
     staleness: str = "any",
+    asynchronous_gain: float = GAIN,
     target: str | None = None,
     server_order: str = "any",
     fewest_workers_within: float | None = None,
@@ -154,6 +157,8 @@ def solve(
 
     `schedule="auto"` takes the best schedule for a global `batch`, in samples per update, whose weights are at most as
     old as `staleness` allows (`none`, `bounded`, `any`). `minibatch="auto"` takes the best of the sizes in the profile.
+    `schedule="best"` takes the synchronous plan unless an asynchronous one has more samples per second by the share
+    `asynchronous_gain`; `outcome.synchrony` has the best of both kinds.
     A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes its
     files. Servers that differ are put in the best order, which `outcome.problem.cluster` has then, unless
     `server_order="listed"`. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.
@@ -178,6 +183,7 @@ def solve(
         minibatch=minibatch,
         batch=batch,
         staleness=staleness,
+        asynchronous_gain=asynchronous_gain,
         target=target,
         server_order=server_order,
         maximum_cuts=settings.maximum_cuts,
@@ -185,10 +191,12 @@ def solve(
         **options,
     )
     if fewest_workers_within is not None:
-        return search_fewest_workers(
+        outcome = search_fewest_workers(
             built.problem, fewest_workers_within, settings, report=progress, deadline=deadline
         ).outcome
-    return solve_problem(built.problem, settings, report=progress, deadline=deadline)
+    else:
+        outcome = solve_problem(built.problem, settings, report=progress, deadline=deadline)
+    return replace(outcome, synchrony=built.synchrony)
 
 
 def simulate(plan: Outcome | str | os.PathLike[str], minibatches: int | None = None) -> Simulated:

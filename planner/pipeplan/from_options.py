@@ -13,6 +13,7 @@ from pipeplan.exports.target import export_target
 from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
 from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
+from pipeplan.planning.choose_synchrony import GAIN, SynchronyChoice, choose_synchrony
 from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
@@ -20,6 +21,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean
 
 AUTO: Literal["auto"] = "auto"
+BEST: Literal["best"] = "best"
+"""The schedule of the synchronous plan, unless an asynchronous one is faster by a given gain."""
 SERVER_ORDERS = ("any", "listed")
 """Orders in which a pipeline may run through servers that differ: any, or only that of the cluster file."""
 
@@ -35,7 +38,7 @@ class OptionKeywords(TypedDict, total=False):
     max_replicas: int | None
     allow_copies: bool
     schedule: str
-    """A schedule, or `auto` together with a global `batch`."""
+    """A schedule, `best`, or `auto` together with a global `batch`."""
     accumulate: int | None
     correction: str
     recompute: bool
@@ -65,6 +68,8 @@ class BuiltProblem:
     problem: Problem
     schedules: tuple[ScheduleChoice, ...] = ()
     """All schedules tried, best first; empty unless the schedule was `auto`."""
+    synchrony: SynchronyChoice | None = None
+    """The choice between synchronous and asynchronous plans; None unless the schedule was `best`."""
     sizes: tuple[MinibatchChoice, ...] = ()
     """All minibatch sizes tried, best first; empty unless the minibatch was `auto`."""
     targeted: TargetedProblem | None = None
@@ -75,10 +80,11 @@ class BuiltProblem:
 
 @dataclass(frozen=True)
 class _Searches:
-    """The limits of the searches for a choice."""
+    """The limits of the searches for a choice, and the gain from which an asynchronous plan is taken."""
 
     maximum_cuts: int
     deadline: Deadline
+    asynchronous_gain: float = GAIN
 
 
 def option_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +123,7 @@ def build_problem(
     staleness: str = "any",
     target: str | None = None,
     server_order: str = "any",
+    asynchronous_gain: float = GAIN,
     maximum_cuts: int = MAXIMUM_CUTS,
     deadline: Deadline = NO_DEADLINE,
     **options: Any,
@@ -125,16 +132,17 @@ def build_problem(
 
     `minibatch` is another size than the profile's, or `auto` for the best of those measured. `schedule="auto"` takes
     the best schedule for a global `batch`, in samples per update, among those whose weights are at most as old as
-    `staleness` (`none`, `bounded`, `any`) allows. A `target`, the name of an export, restricts plans to those that this
-    trainer can express, with `batch` samples per update if that is given. The servers of a heterogeneous cluster are
-    put in the best order, unless the `server_order` is `listed` or the plan is for a `target`, which numbers them
-    itself. A choice that takes searches has a share of the time until the deadline.
+    `staleness` (`none`, `bounded`, `any`) allows; `schedule="best"` takes the synchronous plan unless an asynchronous
+    one has more samples per second by the share `asynchronous_gain`. A `target`, the name of an export, restricts plans
+    to those that this trainer can express, with `batch` samples per update if that is given. The servers of a
+    heterogeneous cluster are put in the best order, unless the `server_order` is `listed` or the plan is for a
+    `target`, which numbers them itself. A choice that takes searches has a share of the time until the deadline.
 
     Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
     """
     if server_order not in SERVER_ORDERS:
         raise InputError(f"there is no server order {server_order!r}; {did_you_mean(server_order, SERVER_ORDERS)}")
-    searches = _Searches(maximum_cuts, deadline)
+    searches = _Searches(maximum_cuts, deadline, asynchronous_gain)
     built = _in_listed_order(profile, cluster, minibatch, batch, staleness, target, searches, options)
     if server_order == "listed" or target is not None:
         return built
@@ -159,8 +167,10 @@ def _in_listed_order(
             raise InputError("--for has a schedule of its own: leave out --schedule auto")
         searches = _Searches(maximum_cuts, deadline.share(SHARES["choice"]))
         return _with_best_schedule(profile, cluster, minibatch, batch, staleness, searches, options)
+    if options.get("schedule") == BEST:
+        return _synchronous_or_not(profile, cluster, minibatch, batch, staleness, target, searches, options)
     if batch is not None and target is None:
-        raise InputError("--batch goes with --schedule auto or --for; for one schedule give --accumulate")
+        raise InputError("--batch goes with --schedule best or auto, or --for; for one schedule give --accumulate")
     scaled = profile if minibatch == AUTO else _scaled(profile, minibatch)
     if batch is not None:
         sizes = [size.minibatch for size in profile.all_sizes] if minibatch == AUTO else [scaled.minibatch]
@@ -215,6 +225,41 @@ def _with_best_schedule(
         scaled, cluster, fixed, batch, staleness.lower(), searches.maximum_cuts, searches.deadline
     )
     return BuiltProblem(problem, schedules=tuple(choices))
+
+
+def _synchronous_or_not(
+    profile: Profile,
+    cluster: Cluster,
+    minibatch: int | Literal["auto"] | None,
+    batch: int | None,
+    staleness: str,
+    target: str | None,
+    searches: _Searches,
+    options: dict[str, Any],
+) -> BuiltProblem:
+    """The problem of the better one of the fastest synchronous and the fastest asynchronous plan."""
+    if target is not None:
+        raise InputError("--for has a schedule of its own: leave out --schedule best")
+    if minibatch == AUTO:
+        raise InputError("--schedule best compares plans of one minibatch size: leave out --minibatch auto")
+    if options.get("accumulate") is not None:
+        raise InputError("--accumulate follows from --batch with --schedule best: leave it out")
+    if options.get("inference"):
+        raise InputError("--schedule is for training: leave it out with --inference")
+    if not 0 <= searches.asynchronous_gain < float("inf"):
+        raise InputError(f"the asynchronous gain must be a share of at least 0, not {searches.asynchronous_gain:g}")
+    fixed = options_for(cluster.device.kind, **{name: value for name, value in options.items() if name != "schedule"})
+    choice = choose_synchrony(
+        _scaled(profile, minibatch),
+        cluster,
+        fixed,
+        batch,
+        staleness.lower(),
+        searches.asynchronous_gain,
+        searches.maximum_cuts,
+        searches.deadline.share(SHARES["choice"]),
+    )
+    return BuiltProblem(choice.taken.problem, synchrony=choice)
 
 
 def _scaled(profile: Profile, minibatch: int | None) -> Profile:

@@ -97,8 +97,8 @@ _ARGUMENTS = (
     click.option(
         "--schedule",
         metavar="NAME",
-        shell_complete=complete_words(*SCHEDULES, "auto"),
-        help=f"Training schedule: {', '.join(SCHEDULES)}, or auto (`solve` only)  [default: {STASHING}]",
+        shell_complete=complete_words(*SCHEDULES, "best", "auto"),
+        help=f"Training schedule: {', '.join(SCHEDULES)}, best or auto (`solve` only)  [default: {STASHING}]",
     ),
     click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
     click.option(

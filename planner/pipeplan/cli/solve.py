@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from pipeplan.exports.target import TARGET_NAMES, refuse_to_overwrite_export, wr
 from pipeplan.from_options import AUTO, SERVER_ORDERS, BuiltProblem, build_problem
 from pipeplan.planning.choose_minibatch import MinibatchChoice
 from pipeplan.planning.choose_order import OrderChoice
-from pipeplan.planning.choose_schedule import ScheduleChoice
+from pipeplan.planning.choose_schedule import EXTRAPOLATED, ScheduleChoice
 from pipeplan.planning.fewest_workers import FewestWorkers, search_fewest_workers
 from pipeplan.planning.solve import Outcome, solve
 from pipeplan.profile_data.layers import edges
@@ -66,13 +67,19 @@ def write_exported(targeted: TargetedProblem, outcome: Outcome, folder: Path, *,
     help="Plan for this minibatch size, interpolated or rescaled from the measured ones; auto: the best measured one.",
 )
 @for_option
-@click.option("--batch", type=int, metavar="SAMPLES", help="Global batch size, for --schedule auto and --for.")
+@click.option("--batch", type=int, metavar="SAMPLES", help="Global batch size, for --schedule best, auto and --for.")
 @click.option(
     "--staleness",
     metavar="NONE|BOUNDED|ANY",
     default="any",
     shell_complete=complete_words("none", "bounded", "any"),
-    help="With --schedule auto: how stale weights may be.",
+    help="With --schedule best or auto: how stale weights may be.",
+)
+@click.option(
+    "--asynchronous-gain",
+    metavar="10%",
+    default="10%",
+    help="With --schedule best: the gain from which an asynchronous plan is taken.",
 )
 @click.option(
     "--server-order",
@@ -92,6 +99,7 @@ def command(
     batch: int | None,
     staleness: str,
     server_order: str,
+    asynchronous_gain: str,
     fewest_workers: str | None,
     minibatch: str | None,
     target_name: str | None,
@@ -110,6 +118,7 @@ def command(
     pipeplan solve --cluster B
     pipeplan solve profile.json --cluster local --workers 3
     pipeplan solve profile.json --cluster my-cluster.toml --json --no-write
+    pipeplan solve --cluster A --schedule best
     pipeplan solve --cluster A --schedule auto --batch 1024 --staleness none
     pipeplan solve --cluster A --fewest-workers 5%
     pipeplan solve profile.json --cluster A --minibatch auto
@@ -118,6 +127,7 @@ def command(
     """
     settings = settings_of(arguments)
     tolerance = None if fewest_workers is None else _parse_share(fewest_workers)
+    gain = _parse_share(asynchronous_gain, "--asynchronous-gain")
     if no_write and with_report:
         raise InputError("--report writes a page beside the plan: leave out --no-write")
     minibatch_size = _parse_minibatch(minibatch)
@@ -137,6 +147,7 @@ def command(
             staleness=staleness,
             target=target_name,
             server_order=server_order.lower(),
+            asynchronous_gain=gain,
             maximum_cuts=settings.maximum_cuts,
             deadline=deadline,
             **fields,
@@ -148,6 +159,7 @@ def command(
             else:
                 fewest = search_fewest_workers(built.problem, tolerance, settings, report=report, deadline=deadline)
                 outcome = fewest.outcome
+    outcome = replace(outcome, synchrony=built.synchrony)
     if built.targeted is not None:
         # Raises for what the trainer cannot express or cannot be written, before anything is written.
         files = built.targeted.files(outcome)
@@ -233,7 +245,7 @@ def _size_line(sized: MinibatchChoice) -> str:
 def _choice_line(choice: ScheduleChoice) -> str:
     per_update = f", {choice.problem.options.accumulate} minibatches" if choice.problem.options.accumulate else ""
     rate = _rate_text(None if choice.sample_s is None else 1 / choice.sample_s, choice.config, choice.in_time)
-    return f"  {choice.schedule}{per_update} of {choice.minibatch}: {rate}"
+    return f"  {choice.schedule}{per_update} of {choice.minibatch}{EXTRAPOLATED if choice.extrapolated else ''}: {rate}"
 
 
 def _order_lines(orders: Sequence[OrderChoice]) -> list[str]:
@@ -256,7 +268,7 @@ def _rate_text(samples_per_s: float | None, config: str, in_time: bool) -> str:
     return f"{show_pace(samples_per_s)} samples/s, {config}"
 
 
-def _parse_share(text: str) -> float:
+def _parse_share(text: str, option: str = "--fewest-workers") -> float:
     """The share that `5%` or `0.05` stands for."""
     number = text.strip().removesuffix("%")
     try:
@@ -264,11 +276,13 @@ def _parse_share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share < float("inf"):
-        raise InputError(f"--fewest-workers: expected a share such as 5%, found {text!r}")
+        raise InputError(f"{option}: expected a share such as 5%, found {text!r}")
     if share > 1:
         meant = f"did you mean {number}%?" if 0 < float(number) <= 100 else "100% is the most"
         raise InputError(
             f"--fewest-workers: {text.strip()} would allow a plan {share:.0%} slower than the best; {meant}"
+            if option == "--fewest-workers"
+            else f"{option}: {text.strip()} is a gain of {share:.0%}; {meant}"
         )
     return share
 

@@ -20,6 +20,7 @@ from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace, show_size, show_time
 
 if TYPE_CHECKING:  # `describe_cluster` is imported without waiting for the solvers
+    from pipeplan.planning.choose_synchrony import SynchronyChoice
     from pipeplan.planning.simulated import PlanSimulation
     from pipeplan.planning.solve import Outcome
 
@@ -42,6 +43,7 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
         corrected = " Error feedback corrects them." if outcome.problem.options.correction != "none" else ""
         yield Text(updates.text + corrected, "" if updates.synchronous else "yellow")
     yield _stages(outcome)
+    yield from _choice(outcome.synchrony)
     yield _layers(outcome)
     yield _picture(outcome)
     yield Text.assemble(
@@ -55,6 +57,16 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     colour = "green" if outcome.verdict.proven else "yellow"
     yield Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})")
     yield from _proof(outcome)
+
+
+def _choice(choice: SynchronyChoice | None) -> Iterator[Text]:
+    """Why a synchronous or an asynchronous plan was chosen, and the fastest of both kinds."""
+    if choice is None:
+        return
+    yield Text(f"{choice.reason} The DP alone compared them.")
+    for name, candidate in (("synchronous", choice.synchronous), ("asynchronous", choice.asynchronous)):
+        yield Text(f"  {name:<12}  {'none was found' if candidate is None else candidate.text}")
+    yield Text("")
 
 
 def _simulated(simulation: PlanSimulation) -> Iterator[Text]:

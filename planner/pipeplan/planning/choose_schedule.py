@@ -6,11 +6,13 @@
               flight, and a stage updates after as many minibatches as it has replicas, regardless of the global batch
 
 Schedules with one update per global batch may cut it into minibatches of several sizes: the profile's own, and that
-halved as often as the result divides the batch. Times are rescaled linearly, which neglects the launch time of kernels.
+halved as often as the result divides the batch. Sizes that a profile neither holds nor interpolates are extrapolated
+linearly, which neglects the launch time of kernels; they are marked, and taken only if nothing else has a plan.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.cluster import Cluster
@@ -28,6 +30,8 @@ STALENESS = {
     "bounded": (FLUSH, GPIPE, DOUBLE_BUFFERED),
     "any": (FLUSH, GPIPE, DOUBLE_BUFFERED, VERTICAL, STASHING),
 }
+EXTRAPOLATED = " (extrapolated)"
+"""The mark of a minibatch size that a profile neither holds nor interpolates."""
 HALVINGS = 3
 """The profile's minibatch is halved at most so often."""
 
@@ -42,6 +46,8 @@ class ScheduleChoice:
     config: str
     in_time: bool = True
     """Whether there was time enough to find a plan, or that there is none."""
+    extrapolated: bool = False
+    """Whether the profile has no times for this minibatch size, nor for a smaller and a larger one."""
 
     @property
     def schedule(self) -> str:
@@ -65,6 +71,8 @@ def choose_schedule(
 ) -> tuple[Problem, list[ScheduleChoice]]:
     """The problem with the best schedule, and all choices that were tried, best first.
 
+    Extrapolated sizes come last.
+
     `batch` is in samples per update. Among equally fast schedules the least stale one is taken. The choices share the
     time until the deadline. Raises `InputError` if the batch cannot be cut into minibatches, and `InfeasibleError` if
     no schedule has a plan.
@@ -72,7 +80,7 @@ def choose_schedule(
     if staleness not in STALENESS:
         raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
     sizes = minibatch_sizes(profile.minibatch, batch)
-    own = [profile.minibatch]
+    own, known = [profile.minibatch], known_sizes(profile, sizes)[0]
     tried = [(name, size) for name in STALENESS[staleness] for size in (sizes if name in ACCUMULATING else own)]
     choices = []
     for number, (schedule, size) in enumerate(tried):
@@ -86,16 +94,24 @@ def choose_schedule(
         except OutOfTime:
             in_time = False
         pace, config = (None, "") if best_found is None else (best_found.pace_s / size, best_found.plan.config)
-        choices.append(ScheduleChoice(problem, pace, config, in_time))
+        choices.append(ScheduleChoice(problem, pace, config, in_time, size not in {*own, *known}))
     feasible = [choice for choice in choices if choice.sample_s is not None]
     if not feasible and not all(choice.in_time for choice in choices):
         raise InfeasibleError("no plan of any schedule was found in time; give more with --time-limit")
     if not feasible:
         raise InfeasibleError(f"no schedule has a plan that fits: tried {', '.join(STALENESS[staleness])}")
+    feasible = [choice for choice in feasible if not choice.extrapolated] or feasible
     least = min(choice.sample_s for choice in feasible if choice.sample_s is not None)
     best = next(choice for choice in feasible if choice.sample_s is not None and choice.sample_s <= least * (1 + 1e-9))
-    choices.sort(key=lambda choice: float("inf") if choice.sample_s is None else choice.sample_s)
+    choices.sort(key=lambda one: (one.sample_s is None, one.extrapolated, one.sample_s or 0.0))
     return best.problem, choices
+
+
+def known_sizes(profile: Profile, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Those of the sizes that a profile holds or interpolates, and those that it does not."""
+    measured = [size.minibatch for size in profile.all_sizes]
+    known = [size for size in sizes if measured[0] <= size <= measured[-1]]
+    return known, [size for size in sizes if size not in known]
 
 
 def minibatch_sizes(own: int, batch: int) -> list[int]:

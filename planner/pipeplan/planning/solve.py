@@ -15,6 +15,7 @@ from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline, satisfies_options
 from pipeplan.planning.certify import certificate_of
 from pipeplan.planning.charge_results import charge_result, deepened
+from pipeplan.planning.choose_synchrony import SynchronyChoice
 from pipeplan.planning.infeasibility import why_infeasible
 from pipeplan.planning.progress import ProgressTracker, Report
 from pipeplan.planning.simulated import NOT_SIMULATED, STOPPED, PlanSimulation, choose_by_simulation
@@ -86,6 +87,8 @@ class Outcome:
     certificate: Certificate = NO_CERTIFICATE
     simulation: PlanSimulation = NOT_SIMULATED
     """What a simulation of the plan's schedule says, beside the prediction."""
+    synchrony: SynchronyChoice | None = None
+    """The choice between synchronous and asynchronous plans, if it was left to pipeplan."""
 
     @property
     def objective_s(self) -> float:

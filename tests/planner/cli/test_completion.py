@@ -53,7 +53,7 @@ def test_commands_with_what_they_do() -> None:
         ("pipeplan solve --clu", {"--cluster"}),
         ("pipeplan solve --cluster ", {"A", "B", "C", "local", "cluster.toml"}),
         ("pipeplan solve --cluster cl", {"cluster.toml"}),
-        ("pipeplan solve --schedule ", {*SCHEDULES, "auto"}),
+        ("pipeplan solve --schedule ", {*SCHEDULES, "best", "auto"}),
         ("pipeplan solve mnist-v100 --no-cut-after con", {"conv1", "conv2"}),
         ("pipeplan solve mnist-v100 --together conv1,rel", {"conv1,relu", "conv1,relu#2"}),
         ("pipeplan solve mnist-v100 --pin fc", {"fc1=", "fc2="}),

@@ -1,0 +1,193 @@
+"""`--schedule best`: the synchronous plan, unless an asynchronous one is faster by more than a given gain.
+
+Two candidates are compared by samples per second: the fastest synchronous plan and the fastest asynchronous one. The
+synchronous ones are data parallelism, which is a plan of one stage, and pipelines that drain for every update
+(`1f1b-flush`), with the batch of data parallelism on all workers unless another is given. The asynchronous ones are
+those of `1f1b-stashing`, which update after as many minibatches as a stage has replicas, or of `2bw` with the same
+batch where staleness is to be bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING
+from pipeplan.plan.updates import Updates
+from pipeplan.planning.choose_schedule import EXTRAPOLATED, STALENESS, known_sizes, minibatch_sizes
+from pipeplan.planning.fast import best_plan
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
+from pipeplan.util.text import did_you_mean
+from pipeplan.util.units import show_pace
+
+GAIN = 0.1
+"""The gain, relative to the synchronous plan's samples per second, below which an asynchronous plan is not taken."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The fastest plan of one kind."""
+
+    problem: Problem
+    plan: Plan
+    pace_s: float
+    """Seconds per minibatch."""
+    extrapolated: bool = False
+    """Whether the profile has no times for this minibatch size, nor for a smaller and a larger one."""
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds per sample."""
+        return self.pace_s / self.problem.profile.minibatch
+
+    @property
+    def updates(self) -> Updates:
+        """How old its gradients are, and what its updates average over."""
+        return Updates.of(self.plan, self.problem.profile.minibatch)
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        size = f"minibatch {self.problem.profile.minibatch}{EXTRAPOLATED if self.extrapolated else ''}"
+        return f"{self.plan.config}, {size}: {show_pace(1 / self.sample_s)} samples/s. {self.updates.text}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that plan.json holds for it."""
+        return {
+            "config": self.plan.config,
+            "schedule": self.plan.schedule,
+            "accumulate": self.plan.accumulate,
+            "minibatch": self.problem.profile.minibatch,
+            "minibatch_s": self.pace_s,
+            "extrapolated": self.extrapolated,
+            "updates": self.updates.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class SynchronyChoice:
+    """The fastest synchronous and the fastest asynchronous plan, found by the DP alone, and which is taken."""
+
+    synchronous: Candidate | None
+    """None if no synchronous plan fits."""
+    asynchronous: Candidate | None
+    """None if none fits, if it was ruled out, or if the fastest plan of all is synchronous."""
+    gain: float
+    """The gain from which an asynchronous plan is taken."""
+    taken: Candidate
+    reason: str
+    """Why this one, in one sentence."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The field `choice` of plan.json."""
+        both = {"synchronous": self.synchronous, "asynchronous": self.asynchronous}
+        found = {name: None if one is None else one.to_json() for name, one in both.items()}
+        kind = "synchronous" if self.taken is self.synchronous else "asynchronous"
+        return {"taken": kind, "asynchronous_gain": self.gain, "reason": self.reason, **found}
+
+
+def choose_synchrony(
+    profile: Profile,
+    cluster: Cluster,
+    options: Options,
+    batch: int | None,
+    staleness: str,
+    gain: float,
+    maximum_cuts: int,
+    deadline: Deadline = NO_DEADLINE,
+) -> SynchronyChoice:
+    """The choice between the fastest synchronous and the fastest asynchronous plan.
+
+    `batch` is in samples per update of the plans that have one for all stages; None for one minibatch on each worker.
+    Raises `InputError` for a batch that cannot be cut into minibatches, and `InfeasibleError` where nothing fits.
+    """
+    if staleness not in STALENESS:
+        raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
+    workers = min(cluster.workers, options.max_workers or cluster.workers)
+    samples = workers * profile.minibatch if batch is None else batch
+    problems = _asynchronous(profile, cluster, options, samples, staleness)
+    asynchronous = _best(problems, maximum_cuts, deadline.share(0.5))
+    if asynchronous is not None and asynchronous.updates.synchronous:
+        # What is fastest of all is data parallelism.
+        reason = "Chosen: data parallelism, which is synchronous, is faster than any pipeline."
+        return SynchronyChoice(asynchronous, None, gain, asynchronous, reason)
+    known, others = known_sizes(profile, minibatch_sizes(profile.minibatch, samples))
+    synchronous = _best(_synchronous(profile, cluster, options, samples, known), maximum_cuts, deadline)
+    if synchronous is None:
+        extrapolated = _synchronous(profile, cluster, options, samples, others, extrapolated=True)
+        synchronous = _best(extrapolated, maximum_cuts, deadline)
+    taken = asynchronous or synchronous
+    if taken is None:
+        raise InfeasibleError("no schedule has a plan that fits, or none was found in time")
+    if asynchronous is None:
+        reason = "Chosen: the fastest synchronous plan, as asynchronous ones were ruled out."
+    elif synchronous is None:
+        reason = "Chosen: the fastest asynchronous plan, as no synchronous plan fits."
+    else:
+        found = synchronous.sample_s / asynchronous.sample_s - 1
+        enough = found >= gain
+        taken = asynchronous if enough else synchronous
+        kind, more = ("asynchronous" if enough else "synchronous"), "more" if found >= 0 else "fewer"
+        reason = (
+            f"Chosen: {kind}, because the fastest asynchronous plan has {abs(found):.1%} {more} samples/s than the "
+            f"fastest synchronous one, and {gain:.0%} more is asked for (--asynchronous-gain)."
+        )
+    return SynchronyChoice(synchronous, asynchronous, gain, taken, reason)
+
+
+def _asynchronous(
+    profile: Profile, cluster: Cluster, options: Options, samples: int, staleness: str
+) -> Iterator[tuple[Problem, bool]]:
+    """The problems whose plans may be asynchronous; none where staleness is ruled out."""
+    if staleness == "any":
+        yield Problem(profile, cluster, replace(options, schedule=STASHING, accumulate=None)), False
+    elif staleness == "bounded" and samples % profile.minibatch == 0:
+        count = samples // profile.minibatch
+        yield Problem(profile, cluster, replace(options, schedule=DOUBLE_BUFFERED, accumulate=count)), False
+
+
+def _synchronous(
+    profile: Profile,
+    cluster: Cluster,
+    options: Options,
+    samples: int,
+    sizes: Sequence[int],
+    *,
+    extrapolated: bool = False,
+) -> Iterator[tuple[Problem, bool]]:
+    """The problems whose plans are synchronous, and whether their times are extrapolated.
+
+    These are data parallelism with the profile's minibatch, and pipelines that drain, with minibatches of these sizes.
+    """
+    if not extrapolated and options.stages in (None, 1) and not any(stage > 1 for _, stage in options.pins):
+        yield (
+            Problem(
+                profile, cluster, replace(options, schedule=STASHING, accumulate=None, stages=1, correction="none")
+            ),
+            False,
+        )
+    for size in sizes:
+        chosen = replace(options, schedule=FLUSH, accumulate=samples // size, correction="none")
+        sized = profile if size == profile.minibatch else profile.rescaled(size)
+        yield Problem(sized, cluster, chosen), extrapolated
+
+
+def _best(problems: Iterable[tuple[Problem, bool]], maximum_cuts: int, deadline: Deadline) -> Candidate | None:
+    """The fastest plan of these problems, or of those for which there was time; None if there is none."""
+    found = []
+    for problem, extrapolated in problems:
+        ends = deadline.share(0.5)
+        try:
+            best = best_plan(problem, enumerate_cuts(problem, maximum_cuts, ends.share(0.5)), deadline=ends)
+        except OutOfTime:
+            continue
+        if best is not None:
+            found.append(Candidate(problem, best.plan, best.pace_s, extrapolated))
+    return min(found, key=lambda one: one.sample_s, default=None)

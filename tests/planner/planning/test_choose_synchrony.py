@@ -1,0 +1,116 @@
+"""`--schedule best`: the synchronous plan, unless the asynchronous one gains enough; the best of both are shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from commandline import Run
+
+import pipeplan
+from pipeplan.from_options import BuiltProblem, build_problem
+from pipeplan.planning.choose_schedule import choose_schedule, known_sizes
+from pipeplan.planning.choose_synchrony import SynchronyChoice
+from pipeplan.problem.problem import Options
+from pipeplan.profile_data.profile import Size
+
+
+def _built(name: str, cluster: str, **options: object) -> BuiltProblem:
+    chosen = {"schedule": "best"} | options
+    return build_problem(pipeplan.read_profile(name), pipeplan.cluster(cluster), **chosen)  # type: ignore[arg-type]
+
+
+def _choice(name: str, cluster: str, **options: object) -> SynchronyChoice:
+    choice = _built(name, cluster, **options).synchrony
+    assert choice is not None
+    return choice
+
+
+def test_a_small_gain_is_not_worth_staleness() -> None:
+    """AWD-LM on C: 1-3 with stashing is 7% faster than data parallelism."""
+    choice = _choice("awd-lm-v100", "C")
+    assert choice.synchronous is not None
+    assert choice.asynchronous is not None
+    assert 1.05 < choice.synchronous.sample_s / choice.asynchronous.sample_s < 1.1
+    assert choice.taken is choice.synchronous
+    assert choice.taken.updates.synchronous
+    assert not choice.asynchronous.updates.synchronous
+    assert choice.reason.startswith("Chosen: synchronous, because the fastest asynchronous plan has 7.3% more")
+    assert _choice("awd-lm-v100", "C", asynchronous_gain=0.05).taken.plan.config == "1-3"
+
+
+def test_a_large_gain_is_taken_and_staleness_can_be_ruled_out_or_bounded() -> None:
+    choice = _choice("s2vt-v100", "B")
+    assert choice.taken is choice.asynchronous
+    assert choice.synchronous is not None
+    assert set(choice.synchronous.updates.samples) == {16 * 80}
+    ruled_out = _choice("s2vt-v100", "B", staleness="none")
+    assert ruled_out.asynchronous is None
+    assert ruled_out.taken.updates.synchronous
+    assert ruled_out.taken.sample_s == pytest.approx(choice.synchronous.sample_s)
+    bounded = _choice("s2vt-v100", "B", staleness="bounded")
+    assert bounded.asynchronous is not None
+    assert bounded.asynchronous.plan.schedule == "2bw"
+    assert set(bounded.asynchronous.updates.samples) == {16 * 80}
+
+
+def test_data_parallelism_that_beats_all_pipelines_is_synchronous_and_needs_no_comparison() -> None:
+    choice = _choice("resnet50-v100", "B")
+    assert (choice.taken.plan.config, choice.asynchronous) == ("16", None)
+    assert "faster than any pipeline" in choice.reason
+
+
+def test_only_sizes_that_a_profile_holds_or_interpolates_are_used_unless_nothing_else_fits() -> None:
+    profile = pipeplan.read_profile("s2vt-v100")
+    assert known_sizes(profile, [80, 40, 20]) == ([80], [40, 20])
+    half = profile.rescaled(40)
+    measured = replace(profile, sizes=(Size(40, half.layers, half.tensors),))
+    assert known_sizes(measured, [80, 60, 40, 20]) == ([80, 60, 40], [20])
+    _, tried = choose_schedule(profile, pipeplan.cluster("C"), Options(), 320, "none", 1000)
+    assert {(one.minibatch, one.extrapolated) for one in tried} == {(80, False), (40, True), (20, True), (10, True)}
+    assert [one.extrapolated for one in tried] == sorted(one.extrapolated for one in tried)
+    # A batch of 40 samples holds no minibatch of 80, and no data parallelism is among plans of two stages.
+    small = _choice("s2vt-v100", "C", batch=40, stages=2, staleness="none")
+    assert small.taken.extrapolated
+    assert "(extrapolated)" in small.taken.text
+
+
+def test_the_table_and_plan_json_show_both(run: Run) -> None:
+    words = ("solve", "awd-lm-v100", "--cluster", "C", "--schedule", "best", "--solver", "dp", "--no-write")
+    lines = run(*words).out.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("Chosen: ")]
+    assert lines[at].endswith("(--asynchronous-gain). The DP alone compared them.")
+    assert lines[at + 1].startswith("  synchronous   4, minibatch 80: ")
+    assert lines[at + 2].startswith("  asynchronous  1-3, minibatch 80: ")
+    choice = json.loads(run(*words, "--json").out)["choice"]
+    assert choice["taken"] == "synchronous"
+    assert choice["asynchronous_gain"] == pytest.approx(0.1)
+    assert choice["synchronous"]["updates"] == {"synchronous": True, "stale_by": [0], "samples": [320]}
+    assert choice["asynchronous"]["updates"]["stale_by"] == [4, 1]
+    assert json.loads(run(*words, "--asynchronous-gain", "5%", "--json").out)["choice"]["taken"] == "asynchronous"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--asynchronous-gain", "much"], "--asynchronous-gain: expected a share such as 5%, found 'much'"),
+        (["--minibatch", "auto"], "leave out --minibatch auto"),
+        (["--batch", "81"], "a batch of 81 samples cannot be cut into minibatches"),
+        (["--staleness", "little"], "there is no tolerance 'little'"),
+        (["--for", "megatron"], "leave out --schedule best"),
+    ],
+)
+def test_contradictions_are_one_line(more: list[str], said: str, run: Run) -> None:
+    done = run("solve", "awd-lm-v100", "--cluster", "C", "--schedule", "best", "--no-write", *more)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_correction_is_for_the_asynchronous_plan_alone() -> None:
+    choice = _choice("s2vt-v100", "B", correction="ef")
+    assert choice.synchronous is not None
+    assert choice.asynchronous is not None
+    assert choice.asynchronous.problem.options.correction == "ef"
+    assert choice.synchronous.problem.options.correction == "none"
