@@ -35,6 +35,9 @@ EXTRAPOLATED = " (extrapolated)"
 HALVINGS = 3
 """The profile's minibatch is halved at most so often."""
 
+# With more cuts than this, a choice may stop at plans that are within the gap of the best of their schedule.
+_MANY_CUTS, _CHOICE_GAP = 96, 0.01
+
 
 @dataclass(frozen=True)
 class ScheduleChoice:
@@ -69,13 +72,11 @@ def choose_schedule(
     maximum_cuts: int,
     deadline: Deadline = NO_DEADLINE,
 ) -> tuple[Problem, list[ScheduleChoice]]:
-    """The problem with the best schedule, and all choices that were tried, best first.
-
-    Extrapolated sizes come last.
+    """The problem with the best schedule, and all choices that were tried, best first; extrapolated sizes come last.
 
     `batch` is in samples per update. Among equally fast schedules the least stale one is taken. The choices share the
     time until the deadline. Raises `InputError` if the batch cannot be cut into minibatches, and `InfeasibleError` if
-    no schedule has a plan.
+    no schedule has a plan. Models of many layers are compared by plans within 1% of the best.
     """
     if staleness not in STALENESS:
         raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
@@ -90,7 +91,7 @@ def choose_schedule(
         ends, in_time, best_found = deadline.share(1 / (len(tried) - number)), True, None
         try:
             cuts = enumerate_cuts(problem, maximum_cuts, ends.share(0.5))
-            best_found = best_plan(problem, cuts, deadline=ends)
+            best_found = best_plan(problem, cuts, ends, _CHOICE_GAP if len(cuts.ideals) > _MANY_CUTS else 0.0)
         except OutOfTime:
             in_time = False
         pace, config = (None, "") if best_found is None else (best_found.pace_s / size, best_found.plan.config)

@@ -21,21 +21,23 @@ class ScoredPlan:
     pace_s: float
 
 
-def best_plan(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> ScoredPlan | None:
+def best_plan(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE, gap: float = 0.0) -> ScoredPlan | None:
     """The best plan of a problem, or the best that is found in time; None if no plan satisfies the constraints.
+
+    The search may stop at a plan that is within the relative `gap` of the best.
 
     Raises `OutOfTime` where no plan is found before the deadline.
     """
-    plan = _solved(problem, cuts, deadline)
+    plan = _solved(problem, cuts, deadline, gap)
     if plan is None:
         return None
     plan, score = deepened(plan, problem)
     return ScoredPlan(plan, score.pace_s)
 
 
-def _solved(problem: Problem, cuts: Cuts, deadline: Deadline) -> Plan | None:
+def _solved(problem: Problem, cuts: Cuts, deadline: Deadline, gap: float) -> Plan | None:
     """The plan of the DP, or None if it proves that there is none."""
-    result = dynamic_program.solve(problem, cuts, deadline.left_s)
+    result = dynamic_program.solve(problem, cuts, deadline.left_s, gap)
     if result.interrupted:
         raise KeyboardInterrupt
     if result.plan is None and result.status != Status.INFEASIBLE and deadline.passed:

@@ -96,7 +96,8 @@ def test_constraints_that_exclude_everything_are_named() -> None:
     problem = _problem(10**6, 4, options=Options(stages=2, pins=(("l0", 2), ("l3", 1))))
     found = diagnose(problem, CUTS)
     assert found.relaxed == ("--pin",)
-    assert "no plan satisfies the constraints on 4 workers: relax --pin" in found.text
+    pins = "'l3' is pinned to stage 1 and 'l0', which comes before it, to stage 2"
+    assert f"no plan satisfies the constraints on 4 workers: {pins}; relax --pin" in found.text
     assert found.enough is None
 
 

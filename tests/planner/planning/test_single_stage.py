@@ -130,7 +130,7 @@ def test_copies_of_one_stage_count_where_replicas_are_limited() -> None:
     layers = tuple(Layer(f"l{index}", 1.0, 2.0, 60 * MIB, 0) for index in range(2))
     tensors = (Tensor("t", "l0", ("l1",), 10**10, 10**10),)
     levels = (Level("server", 2, 400.0 * MIB), Level("cluster", 2, 200.0 * MIB))
-    cluster = Cluster("t", Device("d", "cuda", 2**60), levels)
+    cluster = Cluster("t", Device("d", "cuda", 2**50), levels)
     problem = Problem(Profile(layers, tensors, 1), cluster, Options(max_replicas=2))
     outcome = solve(problem)
     assert (outcome.plan.config, len(outcome.plan.stages)) == ("2×(2)", 1)
