@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def test_a_group_without_a_limit_does_not_count(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_cannot_be_had_and_the_limit_goes_again() -> None:
+    gc.collect()  # memory that is freed under the limit would make room
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with limited_memory(64 * MIB), pytest.raises(RuntimeError) as caught:
         torch.ones(256 * MIB, dtype=torch.uint8)
