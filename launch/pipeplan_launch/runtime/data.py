@@ -103,18 +103,18 @@ class Batches:
             self._prefetcher.close()
             self._prefetcher = None
 
-    def load(self, minibatch: int) -> Batch:
-        """Load a minibatch's inputs and target."""
+    def load(self, minibatch: int, *, inputs: bool = True, target: bool = True) -> Batch:
+        """Load a minibatch. Its inputs or its target may be left out if they are not asked for."""
         batch = self._prefetcher.take(minibatch) if self._prefetcher is not None else None
-        return self._read(minibatch) if batch is None else batch
+        return self._read(minibatch, inputs, target) if batch is None else batch
 
-    def _read(self, minibatch: int) -> Batch:
+    def _read(self, minibatch: int, inputs: bool = True, target: bool = True) -> Batch:
         start = minibatch * self.sizes.minibatch
         chosen = list(self._order[start : start + self.sizes.real_samples(minibatch)])
         chosen += chosen[-1:] * (self.sizes.padded_samples(minibatch) - len(chosen))
         if self._collate is None and type(self._dataset) is TensorDataset and len(self._dataset.tensors) == 2:
-            inputs, target = (tensor[chosen] for tensor in self._dataset.tensors)
-            return Batch((inputs,), target)
+            rows, (examples, targets) = torch.tensor(chosen), self._dataset.tensors
+            return Batch((examples[rows],) if inputs else (), targets[rows] if target else None)
         seed_loading(self._seed, self._epoch, minibatch)
         return collate_samples([self._dataset[index] for index in chosen], self._collate)
 

@@ -202,7 +202,9 @@ class Engine:
         if not wanted and not self.place.is_last:
             return [], None
         with self.calling("reading the job's data", index):
-            batch: Batch = self.segment.batches.load(self.segment.number(index))
+            batch: Batch = self.segment.batches.load(
+                self.segment.number(index), inputs=bool(wanted), target=self.place.is_last
+            )
         self.place.job.check_names(batch)
         inputs = [batch.inputs[position].to(self.place.device) for position in wanted]
         target = to_device(batch.target, self.place.device) if self.place.is_last else None

@@ -210,3 +210,14 @@ def test_a_request_to_stop_does_not_end_what_is_read() -> None:
             for request in (signal.SIGTERM, signal.SIGINT):
                 os.kill(reader.pid, request)
         assert [int(batches.load(minibatch).inputs[0][0, 0]) for minibatch in range(1, 8)] == list(range(1, 8))
+
+
+def test_what_is_not_asked_for_is_not_read() -> None:
+    images, labels = torch.arange(12.0).view(6, 2), torch.arange(6)
+    sizes = minibatch_sizes(TensorDataset(images, labels), 4, dynamic=True, training=True)
+    batches = Batches(TensorDataset(images, labels), sizes, 1, 0)
+    whole = batches.load(1)
+    assert batches.load(1, inputs=False).inputs == ()
+    assert batches.load(1, target=False).target is None
+    assert torch.equal(batches.load(1, inputs=False).target, whole.target)
+    assert torch.equal(batches.load(1, target=False).inputs[0], whole.inputs[0])
