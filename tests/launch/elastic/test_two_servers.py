@@ -104,7 +104,9 @@ def test_an_error_on_one_ends_both(servers: Servers) -> None:
     )
     both = [servers.start(0), servers.start(1)]
     began = time.monotonic()
-    assert sorted(launch.wait() for launch in both) == [1, 2], [launch.lines for launch in both]
+    codes = {launch.wait() for launch in both}
+    # A worker whose own data fails may be on either server, or on both at once.
+    assert 2 in codes and codes <= {1, 2}, [launch.lines for launch in both]
     assert time.monotonic() - began < 100
     (line,) = said(both[0]) + said(both[1])
     assert line.startswith("error: ")
