@@ -115,7 +115,10 @@ def test_a_worker_that_is_busy_when_another_is_lost_is_not_taken_for_lost(script
 
 def test_a_terminal_that_closes_leaves_a_checkpoint(script: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
+    # Under nohup these tests, and a run that inherits it, would ignore the signal.
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     with Launch(script, run, "--epochs", "100000", "--log-every", "0") as launch:
+        signal.signal(signal.SIGHUP, inherited)
         launch.trains()
         launch.process.send_signal(signal.SIGHUP)
         assert launch.wait() == 0, launch.lines
