@@ -106,7 +106,7 @@ def test_an_error_on_one_ends_both(servers: Servers) -> None:
     began = time.monotonic()
     codes = {launch.wait() for launch in both}
     # A worker whose own data fails may be on either server, or on both at once.
-    assert 2 in codes and codes <= {1, 2}, [launch.lines for launch in both]
+    assert codes in ({2}, {1, 2}), [launch.lines for launch in both]
     assert time.monotonic() - began < 100
     (line,) = said(both[0]) + said(both[1])
     assert line.startswith("error: ")
