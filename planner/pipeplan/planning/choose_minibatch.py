@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.planning.fast import best_plan
-from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.planning.fast import best_in_time
 from pipeplan.problem.problem import Problem
-from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 
 @dataclass(frozen=True)
@@ -49,11 +48,7 @@ def choose_minibatch(
         accumulate = problem.options.accumulate if batch is None else batch // size
         options = replace(problem.options, accumulate=accumulate)
         sized = replace(problem, profile=problem.profile.rescaled(size), options=options)
-        ends, in_time, best = deadline.share(1 / (len(tried) - number)), True, None
-        try:
-            best = best_plan(sized, enumerate_cuts(sized, maximum_cuts, ends.share(0.5)), deadline=ends)
-        except OutOfTime:
-            in_time = False
+        best, in_time = best_in_time(sized, maximum_cuts, deadline.share(1 / (len(tried) - number)))
         rate, config = (None, "") if best is None else (size / best.pace_s, best.plan.config)
         choices.append(MinibatchChoice(sized, rate, config, in_time))
     choices.sort(key=lambda choice: -(choice.samples_per_s or 0.0))

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InfeasibleError
-from pipeplan.planning.fast import best_plan
-from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.planning.fast import best_in_time
 from pipeplan.problem.problem import Problem
-from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 MOST_ORDERS = 120
 """At most so many orders are tried, beginning with the listed one: all orders of five servers that differ."""
@@ -50,11 +49,7 @@ def choose_order(
     choices = []
     for number, order in enumerate(orders):
         ordered = replace(problem, cluster=in_order(problem.cluster, order))
-        ends, in_time, best = deadline.share(1 / (len(orders) - number)), True, None
-        try:
-            best = best_plan(ordered, enumerate_cuts(ordered, maximum_cuts, ends.share(0.5)), deadline=ends)
-        except OutOfTime:
-            in_time = False
+        best, in_time = best_in_time(ordered, maximum_cuts, deadline.share(1 / (len(orders) - number)))
         pace, config = (None, "") if best is None else (best.pace_s, best.plan.config)
         choices.append(OrderChoice(ordered, order, pace, config, in_time))
     if all(choice.pace_s is None for choice in choices):

@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
-from pipeplan.planning.fast import best_plan
-from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.planning.fast import best_in_time
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
-from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean
 
 STALENESS = {
@@ -35,8 +34,8 @@ EXTRAPOLATED = " (extrapolated)"
 HALVINGS = 3
 """The profile's minibatch is halved at most so often."""
 
-# With more cuts than this, a choice may stop at plans that are within the gap of the best of their schedule.
-_MANY_CUTS, _CHOICE_GAP = 96, 0.01
+# Of models with many cuts, plans within this gap of the best of their schedule are enough to choose among schedules.
+_CHOICE_GAP = 0.01
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,8 @@ def choose_schedule(
         accumulate = batch // size if schedule in ACCUMULATING else None
         sized = profile if size == profile.minibatch else profile.rescaled(size)
         problem = Problem(sized, cluster, replace(options, schedule=schedule, accumulate=accumulate))
-        ends, in_time, best_found = deadline.share(1 / (len(tried) - number)), True, None
-        try:
-            cuts = enumerate_cuts(problem, maximum_cuts, ends.share(0.5))
-            best_found = best_plan(problem, cuts, ends, _CHOICE_GAP if len(cuts.ideals) > _MANY_CUTS else 0.0)
-        except OutOfTime:
-            in_time = False
+        ends = deadline.share(1 / (len(tried) - number))
+        best_found, in_time = best_in_time(problem, maximum_cuts, ends, _CHOICE_GAP)
         pace, config = (None, "") if best_found is None else (best_found.pace_s / size, best_found.plan.config)
         choices.append(ScheduleChoice(problem, pace, config, in_time, size not in {*own, *known}))
     feasible = [choice for choice in choices if choice.sample_s is not None]

@@ -19,11 +19,10 @@ from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.choose_schedule import EXTRAPOLATED, STALENESS, known_sizes, minibatch_sizes
-from pipeplan.planning.fast import best_plan
-from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.planning.fast import best_in_time
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
-from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.units import show_pace
 
@@ -183,11 +182,7 @@ def _best(problems: Iterable[tuple[Problem, bool]], maximum_cuts: int, deadline:
     """The fastest plan of these problems, or of those for which there was time; None if there is none."""
     found = []
     for problem, extrapolated in problems:
-        ends = deadline.share(0.5)
-        try:
-            best = best_plan(problem, enumerate_cuts(problem, maximum_cuts, ends.share(0.5)), deadline=ends)
-        except OutOfTime:
-            continue
+        best, _ = best_in_time(problem, maximum_cuts, deadline.share(0.5))
         if best is not None:
             found.append(Candidate(problem, best.plan, best.pace_s, extrapolated))
     return min(found, key=lambda one: one.sample_s, default=None)
