@@ -157,7 +157,7 @@ class PipelineSearches:
         """A fast pipeline that fits in memory, found on a selection of the cuts, where there are many."""
         if not self.has_many_cuts or self.shape is not None:
             return None
-        selected = terms_of(self.problem, self.cuts.only(_cheap_cuts(self.cuts)))
+        selected = terms_of(self.problem, self.selected_cuts)
         limits = replace(self.limits(memory=True), deadline=Deadline(self.deadline).share(SELECTED_SHARE).at)
         silent = replace(self, gap=max(self.gap, _SELECTED_GAP), report=lambda low, high: None)
         found = silent._least(selected, limits, low)
@@ -201,18 +201,22 @@ class PipelineSearches:
         """Whether `quick_batch` has something to leave out."""
         return len(self.cuts.ideals) > 2 * _SELECTED_CUTS
 
+    @property
+    def selected_cuts(self) -> Cuts:
+        """The cuts on which a fast plan is searched first, where there are many."""
+        return self.cuts.only(_cheap_cuts(self.cuts))
+
     def quick_batch(self) -> BisectionResult[FoundPipeline]:
         """A fast batch under a flush schedule, found on a selection of the cuts; `low` is 0, which bounds all others.
 
         Learns whether memory slows it down, which `best` needs to know.
         """
-        selected = self.cuts.only(_cheap_cuts(self.cuts))
         gap = max(self.gap, _SELECTED_GAP)
-        found = self._least_batch(terms_of(self.problem, selected), self.limits(memory=True), gap=gap)
+        found = self._least_batch(terms_of(self.problem, self.selected_cuts), self.limits(memory=True), gap=gap)
         found.low = 0.0
         if found.best is None or not found.finished:
             return found
-        unlimited = terms_of(self.problem.without_memory_limit(), selected)
+        unlimited = terms_of(self.problem.without_memory_limit(), self.selected_cuts)
         faster = self._least_batch(unlimited, self.limits(memory=False), found.high * (1 - 2 * gap), gap=1.0)
         self.memory_binds, found.interrupted = faster.best is not None, faster.interrupted
         return found
@@ -270,27 +274,16 @@ class PipelineSearches:
         if most < low:
             return BisectionResult(low)
         known = known if known is not None and known[0] <= most else None
-        if known is None and self.below < terms.most and self.shape is None:
-            # Most spaces have nothing faster than the best plan so far, which a single search shows.
-            try:
-                known = find(most)
-            except OutOfTime:
-                return BisectionResult(low, finished=False)
-            except KeyboardInterrupt:
-                return BisectionResult(low, finished=False, interrupted=True)
-            if known is None:
-                return BisectionResult(most)
-        elif known is None and limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
-            # Find some plan first: it is the result if the search is stopped early, and without one no search is
-            # needed. On thousands of workers a search far above the bound takes longer than all searches near it.
-            try:
-                known = find(min(_FIRST_LIMIT * low, most)) or find(most)
-            except OutOfTime:
-                return BisectionResult(low, finished=False)
-            except KeyboardInterrupt:
-                return BisectionResult(low, finished=False, interrupted=True)
-            if known is None:
-                return BisectionResult(most)
+        tried = self._tried_first(terms, limits, low, most) if known is None else []
+        try:
+            for limit in tried:
+                known = known or find(limit)
+        except OutOfTime:
+            return BisectionResult(low, finished=False)
+        except KeyboardInterrupt:
+            return BisectionResult(low, finished=False, interrupted=True)
+        if tried and known is None:
+            return BisectionResult(most)
         # Without the memory limit a pipeline is only a bound.
         counts = limits.memory or not self.problem.options.memory
         return threshold.least_threshold(
@@ -301,6 +294,17 @@ class PipelineSearches:
             gap=self.gap,
             report=lambda least, best: self.report(least, best if counts else float("inf")),
         )
+
+    def _tried_first(self, terms: CostTerms, limits: SearchLimits, low: float, most: float) -> list[float]:
+        """The limits that are tried before bisection: where none has a pipeline, there is none up to `most`."""
+        if self.below < terms.most and self.shape is None:
+            # Most spaces have nothing faster than the best plan so far, which a single search shows.
+            return [most]
+        if limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
+            # Find some plan first: it is the result if the search is stopped early, and without one no search is
+            # needed. On thousands of workers a search far above the bound takes longer than all searches near it.
+            return [min(_FIRST_LIMIT * low, most), most]
+        return []
 
     def _search(self, terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
         """A pipeline within a threshold, over the numbers of stages, or None."""
