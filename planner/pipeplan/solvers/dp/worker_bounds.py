@@ -64,31 +64,25 @@ class WorkerBounds:
     def _rows(self, demands: Floats) -> Floats:
         """The bounds for some demands (rows), by cut."""
         least = np.zeros((len(demands), len(self._terms.cuts.ideals)))
+        variants = [
+            self._units(demands[:, None], recompute=one) for one in ((False, True) if self._recompute else (False,))
+        ]
         for share in _SHARES:
-            kept, recomputed = self._units(share, demands[:, None])
-            total = self._in_cuts(np.minimum(kept, recomputed) if self._recompute else kept)
-            np.maximum(least, total, out=least)
+            mixed = [share * for_work + (1 - share) * for_memory for for_work, for_memory in variants]
+            np.maximum(least, self._in_cuts(np.minimum.reduce(mixed)), out=least)
         return np.ceil(least * (1 - _ROUNDING) - _ROUNDING)
 
-    def _units(self, share: float, demand: Floats) -> tuple[Floats, Floats]:
-        """The mixture for every unit (columns) and demand (rows), if it keeps its activations and if it recomputes."""
-        terms, capacity = self._terms, self._terms.problem.capacity
+    def _units(self, demand: Floats, *, recompute: bool) -> tuple[Floats, Floats]:
+        """The workers that every unit (columns) needs for its work, and at every demand (rows) for its memory."""
+        terms, problem = self._terms, self._terms.problem
         forward, work, parameters, buffers, saved = self._costs
-        problem, training = terms.problem, terms.training
-        ratio, stashes = problem.state_ratio, terms.stashes
-        once = np.asarray(formulas.fixed_memory(parameters, buffers, 0.0, ratio, training))
-        mixed = [share * self._rate * seconds + np.zeros_like(demand) for seconds in (work, work + forward)]
-        if not np.isfinite(capacity):
-            return mixed[0], mixed[1]
-        for index, kept in enumerate((saved, np.zeros_like(saved))):
-            memory = once + (formulas.recompute_memory(saved, 0.0, True) if index else 0.0)
-            if training:
-                memory = memory + formulas.version_memory(
-                    parameters, terms.constant_versions, problem.options.copies_per_version
-                )
-                memory = memory + formulas.memory_per_depth(parameters, kept, 0.0, 0.0, stashes=stashes) * (1 + demand)
-            mixed[index] = mixed[index] + (1 - share) * memory / capacity
-        return mixed[0], mixed[1]
+        once = formulas.fixed_memory(parameters, buffers, 0.0, problem.state_ratio, terms.training)
+        memory = np.asarray(once + formulas.recompute_memory(saved, 0.0, recompute) + np.zeros_like(demand))
+        if terms.training:
+            copies, kept = problem.options.copies_per_version, np.zeros_like(saved) if recompute else saved
+            each = formulas.memory_per_depth(parameters, kept, 0.0, 0.0, stashes=terms.stashes)
+            memory = memory + formulas.version_memory(parameters, terms.constant_versions, copies) + each * (1 + demand)
+        return self._rate * (work + forward if recompute else work), memory / problem.capacity
 
     @cached_property
     def _costs(self) -> tuple[Floats, ...]:
