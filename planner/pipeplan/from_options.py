@@ -79,12 +79,35 @@ class BuiltProblem:
 
 
 @dataclass(frozen=True)
-class _Searches:
-    """The limits of the searches for a choice, and the gain from which an asynchronous plan is taken."""
+class _Request:
+    """The arguments of `build_problem`, but for the order of the servers."""
 
+    profile: Profile
+    cluster: Cluster
+    minibatch: int | Literal["auto"] | None
+    batch: int | None
+    staleness: str
+    target: str | None
+    asynchronous_gain: float
     maximum_cuts: int
     deadline: Deadline
-    asynchronous_gain: float = GAIN
+    options: dict[str, Any]
+
+    @property
+    def scaled(self) -> Profile:
+        """The profile at the minibatch size, if one is given; the profile itself for `auto`."""
+        if not isinstance(self.minibatch, int) or self.minibatch == self.profile.minibatch:
+            return self.profile
+        return self.profile.rescaled(self.minibatch)
+
+    def unscheduled(self, choice: str) -> Options:
+        """The options that all schedules share, for a choice among them. Raises `InputError`."""
+        if self.options.get("accumulate") is not None:
+            raise InputError(f"--accumulate follows from --batch with --schedule {choice}: leave it out")
+        if self.options.get("inference"):
+            raise InputError("--schedule is for training: leave it out with --inference")
+        shared = {name: value for name, value in self.options.items() if name != "schedule"}
+        return options_for(self.cluster.device.kind, **shared)
 
 
 def option_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,45 +165,36 @@ def build_problem(
     """
     if server_order not in SERVER_ORDERS:
         raise InputError(f"there is no server order {server_order!r}; {did_you_mean(server_order, SERVER_ORDERS)}")
-    searches = _Searches(maximum_cuts, deadline, asynchronous_gain)
-    built = _in_listed_order(profile, cluster, minibatch, batch, staleness, target, searches, options)
+    request = _Request(
+        profile, cluster, minibatch, batch, staleness, target, asynchronous_gain, maximum_cuts, deadline, options
+    )
+    built = _in_listed_order(request)
     if server_order == "listed" or target is not None:
         return built
     problem, orders = choose_order(built.problem, maximum_cuts, deadline.share(SHARES["choice"]))
     return replace(built, problem=problem, orders=tuple(orders))
 
 
-def _in_listed_order(
-    profile: Profile,
-    cluster: Cluster,
-    minibatch: int | Literal["auto"] | None,
-    batch: int | None,
-    staleness: str,
-    target: str | None,
-    searches: _Searches,
-    options: dict[str, Any],
-) -> BuiltProblem:
+def _in_listed_order(request: _Request) -> BuiltProblem:
     """The problem on the cluster as it is listed."""
-    deadline, maximum_cuts = searches.deadline, searches.maximum_cuts
-    if options.get("schedule") == AUTO:
+    minibatch, batch, target, options = request.minibatch, request.batch, request.target, request.options
+    schedule = options.get("schedule")
+    if schedule in (AUTO, BEST):
         if target is not None:
-            raise InputError("--for has a schedule of its own: leave out --schedule auto")
-        searches = _Searches(maximum_cuts, deadline.share(SHARES["choice"]))
-        return _with_best_schedule(profile, cluster, minibatch, batch, staleness, searches, options)
-    if options.get("schedule") == BEST:
-        return _synchronous_or_not(profile, cluster, minibatch, batch, staleness, target, searches, options)
+            raise InputError(f"--for has a schedule of its own: leave out --schedule {schedule}")
+        return _with_best_schedule(request) if schedule == AUTO else _synchronous_or_not(request)
     if batch is not None and target is None:
         raise InputError("--batch goes with --schedule best or auto, or --for; for one schedule give --accumulate")
-    scaled = profile if minibatch == AUTO else _scaled(profile, minibatch)
+    scaled = request.scaled
     if batch is not None:
-        sizes = [size.minibatch for size in profile.all_sizes] if minibatch == AUTO else [scaled.minibatch]
+        sizes = [size.minibatch for size in scaled.all_sizes] if minibatch == AUTO else [scaled.minibatch]
         options = options | {"accumulate": _minibatches_per_update(options.get("accumulate"), batch, sizes)}
-    unrestricted = Problem(scaled, cluster, options_for(cluster.device.kind, **options))
+    unrestricted = Problem(scaled, request.cluster, options_for(request.cluster.device.kind, **options))
     targeted = None if target is None else TargetedProblem(export_target(target), unrestricted)
     problem = unrestricted if targeted is None else targeted.problem
     if minibatch != AUTO:
         return BuiltProblem(problem, targeted=targeted)
-    problem, tried = choose_minibatch(problem, maximum_cuts, batch, deadline.share(SHARES["choice"]))
+    problem, tried = choose_minibatch(problem, request.maximum_cuts, batch, request.deadline.share(SHARES["choice"]))
     if targeted is not None:
         chosen = replace(unrestricted.options, accumulate=problem.options.accumulate)
         targeted = replace(targeted, unrestricted=replace(unrestricted, profile=problem.profile, options=chosen))
@@ -200,67 +214,40 @@ def _minibatches_per_update(accumulate: int | None, batch: int, sizes: list[int]
     return batch // fitting[0]
 
 
-def _with_best_schedule(
-    profile: Profile,
-    cluster: Cluster,
-    minibatch: int | Literal["auto"] | None,
-    batch: int | None,
-    staleness: str,
-    searches: _Searches,
-    options: dict[str, Any],
-) -> BuiltProblem:
+def _with_best_schedule(request: _Request) -> BuiltProblem:
     """The problem with the best schedule."""
-    if minibatch == AUTO:
+    if request.minibatch == AUTO:
         raise InputError("--schedule auto chooses the minibatch size itself, from --batch: leave out --minibatch auto")
-    if batch is None:
+    if request.batch is None:
         raise InputError("--schedule auto needs the global batch: give --batch, in samples per update")
-    if options.get("accumulate") is not None:
-        raise InputError("--accumulate follows from --batch with --schedule auto: leave it out")
-    if options.get("inference"):
-        raise InputError("--schedule is for training: leave it out with --inference")
-    unscheduled = {name: value for name, value in options.items() if name != "schedule"}
-    fixed = options_for(cluster.device.kind, **unscheduled)
-    scaled = _scaled(profile, minibatch)
+    options, deadline = request.unscheduled(AUTO), request.deadline.share(SHARES["choice"])
     problem, choices = choose_schedule(
-        scaled, cluster, fixed, batch, staleness.lower(), searches.maximum_cuts, searches.deadline
+        request.scaled,
+        request.cluster,
+        options,
+        request.batch,
+        request.staleness.lower(),
+        request.maximum_cuts,
+        deadline,
     )
     return BuiltProblem(problem, schedules=tuple(choices))
 
 
-def _synchronous_or_not(
-    profile: Profile,
-    cluster: Cluster,
-    minibatch: int | Literal["auto"] | None,
-    batch: int | None,
-    staleness: str,
-    target: str | None,
-    searches: _Searches,
-    options: dict[str, Any],
-) -> BuiltProblem:
+def _synchronous_or_not(request: _Request) -> BuiltProblem:
     """The problem of the better one of the fastest synchronous and the fastest asynchronous plan."""
-    if target is not None:
-        raise InputError("--for has a schedule of its own: leave out --schedule best")
-    if minibatch == AUTO:
+    if request.minibatch == AUTO:
         raise InputError("--schedule best compares plans of one minibatch size: leave out --minibatch auto")
-    if options.get("accumulate") is not None:
-        raise InputError("--accumulate follows from --batch with --schedule best: leave it out")
-    if options.get("inference"):
-        raise InputError("--schedule is for training: leave it out with --inference")
-    if not 0 <= searches.asynchronous_gain < float("inf"):
-        raise InputError(f"the asynchronous gain must be a share of at least 0, not {searches.asynchronous_gain:g}")
-    fixed = options_for(cluster.device.kind, **{name: value for name, value in options.items() if name != "schedule"})
+    options, gain = request.unscheduled(BEST), request.asynchronous_gain
+    if not 0 <= gain < float("inf"):
+        raise InputError(f"the asynchronous gain must be a share of at least 0, not {gain:g}")
     choice = choose_synchrony(
-        _scaled(profile, minibatch),
-        cluster,
-        fixed,
-        batch,
-        staleness.lower(),
-        searches.asynchronous_gain,
-        searches.maximum_cuts,
-        searches.deadline.share(SHARES["choice"]),
+        request.scaled,
+        request.cluster,
+        options,
+        request.batch,
+        request.staleness.lower(),
+        gain,
+        request.maximum_cuts,
+        request.deadline.share(SHARES["choice"]),
     )
     return BuiltProblem(choice.taken.problem, synchrony=choice)
-
-
-def _scaled(profile: Profile, minibatch: int | None) -> Profile:
-    return profile if minibatch in (None, profile.minibatch) else profile.rescaled(minibatch)
