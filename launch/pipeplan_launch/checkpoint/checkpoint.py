@@ -73,7 +73,7 @@ def checkpoint_before(damaged: Path, note: Note) -> Manifest | None:
 
 
 def _last_undamaged(folders: Sequence[Path], note: Note) -> Manifest:
-    """Of at least one folder. Raises `DamagedCheckpoint` if all are damaged."""
+    """The manifest of the last folder, of at least one, that is not damaged. Raises `DamagedCheckpoint` if all are."""
     *earlier, last = folders
     try:
         return read_manifest(last)

@@ -77,7 +77,7 @@ def _typed(value: Any, kind: Any) -> Any:
 
 
 def _one_of(value: Any, kinds: Sequence[Any]) -> Any:
-    """By the first type that fits; None comes first, because it is the only one that None fits."""
+    """The value read as the first type that fits it. None is tried first, because nothing else fits None."""
     if value is None and type(None) in kinds:
         return None
     for kind in kinds:

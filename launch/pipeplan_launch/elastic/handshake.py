@@ -28,7 +28,7 @@ ACCEPTED, REFUSED = 0, 1
 
 
 class Purpose(IntEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     PROBE = 0
     """Nothing else: it is closed again."""

@@ -76,7 +76,7 @@ class LaunchPlan:
     accumulate: int | None = None
     """Minibatches per update, the same at all stages, for schedules that take that number."""
     correction: str = "none"
-    """What is done about old gradients: `none`, or `ef` (error feedback on updates)."""
+    """The correction of updates from old gradients: `none`, or `ef` (error feedback on updates)."""
     granularity: str = "layer"
     """Size of the layers: the model is traced at the granularity of its profile."""
     profile: str = ""

@@ -25,7 +25,7 @@ from pipeplan_launch.plan.schedule_check import replay_schedule
 from pipeplan_launch.plan.sleeping_stage_spec import EmulatedStage, read_emulated_stage
 
 CORRECTIONS = ("none", "ef")
-"""What a plan may say about old gradients."""
+"""The corrections of old gradients that a plan may name."""
 STAGE_FORMAT = "pipeplan-stage"
 STAGE_FORMAT_VERSION = 1
 MAX_DEPTH = 100_000

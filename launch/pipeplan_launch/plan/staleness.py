@@ -11,12 +11,12 @@ from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
 
 FLUSH_SCHEDULE = SCHEDULES["1f1b-flush"]
-"""What the first epochs run with `--flush-epochs`."""
+"""The schedule of the first epochs with `--flush-epochs`."""
 
 
 @dataclass(frozen=True)
 class StalenessOptions:
-    """What to do about gradients that are some updates old."""
+    """The options of the command line about gradients that are some updates old."""
 
     correction: str | None = None
     """`none` or `ef`; None for what the plan says."""
@@ -66,11 +66,12 @@ def delays(plan: LaunchPlan) -> tuple[int, ...]:
 
 def staleness_text(plan: LaunchPlan) -> str | None:
     """How old the oldest gradients are, for a message; None if none is old."""
-    oldest = max(delays(plan))
+    ages = delays(plan)
+    oldest = max(ages)
     if not oldest:
         return None
     return (
-        f"gradients of stage {delays(plan).index(oldest)} are {oldest} update{'s' if oldest > 1 else ''} old under "
+        f"gradients of stage {ages.index(oldest)} are {oldest} update{'s' if oldest > 1 else ''} old under "
         f"{plan.schedule.name}"
     )
 

@@ -245,7 +245,7 @@ class EpochLoop:
             self._report_minibatch(step, progress)
 
     def _learning_watch(self, begins: bool) -> LearningWatch | None:
-        """What notices a run that does not learn; only for one that begins, with a stale schedule."""
+        """The watch that notices a run that does not learn; only a run that begins with a stale schedule has one."""
         plan = self._stage.place.plan
         staleness = staleness_text(plan)
         if not begins or staleness is None:

@@ -67,7 +67,7 @@ class RunOptions:
     averaging: GradientAveraging = EXACT_AVERAGING
     """How the replicas of a stage average their gradients."""
     staleness: StalenessOptions = AS_PLANNED
-    """What is done about gradients that are some updates old."""
+    """The options about gradients that are some updates old."""
 
 
 @dataclass(frozen=True)

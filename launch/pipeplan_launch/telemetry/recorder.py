@@ -51,7 +51,7 @@ LINES_PER_WRITE = 16
 MOST_METRICS_BYTES = 2**30
 """Size at which a file of metrics is put aside and another one begun; one older file is kept."""
 OLDER = ".old"
-"""What is added to the name of the older file."""
+"""The ending that is added to the name of the older file."""
 _ENCODE = json.JSONEncoder(check_circular=False).encode
 TIME_FIELDS = ("load_s", "wait_s", "forward_s", "backward_s", "sync_s", "update_s", "send_s")
 SUMMED_FIELDS = (*TIME_FIELDS, "cpu_s", "core_wait_s")

@@ -85,7 +85,7 @@ class Server:
     price_per_hour: float | None = None
     """Price of this server for one hour, in any currency; None where it is not known."""
     name: str = ""
-    """What people call this server, such as its host name. It makes no difference to planning."""
+    """The name that people give this server, such as its host name. It makes no difference to planning."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)

@@ -104,7 +104,7 @@ def choose_schedule(
 
 
 def known_sizes(profile: Profile, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Those of the sizes that a profile holds or interpolates, and those that it does not."""
+    """The sizes that a profile holds or interpolates, and the other sizes."""
     measured = [size.minibatch for size in profile.all_sizes]
     known = [size for size in sizes if measured[0] <= size <= measured[-1]]
     return known, [size for size in sizes if size not in known]

@@ -43,7 +43,7 @@ class SimulatedPlan:
     """A plan with its predicted and its simulated pace, in seconds per minibatch."""
 
     name: str
-    """What the plan is, in words."""
+    """A few words that say what the plan is."""
     plan: Plan
     score: Evaluation
     simulated_s: float | None
@@ -71,7 +71,7 @@ class SimulatedPlan:
 
 @dataclass(frozen=True)
 class PlanSimulation:
-    """What the simulation says of a plan, and of plans that are predicted to be nearly as fast."""
+    """The simulated pace of a plan, and of plans that are predicted to be nearly as fast."""
 
     simulated_s: float | None = None
     """Seconds per minibatch of the plan; None where it was not simulated."""
