@@ -1,6 +1,6 @@
 """What stale gradients cost in epochs, by schedule, correction, optimiser and rate, in one process that keeps versions.
 
-    python tests/benchmarks/delays.py FILE [digits] [text] [--seeds 5] [--optimizers adamw,sgd,nadam]
+    python tests/benchmarks/delays.py FILE [digits] [text] [resnet] [lstm] [--seeds 5] [--optimizers adamw,sgd,nadam]
 
 The process applies each schedule's formula: every stage takes its gradients at weights that are as many updates old as
 the schedule says, and drains at the end of an epoch, as the executor does. So delays need no workers. Each optimiser
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learning import NEAR, TASKS, Task, _accuracy
+from learning import JOBS, NEAR, Task, _accuracy
+from learning import TASKS as LEARNING_TASKS
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -31,6 +32,11 @@ from torch.optim import SGD, AdamW, NAdam, Optimizer
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.runtime.data import Batches, minibatch_sizes
 
+TASKS: Mapping[str, Task] = {
+    **LEARNING_TASKS,
+    "resnet": Task(f"{JOBS}:resnet", 32, 8, ()),
+    "lstm": Task(f"{JOBS}:lstm", 16, 12, ()),
+}
 TUNING_SEED = 100
 OPTIMIZERS: Mapping[str, Callable[[Sequence[nn.Parameter], float], Optimizer]] = {
     "adamw": lambda parameters, rate: AdamW(parameters, lr=rate, fused=True),
@@ -40,6 +46,9 @@ OPTIMIZERS: Mapping[str, Callable[[Sequence[nn.Parameter], float], Optimizer]] =
     ),
 }
 RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.01, 0.03, 0.1), "nadam": (1e-3, 2e-3, 4e-3)}
+HIGHER_RATES = {"adamw": (2e-3, 4e-3, 8e-3), "sgd": (0.1, 0.3, 1.0), "nadam": (2e-3, 4e-3, 8e-3)}
+"""The grid of the tasks that take higher rates."""
+WITH_HIGHER_RATES = ("resnet", "lstm")
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,8 @@ WAYS = (
     Delays("all stages 4 late", (4,)),
     Delays("all stages 8 late", (8,)),
 )
+BY_DELAY = ("one process", "2bw", "vertical-sync 1-1-1", "all stages 4 late", "all stages 8 late")
+"""The ways with the same delay at every stage: 0, 1, 2, 4 and 8."""
 SHORT = ("one process", "2bw", "1f1b-stashing 1-1-1", "vertical-sync 1-1-1", "all stages 8 late")
 """The ways of a task whose runs take long."""
 FLUSHED_FIRST = tuple(Delays(WAYS[way].name, WAYS[way].ages, WAYS[way].groups, 1) for way in (1, 2, 5))
@@ -205,18 +216,24 @@ class Results:
         return self.runs[key]
 
 
+def rates(name: str, optimizer: str) -> tuple[float, ...]:
+    """The grid of rates of an optimiser on a task."""
+    return (HIGHER_RATES if name in WITH_HIGHER_RATES else RATES)[optimizer]
+
+
 def best_rate(results: Results, name: str, optimizer: str) -> float:
     """The rate of the grid at which one process learns fastest."""
 
     def worth(rate: float) -> float:
         return statistics.fmean(results.of(name, WAYS[0], optimizer, rate, "none", TUNING_SEED).accuracy)
 
-    return max(RATES[optimizer], key=worth)
+    return max(rates(name, optimizer), key=worth)
 
 
 def wanted(name: str) -> Iterator[tuple[Delays, str]]:
     """Ways and corrections, the most telling first."""
-    ways = [way for way in WAYS if name == "digits" or way.name in SHORT]
+    chosen = {"text": SHORT, "resnet": BY_DELAY, "lstm": BY_DELAY}
+    ways = [way for way in WAYS if name not in chosen or way.name in chosen[name]]
     yield from ((way, "none") for way in ways)
     yield from ((way, "ef") for way in ways if any(way.ages))
     if name == "digits":
@@ -234,7 +251,7 @@ def measure(results: Results, name: str, optimizers: Sequence[str], seeds: int) 
         for seed in range(min(seeds, SEEDS_AT_EVERY_RATE)):
             for optimizer in [one for one in optimizers if one in AT_EVERY_RATE]:
                 for way, correction in wanted(name):
-                    for rate in RATES[optimizer] if not way.stop else ():
+                    for rate in rates(name, optimizer) if not way.stop else ():
                         results.of(name, way, optimizer, rate, correction, seed)
 
 

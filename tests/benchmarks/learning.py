@@ -47,8 +47,9 @@ class Task:
     ref: str
     minibatch: int
     epochs: int
-    cuts: tuple[str, str]
-    """The layers that the second and the third of three stages begin with; the second one splits two."""
+    cuts: tuple[str, ...]
+    """The layers that the second and the third of three stages begin with; the second one splits two. None for a task
+    that is not split."""
     seeds: int = 1
     """Runs whose mean counts."""
 

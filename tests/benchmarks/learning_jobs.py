@@ -1,4 +1,4 @@
-"""What `learning.py` trains besides the bundled digits: a small language model, and the digits under plain momentum.
+"""What `learning.py` and `delays.py` train besides the bundled digits: language models, a ResNet, plain momentum.
 
 The text is Python's own documentation of itself, `pydoc_data.topics`: it depends a little on Python's version.
 """
@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.models import mnist
+from pipeplan_launch.models.resnet_tiny import Block as ResidualBlock
 
 LENGTH = 48
 """Characters that the model sees at once."""
@@ -63,6 +64,50 @@ class SmallGPT(nn.Module):
         return scores
 
 
+class SmallLSTM(nn.Module):
+    """A language model of two LSTM layers over characters."""
+
+    def __init__(self, characters: int, width: int = 64) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(characters, width)
+        self.lstm1 = nn.LSTM(width, width, batch_first=True)
+        self.lstm2 = nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, characters)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Scores of the next character at every place: (samples, characters, vocabulary)."""
+        x, _ = self.lstm1(self.characters(text))
+        x, _ = self.lstm2(x)
+        scores: Tensor = self.head(x)
+        return scores
+
+
+class DigitsResNet(nn.Module):
+    """Three residual blocks with BatchNorm, of 8, 16 and 32 channels, for images of 1×8×8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, kernel_size=3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(8)
+        self.blocks = nn.Sequential(ResidualBlock(8, 8, 1), ResidualBlock(8, 16, 2), ResidualBlock(16, 32, 2))
+        self.fc = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores."""
+        x = self.blocks(functional.relu(self.bn(self.conv(x))))
+        scores: Tensor = self.fc(x.mean(dim=(2, 3)))
+        return scores
+
+
+def _small_digits() -> Data:
+    """The digits of the bundled `mnist` in their own size of 8×8, with the same split."""
+    images, labels = mnist.load_scans()
+    images = images.unsqueeze(1) / 16
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(mnist.SPLIT_SEED))
+    train, test = order[: mnist.TRAIN_SAMPLES], order[mnist.TRAIN_SAMPLES :]
+    return Data(TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test]))
+
+
 def _documentation() -> tuple[Tensor, int]:
     """(the text as numbers, how many different characters it has)."""
     from pydoc_data.topics import topics
@@ -100,6 +145,19 @@ def text() -> Job:
         optimizer=lambda parameters: AdamW(parameters, lr=2e-3, fused=True),
         metric=_right,
         minibatch=8,
+    )
+
+
+def lstm() -> Job:
+    """The language model of LSTM layers."""
+    _, characters = _documentation()
+    return replace(text(), model=SmallLSTM(characters))
+
+
+def resnet() -> Job:
+    """The digits with a ResNet."""
+    return replace(
+        mnist.build(), model=DigitsResNet(), inputs=lambda n: torch.rand(n, 1, 8, 8), data=_small_digits, name="resnet"
     )
 
 

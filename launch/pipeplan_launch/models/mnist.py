@@ -44,7 +44,7 @@ def digits() -> Data:
     """The digits, resized from 8×8 to 28×28 and scaled to [0, 1], with a fixed random split into 1437 and 360
     samples.
     """
-    scans, labels = _scans()
+    scans, labels = load_scans()
     small = scans.unsqueeze(1) / 16
     images = functional.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
@@ -52,7 +52,7 @@ def digits() -> Data:
     return Data(TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test]))
 
 
-def _scans() -> tuple[Tensor, Tensor]:
+def load_scans() -> tuple[Tensor, Tensor]:
     """(float32 images of 8×8 with values from 0 to 16, int64 labels).
 
     Reads the file behind scikit-learn's own `load_digits`, because importing scikit-learn takes every worker most of

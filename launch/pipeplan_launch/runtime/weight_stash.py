@@ -3,8 +3,10 @@
 The optimiser owns the parameters. A version is a set of leaves, one for each parameter, made by `.data`: a leaf
 shares the parameter's memory but not its version counter, so that autograd does not mistake an update for a
 corruption of the leaf's values. That is only right if no update writes into memory that a minibatch in flight still
-reads. So before an update, every parameter about to change is moved to other memory if (and only if) such a minibatch
-exists. Autograd cannot check this, because fused optimisers bypass its counters; the tests do.
+reads. So in an update, every parameter about to change moves to other memory if (and only if) such a minibatch
+exists: before the optimiser's step with a copy of its values, or in the step itself, which then writes the new values
+there (`handed_over_weights.py`). Autograd cannot check this, because fused optimisers bypass its counters; the tests
+do.
 
 The schedule decides which version a minibatch uses: the newest, or one that all stages have in common. So a version
 is kept while a minibatch in flight uses it, and before that while a coming minibatch will use it.
@@ -15,9 +17,13 @@ Memory of released versions is reused, so a steady pipeline allocates nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
+
+from pipeplan_launch.runtime.handed_over_weights import HandedOver
 
 
 @dataclass(eq=False)
@@ -44,6 +50,7 @@ class WeightVersions:
         self._kept: list[_Version] = []  # oldest first; includes the current one only while minibatches use it
         self._next: int | None = None
         self._spare: dict[int, list[Tensor]] = {}
+        self._moving: dict[int, nn.Parameter] = {}  # during an update: the parameters that get other memory
         self._current = _Version(0, self._new_leaves({}))
 
     @property
@@ -88,29 +95,36 @@ class WeightVersions:
         self._retire_if_done(version)
         return gradients
 
-    def update(self, changed: Sequence[nn.Parameter], step: Callable[[], object]) -> None:
-        """Run `step`, which writes into the parameters in `changed`, and make the result the current version."""
+    def update(self, changed: Sequence[nn.Parameter], step: Callable[[], object], *, hand_over: bool = False) -> None:
+        """Run `step`, which writes into the parameters in `changed`, and make the result the current version.
+
+        With `hand_over`, `step` writes only within the context of `handing_over`, and no values are copied before it.
+        """
         if self._current not in self._kept and self._is_to_come(self._current):
             self._kept.append(self._current)
-        moved = {id(parameter) for parameter in changed if self._needed(parameter)}
-        for parameter in changed:
-            if id(parameter) in moved:
-                self._move_away(parameter)
+        self._moving = {id(parameter): parameter for parameter in changed if self._needed(parameter)}
+        if not hand_over:
+            for parameter in self._moving.values():
+                parameter.data = self._memory_for(parameter).copy_(parameter.data)
         step()
         leaves = self._current.leaves
-        if moved:
+        if self._moving:
             leaves = self._new_leaves(
-                {name: leaf for name, leaf in leaves.items() if id(self._names[name]) not in moved}
+                {name: leaf for name, leaf in leaves.items() if id(self._names[name]) not in self._moving}
             )
+        self._moving = {}
         self._current = _Version(self._current.number + 1, leaves)
 
+    def handing_over(self) -> AbstractContextManager[object]:
+        """During `update` with `hand_over`: the context in which writes to parameters go to their new memory."""
+        return HandedOver(list(self._moving.values()), self._memory_for) if self._moving else nullcontext()
+
     def values_before(self, parameter: nn.Parameter) -> Tensor | None:
-        """During `update`: the parameter's values before it, if they are in other memory than the parameter's now.
+        """During `update`: the parameter's values before it, if its new values get other memory.
 
         Versions that are kept read that memory, so nobody may write to it.
         """
-        leaf = self._current.leaves[self._name_of[id(parameter)]]
-        return None if leaf.data_ptr() == parameter.data_ptr() else leaf
+        return self._current.leaves[self._name_of[id(parameter)]] if id(parameter) in self._moving else None
 
     def _find(self, number: int) -> _Version:
         if number == self._current.number:
@@ -141,12 +155,11 @@ class WeightVersions:
         name = self._name_of[id(parameter)]
         return any(version.leaves[name].data_ptr() == parameter.data_ptr() for version in self._kept)
 
-    def _move_away(self, parameter: nn.Parameter) -> None:
-        """Move a parameter to other memory, and leave its old memory to the newest kept version."""
+    def _memory_for(self, parameter: nn.Parameter) -> Tensor:
+        """Other memory for a parameter, of whatever content. Its present memory goes to the newest kept version."""
         spare = self._spare.get(id(parameter))
-        old = parameter.data
-        parameter.data = spare.pop().copy_(old) if spare else old.clone()
-        self._kept[-1].displaced.append((id(parameter), old))
+        self._kept[-1].displaced.append((id(parameter), parameter.data))
+        return spare.pop() if spare else torch.empty_like(parameter.data)
 
     def _retire_if_done(self, version: _Version) -> None:
         """Drop a version that nobody needs. Memory displaced during it becomes spare, or goes to an older kept
