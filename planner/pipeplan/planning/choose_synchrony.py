@@ -174,7 +174,7 @@ def _synchronous(
         )
     for size in sizes:
         chosen = replace(options, schedule=FLUSH, accumulate=samples // size, correction="none")
-        sized = profile if size == profile.minibatch else profile.rescaled(size)
+        sized = profile if size == profile.minibatch else profile.rescaled(size, pessimistic=True)
         yield Problem(sized, cluster, chosen), extrapolated
 
 
