@@ -206,7 +206,7 @@ def _gains(baselines: tuple[Baseline, ...], pace_s: float) -> list[Text]:
         elif baseline.name == PARALLEL and fewer:
             line.append("-", "dim").append(f"  {show_time(baseline.pace_s)}  slower than on fewer workers", "dim")
         else:
-            line.append(f"{gain:.2f}x", "bold")
+            line.append(f"{gain:.2f}x" if gain >= 1 else f"{gain:.3f}x", "bold")
             line.append(f"  {show_time(baseline.pace_s)}")
         if baseline.remark:
             line.append(f"  {baseline.remark}", "dim")

@@ -27,7 +27,7 @@ LEAST_DIFFERENCE = 1e-6
 MOST_CELLS, MOST_WORKERS = 20_000, 256
 """The largest product of cuts and workers, and the most workers, for which the search for a grid is cheap beside the
 search for the plan."""
-LEAST_EFFORT, SHARE = 250_000, 0.2
+LEAST_EFFORT, SHARE = 3_000_000, 0.2
 """Effort that the search for a grid may take (`SearchEffort` counts rows; one takes about a microsecond): this
 number, or this share of the effort that the search for the plan took if that is more."""
 
