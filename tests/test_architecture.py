@@ -80,6 +80,7 @@ TORCH_FREE_LAUNCH = (
     "plan.averaging_options",
     "plan.json_fields",
     "plan.launch_plan",
+    "plan.one_order",
     "plan.schedule",
     "plan.schedule_check",
     "plan.sleeping_stage_spec",

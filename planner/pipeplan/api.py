@@ -34,6 +34,7 @@ from pipeplan.planning.solve import solve as solve_problem
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data import bundled
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.rescale import HALVINGS
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
 from pipeplan.rendering.plan_json import plan_document
@@ -73,6 +74,7 @@ def profile(
     model: str | Callable[[], object],
     *,
     batch: int | Sequence[int] | None = None,
+    halvings: int | None = None,
     device: str = "cpu",
     threads: int = 1,
     granularity: str = "layer",
@@ -86,10 +88,11 @@ def profile(
 
     `model` is a bundled name, `path/to/file.py:callable`, `package.module:callable`, or such a callable itself: a
     function defined in a file or module that takes no arguments and returns an `nn.Module` or a `pipeplan_launch.Job`.
-    `batch` is in samples; of several sizes the first is the profile's own. `device` is `cpu`, `cuda`, or a device to
-    estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`. `progress` is called with the
-    steps done, the steps in all (0: not known) and the next step. `Profile.save(path)` writes the result. Raises
-    `InputError`, also if torch is missing.
+    `batch` is in samples; of several sizes the first is the profile's own, and these alone are measured. Of one size
+    its `halvings` (by default 3, down to an eighth) are measured as well, briefly. `device` is `cpu`, `cuda`, or a
+    device to estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`. `progress` is
+    called with the steps done, the steps in all (0: not known) and the next step. `Profile.save(path)` writes the
+    result. Raises `InputError`, also if torch is missing.
     """
     try:
         from pipeplan.profiler import ProfilerOptions, profile_model
@@ -100,6 +103,7 @@ def profile(
     sizes = () if batch is None else (batch,) if isinstance(batch, int) else tuple(batch)
     measuring = ProfilerOptions(
         batches=sizes,
+        halvings=halvings if halvings is not None else HALVINGS if len(sizes) <= 1 else 0,
         device=device,
         threads=threads,
         repeats=repeats,

@@ -15,7 +15,7 @@ from pipeplan.checker.model import checked_model
 from pipeplan.checker.structure import check_structure
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json
-from pipeplan.cli.problem_options import checked_option_fields, problem_arguments, profile_of_plan
+from pipeplan.cli.problem_options import checked_option_fields, problem_arguments
 from pipeplan.cli.solve_line import solve_line
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.cluster import Cluster
@@ -26,6 +26,7 @@ from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.progress import Report
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem import plan_file
+from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
 from pipeplan.replanning.remaining_cluster import RemainingCluster, remove_workers, workers_named

@@ -193,7 +193,7 @@ class _Kinds:
     def flushing(self, sizes: Sequence[int], *, extrapolated: bool = False) -> Iterator[tuple[Problem, bool]]:
         """Pipelines that drain, with minibatches of these sizes, and whether the times are extrapolated."""
         for size in sizes:
-            sized = self.profile if size == self.profile.minibatch else self.profile.rescaled(size)
+            sized = self.profile if size == self.profile.minibatch else self.profile.rescaled(size, pessimistic=True)
             count = self.samples // size
             yield self._problem(sized, schedule=FLUSH, accumulate=count, correction="none"), extrapolated
 

@@ -40,6 +40,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "pipeplan": __version__,
         "profile": {
             "digest": profile.digest(),
+            "path": profile.file or None,
             "model": profile.model_name,
             "ref": profile.model_ref,
             "minibatch": profile.minibatch,
