@@ -114,14 +114,14 @@ def choose_synchrony(
         raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
     workers = min(cluster.workers, options.max_workers or cluster.workers)
     samples = workers * profile.minibatch if batch is None else batch
-    kinds = _Kinds(profile, cluster, options, samples, maximum_cuts)
+    kinds = _PlanKinds(profile, cluster, options, samples, maximum_cuts)
     try:
         return _compare(kinds, staleness, gain, deadline)
     except KeyboardInterrupt:
         return _interrupted(kinds.found, gain)
 
 
-def _compare(kinds: _Kinds, staleness: str, gain: float, deadline: Deadline) -> SynchronyChoice:
+def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline) -> SynchronyChoice:
     """The choice, after searches for the fastest plan of each kind."""
     asynchronous = kinds.best(kinds.asynchronous(staleness), deadline.share(0.5))
     if asynchronous is not None and asynchronous.updates.synchronous:
@@ -164,7 +164,7 @@ def _interrupted(found: Sequence[Candidate], gain: float) -> SynchronyChoice:
 
 
 @dataclass(frozen=True)
-class _Kinds:
+class _PlanKinds:
     """The problems of each kind of plan, and the search for the fastest plan of a kind."""
 
     profile: Profile
