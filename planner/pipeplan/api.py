@@ -28,6 +28,7 @@ from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.choose_synchrony import GAIN
 from pipeplan.planning.fewest_workers import search_fewest_workers
 from pipeplan.planning.progress import SolveProgress
+from pipeplan.planning.simplest import WITHIN
 from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.solve import solve as solve_problem
 from pipeplan.problem.problem import Options, Problem
@@ -154,6 +155,7 @@ def solve(
     target: str | None = None,
     server_order: str = "any",
     fewest_workers_within: float | None = None,
+    simplest: float = WITHIN,
     progress: Callable[[SolveProgress], None] | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Outcome:
@@ -166,8 +168,9 @@ def solve(
 
     `schedule="auto"` takes the best schedule for a global `batch`, in samples per update, whose weights are at most as
     old as `staleness` allows (`none`, `bounded`, `any`). `minibatch="auto"` takes the best of the sizes in the profile.
-    `schedule="best"` takes the synchronous plan unless an asynchronous one has more samples per second by the share
-    `asynchronous_gain`; `outcome.synchrony` has the best of both kinds.
+    `schedule="best"`, the default of training, takes the synchronous plan unless an asynchronous one has more samples
+    per second by the share `asynchronous_gain`; `outcome.synchrony` has the best of both kinds. The simplest plan
+    within the share `simplest` of the fastest is taken, with the fastest in `outcome.simplification`; 0 takes that.
     A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes its
     files. Servers that differ are put in the best order, which `outcome.problem.cluster` has then, unless
     `server_order="listed"`. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.
@@ -184,7 +187,9 @@ def solve(
         raise InputError(f"solve takes a profile, as pipeplan.read_profile({str(profile)!r}) reads one")
     if not isinstance(cluster, Cluster):
         raise InputError(f"solve takes a cluster, as pipeplan.cluster({str(cluster)!r}) is one")
-    settings = settings or Settings()
+    if not 0 <= simplest <= 1:
+        raise InputError(f"the share by which the simplest plan may be slower lies between 0 and 1, not {simplest:g}")
+    settings = replace(settings or Settings(), simplest=simplest)
     deadline = Deadline.after(settings.time_limit_s)
     built = build_problem(
         profile,

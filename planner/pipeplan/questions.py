@@ -16,6 +16,7 @@ from pipeplan.errors import InputError
 from pipeplan.explanation.explain import Explanation, RobustnessSettings, explain_plan
 from pipeplan.from_options import OptionKeywords, checked_keywords, options_for
 from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.simplest import WITHIN
 from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replanning.replan import RELAXED, ReplanReport
@@ -115,6 +116,7 @@ def replan(
     profile: str | os.PathLike[str] | None = None,
     minibatch: int | None = None,
     settings: Settings | None = None,
+    simplest: float = WITHIN,
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
     **options: Unpack[OptionKeywords],
@@ -124,8 +126,8 @@ def replan(
     `lost` names servers and workers (`server2`, `worker5`, `server1.worker0`); a new `cluster` takes the place of the
     old one instead. `relax` drops constraints of the old plan. Training resumes from the last checkpoint of the latest
     `run`. The new plan is `report.outcome`; it is written to the folder `output`, if that is given, and
-    `report.commands` are then the commands that resume training. Raises `InputError`, and `InfeasibleError` if no plan
-    fits.
+    `report.commands` are then the commands that resume training. `settings` and `simplest` are as for `solve`. Raises
+    `InputError`, and `InfeasibleError` if no plan fits.
     """
     from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
     from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, replanned_problem, solve_again
@@ -144,7 +146,7 @@ def replan(
     checkpoint = None
     if not old.plan.inference:
         checkpoint = latest_checkpoint(old.folder, None if run is None else Path(run), problem.profile.graph_hash)
-    outcome = solve_again(problem, settings or Settings())
+    outcome = solve_again(problem, replace(settings or Settings(), simplest=simplest))
     report = ReplanReport(old, remaining, names, outcome, None, checkpoint)
     if folder is None:
         return report

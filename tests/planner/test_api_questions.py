@@ -129,7 +129,8 @@ def test_a_sweep_is_that_of_the_command_line(run: Run) -> None:
 def test_a_plan_is_made_again_for_what_is_left(tmp_path: Path, run: Run) -> None:
     before = pipeplan.solve(pipeplan.read_profile("mnist-v100"), pipeplan.cluster("A"), settings=DP, max_stages=2)
     folder = pipeplan.render(before, tmp_path / "plan")
-    told = json.loads(run("replan", str(folder), "--lost", "server2", "--solver", "dp", "--no-write", "--json").out)
+    words = ("--solver", "dp", "--no-write", "--json")
+    told = json.loads(run("replan", str(folder), "--lost", "server2", *words).out)
     report = pipeplan.replan(folder, lost="server2", settings=DP)
     assert report.outcome.plan.config == told["now"]["config"]
     assert report.outcome.problem.options.max_stages == 2

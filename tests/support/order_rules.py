@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rendezvous import Device, Step
 from schedule_rules import NAMES, check_stream, pipelines, recipe, streams_of
 
-from pipeplan_launch.plan.one_order import Collective, Computation, Crossing, Flow, Node, Transfer
+from pipeplan_launch.plan.one_order import Collective, Computation, Crossing, Direction, Node, Transfer
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, Schedule, StageShape
 
 
@@ -68,7 +68,7 @@ def _label(node: Node) -> str:
     if isinstance(node, Computation):
         return f"{node.action} at {node.place}"
     if isinstance(node, Transfer):
-        return f"{node.flow.name.lower()} of {node.minibatch} from {node.source} to {node.destination}"
+        return f"{node.direction.name.lower()} of {node.minibatch} from {node.source} to {node.destination}"
     return f"all-reduce of {node.group} at {node.stage}"
 
 
@@ -85,11 +85,11 @@ def check_nodes(nodes: Sequence[Node], drained: Drained) -> None:
     for node in nodes:
         here = position[_label(node)]
         if isinstance(node, Transfer):
-            kind = "F" if node.flow is Flow.ACTIVATIONS else "B"
+            kind = "F" if node.direction is Direction.ACTIVATIONS else "B"
             source, destination, m = node.source[0], node.destination[0], node.minibatch
             assert at(kind, source, m) < here < at(kind, destination, m)
             depth = pipeline[destination].depth if trains else 1
-            slots = depth + 1 if node.flow is Flow.ACTIVATIONS else 2
+            slots = depth + 1 if node.direction is Direction.ACTIVATIONS else 2
             before = m - slots * pipeline[destination].replicas
             if before >= 0:
                 assert at("B" if trains else "F", destination, before) < here
@@ -97,7 +97,7 @@ def check_nodes(nodes: Sequence[Node], drained: Drained) -> None:
                     other
                     for other in nodes
                     if isinstance(other, Transfer)
-                    and (other.flow, other.minibatch, other.source[0]) == (node.flow, before, destination)
+                    and (other.direction, other.minibatch, other.source[0]) == (node.direction, before, destination)
                 ]
                 assert all(position[_label(other)] < here for other in leaving)
         elif isinstance(node, Collective):
@@ -117,9 +117,9 @@ def _check_complete(nodes: Sequence[Node], drained: Drained) -> None:
     for one, other in drained.crossings:
         for m in range(end):
             ends = (one, m % pipeline[one].replicas), (other, m % pipeline[other].replicas)
-            expected[_label(Transfer(Flow.ACTIVATIONS, m, *ends))] += 1
+            expected[_label(Transfer(Direction.ACTIVATIONS, m, *ends))] += 1
             if schedule.trains:
-                expected[_label(Transfer(Flow.GRADIENTS, m, *reversed(ends)))] += 1
+                expected[_label(Transfer(Direction.GRADIENTS, m, *reversed(ends)))] += 1
     if schedule.trains:
         formula = recipe(schedule, pipeline)
         for stage, shape in enumerate(pipeline):
@@ -150,13 +150,13 @@ def by_habit(drained: Drained) -> dict[Device, list[Step]]:
     return queues
 
 
-def _messages(drained: Drained, stage: int, m: int, flow: int, arriving: bool) -> list[Step]:
-    pipeline, upward = drained.pipeline, (flow == 0) == arriving
+def _messages(drained: Drained, stage: int, m: int, direction: int, arriving: bool) -> list[Step]:
+    pipeline, upward = drained.pipeline, (direction == 0) == arriving
     found = []
     for one, other in drained.crossings:
         if stage == (other if upward else one):
             peer = one if upward else other
             mine, theirs = (stage, m % pipeline[stage].replicas), (peer, m % pipeline[peer].replicas)
             ends = (theirs, mine) if arriving else (mine, theirs)
-            found += as_steps([Transfer(Flow(flow), m, *ends)])
+            found += as_steps([Transfer(Direction(direction), m, *ends)])
     return found

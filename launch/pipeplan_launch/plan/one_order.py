@@ -41,7 +41,7 @@ GRADIENT_SLOTS = 2
 _TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.REDUCE: 0, ActionKind.UPDATE: 0}
 
 
-class Flow(IntEnum):
+class Direction(IntEnum):
     """The direction of a message through the pipeline."""
 
     ACTIVATIONS = 0
@@ -62,7 +62,7 @@ class Computation:
 class Transfer:
     """A message from one replica to another."""
 
-    flow: Flow
+    direction: Direction
     minibatch: int
     source: Place
     destination: Place
@@ -78,13 +78,13 @@ class Collective:
 
 
 Node = Computation | Transfer | Collective
-_Message = tuple[Flow, int, int]
-"""(flow, stage that receives or holds it, minibatch)."""
+_Message = tuple[Direction, int, int]
+"""(direction, stage that receives or holds it, minibatch)."""
 
 
-def ring_slots(flow: Flow, shape: StageShape, *, trains: bool) -> int:
+def ring_slots(direction: Direction, shape: StageShape, *, trains: bool) -> int:
     """Messages for which a receiver has memory: what is in flight on it, and one more that is under way."""
-    if flow is Flow.GRADIENTS:
+    if direction is Direction.GRADIENTS:
         return GRADIENT_SLOTS
     return (shape.depth if trains else 1) + 1
 
@@ -223,9 +223,9 @@ class _Replay:
         """The tick at which what the action waits for is there; None if that is not known yet."""
         match action.kind:
             case ActionKind.FORWARD:
-                return self._arrival((Flow.ACTIVATIONS, stage, action.index), len(self._before[stage]))
+                return self._arrival((Direction.ACTIVATIONS, stage, action.index), len(self._before[stage]))
             case ActionKind.BACKWARD:
-                return self._arrival((Flow.GRADIENTS, stage, action.index), len(self._after[stage]))
+                return self._arrival((Direction.GRADIENTS, stage, action.index), len(self._after[stage]))
             case ActionKind.UPDATE if self._pipeline[stage].replicas > 1:
                 return self._reduced.get((stage, action.index))
         return 0
@@ -242,15 +242,15 @@ class _Replay:
         worker.is_queued = False
         match action.kind:
             case ActionKind.FORWARD:
-                self._arrived.pop((Flow.ACTIVATIONS, stage, action.index), None)
+                self._arrived.pop((Direction.ACTIVATIONS, stage, action.index), None)
                 if not self._schedule.trains:
-                    self._read((Flow.ACTIVATIONS, stage, action.index), end)
-                self._send(Flow.ACTIVATIONS, node.place, self._after[stage], action.index, end)
+                    self._read((Direction.ACTIVATIONS, stage, action.index), end)
+                self._send(Direction.ACTIVATIONS, node.place, self._after[stage], action.index, end)
             case ActionKind.BACKWARD:
-                self._arrived.pop((Flow.GRADIENTS, stage, action.index), None)
-                self._read((Flow.ACTIVATIONS, stage, action.index), end)
-                self._read((Flow.GRADIENTS, stage, action.index), end)
-                self._send(Flow.GRADIENTS, node.place, self._before[stage], action.index, end)
+                self._arrived.pop((Direction.GRADIENTS, stage, action.index), None)
+                self._read((Direction.ACTIVATIONS, stage, action.index), end)
+                self._read((Direction.GRADIENTS, stage, action.index), end)
+                self._send(Direction.GRADIENTS, node.place, self._before[stage], action.index, end)
             case ActionKind.REDUCE:
                 self._join(stage, action.index, end)
             case ActionKind.UPDATE:
@@ -265,41 +265,43 @@ class _Replay:
             if replicas > 1:
                 heapq.heappush(self._queue, ((max(ticks), 1, group, stage, 0), Collective(stage, group, replicas)))
 
-    def _send(self, flow: Flow, source: Place, stages: Sequence[int], minibatch: int, made: int) -> None:
+    def _send(self, direction: Direction, source: Place, stages: Sequence[int], minibatch: int, made: int) -> None:
         for stage in stages:
             destination = (stage, replica_of(minibatch, self._pipeline[stage].replicas))
-            transfer = Transfer(flow, minibatch, source, destination)
-            earlier = self._holding((flow, stage, minibatch - self._ring(flow, stage)))
+            transfer = Transfer(direction, minibatch, source, destination)
+            earlier = self._holding((direction, stage, minibatch - self._ring(direction, stage)))
             if earlier is not None and earlier.readers:
                 earlier.waiting.append((made, transfer))
             else:
                 self._queue_transfer(transfer, made if earlier is None else max(made, earlier.free))
 
-    def _ring(self, flow: Flow, stage: int) -> int:
+    def _ring(self, direction: Direction, stage: int) -> int:
         """Minibatches of the pipeline from one use of a slot to the next."""
         shape = self._pipeline[stage]
-        return ring_slots(flow, shape, trains=self._schedule.trains) * shape.replicas
+        return ring_slots(direction, shape, trains=self._schedule.trains) * shape.replicas
 
     def _holding(self, message: _Message) -> _Holding | None:
         """The holding of a message that has not left its slot for good; None if no stage sends it."""
-        flow, stage, minibatch = message
+        direction, stage, minibatch = message
         arriving, leaving = self._before[stage], self._after[stage]
-        if flow is Flow.GRADIENTS:
+        if direction is Direction.GRADIENTS:
             arriving, leaving = leaving, arriving
         if minibatch < 0 or not arriving:
             return None
         return self._held.setdefault(message, _Holding(1 + len(leaving)))
 
     def _queue_transfer(self, transfer: Transfer, tick: int) -> None:
-        flow, (from_stage, _), (to_stage, _) = transfer.flow, transfer.source, transfer.destination
-        heapq.heappush(self._queue, ((tick, 0, transfer.minibatch, to_stage, from_stage, flow), transfer))
+        direction, (from_stage, _), (to_stage, _) = transfer.direction, transfer.source, transfer.destination
+        heapq.heappush(self._queue, ((tick, 0, transfer.minibatch, to_stage, from_stage, direction), transfer))
 
     def _transfer(self, node: Transfer, tick: int) -> None:
-        flow, minibatch, (stage, _) = node.flow, node.minibatch, node.destination
-        message = (flow, stage, minibatch)
+        direction, minibatch, (stage, _) = node.direction, node.minibatch, node.destination
+        message = (direction, stage, minibatch)
         self._arrived[message].append(tick)
-        self._held.pop((flow, stage, minibatch - 2 * self._ring(flow, stage)), None)  # nothing waits for it any more
-        self._read((flow, node.source[0], minibatch), tick)
+        self._held.pop(
+            (direction, stage, minibatch - 2 * self._ring(direction, stage)), None
+        )  # nothing waits for it any more
+        self._read((direction, node.source[0], minibatch), tick)
         self._try(self._workers[node.destination])
 
     def _read(self, message: _Message, tick: int) -> None:

@@ -91,7 +91,8 @@ _ARGUMENTS = (
         "--schedule",
         metavar="NAME",
         shell_complete=complete_words(*SCHEDULES, "best", "auto"),
-        help=f"Training schedule: {', '.join(SCHEDULES)}, best or auto (`solve` only)  [default: {STASHING}]",
+        help=f"Training schedule: {', '.join(SCHEDULES)}, best or auto (`solve` only)  [default: best in "
+        f"`solve`, otherwise {STASHING}]",
     ),
     click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
     click.option(

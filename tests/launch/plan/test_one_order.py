@@ -13,7 +13,7 @@ from schedule_rules import NAMES, pipelines
 
 from pipeplan_launch.plan.one_order import (
     Computation,
-    Flow,
+    Direction,
     Node,
     Transfer,
     leave_out_after,
@@ -81,7 +81,7 @@ def test_a_depth_without_an_order_is_refused() -> None:
 def test_the_order_of_two_stages_is_that_of_their_timeline() -> None:
     nodes = order_of(straight([2, 1], 3))
     shown = [
-        f"{node.action}/{node.place[0]}" if isinstance(node, Computation) else f"{'ag'[node.flow]}{node.minibatch}"
+        f"{node.action}/{node.place[0]}" if isinstance(node, Computation) else f"{'ag'[node.direction]}{node.minibatch}"
         for node in nodes
         if isinstance(node, Transfer) or (isinstance(node, Computation) and node.action.kind in "FB")
     ]
@@ -177,13 +177,13 @@ def test_an_order_that_depends_on_the_rank_is_a_deadlock() -> None:
 def _in_other_ticks(nodes: list[Node]) -> list[Node]:
     """A right order of the same nodes, in which transfers come as late as they are needed."""
     late: list[Node] = []
-    needed = {(node.flow, node.minibatch, node.destination): node for node in nodes if isinstance(node, Transfer)}
+    needed = {(node.direction, node.minibatch, node.destination): node for node in nodes if isinstance(node, Transfer)}
     for node in nodes:
         if isinstance(node, Transfer):
             continue
         if isinstance(node, Computation) and node.action.kind in "FB":
-            flow = Flow.ACTIVATIONS if node.action.kind == "F" else Flow.GRADIENTS
-            message = needed.pop((flow, node.action.index, node.place), None)
+            direction = Direction.ACTIVATIONS if node.action.kind == "F" else Direction.GRADIENTS
+            message = needed.pop((direction, node.action.index, node.place), None)
             late += [message] if message is not None else []
         late.append(node)
     return late + list(needed.values())
