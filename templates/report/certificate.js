@@ -25,6 +25,7 @@ const MADE = {
   schedule: "schedule",
   accumulate: "minibatches an update",
   updates: "updates",
+  learning: "learning",
   cluster: "cluster",
   cluster_described: "its servers",
   profile_kind: "profile",

@@ -71,6 +71,7 @@ function headline(report) {
     el("h1", {}, report.title),
     el("p", { class: "summary" }, wordsOf(report, "summary").slice(0, 1)),
     tiles(report),
+    report.made && report.made.learning ? el("p", { class: "note" }, marked(report.made.learning)) : null,
     runBox(report),
     report.measured ? null : wordsOf(report, "measured").map((one) => el("p", { class: "note" }, marked(one))),
     (report.notes || []).map((note) => el("p", { class: "note" }, marked(note))),

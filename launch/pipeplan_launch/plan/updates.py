@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.staleness import delays
 
 MOST_LISTED = 8
 """Stages up to which every stage is listed."""
@@ -15,8 +16,7 @@ MOST_LISTED = 8
 
 def updates_sentence(plan: LaunchPlan) -> str:
     """The sentence on a plan for training."""
-    # A stage keeps one version of its weights for every age that its gradients may have.
-    ages = [stage.versions - 1 for stage in plan.pipeline]
+    ages = delays(plan)
     groups = [plan.accumulate or len(stage.workers) for stage in plan.pipeline]
     average = f"an update averages over {_by_stage([group * plan.minibatch for group in groups], 'samples')}"
     if not any(ages):

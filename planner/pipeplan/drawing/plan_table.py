@@ -13,6 +13,7 @@ from rich.text import Text
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE
+from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import ON_FEWER, PARALLEL, Baseline
 from pipeplan.planning.verdict import slowed_by
@@ -42,6 +43,9 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
         updates = Updates.of(plan, profile.minibatch)
         corrected = " Error feedback corrects them." if outcome.problem.options.correction != "none" else ""
         yield Text(updates.text + corrected, "" if updates.synchronous else "yellow")
+        learning = known_learning(plan, profile.optimizer_name, outcome.problem.options.correction)
+        if learning is not None:
+            yield Text(learning.text)
     yield _stages(outcome)
     yield from _choice(outcome.synchrony)
     yield _layers(outcome)

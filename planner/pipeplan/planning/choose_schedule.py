@@ -7,7 +7,8 @@
 
 Schedules with one update per global batch may cut it into minibatches of several sizes: the profile's own, and that
 halved as often as the result divides the batch. Sizes that a profile neither holds nor interpolates have pessimistic
-times (`pipeplan.profile_data.rescale`); they are marked, and taken only if nothing else has a plan.
+times (`pipeplan.profile_data.rescale`); they are marked, and taken only if nothing else has a plan. A correction of
+old gradients applies to the schedules that a plan may correct.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
+from pipeplan.plan.schedules import ACCUMULATING, CORRECTED, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.planning.fast import best_in_time
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
@@ -85,7 +86,9 @@ def choose_schedule(
     for number, (schedule, size) in enumerate(tried):
         accumulate = batch // size if schedule in ACCUMULATING else None
         sized = profile if size == profile.minibatch else profile.rescaled(size, pessimistic=True)
-        problem = Problem(sized, cluster, replace(options, schedule=schedule, accumulate=accumulate))
+        correction = options.correction if schedule in CORRECTED else "none"
+        chosen = replace(options, schedule=schedule, accumulate=accumulate, correction=correction)
+        problem = Problem(sized, cluster, chosen)
         ends = deadline.share(1 / (len(tried) - number))
         best_found, in_time = best_in_time(problem, maximum_cuts, ends, _CHOICE_GAP)
         pace, config = (None, "") if best_found is None else (best_found.pace_s / size, best_found.plan.config)

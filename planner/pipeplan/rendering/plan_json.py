@@ -18,6 +18,7 @@ from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, waits_for_allredu
 from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.cost.stage_times import group_allreduce_time
 from pipeplan.plan.schedules import INFERENCE
+from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import UNPIPELINED
 
@@ -51,7 +52,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "cluster": outcome.problem.cluster.to_json() | {"digest": outcome.problem.cluster.digest()},
         "options": _options(outcome),
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
-        "updates": None if outcome.plan.inference else Updates.of(outcome.plan, profile.minibatch).to_json(),
+        "updates": None if outcome.plan.inference else _updates(outcome),
         "simplest": None if outcome.simplification is None else outcome.simplification.to_json(),
         "choice": None if outcome.synchrony is None else outcome.synchrony.to_json(),
         "prediction": {
@@ -87,6 +88,14 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "certificate_note": outcome.certificate.note,
         "seconds": outcome.phases_s,
     }
+
+
+def _updates(outcome: Outcome) -> dict[str, Any]:
+    """How the stages update, and of an asynchronous plan what is measured of learning so."""
+    profile = outcome.problem.profile
+    known = known_learning(outcome.plan, profile.optimizer_name, outcome.problem.options.correction)
+    updates = Updates.of(outcome.plan, profile.minibatch).to_json()
+    return updates | ({} if known is None else {"learning": known.to_json()})
 
 
 def _options(outcome: Outcome) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeplan._version import __version__
 from pipeplan.explanation.second_best import Alternatives
+from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.rendering import templates
@@ -115,10 +116,20 @@ def plan_facts(source: ReportSource) -> dict[str, Any]:
         "schedule": source.root["plan"]["schedule"].text(),
         "accumulate": source.plan.accumulate,
         "updates": "" if source.plan.inference else Updates.of(source.plan, minibatch).text,
+        "learning": _learning(source),
         "mode": "inference" if source.plan.inference else "training",
         "pipeplan": one_line(source.root["pipeplan"].text()),
         "digest": profile["digest"].text(),
     }
+
+
+def _learning(source: ReportSource) -> str:
+    """What is measured of learning as the plan does; empty for a synchronous plan."""
+    if source.known is None:
+        return ""
+    profile, options = source.known.profile, source.known.problem.options
+    known = known_learning(source.plan, profile.optimizer_name, options.correction)
+    return "" if known is None else one_line(known.text)
 
 
 def predicted_pace(source: ReportSource) -> dict[str, Any]:

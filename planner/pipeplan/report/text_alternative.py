@@ -97,6 +97,8 @@ def _stages(report: PlanReport) -> Iterator[str]:
     made = report.made
     if made["updates"]:
         yield made["updates"]
+    if made["learning"]:
+        yield made["learning"]
     recomputing = [str(stage.index + 1) for stage in report.stages if stage.recompute]
     if recomputing:
         stages_text = (

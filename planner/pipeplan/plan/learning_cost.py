@@ -1,0 +1,237 @@
+"""What is measured of learning from old gradients: the samples that a goal takes, beside those of one process.
+
+The figures are those of docs/learning.md, which says how they were measured and what was not. They are of small models,
+and hold for no other: a plan shows those of the nearest case by optimiser, correction and delay, or that there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean
+
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, VERTICAL
+
+SOURCE = "docs/learning.md, by tests/benchmarks/delays.py"
+ADAMW, MOMENTUM, NADAM = "AdamW", "SGD with momentum", "NAdam"
+FALLING, UNIFORM, REPLICATED = "falling to the last stage", "the same at every stage", "with replicated stages"
+"""How delays are spread over the stages: as in a straight pipeline with stashing, as in 2BW and vertical sync, and
+otherwise."""
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Epochs until a goal: mean and standard deviation over the seeds that reach it."""
+
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class LearningCase:
+    """One measured way of training, beside one process with the same optimiser, rate and goal."""
+
+    task: str
+    optimizer: str
+    spread: str
+    delay: int
+    """Of the stage whose gradients are the oldest, in updates."""
+    correction: str
+    reached: int
+    """Seeds that reach the goal."""
+    seeds: int
+    epochs: Epochs | None
+    """None if no seed reaches it, or if their epochs are not recorded."""
+    alone: Epochs | None
+    """Of one process; None if they are not recorded."""
+
+    @property
+    def ratio(self) -> tuple[float, float] | None:
+        """Samples to the goal, divided by those of one process, and the deviation; None unless all seeds reach it."""
+        if self.epochs is None or self.alone is None or self.reached < self.seeds:
+            return None
+        ratio = self.epochs.mean / self.alone.mean
+        return ratio, ratio * sqrt(sum((one.deviation / one.mean) ** 2 for one in (self.epochs, self.alone)))
+
+    @property
+    def text(self) -> str:
+        """A few words."""
+        if self.ratio is None:
+            return f"{self.task}: {self.reached} of {self.seeds} seeds reach the goal"
+        ratio, deviation = self.ratio
+        return f"{self.task}: {ratio - 1:+.0%} ± {deviation:.0%}"
+
+
+def _cases(
+    task: str, optimizer: str, alone: Epochs | None, *rows: tuple[str, int, str, int, int, float, float]
+) -> Iterator[LearningCase]:
+    """Rows: spread, delay, correction, seeds that reach the goal, seeds, epochs (0 if not recorded), deviation."""
+    for spread, delay, correction, reached, seeds, mean, deviation in rows:
+        epochs = Epochs(mean, deviation) if mean else None
+        yield LearningCase(task, optimizer, spread, delay, correction, reached, seeds, epochs, alone)
+
+
+CASES: tuple[LearningCase, ...] = (
+    *_cases(
+        *("digits", ADAMW, Epochs(4.4, 1.3)),
+        (UNIFORM, 1, "none", 5, 5, 5.3, 2.2),
+        (UNIFORM, 1, "ef", 5, 5, 5.1, 2.0),
+        (UNIFORM, 2, "none", 4, 5, 6.7, 0.9),
+        (UNIFORM, 2, "ef", 5, 5, 6.3, 0.4),
+        (UNIFORM, 4, "none", 0, 5, 0, 0),
+        (UNIFORM, 4, "ef", 0, 5, 0, 0),
+        (UNIFORM, 8, "none", 0, 5, 0, 0),
+        (UNIFORM, 8, "ef", 0, 5, 0, 0),
+        (FALLING, 2, "none", 5, 5, 5.1, 1.8),
+        (FALLING, 2, "ef", 5, 5, 5.9, 2.4),
+        (REPLICATED, 2, "none", 3, 5, 6.7, 1.2),
+        (REPLICATED, 2, "ef", 5, 5, 7.0, 0.9),
+    ),
+    *_cases(
+        *("text", ADAMW, Epochs(10.5, 1.5)),
+        (UNIFORM, 1, "none", 2, 4, 10.8, 1.0),
+        (UNIFORM, 1, "ef", 4, 4, 11.1, 1.4),
+        (UNIFORM, 2, "none", 0, 2, 0, 0),
+        (UNIFORM, 2, "ef", 0, 2, 0, 0),
+        (UNIFORM, 8, "none", 0, 2, 0, 0),
+        (UNIFORM, 8, "ef", 0, 2, 0, 0),
+        (FALLING, 2, "none", 3, 4, 11.9, 1.3),
+        (FALLING, 2, "ef", 4, 4, 10.5, 0.6),
+    ),
+    *_cases(
+        *("ResNet", ADAMW, Epochs(2.59, 1.23)),
+        (UNIFORM, 1, "none", 5, 5, 3.63, 0.40),
+        (UNIFORM, 1, "ef", 5, 5, 2.93, 0.82),
+        (UNIFORM, 2, "none", 5, 5, 4.32, 1.21),
+        (UNIFORM, 2, "ef", 5, 5, 4.36, 1.42),
+        (UNIFORM, 4, "none", 5, 5, 5.87, 1.51),
+        (UNIFORM, 4, "ef", 4, 5, 3.91, 1.36),
+        (UNIFORM, 8, "none", 2, 5, 7.30, 0.14),
+        (UNIFORM, 8, "ef", 1, 5, 6.97, 0),
+    ),
+    *_cases(
+        *("digits", MOMENTUM, None),
+        (UNIFORM, 1, "none", 0, 5, 0, 0),
+        (UNIFORM, 1, "ef", 2, 5, 0, 0),
+        (UNIFORM, 2, "none", 0, 5, 0, 0),
+        (UNIFORM, 2, "ef", 0, 4, 0, 0),
+        (UNIFORM, 8, "none", 0, 5, 0, 0),
+        (UNIFORM, 8, "ef", 0, 5, 0, 0),
+        (FALLING, 2, "none", 3, 5, 0, 0),
+        (FALLING, 2, "ef", 4, 5, 0, 0),
+        (REPLICATED, 2, "none", 0, 5, 0, 0),
+        (REPLICATED, 2, "ef", 0, 5, 0, 0),
+    ),
+    *_cases(
+        *("ResNet", MOMENTUM, Epochs(4.50, 1.89)),
+        (UNIFORM, 1, "none", 5, 5, 4.07, 0.85),
+        (UNIFORM, 1, "ef", 4, 5, 4.73, 1.37),
+        (UNIFORM, 2, "none", 3, 5, 6.51, 0.59),
+        (UNIFORM, 2, "ef", 5, 5, 5.54, 1.69),
+        (UNIFORM, 4, "none", 0, 5, 0, 0),
+        (UNIFORM, 4, "ef", 1, 5, 7.60, 0),
+        (UNIFORM, 8, "none", 0, 5, 0, 0),
+        (UNIFORM, 8, "ef", 0, 5, 0, 0),
+    ),
+    *_cases(
+        *("ResNet", NADAM, Epochs(1.74, 0.39)),
+        (UNIFORM, 1, "none", 5, 5, 2.18, 0.75),
+        (UNIFORM, 1, "ef", 5, 5, 2.07, 0.29),
+        (UNIFORM, 2, "none", 5, 5, 2.16, 0.28),
+        (UNIFORM, 2, "ef", 5, 5, 2.42, 0.45),
+        (UNIFORM, 4, "none", 5, 5, 2.92, 0.24),
+        (UNIFORM, 4, "ef", 5, 5, 3.50, 0.83),
+        (UNIFORM, 8, "none", 5, 5, 4.13, 0.98),
+        (UNIFORM, 8, "ef", 5, 5, 5.15, 0.95),
+    ),
+)
+"""All cases of docs/learning.md whose seeds that reach the goal are recorded."""
+
+
+@dataclass(frozen=True)
+class KnownLearning:
+    """What is measured of learning as an asynchronous plan does."""
+
+    optimizer: str
+    """The measured optimiser, or that of the profile where none like it was measured."""
+    correction: str
+    delay: int
+    """Of the plan."""
+    spread: str
+    measured: bool
+    """Whether the optimiser was measured at all."""
+    cases: tuple[LearningCase, ...]
+    """The nearest case of each task: the least delay that was measured and is not below the plan's."""
+
+    @property
+    def cost(self) -> float | None:
+        """Mean over the tasks of the samples to the goal beside one process; None unless all seeds of all reach it."""
+        ratios = [case.ratio for case in self.cases]
+        known = [ratio[0] for ratio in ratios if ratio is not None]
+        return fmean(known) if known and len(known) == len(ratios) else None
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        how = "with error feedback" if self.correction != "none" else "not corrected"
+        old = f"{self.delay} update{'s' if self.delay > 1 else ''} old"
+        if not self.measured:
+            return f"Learning: not measured for this optimiser, {self.optimizer}."
+        if not self.cases:
+            return f"Learning: not measured for {self.optimizer}, {how}, gradients {old}, {self.spread}."
+        delays = sorted({case.delay for case in self.cases})
+        at = "" if delays == [self.delay] else f", measured at {' and '.join(map(str, delays))}"
+        found = "; ".join(case.text for case in self.cases)
+        return (
+            f"Learning, samples to the goal beside one process, measured on small models for {self.optimizer}, {how}, "
+            f"gradients {old}{at}, {self.spread}: {found}."
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """The fields that plan.json holds under `learning`."""
+        return {
+            "optimizer": self.optimizer,
+            "correction": self.correction,
+            "delay": self.delay,
+            "delays": self.spread,
+            "samples_ratio": self.cost,
+            "source": SOURCE,
+            "cases": [
+                {
+                    "task": case.task,
+                    "delay": case.delay,
+                    "seeds": case.seeds,
+                    "reached": case.reached,
+                    "samples_ratio": None if case.ratio is None else case.ratio[0],
+                    "deviation": None if case.ratio is None else case.ratio[1],
+                }
+                for case in self.cases
+            ],
+        }
+
+
+def known_learning(plan: Plan, optimizer: str, correction: str) -> KnownLearning | None:
+    """What is measured of learning as a plan for training does; None if no gradient of it is old.
+
+    `optimizer`: its name in the profile. Adam counts as AdamW.
+    """
+    delays = [plan.versions(index) - 1 for index in range(len(plan.stages))]
+    if plan.inference or not any(delays):
+        return None
+    name = ADAMW if optimizer == "Adam" else optimizer
+    spread = _spread(plan, delays)
+    like = [case for case in CASES if (case.optimizer, case.correction) == (name, correction)]
+    fitting = [case for case in like if case.spread == spread and case.delay >= max(delays)]
+    tasks = dict.fromkeys(case.task for case in fitting)
+    nearest = (min((case for case in fitting if case.task == task), key=lambda case: case.delay) for task in tasks)
+    measured = any(case.optimizer == name for case in CASES)
+    return KnownLearning(name, correction, max(delays), spread, measured, tuple(nearest))
+
+
+def _spread(plan: Plan, delays: list[int]) -> str:
+    # Under 2BW all stages update after the same number of minibatches, whatever their replicas.
+    if plan.schedule != DOUBLE_BUFFERED and any(stage.replicas > 1 for stage in plan.stages):
+        return REPLICATED
+    return UNIFORM if plan.schedule == VERTICAL or len(set(delays)) == 1 else FALLING

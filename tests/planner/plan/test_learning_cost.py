@@ -1,0 +1,98 @@
+"""What `solve` says of learning from old gradients: figures of docs/learning.md, or that there are none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from commandline import Run
+
+from pipeplan.plan.learning_cost import CASES, LearningCase, known_learning
+from pipeplan.plan.plan import Plan, Stage
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "learning.md"
+ROWS = {
+    ("uniform", 1): "2bw",
+    ("uniform", 2): "vertical sync 1-1-1",
+    ("uniform", 4): "every stage 4 updates late",
+    ("uniform", 8): "every stage 8 updates late",
+    ("falling", 2): "stashing 1-1-1",
+    ("replicated", 2): "stashing 2-1",
+}
+
+
+def _plan(replicas: tuple[int, ...], depths: tuple[int, ...], schedule: str, accumulate: int | None = None) -> Plan:
+    stages, first = [], 0
+    for count, depth in zip(replicas, depths, strict=True):
+        stages.append(Stage(("l",), tuple(range(first, first + count)), depth, 1))
+        first += count
+    return Plan(tuple(stages), schedule=schedule, accumulate=accumulate)
+
+
+STRAIGHT = _plan((1, 1, 1), (3, 2, 1), "1f1b-stashing")
+DOUBLE = _plan((2, 1), (2, 1), "2bw", 8)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.epochs], ids=str)
+def test_every_figure_is_in_the_document(case: LearningCase) -> None:
+    """A row of a table of the task has the schedule, the correction, and the epochs with their deviation."""
+    assert case.epochs is not None
+    kind = {"falling to the last stage": "falling", "the same at every stage": "uniform"}.get(case.spread, "replicated")
+    way = ROWS[kind, case.delay]
+    text = DOCUMENT.read_text(encoding="utf-8")
+    begins = {"digits": "Digits (the bundled", "text": "Text (below", "ResNet": "ResNet ("}[case.task]
+    tables = text[text.index(begins) :]
+    rows = [line for line in tables.splitlines() if line.startswith(f"| {way} | {case.correction} |")]
+    numbers = [float(number) for row in rows for number in re.findall(r"(?<![\d.])(\d+\.\d+) ±", row)]
+    assert case.epochs.mean in numbers
+
+
+def test_the_nearest_case_is_not_below_the_delay() -> None:
+    known = known_learning(STRAIGHT, "AdamW", "ef")
+    assert known is not None
+    assert [(case.task, case.delay) for case in known.cases] == [("digits", 2), ("text", 2)]
+    assert "digits: +34% ± 67%; text: +0% ± 15%" in known.text
+    assert known.cost == pytest.approx((5.9 / 4.4 + 1.0) / 2)
+    shorter = known_learning(_plan((1, 1), (2, 1), "1f1b-stashing"), "Adam", "ef")
+    assert shorter is not None
+    assert "gradients 1 update old, measured at 2" in shorter.text
+    deeper = known_learning(_plan((1,) * 12, tuple(range(12, 0, -1)), "1f1b-stashing"), "AdamW", "ef")
+    assert deeper is not None
+    assert (deeper.cases, deeper.cost) == ((), None)
+    assert deeper.text.startswith("Learning: not measured for AdamW")
+
+
+def test_seeds_that_fail_leave_no_cost() -> None:
+    known = known_learning(_plan((1, 1, 1), (3, 2, 1), "vertical-sync"), "AdamW", "none")
+    assert known is not None
+    assert known.cost is None
+    assert "digits: 4 of 5 seeds reach the goal" in known.text
+
+
+def test_replicas_count_under_stashing_only() -> None:
+    replicated = known_learning(_plan((2, 1), (2, 1), "1f1b-stashing"), "AdamW", "none")
+    double = known_learning(DOUBLE, "AdamW", "none")
+    assert replicated is not None
+    assert double is not None
+    assert "with replicated stages" in replicated.text
+    assert "the same at every stage" in double.text
+
+
+def test_nothing_is_said_of_fresh_gradients_and_no_optimiser_is_taken_for_another() -> None:
+    assert known_learning(_plan((1, 1), (2, 1), "1f1b-flush", 8), "AdamW", "none") is None
+    assert known_learning(_plan((4,), (1,), "1f1b-stashing"), "AdamW", "none") is None
+    known = known_learning(STRAIGHT, "Lion", "none")
+    assert known is not None
+    assert known.text == "Learning: not measured for this optimiser, Lion."
+    assert known.cost is None
+
+
+def test_solve_says_it_and_plan_json_has_the_source(run: Run) -> None:
+    words = ("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write", "--no-simulation")
+    stale = run(*words, "--schedule", "2bw", "--accumulate", "4")
+    assert stale.out.splitlines()[2].startswith("Learning, samples to the goal beside one process, measured on small")
+    learning = json.loads(run(*words, "--schedule", "2bw", "--accumulate", "4", "--json").out)["updates"]["learning"]
+    assert learning["source"].startswith("docs/learning.md")
+    assert "Learning" not in run(*words, "--schedule", "1f1b-flush", "--accumulate", "4").out
