@@ -45,14 +45,7 @@ def _complete_layers(ending: str = "") -> Complete:
 
 
 def _parse_pins(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
-    return tuple(_pin(text) for text in texts)
-
-
-def _pin(text: str) -> tuple[str, int]:
-    layer, _, stage = text.rpartition("=")
-    if not layer or not stage.isdecimal() or int(stage) < 1:
-        raise InputError(f"--pin: expected a layer and a stage from 1 on, as in conv1=1, found {text!r}")
-    return layer, int(stage)
+    return tuple(from_options.parse_pin(text) for text in texts)
 
 
 def _parse_groups(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
@@ -98,7 +91,8 @@ _ARGUMENTS = (
         "--schedule",
         metavar="NAME",
         shell_complete=complete_words(*SCHEDULES, "best", "auto"),
-        help=f"Training schedule: {', '.join(SCHEDULES)}, best or auto (`solve` only)  [default: {STASHING}]",
+        help=f"Training schedule: {', '.join(SCHEDULES)}, best or auto (`solve` only)  [default: best in "
+        f"`solve`, otherwise {STASHING}]",
     ),
     click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
     click.option(

@@ -19,7 +19,7 @@ from pipeplan.cli.options import complete_words, force_option, json_option, outp
 from pipeplan.cli.output import note, print_answer, print_json, print_line
 from pipeplan.cli.problem_options import EXAMPLE, ProfileSource, checked_option_fields, problem_arguments, read_profile
 from pipeplan.cli.solve_line import solve_line
-from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
+from pipeplan.cli.solver_options import keep_disagreement, parse_share, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InputError
@@ -129,8 +129,8 @@ def command(
     pipeplan solve profile.json --cluster A --for megatron --accumulate 32
     """
     settings = settings_of(arguments)
-    tolerance = None if fewest_workers is None else _parse_share(fewest_workers)
-    gain = _parse_share(asynchronous_gain, "--asynchronous-gain")
+    tolerance = None if fewest_workers is None else parse_share(fewest_workers, "--fewest-workers")
+    gain = parse_share(asynchronous_gain, "--asynchronous-gain")
     if no_write and with_report:
         raise InputError("--report writes a page beside the plan: leave out --no-write")
     minibatch_size = _parse_minibatch(minibatch)
@@ -158,7 +158,8 @@ def command(
             deadline=deadline,
             **fields,
         )
-        interrupted()  # an interrupted search may have chosen a schedule that is not the best
+        if built.synchrony is None:
+            interrupted()  # an interrupted search may have chosen a schedule that is not the best
         with keep_disagreement(None if no_write else output):
             if tolerance is None:
                 fewest, outcome = None, solve(built.problem, settings, report=report, deadline=deadline)
@@ -302,25 +303,6 @@ def _rate_text(samples_per_s: float | None, config: str, in_time: bool) -> str:
     if samples_per_s is None:
         return "nothing fits" if in_time else "no plan was found in time"
     return f"{show_pace(samples_per_s)} samples/s, {config}"
-
-
-def _parse_share(text: str, option: str = "--fewest-workers") -> float:
-    """The share that `5%` or `0.05` stands for."""
-    number = text.strip().removesuffix("%")
-    try:
-        share = float(number) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < float("inf"):
-        raise InputError(f"{option}: expected a share such as 5%, found {text!r}")
-    if share > 1:
-        meant = f"did you mean {number}%?" if 0 < float(number) <= 100 else "100% is the most"
-        raise InputError(
-            f"--fewest-workers: {text.strip()} would allow a plan {share:.0%} slower than the best; {meant}"
-            if option == "--fewest-workers"
-            else f"{option}: {text.strip()} is a gain of {share:.0%}; {meant}"
-        )
-    return share
 
 
 def _fewest_line(fewest: FewestWorkers) -> str:

@@ -157,10 +157,10 @@ def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run: Run, argument
 
 
 def test_nothing_fits_names_the_layer_and_what_is_missing(run: Run) -> None:
-    _save(saved=30 << 30)
+    _save(saved=64 << 30)
     done = run("solve", "--cluster", "A")
     assert done.code == 2
-    assert "layer 'c' alone needs 30 GiB, 14 GiB more than the 16 GiB of one V100 16 GB" in done.err
+    assert "layer 'c' alone needs 64 GiB, 48 GiB more than the 16 GiB of one V100 16 GB" in done.err
     assert not Path("plan").exists()
 
 
