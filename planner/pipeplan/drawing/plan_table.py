@@ -40,10 +40,10 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
         f"{one_line(cluster.name)} ({describe_cluster(cluster)})",
     )
     if not plan.inference:
-        updates = Updates.of(plan, profile.minibatch)
-        corrected = " Error feedback corrects them." if outcome.problem.options.correction != "none" else ""
+        updates, correction = Updates.of(plan, profile.minibatch), outcome.problem.options.correction
+        corrected = " Error feedback corrects them." if correction != "none" else ""
         yield Text(updates.text + corrected, "" if updates.synchronous else "yellow")
-        learning = known_learning(plan, profile.optimizer_name, outcome.problem.options.correction)
+        learning = known_learning(plan, profile.optimizer_name, profile.optimizer_state_ratio, correction)
         if learning is not None:
             yield Text(learning.text)
     yield _stages(outcome)

@@ -212,15 +212,16 @@ class KnownLearning:
         }
 
 
-def known_learning(plan: Plan, optimizer: str, correction: str) -> KnownLearning | None:
+def known_learning(plan: Plan, optimizer: str, state_ratio: float, correction: str) -> KnownLearning | None:
     """What is measured of learning as a plan for training does; None if no gradient of it is old.
 
-    `optimizer`: its name in the profile. Adam counts as AdamW.
+    `optimizer`, `state_ratio`: its name and its bytes of state per byte of parameters, as in the profile. Adam counts
+    as AdamW, and SGD with state as SGD with momentum.
     """
     delays = [plan.versions(index) - 1 for index in range(len(plan.stages))]
     if plan.inference or not any(delays):
         return None
-    name = ADAMW if optimizer == "Adam" else optimizer
+    name = {"Adam": ADAMW, "SGD": MOMENTUM if state_ratio else "SGD without momentum"}.get(optimizer, optimizer)
     spread = _spread(plan, delays)
     like = [case for case in CASES if (case.optimizer, case.correction) == (name, correction)]
     fitting = [case for case in like if case.spread == spread and case.delay >= max(delays)]

@@ -17,8 +17,8 @@ from pipeplan.cost import contention
 from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, waits_for_allreduce
 from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.cost.stage_times import group_allreduce_time
-from pipeplan.plan.schedules import INFERENCE
 from pipeplan.plan.learning_cost import known_learning
+from pipeplan.plan.schedules import INFERENCE
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import UNPIPELINED
 
@@ -92,8 +92,8 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
 
 def _updates(outcome: Outcome) -> dict[str, Any]:
     """How the stages update, and of an asynchronous plan what is measured of learning so."""
-    profile = outcome.problem.profile
-    known = known_learning(outcome.plan, profile.optimizer_name, outcome.problem.options.correction)
+    profile, correction = outcome.problem.profile, outcome.problem.options.correction
+    known = known_learning(outcome.plan, profile.optimizer_name, profile.optimizer_state_ratio, correction)
     updates = Updates.of(outcome.plan, profile.minibatch).to_json()
     return updates | ({} if known is None else {"learning": known.to_json()})
 

@@ -128,7 +128,7 @@ def _learning(source: ReportSource) -> str:
     if source.known is None:
         return ""
     profile, options = source.known.profile, source.known.problem.options
-    known = known_learning(source.plan, profile.optimizer_name, options.correction)
+    known = known_learning(source.plan, profile.optimizer_name, profile.optimizer_state_ratio, options.correction)
     return "" if known is None else one_line(known.text)
 
 

@@ -45,35 +45,37 @@ def test_every_figure_is_in_the_document(case: LearningCase) -> None:
     begins = {"digits": "Digits (the bundled", "text": "Text (below", "ResNet": "ResNet ("}[case.task]
     tables = text[text.index(begins) :]
     rows = [line for line in tables.splitlines() if line.startswith(f"| {way} | {case.correction} |")]
-    numbers = [float(number) for row in rows for number in re.findall(r"(?<![\d.])(\d+\.\d+) ±", row)]
-    assert case.epochs.mean in numbers
+    epochs = [
+        tuple(float(number) for number in re.findall(r"[\d.]+", cell)) for row in rows for cell in row.split("|")[3:5]
+    ]
+    assert ((case.epochs.mean, case.epochs.deviation) if case.epochs.deviation else (case.epochs.mean,)) in epochs
 
 
 def test_the_nearest_case_is_not_below_the_delay() -> None:
-    known = known_learning(STRAIGHT, "AdamW", "ef")
+    known = known_learning(STRAIGHT, "AdamW", 2.0, "ef")
     assert known is not None
     assert [(case.task, case.delay) for case in known.cases] == [("digits", 2), ("text", 2)]
     assert "digits: +34% ± 67%; text: +0% ± 15%" in known.text
     assert known.cost == pytest.approx((5.9 / 4.4 + 1.0) / 2)
-    shorter = known_learning(_plan((1, 1), (2, 1), "1f1b-stashing"), "Adam", "ef")
+    shorter = known_learning(_plan((1, 1), (2, 1), "1f1b-stashing"), "Adam", 2.0, "ef")
     assert shorter is not None
     assert "gradients 1 update old, measured at 2" in shorter.text
-    deeper = known_learning(_plan((1,) * 12, tuple(range(12, 0, -1)), "1f1b-stashing"), "AdamW", "ef")
+    deeper = known_learning(_plan((1,) * 12, tuple(range(12, 0, -1)), "1f1b-stashing"), "AdamW", 2.0, "ef")
     assert deeper is not None
     assert (deeper.cases, deeper.cost) == ((), None)
     assert deeper.text.startswith("Learning: not measured for AdamW")
 
 
 def test_seeds_that_fail_leave_no_cost() -> None:
-    known = known_learning(_plan((1, 1, 1), (3, 2, 1), "vertical-sync"), "AdamW", "none")
+    known = known_learning(_plan((1, 1, 1), (3, 2, 1), "vertical-sync"), "AdamW", 2.0, "none")
     assert known is not None
     assert known.cost is None
     assert "digits: 4 of 5 seeds reach the goal" in known.text
 
 
 def test_replicas_count_under_stashing_only() -> None:
-    replicated = known_learning(_plan((2, 1), (2, 1), "1f1b-stashing"), "AdamW", "none")
-    double = known_learning(DOUBLE, "AdamW", "none")
+    replicated = known_learning(_plan((2, 1), (2, 1), "1f1b-stashing"), "AdamW", 2.0, "none")
+    double = known_learning(DOUBLE, "AdamW", 2.0, "none")
     assert replicated is not None
     assert double is not None
     assert "with replicated stages" in replicated.text
@@ -81,12 +83,20 @@ def test_replicas_count_under_stashing_only() -> None:
 
 
 def test_nothing_is_said_of_fresh_gradients_and_no_optimiser_is_taken_for_another() -> None:
-    assert known_learning(_plan((1, 1), (2, 1), "1f1b-flush", 8), "AdamW", "none") is None
-    assert known_learning(_plan((4,), (1,), "1f1b-stashing"), "AdamW", "none") is None
-    known = known_learning(STRAIGHT, "Lion", "none")
+    assert known_learning(_plan((1, 1), (2, 1), "1f1b-flush", 8), "AdamW", 2.0, "none") is None
+    assert known_learning(_plan((4,), (1,), "1f1b-stashing"), "AdamW", 2.0, "none") is None
+    known = known_learning(STRAIGHT, "Lion", 2.0, "none")
     assert known is not None
     assert known.text == "Learning: not measured for this optimiser, Lion."
     assert known.cost is None
+
+
+def test_sgd_with_state_has_momentum() -> None:
+    momentum, plain = known_learning(DOUBLE, "SGD", 1.0, "none"), known_learning(DOUBLE, "SGD", 0.0, "none")
+    assert momentum is not None
+    assert plain is not None
+    assert [case.optimizer for case in momentum.cases] == ["SGD with momentum"] * 2
+    assert plain.text == "Learning: not measured for this optimiser, SGD without momentum."
 
 
 def test_solve_says_it_and_plan_json_has_the_source(run: Run) -> None:

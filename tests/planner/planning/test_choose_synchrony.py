@@ -76,6 +76,19 @@ def test_only_sizes_that_a_profile_holds_or_interpolates_are_used_unless_nothing
     assert "(extrapolated)" in small.taken.text
 
 
+def test_a_correction_applies_to_the_schedules_that_may_be_corrected() -> None:
+    profile = pipeplan.read_profile("mnist-v100")
+    _, tried = choose_schedule(profile, pipeplan.cluster("C"), Options(correction="ef"), 256, "any", 1000)
+    corrected = {one.schedule: one.problem.options.correction for one in tried}
+    assert corrected == {
+        "1f1b-flush": "none",
+        "gpipe": "none",
+        "2bw": "ef",
+        "vertical-sync": "none",
+        "1f1b-stashing": "ef",
+    }
+
+
 def test_an_extrapolated_size_has_a_pessimistic_pace() -> None:
     """A smaller minibatch of which nothing was measured takes as long as the smallest that was."""
     profile = pipeplan.read_profile("awd-lm-v100")
