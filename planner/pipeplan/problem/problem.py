@@ -27,8 +27,8 @@ from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import graph
 from pipeplan.util.numeric_fields import settle_numbers
-from pipeplan.util.typed import Amount, Positive
 from pipeplan.util.text import did_you_mean
+from pipeplan.util.typed import Amount, Positive
 
 BOUNDARIES = ("single", "parallel")
 """Models of the traffic between two stages (`Options.boundary`)."""

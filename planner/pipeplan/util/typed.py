@@ -1,4 +1,4 @@
-"""Typed documents: a dataclass or a `Struct` of msgspec states the fields of a file and their limits; `decode` reads it.
+"""Typed documents: a dataclass or msgspec's `Struct` states the fields of a file and their limits; `decode` reads it.
 
 Errors name the file, the field and what was found there. The same types give the JSON Schemas in docs/schemas.
 """
