@@ -30,8 +30,8 @@ class DeviceTable(Struct, forbid_unknown_fields=True):
 class _LinkFields(Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields of links."""
 
-    bandwidth: WrittenRate = WrittenRate(0)
-    latency: WrittenTime = WrittenTime(0)
+    bandwidth: WrittenRate | None = None
+    latency: WrittenTime | None = None
     allreduce_efficiency: Amount = 1.0
     sendrecv_efficiency: Amount = 1.0
     source: str = ""
@@ -39,7 +39,7 @@ class _LinkFields(Struct, kw_only=True, forbid_unknown_fields=True):
     def level(self, name: str, count: int) -> Level:
         """A level with these links."""
         rates = (self.allreduce_efficiency, self.sendrecv_efficiency)
-        return Level(name, count, float(self.bandwidth), float(self.latency), *rates, self.source)
+        return Level(name, count, float(self.bandwidth or 0), float(self.latency or 0), *rates, self.source)
 
 
 class LevelTable(_LinkFields, kw_only=True, forbid_unknown_fields=True):
