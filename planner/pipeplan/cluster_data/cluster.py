@@ -266,6 +266,10 @@ class Cluster:
         """Index of the server that holds a worker."""
         return self.component(self.server_level, worker)
 
+    def servers_up_to(self, workers: Iterable[int]) -> int:
+        """The number of servers up to the last one that holds one of these workers; those after it may stay idle."""
+        return self.server_of(max(workers)) + 1
+
     def level_between(self, first: int, last: int) -> int:
         """The smallest level with a component that holds workers `first` … `last`; 0 where they are the same.
 
