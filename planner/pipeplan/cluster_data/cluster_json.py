@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.executor_costs import executor_costs_from_json
 from pipeplan.util.files import Node
 
 
@@ -16,6 +17,7 @@ def cluster_from_json(node: Node) -> Cluster:
             levels=tuple(_level(level) for level in node["levels"].items()),
             machines=tuple(_server(server) for server in servers.items()) if servers else (),
             server_price=price.number() if price else None,
+            executor=executor_costs_from_json(node.get("executor")),
         )
 
 
@@ -37,8 +39,18 @@ def _device(node: Node) -> Device:
         kind=node["kind"].text(),
         memory_bytes=node["memory_bytes"].size(),
         speed=node["speed"].number(),
-        cores=cores.integer(minimum=1) if cores else 0,
+        cores=number_of_cores(cores),
     )
+
+
+def number_of_cores(node: Node | None) -> int | float:
+    """The cores that workers share: a whole number, or a measured one of at least 1; 0 without a node."""
+    if node is None:
+        return 0
+    cores = node.number()
+    if cores < 1:
+        node.fail(f"expected at least 1, found {cores:g}")
+    return int(cores) if cores.is_integer() else cores
 
 
 def _level(node: Node) -> Level:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster_json import number_of_cores
+from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.errors import InputError
 from pipeplan.util import files
 from pipeplan.util.files import Node, read_toml, write_text
@@ -61,12 +63,13 @@ def read_cluster(path: Path) -> Cluster:
 
 def _uniform(root: Node) -> Cluster:
     """A cluster whose servers are all the same: one [device] and all levels."""
-    root.refuse_others({"format", "version", "name", "device", "level", "price_per_hour"})
+    root.refuse_others({"format", "version", "name", "device", "level", "price_per_hour", "executor"})
     return Cluster(
         name=root["name"].text(),
         device=_device(root["device"]),
         levels=tuple(_level(node) for node in root["level"].items()),
         server_price=_price(root),
+        executor=_executor(root),
     )
 
 
@@ -75,7 +78,7 @@ def _heterogeneous(root: Node) -> Cluster:
 
     Where all the servers are the same, the result equals that of a file with one [device].
     """
-    root.refuse_others({"format", "version", "name", "device", "server", "level"})
+    root.refuse_others({"format", "version", "name", "device", "server", "level", "executor"})
     name, devices = root["name"].text(), _devices(root["device"])
     machines = [machine for node in root["server"].items() for machine in _servers(node, devices)]
     if len(machines) > MOST_SERVERS:
@@ -89,7 +92,7 @@ def _heterogeneous(root: Node) -> Cluster:
         # Unless it states a count, the outermost level joins all components below it.
         rest = len(machines) // math.prod(max(1, level.count) for level in above) if node is nodes[-1] else None
         above.append(_level(node, rest))
-    return uniform_if_equal(Cluster.of_servers(name, machines, above))
+    return uniform_if_equal(Cluster.of_servers(name, machines, above, _executor(root)))
 
 
 def uniform_if_equal(cluster: Cluster) -> Cluster:
@@ -101,7 +104,24 @@ def uniform_if_equal(cluster: Cluster) -> Cluster:
     if first.card and len(levels) > 1:
         slower = min(rate for rate in (first.card, levels[1].bandwidth) if rate)
         levels[1] = replace(levels[1], bandwidth=slower)
-    return Cluster(cluster.name, first.device, tuple(levels), server_price=first.price_per_hour)
+    return Cluster(
+        cluster.name, first.device, tuple(levels), server_price=first.price_per_hour, executor=cluster.executor
+    )
+
+
+def _executor(root: Node) -> ExecutorCosts:
+    """The costs in the [executor] table; none without one."""
+    node = root.get("executor")
+    if node is None:
+        return NO_COSTS
+    names = {name.removesuffix("_s"): name for name in NO_COSTS.times()}
+    node.refuse_others({*names, "source"})
+    given = {field: value for name, field in names.items() if (value := node.get(name))}
+    source = node.get("source")
+    return ExecutorCosts(
+        **{field: parse_time(value.value, value.where) for field, value in given.items()},
+        source=source.text() if source else "",
+    )
 
 
 def _devices(node: Node) -> dict[str, Device]:
@@ -154,7 +174,7 @@ def _device(node: Node) -> Device:
         kind=kind,
         memory_bytes=parse_size(node["memory"].value, node["memory"].where),
         speed=speed.number() if speed else 1.0,
-        cores=cores.integer(minimum=1) if cores else 0,
+        cores=number_of_cores(cores),
     )
 
 
@@ -196,7 +216,7 @@ def cluster_toml(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
         lines += ["", "[device]", *_device_lines(cluster.device)]
         for level in cluster.levels:
             lines += _level_lines(level)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_executor_lines(cluster.executor)]) + "\n"
 
 
 def _heterogeneous_lines(cluster: Cluster) -> list[str]:
@@ -214,6 +234,17 @@ def _heterogeneous_lines(cluster: Cluster) -> list[str]:
     for level in cluster.levels[1:]:
         lines += _level_lines(level)
     return lines
+
+
+def _executor_lines(costs: ExecutorCosts) -> list[str]:
+    if not costs:
+        return []
+    times = [
+        f"{name.removesuffix('_s')} = {_quantity(seconds, _TIMES, parse_time)}"
+        for name, seconds in costs.times().items()
+        if seconds
+    ]
+    return ["", "[executor]", *times, *([f"source = {_text(costs.source)}"] if costs.source else [])]
 
 
 def _device_lines(device: Device) -> list[str]:

@@ -42,6 +42,8 @@ class StageCost:
     """Backward time of one minibatch on the slowest replica, including recomputation and the optimiser's step."""
     update_s: float
     """The part of `backward_s` that is the optimiser's step."""
+    executor_s: float
+    """The executor's own work, which `forward_s` and `backward_s` include in equal parts."""
     compute_s: float
     """Forward and backward time, divided by the replicas."""
     synchronisation_s: float
@@ -185,6 +187,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
         forward_s=timing.forward_s,
         backward_s=timing.backward_s,
         update_s=timing.update_s,
+        executor_s=timing.executor_s,
         compute_s=compute,
         synchronisation_s=synchronisation,
         stage_s=compute if _flushes(plan) else float(overlapped_s),
