@@ -263,9 +263,7 @@ def _cluster(instance: Instance) -> Cluster:
     levels = [Level(f"n{i}", int(count), *rates) for i, (count, *rates) in enumerate(instance.levels)]
     executor = ExecutorCosts(*instance.executor)
     if not instance.servers:
-        return Cluster(
-            "test", Device("d", "cpu", int(memory), cores=instance.cores), tuple(levels), executor=executor
-        )
+        return Cluster("test", Device("d", "cpu", int(memory), cores=instance.cores), tuple(levels), executor=executor)
     machines = [
         Server(
             Device(f"d{one.speed}-{one.memory}", "cpu", int(memory * one.memory), one.speed, instance.cores),

@@ -43,7 +43,7 @@ class StageCost:
     update_s: float
     """The part of `backward_s` that is the optimiser's step."""
     executor_s: float
-    """The executor's own work, which `forward_s` and `backward_s` include in equal parts."""
+    """The executor's own work, which `forward_s` and `backward_s` include: half each, or all in the only pass."""
     compute_s: float
     """Forward and backward time, divided by the replicas."""
     synchronisation_s: float
@@ -68,6 +68,16 @@ class StageCost:
     """The part of `memory_bytes` for each minibatch in flight, without weight versions."""
     capacity_bytes: float
     """Memory of the stage's worker that has the least; infinite where memory does not limit the plan."""
+
+    @property
+    def layers_forward_s(self) -> float:
+        """Forward time of the layers alone."""
+        return self.forward_s - (self.executor_s / 2 if self.backward_s else self.executor_s)
+
+    @property
+    def layers_backward_s(self) -> float:
+        """Backward time of the layers alone, including recomputation, without the optimiser's step."""
+        return self.backward_s - self.update_s - (self.executor_s / 2 if self.backward_s else 0.0)
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,7 @@ def core_time(work_s: Any, replicas: Any, allreduce_s: Any, interval: Any, overl
     return work_s / replicas + (1.0 - overlap) * allreduce_s / interval
 
 
-def executor_time(
-    costs: ExecutorCosts, passes: int, boundaries: Any, crossing_bytes: Any, versioned_bytes: Any
-) -> Any:
+def executor_time(costs: ExecutorCosts, passes: int, boundaries: Any, crossing_bytes: Any, versioned_bytes: Any) -> Any:
     """The executor's own work at one stage for one minibatch, in seconds on a device of speed 1.
 
     passes · (pass + boundaries · message) + crossing · message_byte + versioned · version_byte, where `passes` is 2 in

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import (
-    copied_share,
     ACCUMULATING,
     CORRECTED,
     CORRECTIONS,
     FLUSHING,
     SCHEDULES,
     STASHING,
+    copied_share,
     update_share,
 )
 from pipeplan.profile_data.layers import edges

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -19,9 +20,15 @@ from instances import (
 )
 from solver_contract import check_ilp, solve_by_dp
 
+from pipeplan.checker.verify import verify_plan
+from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.cost.evaluate import evaluate
+from pipeplan.errors import InfeasibleError
+from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem.problem import Problem
+from pipeplan.rendering import plan_json
 from pipeplan.solvers.result import Status
+from pipeplan.util.files import Node
 
 
 def _drawn(seed: int) -> tuple[Instance, Problem]:
@@ -80,3 +87,31 @@ def test_the_ilp_finds_what_trying_every_plan_finds() -> None:
 def test_the_ilp_finds_what_trying_every_plan_finds_at_length(start: int) -> None:
     for seed in range(start, start + 30):
         _ilp_agrees(seed, layers=4)
+
+
+def test_the_checker_computes_the_same_and_its_proof_holds() -> None:
+    proven = 0
+    for seed in range(40):
+        _, problem = _drawn(seed)
+        try:
+            outcome = solve(problem, Settings(solver="dp"))
+        except InfeasibleError:
+            continue
+        document = json.loads(json.dumps(plan_json.plan_document(outcome)))
+        found = {one.what: one for one in verify_plan(Node(document, "plan.json"), problem.profile)}
+        assert not [one.line for one in found.values() if one.holds is False], seed
+        proven += found["optimality"].holds is True
+        burdened_s = [node.get("executor_s", 0.0) for node in document["prediction"]["stages"]]
+        assert any(burdened_s) == any(problem.cluster.executor.times().values()) or not math.fsum(burdened_s), seed
+    assert proven > 10
+
+
+def test_the_checker_refuses_a_plan_that_hides_the_executors_work() -> None:
+    _, problem = _drawn(1)
+    cluster = replace(problem.cluster, executor=ExecutorCosts(pass_s=1.0))
+    charged = Problem(problem.profile, cluster, problem.options)
+    document = json.loads(json.dumps(plan_json.plan_document(solve(charged, Settings(solver="dp")))))
+    for node in document["prediction"]["stages"]:
+        node["executor_s"] = 0.5
+    found = verify_plan(Node(document, "plan.json"), charged.profile)
+    assert any(one.holds is False and "executor_s" in one.text for one in found)

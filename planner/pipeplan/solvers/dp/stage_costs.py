@@ -257,7 +257,7 @@ class StageTerms:
 
     @cached_property
     def forward_s(self) -> Floats:
-        """The forward pass of one minibatch, in seconds on a device of speed 1, with its share of the executor's work."""
+        """The forward pass of one minibatch, in seconds on a device of speed 1, with its share of the executor's."""
         forward, passes = self._difference(self.terms.cuts.forward_s), self.terms.problem.passes
         if not self.terms.problem.cluster.executor:
             return forward

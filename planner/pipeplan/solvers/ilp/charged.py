@@ -136,7 +136,7 @@ class ChargedObjective:
     def charge_cores(self, again: dict[Place, Variable]) -> None:
         """Add (24): the cores of every server whose workers share them, with the forward work done `again`."""
         cluster, model = self.charges.problem.cluster, self.model
-        rows: set[tuple[tuple[float, ...], int]] = set()
+        rows: set[tuple[tuple[float, ...], float]] = set()
         for first, stop, cores in cluster.shared_cores:
             inside = tuple(
                 sum(first <= worker < stop for worker in self._workers(place)) / len(self._workers(place))
@@ -161,9 +161,7 @@ class ChargedObjective:
         """The terms of `formulas.core_time` of all replicas of a stage, in units of U and of the charged pace."""
         model, charges = self.model, self.charges
         problem, workers = charges.problem, self._workers(place)
-        work = [
-            (part, charges.scale * model.slowness(place) / THOUSANDTHS) for part in model.work_parts(place, again)
-        ]
+        work = [(part, charges.scale * model.slowness(place) / THOUSANDTHS) for part in model.work_parts(place, again)]
         exposed = 1.0 - problem.options.overlap
         if len(workers) == 1 or not problem.training or not exposed:
             return work

@@ -1,4 +1,4 @@
-"""Constraint (25) of the integer program: the executor's own work at every place. `integer_program` has the notation."""
+"""Constraint (25) of the integer program: the executor's own work. `integer_program` has the notation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def _used_at(model: PlacementModel, place: Place) -> list[tuple[Placement, Varia
     return [(one, used) for one, used in model.used.items() if (one.start, one.replicas) == place]
 
 
-def _scaled(model: PlacementModel, passes: int = 0, boundaries: int = 0, size: float = 0.0, copied: float = 0.0) -> float:
+def _scaled(
+    model: PlacementModel, passes: int = 0, boundaries: int = 0, size: float = 0.0, copied: float = 0.0
+) -> float:
     """A part of the executor's work, in thousandths of U on the fastest device."""
     costs, several = model.problem.cluster.executor, model.problem.passes
     seconds = passes * several * costs.pass_s + boundaries * several * costs.message_s
