@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.machine_costs import whole_cores
 from pipeplan.errors import InputError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
@@ -189,7 +190,8 @@ def _in_listed_order(request: _Request) -> BuiltProblem:
     if batch is not None:
         sizes = [size.minibatch for size in scaled.all_sizes] if minibatch == AUTO else [scaled.minibatch]
         options = options | {"accumulate": _minibatches_per_update(options.get("accumulate"), batch, sizes)}
-    unrestricted = Problem(scaled, request.cluster, options_for(request.cluster.device.kind, **options))
+    cluster = request.cluster if scaled.provenance.processes == 1 else whole_cores(request.cluster)
+    unrestricted = Problem(scaled, cluster, options_for(request.cluster.device.kind, **options))
     targeted = None if target is None else TargetedProblem(export_target(target), unrestricted)
     problem = unrestricted if targeted is None else targeted.problem
     if minibatch != AUTO:

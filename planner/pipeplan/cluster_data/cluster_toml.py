@@ -12,6 +12,7 @@ from pathlib import Path
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cluster_data.cluster_json import number_of_cores
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
+from pipeplan.cluster_data.machine_costs import with_machine_costs
 from pipeplan.errors import InputError
 from pipeplan.util import files
 from pipeplan.util.files import Node, read_toml, write_text
@@ -20,6 +21,8 @@ from pipeplan.util.units import parse_rate, parse_size, parse_time
 
 CLUSTER_FORMAT = "pipeplan-cluster"
 CLUSTER_VERSION = 1
+LOCAL_COSTS = "local"
+"""The value of `executor` that stands for what was measured on this machine."""
 MOST_SERVERS = 1 << 16
 """Largest number of servers in a cluster file that lists them, because they are kept in memory one by one."""
 _LINK_FIELDS = {"bandwidth", "latency", "allreduce_efficiency", "sendrecv_efficiency", "source"}
@@ -64,13 +67,14 @@ def read_cluster(path: Path) -> Cluster:
 def _uniform(root: Node) -> Cluster:
     """A cluster whose servers are all the same: one [device] and all levels."""
     root.refuse_others({"format", "version", "name", "device", "level", "price_per_hour", "executor"})
-    return Cluster(
+    cluster = Cluster(
         name=root["name"].text(),
         device=_device(root["device"]),
         levels=tuple(_level(node) for node in root["level"].items()),
         server_price=_price(root),
         executor=_executor(root),
     )
+    return with_machine_costs(cluster) if _measured_here(root) else cluster
 
 
 def _heterogeneous(root: Node) -> Cluster:
@@ -112,7 +116,7 @@ def uniform_if_equal(cluster: Cluster) -> Cluster:
 def _executor(root: Node) -> ExecutorCosts:
     """The costs in the [executor] table; none without one."""
     node = root.get("executor")
-    if node is None:
+    if node is None or _measured_here(root):
         return NO_COSTS
     names = {name.removesuffix("_s"): name for name in NO_COSTS.times()}
     node.refuse_others({*names, "source"})
@@ -122,6 +126,16 @@ def _executor(root: Node) -> ExecutorCosts:
         **{field: parse_time(value.value, value.where) for field, value in given.items()},
         source=source.text() if source else "",
     )
+
+
+def _measured_here(root: Node) -> bool:
+    """Whether the file asks for what was measured on this machine."""
+    node = root.get("executor")
+    if node is None or not isinstance(node.value, str):
+        return False
+    if node.text() != LOCAL_COSTS:
+        node.fail(f"expected a table, or {LOCAL_COSTS!r} for what was measured on this machine, found {node.value!r}")
+    return True
 
 
 def _devices(node: Node) -> dict[str, Device]:
