@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import torch
 import torch.distributed as dist
@@ -20,7 +19,9 @@ from torch import Tensor
 
 from pipeplan_launch.comm.ring_buffer import MessageTensor, Slot, SlotPool, tensor_offsets
 from pipeplan_launch.comm.shared_memory import LocalListener, PendingSend, SharedMemoryChannel, can_connect_locally
+from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.errors import PeerLost
+from pipeplan_launch.plan.one_order import Direction
 
 SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"
 """Environment variable. With 0, workers of one machine send through Gloo, like workers of different machines."""
@@ -29,15 +30,6 @@ _TAGS = 2**31 - 1
 _ADDRESS_TAG = _TAGS  # tag of the message with a worker's shared-memory address
 _ADDRESS_BYTES = 256
 _SOURCE_LOCATION = re.compile(r"^\[[^]]*:\d+\] ")
-
-
-class Direction(IntEnum):
-    """The direction of a message through the pipeline."""
-
-    ACTIVATIONS = 0
-    """From a stage to the next stage."""
-    GRADIENTS = 1
-    """From a stage to the previous stage."""
 
 
 Key = tuple[Direction, int]
@@ -61,6 +53,9 @@ class _Transfer:
 class Transport:
     """The messages that one worker sends and receives. Not thread-safe."""
 
+    in_order = False
+    """Whether the engine hands over transfers in the one order of a segment (`ordered_transport`)."""
+
     def __init__(
         self,
         stage: int,
@@ -73,7 +68,7 @@ class Transport:
         """`neighbours`: ranks that exchange messages with this one. `timeout_s`: how long to wait for one message."""
         self._worker_name = f"stage {stage} (rank {rank})"
         self._rank = rank
-        self._device = device
+        self._device, self._backend = device, backend_of(device)
         self._neighbours = neighbours
         self._timeout_s = timeout_s
         self._group = group
@@ -105,7 +100,7 @@ class Transport:
         earlier = self._receiving.get((direction, minibatch))
         if earlier is not None and earlier.peer == source:
             return  # an earlier segment posted it and ended before this minibatch
-        with peer_loss_explained(self._not_received(direction, minibatch, source)):
+        with peer_loss_explained(message_not_received(self._worker_name, direction, minibatch, source)):
             if source in self._channels:
                 transfer = self._offer_slot(direction, minibatch, source, layout)
             else:
@@ -115,7 +110,7 @@ class Transport:
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         """Wait for a posted message; returns its tensors. Raises `PeerLost` if it does not come."""
         transfer = self._receiving.pop((direction, minibatch))
-        with peer_loss_explained(self._not_received(direction, minibatch, transfer.peer)):
+        with peer_loss_explained(message_not_received(self._worker_name, direction, minibatch, transfer.peer)):
             if transfer.slot is not None:
                 self._channels[transfer.peer].wait_for((direction, minibatch))
                 return self._slots.tensors(transfer.slot, transfer.layout)
@@ -127,7 +122,7 @@ class Transport:
         """Start sending tensors. They must not be modified until `settle` or `drain`."""
         ready = [self._to_wire(tensor.detach()) for tensor in tensors]
         channel = self._channels.get(destination)
-        with peer_loss_explained(self._undelivered(direction, minibatch, destination)):
+        with peer_loss_explained(message_undelivered(self._worker_name, direction, minibatch, destination)):
             if channel is not None:
                 transfer = _Transfer(destination, sending=channel.send((direction, minibatch), ready))
             else:
@@ -143,7 +138,7 @@ class Transport:
         transfer = self._sending.pop((direction, minibatch), None)
         if transfer is None:
             return
-        with peer_loss_explained(self._undelivered(direction, minibatch, transfer.peer)):
+        with peer_loss_explained(message_undelivered(self._worker_name, direction, minibatch, transfer.peer)):
             if transfer.sending is not None:
                 self._channels[transfer.peer].settle(transfer.sending)
             for work in transfer.works:
@@ -156,7 +151,7 @@ class Transport:
 
     def _open_listener(self) -> LocalListener | None:
         """The socket to which workers of this machine connect; None where all messages go over Gloo."""
-        if self._on_gpu or not hasattr(os, "memfd_create") or os.environ.get(SHARED_MEMORY) == "0":
+        if self._backend.copies_to_host or not hasattr(os, "memfd_create") or os.environ.get(SHARED_MEMORY) == "0":
             return None
         try:
             return LocalListener()
@@ -184,7 +179,7 @@ class Transport:
     def _post_gloo(
         self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]
     ) -> _Transfer:
-        tensors = [torch.empty(spec.shape, dtype=spec.dtype, pin_memory=self._on_gpu) for spec in layout]
+        tensors = [self._backend.host_tensor(spec.shape, spec.dtype) for spec in layout]
         transfer = _Transfer(source, tensors)
         for index, tensor in enumerate(tensors):
             if tensor.numel():
@@ -192,23 +187,22 @@ class Transport:
                 transfer.works.append(_started(dist.irecv(tensor, source, self._group, tag)))
         return transfer
 
-    @property
-    def _on_gpu(self) -> bool:
-        return self._device.type == "cuda"
-
     def _to_wire(self, tensor: Tensor) -> Tensor:
-        if not self._on_gpu:
+        if not self._backend.copies_to_host:
             return tensor.contiguous()
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return pinned.copy_(tensor)  # blocks until the GPU has written the copy, because Gloo reads it at once
+        in_host = self._backend.host_tensor(tuple(tensor.shape), tensor.dtype)
+        return in_host.copy_(tensor)  # blocks until the GPU has written the copy, because Gloo reads it at once
 
-    def _not_received(self, direction: Direction, minibatch: int, peer: int) -> str:
-        message = f"the {direction.name.lower()} of minibatch {minibatch} from rank {peer}"
-        return f"{self._worker_name} waited for {message}, which did not come"
 
-    def _undelivered(self, direction: Direction, minibatch: int, peer: int) -> str:
-        message = f"the {direction.name.lower()} of minibatch {minibatch} to rank {peer}"
-        return f"{self._worker_name} could not deliver {message}"
+def message_not_received(worker: str, direction: Direction, minibatch: int, peer: int) -> str:
+    """The beginning of the line for a message that did not come to `worker`."""
+    message = f"the {direction.name.lower()} of minibatch {minibatch} from rank {peer}"
+    return f"{worker} waited for {message}, which did not come"
+
+
+def message_undelivered(worker: str, direction: Direction, minibatch: int, peer: int) -> str:
+    """The beginning of the line for a message that `worker` could not deliver."""
+    return f"{worker} could not deliver the {direction.name.lower()} of minibatch {minibatch} to rank {peer}"
 
 
 @contextmanager

@@ -17,12 +17,15 @@ import torch
 import torch.distributed as dist
 
 from pipeplan_launch.comm import typed_json
+from pipeplan_launch.comm.edge_groups import EdgeGroups, make_edge_groups
 from pipeplan_launch.comm.p2p import peer_loss_explained
+from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.elastic import rendezvous, restart_state
 from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.elastic.signals import call_before_exit
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.transport_modes import HOST
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
@@ -60,20 +63,24 @@ class Groups:
     attempt: Attempt
     assignment: RankAssignment
     """The assignment of processes to workers, servers and devices."""
+    edges: EdgeGroups | None = None
+    """The groups for messages in the one order; None in mode `host`."""
 
 
-def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
+def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> Groups:
     """Join the other workers by torchrun's environment, assign ranks, and make the process groups.
 
-    RANK in the environment is the worker's number in the plan from then on. Raises `LaunchError` (`PeerLost` if some
-    workers are missing) or `LaunchOver`.
+    RANK in the environment is the worker's number in the plan from then on. `transport`: how messages travel between
+    stages, one of `transport_modes.MODES`. Raises `LaunchError` (`PeerLost` if some workers are missing) or
+    `LaunchOver`.
     """
     size = os.environ.get("WORLD_SIZE")
     if size is None or "RANK" not in os.environ:
         raise LaunchError(
             "this command is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder"
         )
-    attempt = rendezvous.join_attempt(timeout_s, _cards() if plan.device == "cuda" else ())
+    devices = backend_of(plan.device)
+    attempt = rendezvous.join_attempt(timeout_s, devices.cards())
     attempt, assignment = _with_ranks(plan, attempt)
     timeout, rank = timedelta(seconds=timeout_s), attempt.rank
     _attempt[:] = [attempt]
@@ -81,9 +88,17 @@ def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
     rendezvous.watch_for_restart(attempt, _end_as_superseded)
     if assignment.is_one_server and assignment.is_one_network and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no socket has to listen on the network
-    backend = "cpu:gloo,cuda:nccl" if plan.device == "cuda" and assignment.own_device_each() else "gloo"
+    backend = devices.process_groups(assignment.own_device_each())
+    own_device = _nccl_device(plan, assignment) if transport != HOST and devices.copies_to_host else None
     with peer_loss_explained(f"rank {rank} could not connect to the other workers"):
-        dist.init_process_group(backend, store=attempt.torch_store, rank=rank, world_size=plan.world, timeout=timeout)
+        dist.init_process_group(
+            backend,
+            store=attempt.torch_store,
+            rank=rank,
+            world_size=plan.world,
+            timeout=timeout,
+            device_id=own_device,
+        )
         everyone = _group(list(range(plan.world)), "gloo", NO_TIMEOUT)
         active = _group(list(plan.active), "gloo", NO_TIMEOUT)
         flush = None
@@ -94,7 +109,17 @@ def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
             if len(stage.workers) > 1:
                 group = _group(list(stage.workers), backend, timeout)
                 own_replicas = group if rank in stage.workers else own_replicas
-    return Groups(everyone, active, own_replicas, flush, attempt, assignment)
+        edges = None if transport == HOST else make_edge_groups(plan, transport, backend, timeout)
+    return Groups(everyone, active, own_replicas, flush, attempt, assignment, edges)
+
+
+def _nccl_device(plan: LaunchPlan, assignment: RankAssignment) -> torch.device:
+    """This worker's device, with which NCCL connects as soon as a group is made. Raises `LaunchError` if workers share
+    one.
+    """
+    if not assignment.own_device_each():
+        raise LaunchError("NCCL needs a GPU for every worker, and here some share one: give --transport host")
+    return device_of(plan)
 
 
 def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
@@ -118,20 +143,8 @@ def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
 
 def device_of(plan: LaunchPlan) -> torch.device:
     """The device on which this worker computes. Raises `LaunchError` if a CUDA plan finds no CUDA device."""
-    if plan.device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise LaunchError("the plan is for CUDA devices, and torch finds none on this machine")
     number = _device_number[0] if _device_number else int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", number % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _cards() -> list[str]:
-    """UUIDs of the CUDA devices that this process sees, "" where torch does not provide one."""
-    devices = (torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count()))
-    return [str(getattr(device, "uuid", "")) for device in devices]
+    return backend_of(plan.device).select(number)
 
 
 def _with_ranks(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, RankAssignment]:

@@ -17,8 +17,9 @@ from typing import Any
 
 from pipeplan._version import __version__
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.executor_costs import ExecutorCosts, executor_costs_from_json
+from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts, executor_costs_from_json
 from pipeplan.errors import InputError
+from pipeplan.profile_data.layers import Provenance
 from pipeplan.util.files import read_document, write_text
 
 FORMAT, VERSION = "pipeplan-executor-costs", 1
@@ -111,6 +112,21 @@ def whole_cores(cluster: Cluster) -> Cluster:
         return cluster
     whole = math.ceil(cores)
     return replace(cluster, device=replace(cluster.device, cores=whole if whole < cluster.workers_per_server else 0))
+
+
+def for_profile(cluster: Cluster, provenance: Provenance) -> Cluster:
+    """The cluster as it is charged with the times of a profile.
+
+    Times under load include what workers take from each other, and those of a calibrated profile the executor's work.
+    """
+    if provenance.kind == "calibrated":
+        return without_costs(cluster)
+    return cluster if provenance.processes == 1 else whole_cores(cluster)
+
+
+def without_costs(cluster: Cluster) -> Cluster:
+    """The cluster without what was measured of the executor, for times that include all of it."""
+    return whole_cores(replace(cluster, executor=NO_COSTS) if cluster.executor else cluster)
 
 
 def _made_with() -> dict[str, str]:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.layers import Tensor as Edge
 from pipeplan.profiler.clock import Overhead, interquartile_range, median
-from pipeplan.profiler.passes import Samples
+from pipeplan.profiler.passes import Aim, Samples
 from pipeplan_launch.tracing.trace import TracedModel
 
 
@@ -21,6 +23,7 @@ class MeasuredSize:
     traced: TracedModel
     minibatch: int
     samples: Samples
+    aim: Aim
     saved_bytes: dict[str, int]
     """Bytes that autograd saves for backward, by layer."""
     alike: dict[str, str]
@@ -90,6 +93,11 @@ def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
         own[info.name] = tuple(name for name in info.parameters if name not in charged)
         charged.update(own[info.name])
     return own
+
+
+def has_batch_norm(traced: TracedModel) -> bool:
+    """Whether the model has BatchNorm, whose result for a sample depends on the other samples of its minibatch."""
+    return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in traced.model.modules())
 
 
 def waiting_factor(samples: Samples, times: dict[str, list[float]]) -> float:

@@ -132,6 +132,8 @@ def test_sizes_are_those_that_are_measured() -> None:
     assert measured.together == estimated.together
     assert [size.minibatch for size in estimated.sizes] == [6]
     assert estimated.sizes[0].tensors[0].bytes == estimated.tensors[0].bytes * 6 // 4
+    smaller = profile_model(ref("residual"), ProfilerOptions(device="v100", batches=(4,), halvings=3)).sizes
+    assert [size.minibatch for size in smaller] == [1]
     assert estimated.provenance.kind == "modelled"
     assert estimated.provenance.notes == V100.checked
     # A frozen layer has neither gradients nor an update.
