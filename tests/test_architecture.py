@@ -46,7 +46,7 @@ EXECUTOR = (
     {"export", "link_benchmark", "preflight", "runtime", "worker_monitor"},
     {"torchrun", "worker"},
     {"__main__"},
-    {"emulation"},
+    {"emulation", "executor_trials"},
 )
 ROW = {
     f"{package}.{room}": number
