@@ -9,6 +9,7 @@ from typing import Any
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 from pipeplan.util.numeric_fields import settle_numbers
+from pipeplan.util.typed import Amount, decode
 
 LONGEST_S = 3600.0
 """Longest time of one of these costs, in seconds."""
@@ -21,13 +22,13 @@ class ExecutorCosts:
     docs/cost-model.md, "The executor's own work", has the formula. Raises an `InputError` where a time is out of range.
     """
 
-    pass_s: float = 0.0
+    pass_s: Amount = 0.0
     """For each forward and each backward pass of a minibatch through a stage."""
-    message_s: float = 0.0
+    message_s: Amount = 0.0
     """For each message that a stage sends or receives."""
-    message_byte_s: float = 0.0
+    message_byte_s: Amount = 0.0
     """For each byte of such a message."""
-    version_byte_s: float = 0.0
+    version_byte_s: Amount = 0.0
     """For each byte of the parameters of a stage that an update copies, because older versions are still in use."""
     source: str = ""
     """Where the figures come from."""
@@ -59,7 +60,4 @@ def executor_costs_from_json(node: Node | None) -> ExecutorCosts:
     if node is None:
         return NO_COSTS
     with node.locating_errors():
-        source = node.get("source")
-        return ExecutorCosts(
-            **{name: node[name].number() for name in NO_COSTS.times()}, source=source.text() if source else ""
-        )
+        return decode(node, ExecutorCosts)

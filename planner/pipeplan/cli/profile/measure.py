@@ -29,7 +29,8 @@ from pipeplan.cluster_data.local import local_processors
 from pipeplan.cluster_data.machine_costs import enabled, machine_costs, save
 from pipeplan.errors import InputError
 from pipeplan.first_steps.init import CLUSTER
-from pipeplan.profile_data.profile import GRANULARITIES, Profile
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile_document import GRANULARITIES
 from pipeplan.util.files import refuse_unwritable
 from pipeplan.util.units import show_time
 
