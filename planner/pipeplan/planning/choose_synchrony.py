@@ -139,9 +139,10 @@ def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline)
     if taken is None:
         raise InfeasibleError("no schedule has a plan that fits, or none was found in time")
     if asynchronous is None:
-        reason = "Chosen: the fastest synchronous plan, as asynchronous ones were ruled out."
+        why = "asynchronous ones were ruled out" if staleness == "none" else "no asynchronous plan was found"
+        reason = f"Chosen: the fastest synchronous plan, as {why}."
     elif synchronous is None:
-        reason = "Chosen: the fastest asynchronous plan, as no synchronous plan fits."
+        reason = "Chosen: the fastest asynchronous plan, as no synchronous plan was found that fits."
     else:
         found = synchronous.sample_s / asynchronous.sample_s - 1
         enough = found >= gain
