@@ -31,7 +31,9 @@ PLANNER = (
     {"first_steps", "rendering"},
     {"drawing", "exports"},
     {"explanation", "from_options", "sweeps"},
-    {"api", "replanning", "report"},
+    {"replanning", "report"},
+    {"questions"},
+    {"api"},
     {"cli"},
     {"__main__"},
 )

@@ -5,8 +5,8 @@
     print(outcome.plan.config, outcome.objective_s)
     pipeplan.render(outcome, "plan")
 
-Errors in a file, a name or an option raise `PipeplanError`, whose message is one line. An unknown keyword, or a value
-of another type, raises Python's own `TypeError`. Only `profile` needs torch. Nothing here prints.
+Errors in a file, a name or an option raise `PipeplanError`, whose message is one line. An unknown keyword of a function
+that takes no options raises Python's own `TypeError`. Only `profile` needs torch. Nothing here prints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
 from pipeplan.exports.target import export_files, export_target, write_export
-from pipeplan.from_options import OptionKeywords, build_problem
+from pipeplan.from_options import OptionKeywords, build_problem, checked_keywords
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.choose_synchrony import GAIN
 from pipeplan.planning.fewest_workers import search_fewest_workers
@@ -35,6 +35,7 @@ from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data import bundled
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import HALVINGS
+from pipeplan.questions import explain, replan, sweep
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
 from pipeplan.rendering.plan_json import plan_document
@@ -60,13 +61,16 @@ __all__ = [
     "SolveProgress",
     "Stage",
     "cluster",
+    "explain",
     "export",
     "profile",
     "read_profile",
     "render",
     "render_launcher",
+    "replan",
     "simulate",
     "solve",
+    "sweep",
 ]
 
 
@@ -157,8 +161,9 @@ def solve(
 ) -> Outcome:
     """Find the best plan of a profile on a cluster, with its proof and its gain over data parallelism.
 
-    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model. If the
-    overlap is not given, it is 1 on GPUs and 0 on CPUs. `settings` selects the solvers and says when they stop.
+    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model; also `straight`,
+    `ignore_memory`, `no_recompute`, `no_contention`, and `pin="conv1=1"`, as on the command line. If the overlap is not
+    given, it is 1 on GPUs and 0 on CPUs. `settings` selects the solvers and says when they stop.
     Further choices:
 
     `schedule="auto"` takes the best schedule for a global `batch`, in samples per update, whose weights are at most as
@@ -197,7 +202,7 @@ def solve(
         server_order=server_order,
         maximum_cuts=settings.maximum_cuts,
         deadline=deadline,
-        **options,
+        **checked_keywords(options),
     )
     if fewest_workers_within is not None:
         outcome = search_fewest_workers(

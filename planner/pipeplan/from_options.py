@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_type_hints
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError
@@ -19,7 +19,9 @@ from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
+from pipeplan.util.files import Node
 from pipeplan.util.text import did_you_mean
+from pipeplan.util.typed import decode
 
 AUTO: Literal["auto"] = "auto"
 BEST: Literal["best"] = "best"
@@ -51,6 +53,12 @@ class OptionKeywords(TypedDict, total=False):
     together: tuple[tuple[str, ...], ...]
     no_cut_after: tuple[str, ...]
     grid: bool
+    straight: bool
+    ignore_memory: bool
+    no_recompute: bool
+    no_contention: bool
+    pin: str | tuple[str, ...]
+    """`LAYER=STAGE`, once or several times."""
 
 
 FLAGS: Mapping[str, Mapping[str, Any]] = {
@@ -129,6 +137,45 @@ def option_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if flag in set_arguments:
             chosen |= FLAGS[flag]
     return chosen
+
+
+def parse_pin(text: str) -> tuple[str, int]:
+    """The layer and the stage of `conv1=1`. Raises `InputError`."""
+    layer, _, stage = text.rpartition("=")
+    if not layer or not stage.isdecimal() or int(stage) < 1:
+        raise InputError(f"--pin: expected a layer and a stage from 1 on, as in conv1=1, found {text!r}")
+    return layer, int(stage)
+
+
+def checked_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Options` that keywords of the Python API set, by name of the field.
+
+    Keywords are fields of `Options`, or flags and `pin` as on the command line; None stands for the default. Raises
+    `InputError` for an unknown keyword and a value of another type.
+    """
+    fields_set: dict[str, Any] = {}
+    kinds = get_type_hints(Options, include_extras=True)
+    for name, value in options.items():
+        if name not in OptionKeywords.__annotations__:
+            raise InputError(f"there is no option {name!r}; {did_you_mean(name, OptionKeywords.__annotations__)}")
+        node = Node(_plain(value), name)
+        if value is None:
+            continue
+        if name in FLAGS:
+            fields_set |= FLAGS[name] if node.boolean() else {}
+        elif name == "pin":
+            texts = [node] if isinstance(value, str) else node.items()
+            fields_set["pins"] = (*fields_set.get("pins", ()), *(parse_pin(text.text()) for text in texts))
+        else:
+            fields_set[name] = decode(node, kinds[name])
+    return fields_set
+
+
+def _plain(value: Any) -> Any:
+    """The value with lists in place of tuples, and Python's own numbers in place of numpy's."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.item() if hasattr(value, "item") else value
 
 
 def default_overlap(kind: str) -> float:

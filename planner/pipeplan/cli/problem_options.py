@@ -45,14 +45,7 @@ def _complete_layers(ending: str = "") -> Complete:
 
 
 def _parse_pins(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
-    return tuple(_pin(text) for text in texts)
-
-
-def _pin(text: str) -> tuple[str, int]:
-    layer, _, stage = text.rpartition("=")
-    if not layer or not stage.isdecimal() or int(stage) < 1:
-        raise InputError(f"--pin: expected a layer and a stage from 1 on, as in conv1=1, found {text!r}")
-    return layer, int(stage)
+    return tuple(from_options.parse_pin(text) for text in texts)
 
 
 def _parse_groups(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:

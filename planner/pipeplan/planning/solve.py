@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import Evaluation, evaluate
@@ -17,6 +18,7 @@ from pipeplan.planning.certify import certificate_of
 from pipeplan.planning.charge_results import charge_result, deepened
 from pipeplan.planning.choose_synchrony import SynchronyChoice
 from pipeplan.planning.infeasibility import why_infeasible
+from pipeplan.planning.outcome_views import outcome_html, outcome_lines, stage_rows
 from pipeplan.planning.progress import ProgressTracker, Report
 from pipeplan.planning.simplest import SimplerPlan, Simplification, find_simpler, kind_of
 from pipeplan.planning.simulated import NOT_SIMULATED, STOPPED, PlanSimulation, choose_by_simulation
@@ -76,7 +78,7 @@ class Settings:
     fastest plan. The commands have `simplest.WITHIN`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """A solved problem: its best plan, what is proven about the plan, and the baselines."""
 
@@ -97,6 +99,16 @@ class Outcome:
     """The choice between synchronous and asynchronous plans, if it was left to pipeplan."""
     simplification: Simplification | None = None
     """The fastest plan, if a simpler one was taken."""
+
+    def __repr__(self) -> str:
+        return "\n".join(outcome_lines(self))
+
+    def _repr_html_(self) -> str:
+        return outcome_html(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each stage, with its layers, workers and costs in seconds and bytes: rows for a data frame."""
+        return stage_rows(self)
 
     @property
     def objective_s(self) -> float:
