@@ -7,9 +7,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict, get_type_hints
 
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.machine_costs import for_profile
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
+from pipeplan.plan.plan import Plan
 from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
 from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
@@ -84,6 +86,12 @@ class BuiltProblem:
     """The trainer that the plan is for, if one was named."""
     orders: tuple[OrderChoice, ...] = ()
     """All orders of the servers that were tried, best first; empty where there was nothing to choose."""
+
+    @property
+    def known(self) -> tuple[Plan, ...]:
+        """The plan of this problem by which it was chosen, if there is one."""
+        taken = None if self.synchrony is None else self.synchrony.taken
+        return (taken.plan,) if taken is not None and taken.problem.cluster == self.problem.cluster else ()
 
 
 @dataclass(frozen=True)
@@ -245,7 +253,8 @@ def _in_listed_order(request: _Request) -> BuiltProblem:
     if batch is not None:
         sizes = [size.minibatch for size in scaled.all_sizes] if minibatch == AUTO else [scaled.minibatch]
         options = options | {"accumulate": _minibatches_per_update(options.get("accumulate"), batch, sizes)}
-    unrestricted = Problem(scaled, request.cluster, options_for(request.cluster.device.kind, **options))
+    cluster = for_profile(request.cluster, scaled.provenance)
+    unrestricted = Problem(scaled, cluster, options_for(request.cluster.device.kind, **options))
     targeted = None if target is None else TargetedProblem(export_target(target), unrestricted)
     problem = unrestricted if targeted is None else targeted.problem
     if minibatch != AUTO:
