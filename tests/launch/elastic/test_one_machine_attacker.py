@@ -21,7 +21,10 @@ def _namespaces_work() -> bool:
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return False
     made = "mount -t tmpfs none /run && mkdir /run/netns && ip netns add one"
-    return subprocess.run([*OWN_NAMESPACES, "--mount-proc", "sh", "-c", made], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run([*OWN_NAMESPACES, "--mount-proc", "sh", "-c", made], capture_output=True, check=False).returncode
+        == 0
+    )
 
 
 @pytest.mark.slow
@@ -34,7 +37,15 @@ def test_an_attacker_on_the_network_finds_no_door(tmp_path: Path) -> None:
         content["layers"] = [["0", "1"], ["2", "loss"]][content["stage"]]
     script = render(write_plan(tmp_path / "plan", contents))
     options = ["--epochs", "100000", "--checkpoint-minibatches", "7", "--log-every", "0"]
-    command = [*OWN_NAMESPACES, "--mount-proc", sys.executable, attacker.__file__, str(script), str(tmp_path / "run"), *options]
+    command = [
+        *OWN_NAMESPACES,
+        "--mount-proc",
+        sys.executable,
+        attacker.__file__,
+        str(script),
+        str(tmp_path / "run"),
+        *options,
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=300, check=False, env=os.environ | {"TMPDIR": str(tmp_path)}
     )
