@@ -204,7 +204,7 @@ def odd_files(rng: random.Random, folders: list[Path]) -> list[str]:
     Path("folder").mkdir()
     os.mkfifo("pipe")
     Path("loop").symlink_to("loop")
-    Path("nowhere").symlink_to("/nowhere/at/all")
+    Path("nowhere").symlink_to("missing/file")
     Path("empty").touch()
     Path("digits").write_text('{"format": "pipeplan-profile", "version": ' + "9" * rng.choice([300, 5000, 10**6]) + "}")
     with Path("sparse").open("wb") as file:
