@@ -162,7 +162,8 @@ def command(
             interrupted()  # an interrupted search may have chosen a schedule that is not the best
         with keep_disagreement(None if no_write else output):
             if tolerance is None:
-                fewest, outcome = None, solve(built.problem, settings, report=report, deadline=deadline)
+                fewest = None
+                outcome = solve(built.problem, settings, report=report, deadline=deadline, known=built.known)
             else:
                 fewest = search_fewest_workers(built.problem, tolerance, settings, report=report, deadline=deadline)
                 outcome = fewest.outcome
