@@ -58,7 +58,7 @@ _COMMANDS = {
     "clusters": ("clusters", "List the bundled clusters."),
     "import": ("import_", "Convert a profile or link measurements of another tool."),
     "docs": ("docs", "Print a page of the documentation, or list all pages."),
-    "completion": ("completion", "Print the completion script of a shell."),
+    "completion": ("shell.completion", "Print the completion script of a shell."),
 }
 
 

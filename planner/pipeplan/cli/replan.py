@@ -11,8 +11,8 @@ import click
 from pipeplan.api import cluster as named_cluster
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json
-from pipeplan.cli.plan_completion import complete_lost
 from pipeplan.cli.problem_options import checked_option_fields, problem_arguments
+from pipeplan.cli.shell.plan_completion import complete_lost
 from pipeplan.cli.solve_line import solve_line
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.cluster import Cluster

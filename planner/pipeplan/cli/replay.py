@@ -10,7 +10,7 @@ import click
 
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import answer_console, is_watched, print_json, status
-from pipeplan.cli.plan_completion import complete_fault
+from pipeplan.cli.shell.plan_completion import complete_fault
 from pipeplan.errors import InputError
 from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.profile_data.profile import Profile

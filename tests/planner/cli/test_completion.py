@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem, ShellComplete
 from commandline import Run
 
 from pipeplan.cli import _COMMANDS, cli
-from pipeplan.cli.completion import INSTALL, PROGRAM, VARIABLE
+from pipeplan.cli.shell.completion import INSTALL, PROGRAM, VARIABLE
 from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.first_steps import init
 from pipeplan.plan.schedules import SCHEDULES
