@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -60,6 +60,8 @@ class Groups:
     attempt: Attempt
     assignment: RankAssignment
     """The assignment of processes to workers, servers and devices."""
+    backend: str = "gloo"
+    """The backend for tensors on the workers' devices."""
 
 
 def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
@@ -94,7 +96,22 @@ def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
             if len(stage.workers) > 1:
                 group = _group(list(stage.workers), backend, timeout)
                 own_replicas = group if rank in stage.workers else own_replicas
-    return Groups(everyone, active, own_replicas, flush, attempt, assignment)
+    return Groups(everyone, active, own_replicas, flush, attempt, assignment, backend)
+
+
+def shared_groups(
+    plan: LaunchPlan, wanted: Collection[tuple[int, ...]], groups: Groups, timeout_s: float
+) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """A group of the workers of all stages for each tuple of stages. All workers call this, with the same tuples."""
+    with peer_loss_explained(f"rank {dist.get_rank()} could not connect to the other workers"):
+        return {
+            stages: _group(
+                [worker for stage in stages for worker in plan.pipeline[stage].workers],
+                groups.backend,
+                timedelta(seconds=timeout_s),
+            )
+            for stages in sorted(wanted)
+        }
 
 
 def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pipeplan.api import cluster as named_cluster
-from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.document import FLUSHING, PlanDocument
 from pipeplan.checker.model import checked_model
 from pipeplan.checker.structure import check_structure
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
@@ -142,7 +142,15 @@ def _read_old_plan(path: Path, folder: Path, profile_file: Path | None) -> tuple
     if not document.pace_s > 0:
         raise InputError(f"{file} cannot be replanned: it states no pace")
     try:
-        check_structure(document, checked_model(profile, document.options, inference=document.inference))
+        check_structure(
+            document,
+            checked_model(
+                profile,
+                document.options,
+                inference=document.inference,
+                synchronous=document.schedule in FLUSHING,
+            ),
+        )
     except InputError as error:
         raise InputError(f"{file} cannot be replanned: {error}") from None
     problem, plan = plan_file.plan_from_document(root, profile)

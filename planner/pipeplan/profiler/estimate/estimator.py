@@ -19,7 +19,7 @@ from pipeplan.profiler.estimate.roofline import total_seconds
 from pipeplan.profiler.estimate.work import Work
 from pipeplan.profiler.optimizer_step import optimizer_state
 from pipeplan.profiler.options import ProfilerOptions, Progress
-from pipeplan.profiler.outcome import charged_parameters
+from pipeplan.profiler.outcome import charged_parameters, tied_weights
 from pipeplan.profiler.passes import training_loss
 from pipeplan.profiler.remarks import tie_remarks
 from pipeplan_launch.errors import LaunchError
@@ -171,5 +171,6 @@ def _profile(
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
         together=traced.together,
+        tied=tied_weights(traced),
         sizes=tuple(others),
     )
