@@ -31,13 +31,15 @@ PLANNER = (
     {"first_steps", "rendering"},
     {"drawing", "exports"},
     {"explanation", "from_options", "sweeps"},
-    {"api", "replanning", "report"},
+    {"replanning", "report"},
+    {"questions"},
+    {"api"},
     {"cli"},
     {"__main__"},
 )
 EXECUTOR = (
     {"allocator", "checked_json", "child_processes", "errors", "torch_check"},
-    {"files"},
+    {"devices", "files"},
     {"job", "launch_secret", "plan", "rank_mapping", "selftest"},
     {"comm", "command_line", "launchers", "models", "telemetry", "tracing"},
     {"checkpoint", "elastic"},
@@ -80,6 +82,7 @@ TORCH_FREE_LAUNCH = (
     "plan.averaging_options",
     "plan.json_fields",
     "plan.launch_plan",
+    "plan.one_order",
     "plan.schedule",
     "plan.schedule_check",
     "plan.sleeping_stage_spec",
@@ -286,6 +289,25 @@ def test_only_the_command_line_prints() -> None:
 @pytest.mark.parametrize("name", TORCH_FREE_LAUNCH)
 def test_what_reads_a_plan_does_without_torch(name: str) -> None:
     assert "torch" not in map(package_of, brought_in(f"pipeplan_launch.{name}"))
+
+
+def test_only_one_room_of_the_executor_knows_kinds_of_devices() -> None:
+    """`devices` answers for each kind; what asks torch which versions it has (`selftest`) computes nothing."""
+    asking = []
+    for module in of_package("pipeplan_launch"):
+        if room_of(module) not in ("pipeplan_launch.devices", "pipeplan_launch.selftest"):
+            names = [ast.unparse(node) for node in ast.walk(source_tree(module)) if isinstance(node, ast.Attribute)]
+            asking += [
+                f"{module}: {name}" for name in names if name.startswith("torch.cuda") or name.endswith(".is_cuda")
+            ]
+            asking += [f"{module}: device.type {text}" for text in _compared_types(module)]
+    assert asking == []
+
+
+def _compared_types(module: str) -> list[str]:
+    """The comparisons of a device's type with the name of one that only some machines have."""
+    compared = [node for node in ast.walk(source_tree(module)) if isinstance(node, ast.Compare)]
+    return [ast.unparse(node) for node in compared if ".type" in ast.unparse(node.left) and "cuda" in ast.unparse(node)]
 
 
 def _torch_modules_after(code: str, folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ the size of server NODE_RANK.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import sys
@@ -103,10 +104,11 @@ def usable_cores() -> int:
 def gpus() -> int:
     """Number of CUDA devices of this machine. Raises `LaunchError` where torch cannot be imported."""
     try:
-        import torch
+        importlib.import_module("torch")
+        from pipeplan_launch.devices.backend import cuda_devices
     except (ImportError, OSError) as error:
         raise LaunchError(f"running a plan needs torch, and importing it failed: {error}") from error
-    return torch.cuda.device_count()
+    return cuda_devices()
 
 
 def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu_count: int) -> str | None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.checkpoint.manifest import Manifest
 from pipeplan_launch.checkpoint.optimizer_state import optimizer_tensors
+from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.elastic import consistency_check, process_groups
 from pipeplan_launch.elastic.graceful_stop import GracefulStop, forward_stop_requests
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
@@ -245,6 +246,5 @@ class ActiveWorker:
 
     def _peak(self) -> int:
         device = self._stage.place.device
-        if device.type == "cuda":
-            return torch.cuda.max_memory_allocated(device)
-        return max(0, peak_resident_bytes() - self._memory_before_bytes)
+        on_device = backend_of(device).peak_bytes(device)
+        return max(0, peak_resident_bytes() - self._memory_before_bytes) if on_device is None else on_device

@@ -27,18 +27,22 @@ if TYPE_CHECKING:
     from pipeplan.api import SolveProgress as SolveProgress
     from pipeplan.api import Stage as Stage
     from pipeplan.api import cluster as cluster
+    from pipeplan.api import explain as explain
     from pipeplan.api import export as export
     from pipeplan.api import profile as profile
     from pipeplan.api import read_profile as read_profile
     from pipeplan.api import render as render
     from pipeplan.api import render_launcher as render_launcher
+    from pipeplan.api import replan as replan
     from pipeplan.api import simulate as simulate
     from pipeplan.api import solve as solve
+    from pipeplan.api import sweep as sweep
 
 _API = (
     *("Cluster", "DisagreementError", "InfeasibleError", "InputError", "Options", "Outcome", "PipeplanError", "Plan"),
     *("Problem", "Profile", "Settings", "Simulated", "SolveProgress", "Stage"),
-    *("cluster", "export", "profile", "read_profile", "render", "render_launcher", "simulate", "solve"),
+    *("cluster", "explain", "export", "profile", "read_profile", "render", "render_launcher", "replan", "simulate"),
+    *("solve", "sweep"),
 )
 
 

@@ -5,8 +5,8 @@
     print(outcome.plan.config, outcome.objective_s)
     pipeplan.render(outcome, "plan")
 
-Errors in a file, a name or an option raise `PipeplanError`, whose message is one line. An unknown keyword, or a value
-of another type, raises Python's own `TypeError`. Only `profile` needs torch. Nothing here prints.
+Errors in a file, a name or an option raise `PipeplanError`, whose message is one line. An unknown keyword of a function
+that takes no options raises Python's own `TypeError`. Only `profile` needs torch. Nothing here prints.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
 from pipeplan.exports.target import export_files, export_target, write_export
-from pipeplan.from_options import OptionKeywords, build_problem
+from pipeplan.from_options import OptionKeywords, build_problem, checked_keywords
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.choose_synchrony import GAIN
 from pipeplan.planning.fewest_workers import search_fewest_workers
 from pipeplan.planning.progress import SolveProgress
+from pipeplan.planning.simplest import WITHIN
 from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.solve import solve as solve_problem
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data import bundled
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.rescale import HALVINGS
+from pipeplan.questions import explain, replan, sweep
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
 from pipeplan.rendering.plan_json import plan_document
@@ -58,13 +61,16 @@ __all__ = [
     "SolveProgress",
     "Stage",
     "cluster",
+    "explain",
     "export",
     "profile",
     "read_profile",
     "render",
     "render_launcher",
+    "replan",
     "simulate",
     "solve",
+    "sweep",
 ]
 
 
@@ -72,6 +78,7 @@ def profile(
     model: str | Callable[[], object],
     *,
     batch: int | Sequence[int] | None = None,
+    halvings: int | None = None,
     device: str = "cpu",
     threads: int = 1,
     granularity: str = "layer",
@@ -85,10 +92,11 @@ def profile(
 
     `model` is a bundled name, `path/to/file.py:callable`, `package.module:callable`, or such a callable itself: a
     function defined in a file or module that takes no arguments and returns an `nn.Module` or a `pipeplan_launch.Job`.
-    `batch` is in samples; of several sizes the first is the profile's own. `device` is `cpu`, `cuda`, or a device to
-    estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`. `progress` is called with the
-    steps done, the steps in all (0: not known) and the next step. `Profile.save(path)` writes the result. Raises
-    `InputError`, also if torch is missing.
+    `batch` is in samples; of several sizes the first is the profile's own, and these alone are measured. Of one size
+    its `halvings` (by default 3, down to an eighth) are measured as well, briefly. `device` is `cpu`, `cuda`, or a
+    device to estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`. `progress` is
+    called with the steps done, the steps in all (0: not known) and the next step. `Profile.save(path)` writes the
+    result. Raises `InputError`, also if torch is missing.
     """
     try:
         from pipeplan.profiler import ProfilerOptions, profile_model
@@ -99,6 +107,7 @@ def profile(
     sizes = () if batch is None else (batch,) if isinstance(batch, int) else tuple(batch)
     measuring = ProfilerOptions(
         batches=sizes,
+        halvings=halvings if halvings is not None else HALVINGS if len(sizes) <= 1 else 0,
         device=device,
         threads=threads,
         repeats=repeats,
@@ -146,19 +155,22 @@ def solve(
     target: str | None = None,
     server_order: str = "any",
     fewest_workers_within: float | None = None,
+    simplest: float = WITHIN,
     progress: Callable[[SolveProgress], None] | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Outcome:
     """Find the best plan of a profile on a cluster, with its proof and its gain over data parallelism.
 
-    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model. If the
-    overlap is not given, it is 1 on GPUs and 0 on CPUs. `settings` selects the solvers and says when they stop.
+    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model; also `straight`,
+    `ignore_memory`, `no_recompute`, `no_contention`, and `pin="conv1=1"`, as on the command line. If the overlap is not
+    given, it is 1 on GPUs and 0 on CPUs. `settings` selects the solvers and says when they stop.
     Further choices:
 
     `schedule="auto"` takes the best schedule for a global `batch`, in samples per update, whose weights are at most as
     old as `staleness` allows (`none`, `bounded`, `any`). `minibatch="auto"` takes the best of the sizes in the profile.
-    `schedule="best"` takes the synchronous plan unless an asynchronous one has more samples per second by the share
-    `asynchronous_gain`; `outcome.synchrony` has the best of both kinds.
+    `schedule="best"`, the default of training, takes the synchronous plan unless an asynchronous one has more samples
+    per second by the share `asynchronous_gain`; `outcome.synchrony` has the best of both kinds. The simplest plan
+    within the share `simplest` of the fastest is taken, with the fastest in `outcome.simplification`; 0 takes that.
     A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes its
     files. Servers that differ are put in the best order, which `outcome.problem.cluster` has then, unless
     `server_order="listed"`. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.
@@ -175,7 +187,9 @@ def solve(
         raise InputError(f"solve takes a profile, as pipeplan.read_profile({str(profile)!r}) reads one")
     if not isinstance(cluster, Cluster):
         raise InputError(f"solve takes a cluster, as pipeplan.cluster({str(cluster)!r}) is one")
-    settings = settings or Settings()
+    if not 0 <= simplest <= 1:
+        raise InputError(f"the share by which the simplest plan may be slower lies between 0 and 1, not {simplest:g}")
+    settings = replace(settings or Settings(), simplest=simplest)
     deadline = Deadline.after(settings.time_limit_s)
     built = build_problem(
         profile,
@@ -188,7 +202,7 @@ def solve(
         server_order=server_order,
         maximum_cuts=settings.maximum_cuts,
         deadline=deadline,
-        **options,
+        **checked_keywords(options),
     )
     if fewest_workers_within is not None:
         outcome = search_fewest_workers(

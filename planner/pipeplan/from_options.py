@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.errors import InputError
+from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
 from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
@@ -15,9 +15,11 @@ from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
 from pipeplan.planning.choose_synchrony import GAIN, SynchronyChoice, choose_synchrony
 from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
+from pipeplan.problem.plan_file import OPTION_READERS
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
+from pipeplan.util.files import Node
 from pipeplan.util.text import did_you_mean
 
 AUTO: Literal["auto"] = "auto"
@@ -38,7 +40,7 @@ class OptionKeywords(TypedDict, total=False):
     max_replicas: int | None
     allow_copies: bool
     schedule: str
-    """A schedule, `best`, or `auto` together with a global `batch`."""
+    """A schedule, `best`, which is the default of `solve`, or `auto` together with a global `batch`."""
     accumulate: int | None
     correction: str
     recompute: bool
@@ -50,6 +52,12 @@ class OptionKeywords(TypedDict, total=False):
     together: tuple[tuple[str, ...], ...]
     no_cut_after: tuple[str, ...]
     grid: bool
+    straight: bool
+    ignore_memory: bool
+    no_recompute: bool
+    no_contention: bool
+    pin: str | tuple[str, ...]
+    """`LAYER=STAGE`, once or several times."""
 
 
 FLAGS: Mapping[str, Mapping[str, Any]] = {
@@ -124,6 +132,44 @@ def option_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
+def parse_pin(text: str) -> tuple[str, int]:
+    """The layer and the stage of `conv1=1`. Raises `InputError`."""
+    layer, _, stage = text.rpartition("=")
+    if not layer or not stage.isdecimal() or int(stage) < 1:
+        raise InputError(f"--pin: expected a layer and a stage from 1 on, as in conv1=1, found {text!r}")
+    return layer, int(stage)
+
+
+def checked_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Options` that keywords of the Python API set, by name of the field.
+
+    Keywords are fields of `Options`, or flags and `pin` as on the command line; None stands for the default. Raises
+    `InputError` for an unknown keyword and a value of another type.
+    """
+    fields_set: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in OptionKeywords.__annotations__:
+            raise InputError(f"there is no option {name!r}; {did_you_mean(name, OptionKeywords.__annotations__)}")
+        node = Node(_plain(value), name)
+        if value is None:
+            continue
+        if name in FLAGS:
+            fields_set |= FLAGS[name] if node.boolean() else {}
+        elif name == "pin":
+            texts = [node] if isinstance(value, str) else node.items()
+            fields_set["pins"] = (*fields_set.get("pins", ()), *(parse_pin(text.text()) for text in texts))
+        else:
+            fields_set[name] = OPTION_READERS[name](node)
+    return fields_set
+
+
+def _plain(value: Any) -> Any:
+    """The value with lists in place of tuples, and Python's own numbers in place of numpy's."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.item() if hasattr(value, "item") else value
+
+
 def default_overlap(kind: str) -> float:
     """The share of gradient synchronisation that hides behind compute on devices of a kind, `cuda` or `cpu`."""
     # On CPUs the cores that compute also move the data, so that nothing hides behind anything.
@@ -156,7 +202,8 @@ def build_problem(
     `minibatch` is another size than the profile's, or `auto` for the best of those measured. `schedule="auto"` takes
     the best schedule for a global `batch`, in samples per update, among those whose weights are at most as old as
     `staleness` (`none`, `bounded`, `any`) allows; `schedule="best"` takes the synchronous plan unless an asynchronous
-    one has more samples per second by the share `asynchronous_gain`. A `target`, the name of an export, restricts plans
+    one has more samples per second by the share `asynchronous_gain`. That is the default of training without a number
+    of minibatches per update, a target, or `minibatch="auto"`. A `target`, the name of an export, restricts plans
     to those that this trainer can express, with `batch` samples per update if that is given. The servers of a
     heterogeneous cluster are put in the best order, unless the `server_order` is `listed` or the plan is for a
     `target`, which numbers them itself. A choice that takes searches has a share of the time until the deadline.
@@ -165,6 +212,8 @@ def build_problem(
     """
     if server_order not in SERVER_ORDERS:
         raise InputError(f"there is no server order {server_order!r}; {did_you_mean(server_order, SERVER_ORDERS)}")
+    if _chooses_schedule(minibatch, target, options):
+        options = options | {"schedule": BEST}
     request = _Request(
         profile, cluster, minibatch, batch, staleness, target, asynchronous_gain, maximum_cuts, deadline, options
     )
@@ -173,6 +222,12 @@ def build_problem(
         return built
     problem, orders = choose_order(built.problem, maximum_cuts, deadline.share(SHARES["choice"]))
     return replace(built, problem=problem, orders=tuple(orders))
+
+
+def _chooses_schedule(minibatch: object, target: str | None, options: Mapping[str, Any]) -> bool:
+    """Whether the user leaves it to pipeplan if the plan is synchronous."""
+    given = options.get("schedule") or options.get("accumulate") is not None or options.get("inference")
+    return not given and target is None and minibatch != AUTO
 
 
 def _in_listed_order(request: _Request) -> BuiltProblem:
@@ -184,7 +239,7 @@ def _in_listed_order(request: _Request) -> BuiltProblem:
             raise InputError(f"--for has a schedule of its own: leave out --schedule {schedule}")
         return _with_best_schedule(request) if schedule == AUTO else _synchronous_or_not(request)
     if batch is not None and target is None:
-        raise InputError("--batch goes with --schedule best or auto, or --for; for one schedule give --accumulate")
+        raise InputError("--batch goes with --schedule best or auto, or --for; otherwise give --accumulate")
     scaled = request.scaled
     if batch is not None:
         sizes = [size.minibatch for size in scaled.all_sizes] if minibatch == AUTO else [scaled.minibatch]
@@ -240,14 +295,18 @@ def _synchronous_or_not(request: _Request) -> BuiltProblem:
     options, gain = request.unscheduled(BEST), request.asynchronous_gain
     if not 0 <= gain < float("inf"):
         raise InputError(f"the asynchronous gain must be a share of at least 0, not {gain:g}")
-    choice = choose_synchrony(
-        request.scaled,
-        request.cluster,
-        options,
-        request.batch,
-        request.staleness.lower(),
-        gain,
-        request.maximum_cuts,
-        request.deadline.share(SHARES["choice"]),
-    )
+    try:
+        choice = choose_synchrony(
+            request.scaled,
+            request.cluster,
+            options,
+            request.batch,
+            request.staleness.lower(),
+            gain,
+            request.maximum_cuts,
+            request.deadline.share(SHARES["choice"]),
+        )
+    except InfeasibleError:
+        # The solve of any of the problems finds out why.
+        return BuiltProblem(Problem(request.scaled, request.cluster, options))
     return BuiltProblem(choice.taken.problem, synchrony=choice)

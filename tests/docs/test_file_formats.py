@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def cluster(tmp_path: Path) -> Cluster:
 @pytest.fixture
 def outcome(profile: Profile, cluster: Cluster) -> Outcome:
     """What solving the example profile on the example cluster gives."""
-    return solve(Problem(profile, cluster, Options()))
+    return solve(Problem(replace(profile, file="/home/me/profile.json"), cluster, Options()))
 
 
 def test_the_profile_is_written_as_it_was_read(profile: Profile) -> None:

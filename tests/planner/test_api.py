@@ -15,7 +15,7 @@ from commandline import Run
 
 import pipeplan
 from pipeplan import api
-from pipeplan.from_options import OptionKeywords
+from pipeplan.from_options import FLAGS, OptionKeywords
 
 DP = ("--solver", "dp", "--no-certificate", "--no-write", "--json")
 
@@ -38,6 +38,8 @@ def test_a_profile_is_saved_and_read_by_the_text_of_its_path(tmp_path: Path) -> 
     [
         ({}, []),
         ({"max_replicas": 1, "allow_copies": False}, ["--straight"]),
+        ({"straight": True, "ignore_memory": True}, ["--straight", "--ignore-memory"]),
+        ({"stages": 2, "pin": "conv2=1", "no_recompute": False}, "--stages 2 --pin conv2=1"),
         ({"schedule": "1f1b-flush", "accumulate": 8, "stages": 2}, "--schedule 1f1b-flush --accumulate 8 --stages 2"),
         pytest.param(
             {"schedule": "auto", "batch": 32, "staleness": "none"},
@@ -146,4 +148,4 @@ def test_asking_for_the_version_imports_nothing_else() -> None:
 
 def test_the_typed_keywords_are_the_options() -> None:
     fields = {field.name for field in dataclasses.fields(pipeplan.Options)}
-    assert set(OptionKeywords.__annotations__) == fields
+    assert set(OptionKeywords.__annotations__) == fields | set(FLAGS) | {"pin"}

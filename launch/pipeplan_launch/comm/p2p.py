@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import torch
 import torch.distributed as dist
@@ -20,7 +19,9 @@ from torch import Tensor
 
 from pipeplan_launch.comm.ring_buffer import MessageTensor, Slot, SlotPool, tensor_offsets
 from pipeplan_launch.comm.shared_memory import LocalListener, PendingSend, SharedMemoryChannel, can_connect_locally
+from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.errors import PeerLost
+from pipeplan_launch.plan.one_order import Direction
 
 SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"
 """Environment variable. With 0, workers of one machine send through Gloo, like workers of different machines."""
@@ -29,15 +30,6 @@ _TAGS = 2**31 - 1
 _ADDRESS_TAG = _TAGS  # tag of the message with a worker's shared-memory address
 _ADDRESS_BYTES = 256
 _SOURCE_LOCATION = re.compile(r"^\[[^]]*:\d+\] ")
-
-
-class Direction(IntEnum):
-    """The direction of a message through the pipeline."""
-
-    ACTIVATIONS = 0
-    """From a stage to the next stage."""
-    GRADIENTS = 1
-    """From a stage to the previous stage."""
 
 
 Key = tuple[Direction, int]
@@ -73,7 +65,7 @@ class Transport:
         """`neighbours`: ranks that exchange messages with this one. `timeout_s`: how long to wait for one message."""
         self._worker_name = f"stage {stage} (rank {rank})"
         self._rank = rank
-        self._device = device
+        self._device, self._backend = device, backend_of(device)
         self._neighbours = neighbours
         self._timeout_s = timeout_s
         self._group = group
@@ -156,7 +148,7 @@ class Transport:
 
     def _open_listener(self) -> LocalListener | None:
         """The socket to which workers of this machine connect; None where all messages go over Gloo."""
-        if self._on_gpu or not hasattr(os, "memfd_create") or os.environ.get(SHARED_MEMORY) == "0":
+        if self._backend.copies_to_host or not hasattr(os, "memfd_create") or os.environ.get(SHARED_MEMORY) == "0":
             return None
         try:
             return LocalListener()
@@ -184,7 +176,7 @@ class Transport:
     def _post_gloo(
         self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]
     ) -> _Transfer:
-        tensors = [torch.empty(spec.shape, dtype=spec.dtype, pin_memory=self._on_gpu) for spec in layout]
+        tensors = [self._backend.host_tensor(spec.shape, spec.dtype) for spec in layout]
         transfer = _Transfer(source, tensors)
         for index, tensor in enumerate(tensors):
             if tensor.numel():
@@ -192,15 +184,11 @@ class Transport:
                 transfer.works.append(_started(dist.irecv(tensor, source, self._group, tag)))
         return transfer
 
-    @property
-    def _on_gpu(self) -> bool:
-        return self._device.type == "cuda"
-
     def _to_wire(self, tensor: Tensor) -> Tensor:
-        if not self._on_gpu:
+        if not self._backend.copies_to_host:
             return tensor.contiguous()
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return pinned.copy_(tensor)  # blocks until the GPU has written the copy, because Gloo reads it at once
+        in_host = self._backend.host_tensor(tuple(tensor.shape), tensor.dtype)
+        return in_host.copy_(tensor)  # blocks until the GPU has written the copy, because Gloo reads it at once
 
     def _not_received(self, direction: Direction, minibatch: int, peer: int) -> str:
         message = f"the {direction.name.lower()} of minibatch {minibatch} from rank {peer}"

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from pipeplan_launch.comm import typed_json
 from pipeplan_launch.comm.p2p import peer_loss_explained
+from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.elastic import rendezvous, restart_state
 from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.elastic.signals import call_before_exit
@@ -75,7 +76,8 @@ def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
         raise LaunchError(
             "this command is one worker of a plan, which torchrun starts: run the launch.sh of the plan folder"
         )
-    attempt = rendezvous.join_attempt(timeout_s, _cards() if plan.device == "cuda" else ())
+    devices = backend_of(plan.device)
+    attempt = rendezvous.join_attempt(timeout_s, devices.cards())
     attempt, assignment = _with_ranks(plan, attempt)
     timeout, rank = timedelta(seconds=timeout_s), attempt.rank
     _attempt[:] = [attempt]
@@ -83,7 +85,7 @@ def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
     rendezvous.watch_for_restart(attempt, _end_as_superseded)
     if assignment.is_one_server and assignment.is_one_network and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no socket has to listen on the network
-    backend = "cpu:gloo,cuda:nccl" if plan.device == "cuda" and assignment.own_device_each() else "gloo"
+    backend = devices.process_groups(assignment.own_device_each())
     with peer_loss_explained(f"rank {rank} could not connect to the other workers"):
         dist.init_process_group(backend, store=attempt.torch_store, rank=rank, world_size=plan.world, timeout=timeout)
         everyone = _group(list(range(plan.world)), "gloo", NO_TIMEOUT)
@@ -135,20 +137,8 @@ def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
 
 def device_of(plan: LaunchPlan) -> torch.device:
     """The device on which this worker computes. Raises `LaunchError` if a CUDA plan finds no CUDA device."""
-    if plan.device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise LaunchError("the plan is for CUDA devices, and torch finds none on this machine")
     number = _device_number[0] if _device_number else int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", number % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _cards() -> list[str]:
-    """UUIDs of the CUDA devices that this process sees, "" where torch does not provide one."""
-    devices = (torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count()))
-    return [str(getattr(device, "uuid", "")) for device in devices]
+    return backend_of(plan.device).select(number)
 
 
 def _with_ranks(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, RankAssignment]:

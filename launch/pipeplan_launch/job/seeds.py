@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeplan_launch.devices.backend import backend_of, seed_generators
+
 
 def mix_seed(*parts: int | str) -> int:
     """A seed of 63 bits for this combination; changing any part gives an unrelated seed."""
@@ -32,7 +34,7 @@ def seed_everything(seed: int) -> None:
 
 def seed_forward(seed: int, epoch: int, minibatch: int, stage: int) -> None:
     """Seed a stage's forward of a minibatch, so that dropout is the same on any replica and after a resume."""
-    _seed_torch(mix_seed("forward", seed, epoch, minibatch, stage))
+    seed_generators(mix_seed("forward", seed, epoch, minibatch, stage))
 
 
 def seed_loading(seed: int, epoch: int, minibatch: int) -> None:
@@ -40,7 +42,7 @@ def seed_loading(seed: int, epoch: int, minibatch: int) -> None:
     the last.
     """
     value = mix_seed("loading", seed, epoch, minibatch)
-    _seed_torch(value)
+    seed_generators(value)
     random.seed(value)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(value % 2**32)
@@ -53,15 +55,16 @@ class RandomState:
     python: tuple[Any, ...]
     numpy: Any
     cpu: Tensor
-    gpu: Tensor | None
+    own: Tensor | None
+    """State of the device's own generator; None if it has none."""
     device: torch.device
 
     @staticmethod
     def now(device: torch.device) -> RandomState:
-        """The present state, on the CPU and on a GPU that is in use."""
+        """The present state, on the host and on the device in use."""
         numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
-        gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return RandomState(random.getstate(), numpy, torch.get_rng_state(), gpu, device)
+        own = backend_of(device).random_state(device)
+        return RandomState(random.getstate(), numpy, torch.get_rng_state(), own, device)
 
     def restore(self) -> None:
         """Set the generators back to this state."""
@@ -69,12 +72,4 @@ class RandomState:
         if self.numpy is not None:
             sys.modules["numpy"].random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
-        if self.gpu is not None:
-            torch.cuda.set_rng_state(self.gpu, self.device)
-
-
-def _seed_torch(value: int) -> None:
-    """Seed torch like torch.manual_seed, but without recording the call stack for each device that is not in use."""
-    torch.default_generator.manual_seed(value)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(value)
+        backend_of(self.device).set_random_state(self.own, self.device)

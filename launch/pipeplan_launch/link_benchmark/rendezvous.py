@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from pipeplan_launch.comm.p2p import SHARED_MEMORY, error_cause, peer_loss_explained
+from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.link_benchmark.config import BenchmarkSettings
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
@@ -80,7 +81,7 @@ def describe_worker(settings: BenchmarkSettings) -> WorkerDescription:
     """The description of this worker. Raises `LaunchError` if it lacks the device, or torch lacks the backend."""
     if not dist.is_available() or not dist.is_gloo_available():
         raise LaunchError("this build of torch has no Gloo, through which messages and all-reduces between CPUs go")
-    gpus = torch.cuda.device_count() if settings.device == "cuda" else 0
+    gpus = len(backend_of(settings.device).cards())
     if settings.device == "cuda" and not gpus:
         raise LaunchError(f"--device cuda: torch finds no CUDA device on {socket.gethostname()}; give --device cpu")
     machine, network = machine_and_network()
@@ -211,28 +212,28 @@ def join_process_group(participants: Participants, timeout_s: float) -> tuple[to
     own_gpu = all(
         description.gpus >= participants.places.count(description.place) for description in participants.descriptions
     )
-    device = torch.device("cpu")
-    if mine.device == "cuda":
-        device = torch.device("cuda", here.index(participants.rank) % mine.gpus)
-        torch.cuda.set_device(device)
-        if own_gpu and not dist.is_nccl_available():
-            raise LaunchError("this build of torch has no NCCL, by which GPUs reduce gradients in a run")
-    backend = "nccl" if mine.device == "cuda" and own_gpu else "gloo"
+    backend = backend_of(mine.device)
+    device = backend.select(here.index(participants.rank))
+    names = backend.process_groups(own_gpu)
+    if "nccl" in names and not dist.is_nccl_available():
+        raise LaunchError("this build of torch has no NCCL, by which GPUs reduce gradients in a run")
     timeout = timedelta(seconds=timeout_s)
     with peer_loss_explained("the workers could not connect to each other"):
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+            names,
             store=dist.PrefixStore("group", participants.store),  # type: ignore[attr-defined]
             rank=participants.rank,
             world_size=participants.world,
             timeout=timeout,
         )
-    return device, backend
+    return device, "nccl" if "nccl" in names else "gloo"
 
 
 def shares_memory(device: torch.device) -> bool:
     """Whether workers of one place exchange messages through shared memory."""
-    return device.type == "cpu" and hasattr(os, "memfd_create") and os.environ.get(SHARED_MEMORY) != "0"
+    return (
+        not backend_of(device).copies_to_host and hasattr(os, "memfd_create") and os.environ.get(SHARED_MEMORY) != "0"
+    )
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -16,8 +16,10 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.comm.p2p import Direction, Transport
+from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.comm.ring_buffer import MessageTensor
+from pipeplan_launch.devices.backend import backend_of
+from pipeplan_launch.plan.one_order import Direction
 
 FEWEST, MOST = 3, 40
 """Limits of the number of timed repeats of one size."""
@@ -180,5 +182,4 @@ def _times(operation: Operation | None, repeats: int) -> list[float]:
 
 
 def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    backend_of(device).synchronise(device)

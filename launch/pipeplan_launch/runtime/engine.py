@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan_launch.comm.p2p import Direction, Transport
+from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.elastic.signals import check_interrupt
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, StageShape, own_minibatches
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.nested_tensors import to_device

@@ -13,11 +13,12 @@ from torch import Tensor
 from pipeplan_launch.comm.buckets import UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer, average_buffers
 from pipeplan_launch.comm.gradient_exchange import choose_exchange
-from pipeplan_launch.comm.p2p import Direction, Transport, peer_loss_explained
+from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.seeds import seed_forward
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
+from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members, own_members, replica_of
 from pipeplan_launch.plan.staleness import AS_PLANNED, FLUSH_SCHEDULE, StalenessOptions, flushed_shapes
 from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from pipeplan.checker.charged_pace import charged_pace
+from pipeplan.checker.charged_pace import ChargedPace, charged_pace
 from pipeplan.checker.description import configuration
 from pipeplan.checker.document import PlanDocument, stages_from_json
 from pipeplan.checker.figures import StageFigures, stage_figures, weight_versions
@@ -18,12 +18,17 @@ from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 from pipeplan.util.units import show_size
 
-PARALLEL, GRID, STRAIGHT, MODEL = (
+PARALLEL, ON_FEWER, GRID, STRAIGHT, MODEL, FASTEST = (
     "data parallelism",
+    "data parallelism on fewer workers",
     "best uniform grid",
     "best straight pipeline",
     "model parallelism",
+    "fastest plan",
 )
+NAMES = (PARALLEL, ON_FEWER, GRID, STRAIGHT, MODEL, FASTEST)
+SOMETIMES = (ON_FEWER, FASTEST)
+"""Baselines that are stated where there is something to state."""
 UNPIPELINED = "the same stages, not pipelined"
 NOTHING_FITS = "no straight pipeline fits in memory"
 WITHOUT_PACE = {
@@ -48,8 +53,11 @@ def check_baselines(document: PlanDocument, model: CheckedModel, same: Same) -> 
     Raises an `InputError` that names the first field that is wrong.
     """
     entries = document.root["baselines"].items()
-    expected = [name for name in (PARALLEL, GRID, STRAIGHT, MODEL) if name != GRID or not document.options.grid]
-    if [entry["name"].text() for entry in entries] != expected:
+    names = [entry["name"].text() for entry in entries]
+    left_out = {GRID} if document.options.grid else set()
+    left_out |= {name for name in SOMETIMES if name not in names}
+    expected = [name for name in NAMES if name not in left_out]
+    if names != expected:
         document.root["baselines"].fail(f"expected {', '.join(expected)}")
     straight: PlanDocument | None = None
     known = True
@@ -57,7 +65,8 @@ def check_baselines(document: PlanDocument, model: CheckedModel, same: Same) -> 
         if entry.get("minibatch_s") is None:
             _check_none(entry, name, document)
             continue
-        same(entry["gain"], entry["minibatch_s"].number() / document.pace_s)
+        if entry.get("gain") is not None:
+            same(entry["gain"], entry["minibatch_s"].number() / document.pace_s)
         stated = straight if name == MODEL else _baseline(entry, document, model)
         if stated is None:
             known = False
@@ -68,6 +77,23 @@ def check_baselines(document: PlanDocument, model: CheckedModel, same: Same) -> 
     if not known:
         return None
     return f"the paces of {len(entries)}; that the grid and the straight pipeline are the fastest is stated, not shown"
+
+
+def fastest_plan(document: PlanDocument, model: CheckedModel) -> ChargedPace | None:
+    """The pace of the fastest plan, in whose place the plan was taken as a simpler one; None if it was not.
+
+    Raises an `InputError` where plan.json does not state the fastest plan, or one that does not fit in memory.
+    """
+    if document.root.get("simplest") is None:
+        return None
+    entry = document.root["baselines"].items()[-1]
+    stated = _baseline(entry, document, model) if entry["name"].text() == FASTEST else None
+    if stated is None:
+        document.root["simplest"].fail("the last of the baselines is not the fastest plan, with its stages")
+    figures = stage_figures(stated, model)
+    if excess := _excess(stated, figures):
+        entry.fail(f"it {excess}")
+    return charged_pace(stated, model, figures)
 
 
 def _baseline(entry: Node, document: PlanDocument, model: CheckedModel) -> PlanDocument | None:
@@ -90,10 +116,12 @@ def _baseline(entry: Node, document: PlanDocument, model: CheckedModel) -> PlanD
 def _check_kind(baseline: PlanDocument, name: str) -> None:
     """Raise an `InputError` unless a baseline is what its name says."""
     stages, everyone = baseline.stages, tuple(range(baseline.cluster.workers))
-    if baseline.copies > 1:
+    if baseline.copies > 1 and name != FASTEST:
         raise InputError(f"baselines: {name} has copies of a pipeline")
     if name == PARALLEL and (len(stages) > 1 or stages[0].workers != everyone):
         raise InputError(f"baselines: {name} is not one stage on all workers")
+    if name == ON_FEWER and len(stages) > 1:
+        raise InputError(f"baselines: {name} is not one stage")
     if name == GRID:
         check_grid(baseline)
     if name == STRAIGHT and any(len(stage.workers) > 1 for stage in stages):
@@ -110,10 +138,14 @@ def _check_figures(entry: Node, name: str, baseline: PlanDocument, model: Checke
     excess = _excess(baseline, figures)
     if excess and name != PARALLEL:
         entry.fail(f"it {excess}")
+    if (entry.get("gain") is None) is not bool(excess):
+        entry.fail("a baseline has a gain where it fits in memory, and only there")
     shape = f"{len(stages)}×{len(stages[0].workers)}"
-    found = {"config": shape if name == GRID else configuration(stages, 1), "remark": excess}
+    found = {"config": shape if name == GRID else configuration(stages, baseline.copies), "remark": excess}
     if name == MODEL:
         found["remark"] = UNPIPELINED
+    if name == ON_FEWER:
+        found["remark"] = f"{len(stages[0].workers)} of {baseline.cluster.workers} workers"
     for key, text in found.items():
         if entry[key].text() != text:
             entry[key].fail(f"stated {entry[key].value!r}, found {text!r}")

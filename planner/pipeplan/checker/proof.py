@@ -12,7 +12,9 @@ from pipeplan.checker.charged_pace import ChargedPace
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.shared_cards import shared_cores_bound_s
+from pipeplan.checker.structure import check_grid
 from pipeplan.checker.verdict_words import TOLERANCE, ProofState, SolverAnswer, gap_of
+from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 from pipeplan.util.units import show_time
 
@@ -51,9 +53,15 @@ class ShownBound:
 
 
 def check_claims(
-    document: PlanDocument, model: CheckedModel, pace: ChargedPace, certified: CertifiedBound | None
+    document: PlanDocument,
+    model: CheckedModel,
+    pace: ChargedPace,
+    fastest: ChargedPace | None,
+    certified: CertifiedBound | None,
 ) -> str | None:
     """Check that status, gap and verdict follow from the figures and from the solvers' record.
+
+    `fastest` is the pace of the fastest plan, if this one was taken as a simpler one.
 
     Returns a summary, or None where no certificate shows the bound. Raises an `InputError` that names the first field
     that claims something else.
@@ -65,26 +73,53 @@ def check_claims(
     found = gap_of(document.pace_s, bound)
     if abs(gap - found) > 1e-9:
         root["gap"].fail(f"stated {gap!r}, found {found!r}")
-    verdict = root["verdict"]
+    verdict, rival = root["verdict"], fastest or pace
     state = ProofState(
-        pace_s=document.pace_s,
+        pace_s=document.pace_s if fastest is None else fastest.pace_s,
         bound_s=bound,
-        answers=tuple(_answer(node, pace) for node in verdict["solvers"].items()),
-        slowed_by=pace.slowed_by,
+        answers=tuple(_answer(node, rival) for node in verdict["solvers"].items()),
+        slowed_by=rival.slowed_by,
         cores_s=shared_cores_bound_s(document, model),
         contention=document.options.contention,
     )
     _check_origin(root["bound_s"], state)
-    if root["status"].text() != state.status:
-        root["status"].fail(f"stated {root['status'].value!r}, found {state.status!r}")
-    for key, expected in (("agree", True), ("proven", state.proven)):
+    status = state.status if found <= TOLERANCE else verdict_words.FEASIBLE
+    if root["status"].text() != status:
+        root["status"].fail(f"stated {root['status'].value!r}, found {status!r}")
+    text = state.text
+    if fastest is not None:
+        text = verdict_words.simplest_text(state, document.pace_s, check_simplest(document, fastest.pace_s))
+    for key, expected in (("agree", True), ("proven", state.proven and fastest is None)):
         if verdict[key].boolean() is not expected:
             verdict[key].fail(f"stated {verdict[key].value!r}, found {expected!r}")
-    if verdict["text"].text() != state.text:
-        verdict["text"].fail(f"found {state.text!r}")
+    if verdict["text"].text() != text:
+        verdict["text"].fail(f"found {text!r}")
     if certified is None or bound > certified.bound_s * (1 + TOLERANCE):
         return None
-    return f"{state.status}, gap {state.gap:.2%}; what each solver found is {NOT_SHOWN}"
+    return f"{status}, gap {found:.2%}; what each solver found is {NOT_SHOWN}"
+
+
+def check_simplest(document: PlanDocument, fastest_s: float) -> float:
+    """Check a plan that was taken as simpler than the fastest one. Returns the share by which it may be slower."""
+    stated = document.root["simplest"]
+    within, stages = stated["within"].number(), len(document.stages)
+    if not fastest_s < document.pace_s <= fastest_s * (1 + within) * (1 + TOLERANCE):
+        stated.fail(f"the fastest plan takes {fastest_s!r} s, and this one {document.pace_s!r} s")
+    kind = "a uniform grid of " if stages > 1 and _is_grid(document) else ""
+    kind += f"{stages} stages"
+    if stages == 1:
+        kind = "data parallelism" + ("" if document.copies == 1 else " with a hierarchical all-reduce")
+    if stated["kind"].text() != kind:
+        stated["kind"].fail(f"stated {stated['kind'].value!r}, found {kind!r}")
+    return within
+
+
+def _is_grid(document: PlanDocument) -> bool:
+    try:
+        check_grid(document)
+    except InputError:
+        return False
+    return True
 
 
 def _answer(node: Node, pace: ChargedPace) -> SolverAnswer:

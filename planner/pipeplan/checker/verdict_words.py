@@ -149,6 +149,13 @@ class ProofState:
         return f"; a longer search (--time-limit) may close it ({stopped})"
 
 
+def simplest_text(fastest: ProofState, pace_s: float, within: float) -> str:
+    """The verdict on a simpler plan of this pace that was taken in place of the fastest one."""
+    slower = _percent(pace_s / fastest.pace_s - 1)
+    head = f"{slower} slower than the fastest plan, as the simplest within {within * 100:.3g}% of it"
+    return f"{head}; the fastest (--simplest 0) is {fastest.text}"
+
+
 def gap_of(pace_s: float, bound_s: float) -> float:
     """How much faster than a pace, as a fraction of it, a plan at the bound would be; 0 where the bound is no lower."""
     return max(0.0, 1.0 - bound_s / pace_s) if pace_s > 0 else 0.0

@@ -23,12 +23,12 @@ from pipeplan.calibration.result import (
 )
 from pipeplan.cli.options import force_option, json_option, output_file, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json
-from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.problem import plan_file
+from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.run_data.run_folder import MeasuredRun, read_run

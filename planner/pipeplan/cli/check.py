@@ -11,8 +11,8 @@ from pipeplan.checker.verdict_words import TOLERANCE
 from pipeplan.checker.verify import NO_CERTIFICATE, check_plan
 from pipeplan.cli.options import json_option, plan_profile_option, quiet_option
 from pipeplan.cli.output import print_json, print_line
-from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.errors import InputError
+from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.util.files import read_document
 from pipeplan.util.text import one_line
 from pipeplan.util.units import parse_share

@@ -60,13 +60,13 @@ def command(
 ) -> None:
     """Explain the best plan: what bounds its pace, which plan comes second, and what other machines would gain.
 
-    PROFILE is a profile as for `solve`; or a plan folder or plan.json, which needs --profile and excludes the options
-    that describe a problem.
+    PROFILE is a profile as for `solve`; or a plan folder or plan.json, which excludes the options that describe a
+    problem.
 
     \b
     pipeplan explain --cluster A
     pipeplan explain profile.json --cluster local --workers 3
-    pipeplan explain plan --profile profile.json
+    pipeplan explain plan
     """
     wishes = RobustnessSettings(samples, seed, None if spread is None else parse_share(spread, "--spread"))
     problem, plan, origin, proof = _subject(profile_option, arguments)
@@ -95,16 +95,19 @@ def _subject(profile: Path | None, arguments: dict[str, Any]) -> tuple[Problem, 
     plan."""
     path: Path | None = arguments["profile"]
     if path is not None and plan_file.is_plan(path):
-        if profile is None:
-            raise InputError(f"{path} is a plan: say which profile it was made from with --profile")
         _refuse_problem_options(path)
         problem, plan = plan_file.read_plan(path, profile)
         shown = check_readable_plan(plan_file.read_plan_document(path), problem.profile).proof
-        return problem, plan, f"plan: {path}, made from {profile}", shown
+        return problem, plan, f"plan: {path}, made from {_source(problem)}", shown
     if profile is not None and path is not None:
         raise InputError(f"{path} is not a plan but a profile: leave out --profile")
     problem, origin = problem_of(arguments | {"profile": path or profile})
     return problem, None, origin, None
+
+
+def _source(problem: Problem) -> str:
+    """Where the profile of a plan was found."""
+    return problem.profile.file or f"the bundled profile of {problem.profile.model_name}"
 
 
 def _refuse_problem_options(path: Path) -> None:

@@ -16,7 +16,6 @@ from pipeplan.cli.options import (
     quiet_option,
 )
 from pipeplan.cli.output import note, print_json, print_line
-from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.errors import InputError
 from pipeplan.exports.target import (
     TARGET_NAMES,
@@ -28,6 +27,7 @@ from pipeplan.exports.target import (
 )
 from pipeplan.plan.plan import Plan
 from pipeplan.problem import plan_file
+from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.problem.problem import Problem
 
 FORMAT, VERSION = "pipeplan-export", 1

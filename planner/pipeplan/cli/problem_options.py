@@ -15,16 +15,16 @@ from pipeplan.api import cluster
 from pipeplan.cli.options import Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING, CORRECTIONS, SCHEDULES, STASHING
+from pipeplan.problem.plan_profile import PROFILE
 from pipeplan.problem.problem import BOUNDARIES, Options, Problem
 from pipeplan.profile_data.bundled import bundled_profile_paths, load_profile
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import describe_rescaling
-from pipeplan.util import files
-from pipeplan.util.files import Node
 from pipeplan.util.text import one_line
 
-DEFAULT_PROFILE = Path("profile.json")
-BUNDLED_PROFILE = "vgg16-v100.json"
+DEFAULT_PROFILE = Path(PROFILE)
+EXAMPLE = "vgg16-v100"
+"""The bundled profile that stands in where there is no other."""
 
 
 def _complete_layers(ending: str = "") -> Complete:
@@ -45,14 +45,7 @@ def _complete_layers(ending: str = "") -> Complete:
 
 
 def _parse_pins(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
-    return tuple(_pin(text) for text in texts)
-
-
-def _pin(text: str) -> tuple[str, int]:
-    layer, _, stage = text.rpartition("=")
-    if not layer or not stage.isdecimal() or int(stage) < 1:
-        raise InputError(f"--pin: expected a layer and a stage from 1 on, as in conv1=1, found {text!r}")
-    return layer, int(stage)
+    return tuple(from_options.parse_pin(text) for text in texts)
 
 
 def _parse_groups(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
@@ -98,7 +91,8 @@ _ARGUMENTS = (
         "--schedule",
         metavar="NAME",
         shell_complete=complete_words(*SCHEDULES, "best", "auto"),
-        help=f"Training schedule: {', '.join(SCHEDULES)}, best or auto (`solve` only)  [default: {STASHING}]",
+        help=f"Training schedule: {', '.join(SCHEDULES)}, best or auto (`solve` only)  [default: best in "
+        f"`solve`, otherwise {STASHING}]",
     ),
     click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
     click.option(
@@ -153,6 +147,10 @@ class ProfileSource:
 
     profile: Profile
     text: str
+    minibatch: int
+    """The profile's own minibatch size, before it was rescaled."""
+    example: bool = False
+    """Whether it is the bundled profile that stands in where none is named and there is no ./profile.json."""
 
 
 Function = Callable[..., Any]
@@ -208,42 +206,20 @@ def read_profile(path: Path | None, minibatch: int | None) -> ProfileSource:
 
     Without a path it is ./profile.json, or the bundled VGG-16 where there is no such file.
     """
+    example = path is None and not DEFAULT_PROFILE.exists()
     if path is None and DEFAULT_PROFILE.exists():
         path, why = DEFAULT_PROFILE, "profile.json in this folder"
     elif path is None:
-        path, why = files.bundled_folder("profiles") / BUNDLED_PROFILE, "bundled, as there is no profile.json here"
+        path, why = Path(EXAMPLE), "bundled, as there is no profile.json here"
     else:
         why = "bundled" if str(path) in bundled_profile_paths() and not path.is_file() else str(path)
     profile = load_profile(str(path))
     origin = profile.provenance
+    own = profile.minibatch
     text = f"profile: {profile.model_name} ({why}); {origin.kind} on {origin.device_name or 'an unnamed device'}"
     if origin.kind == "modelled":
         text += ", not measured"
     if minibatch is not None and minibatch != profile.minibatch:
         text += f"; {describe_rescaling(profile.all_sizes, minibatch)}"
         profile = profile.rescaled(minibatch)
-    return ProfileSource(profile, one_line(text))
-
-
-def profile_of_plan(root: Node, plan: Path, named: Path | None) -> Profile:
-    """The profile with the digest that a plan.json names, rescaled to the plan's minibatch.
-
-    If `named` is None, it is searched for beside the plan, in the parent folder, in the current folder, and among the
-    bundled profiles. Raises `InputError` if no profile has that digest, or the one at `named` has another.
-    """
-    digest, minibatch = root["profile"]["digest"].text(), root["profile"]["minibatch"].integer(minimum=1)
-    if named is not None:
-        profile = _scaled(named, minibatch)
-        if profile.digest() != digest:
-            raise InputError(f"{named} is not the profile that {plan} was made from: their digests differ")
-        return profile
-    beside = [plan.parent / "profile.json", plan.parent.parent / "profile.json", DEFAULT_PROFILE]
-    for path in [*beside, *sorted(files.bundled_folder("profiles").glob("*.json"))]:
-        if path.is_file() and (profile := _scaled(path, minibatch)).digest() == digest:
-            return profile
-    raise InputError(f"the profile that {plan} was made from is not beside it: name it with --profile")
-
-
-def _scaled(path: Path, minibatch: int) -> Profile:
-    profile = Profile.load(path)
-    return profile if profile.minibatch == minibatch else profile.rescaled(minibatch)
+    return ProfileSource(profile, one_line(text), own, example)

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pipeplan.api import cluster as named_cluster
-from pipeplan.checker.document import FLUSHING, PlanDocument
-from pipeplan.checker.model import checked_model
-from pipeplan.checker.structure import check_structure
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json
-from pipeplan.cli.problem_options import checked_option_fields, problem_arguments, profile_of_plan
+from pipeplan.cli.problem_options import checked_option_fields, problem_arguments
 from pipeplan.cli.solve_line import solve_line
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.drawing.plan_table import plan_table
-from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.from_options import default_overlap
+from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.planning.progress import Report
-from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem import plan_file
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.problem import Options
 from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
-from pipeplan.replanning.remaining_cluster import RemainingCluster, remove_workers, workers_named
-from pipeplan.replanning.replan import RELAXED, OldPlan, ReplanReport, helpful_options, relax_options
+from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, replanned_problem, solve_again
+from pipeplan.replanning.replan import RELAXED, ReplanReport, relax_options
 from pipeplan.replanning.terminal import changes_table, resume_lines
 from pipeplan.run_data import latest_run
 from pipeplan.util import interrupts
-from pipeplan.util.deadline import Deadline
 
 
 @click.command("replan")
@@ -92,21 +84,22 @@ def command(
     folder = plan_file.plan_file(plan_folder).parent
     output = _default_output(folder) if output is None else output
     settings = settings_of(arguments)
-    old_problem, old, origin = _read_old_plan(plan_folder, folder, profile_file)
-    remaining = _remaining_cluster(old_problem.cluster, names, cluster, servers, workers)
-    problem = _problem(old_problem, remaining, relax, arguments)
+    old_problem, old = read_old_plan(plan_folder, profile_file)
+    remaining = remaining_cluster(old.cluster, names, _replacement(cluster, servers, workers))
+    fields = _fields(relax_options(old_problem.options, relax), arguments)
+    problem = replanned_problem(old_problem, remaining, relax, arguments["minibatch"], fields)
     if not no_write:
         refuse_to_overwrite_plan(output, force)  # after what may be mistyped, as in `solve`
     checkpoint = None
     if not old.plan.inference:
         checkpoint = latest_run.latest_checkpoint(folder, run_folder, problem.profile.graph_hash)
-    note(origin, dim=True)
+    note(f"plan: {plan_file.plan_file(plan_folder)}; profile: {problem.profile.model_name}", dim=True)
     with (
         interrupts.remember_interrupt() as interrupted,
         keep_disagreement(None if no_write else output),
         solve_line() as progress,
     ):
-        outcome = _solve(problem, settings, progress)
+        outcome = solve_again(problem, settings, progress)
     if not no_write:
         # Written before the table is printed, as in `solve`.
         write_plan(outcome, output, force=force)
@@ -131,80 +124,21 @@ def _default_output(folder: Path) -> Path:
     return named.with_name(f"{replanned[1]}-{int(replanned[2] or 1) + 1}")
 
 
-def _read_old_plan(path: Path, folder: Path, profile_file: Path | None) -> tuple[Problem, OldPlan, str]:
-    """The problem that the old plan was made for, the plan itself, and a line on where both come from.
-
-    Raises `InputError` if the structure of the plan is wrong.
-    """
-    root, file = plan_file.read_plan_document(path), plan_file.plan_file(path)
-    profile = profile_of_plan(root, file, profile_file)
-    document = PlanDocument.of(root)
-    if not document.pace_s > 0:
-        raise InputError(f"{file} cannot be replanned: it states no pace")
-    try:
-        check_structure(
-            document,
-            checked_model(
-                profile,
-                document.options,
-                inference=document.inference,
-                synchronous=document.schedule in FLUSHING,
-            ),
-        )
-    except InputError as error:
-        raise InputError(f"{file} cannot be replanned: {error}") from None
-    problem, plan = plan_file.plan_from_document(root, profile)
-    old = OldPlan(folder, plan, problem.cluster, profile.minibatch, document.pace_s)
-    return problem, old, f"plan: {file}; profile: {profile.model_name}"
-
-
-def _remaining_cluster(
-    cluster: Cluster, names: tuple[str, ...], instead: str | None, servers: int | None, workers: int | None
-) -> RemainingCluster:
+def _replacement(instead: str | None, servers: int | None, workers: int | None) -> Cluster | None:
+    """The cluster that takes the place of the old one; None if none is named."""
     if instead is not None:
-        if names:
-            raise InputError("--lost refers to the plan's cluster, which --cluster replaces: give one of them")
-        return RemainingCluster(named_cluster(instead, servers=servers, workers=workers), (), ())
+        return named_cluster(instead, servers=servers, workers=workers)
     if servers is not None or workers is not None:
         raise InputError("--servers and --workers go with --cluster; say what is gone with --lost")
-    if not names:
-        raise InputError("say what is gone, as in --lost server1, or what there is now with --cluster")
-    return remove_workers(cluster, workers_named(names, cluster))
+    return None
 
 
-def _problem(old: Problem, remaining: RemainingCluster, relax: tuple[str, ...], arguments: dict[str, Any]) -> Problem:
-    profile, minibatch = old.profile, arguments["minibatch"]
-    if minibatch is not None and minibatch != profile.minibatch:
-        profile = profile.rescaled(minibatch)
-    options = _options(relax_options(old.options, relax), arguments)
-    kind = remaining.cluster.device.kind
-    if arguments["overlap"] is None and kind != old.cluster.device.kind:
-        options = replace(options, overlap=default_overlap(kind))
-    if options.stages is not None and options.stages > remaining.cluster.workers:
-        raise InputError(
-            f"{options.stages} stages were asked for, and {remaining.cluster.workers} workers are left: ask for fewer "
-            "with --stages, or leave it to the solvers with --relax stages"
-        )
-    return Problem(profile, remaining.cluster, options)
-
-
-def _options(old: Options, arguments: dict[str, Any]) -> Options:
-    """The old options, overridden by the arguments of the command line."""
+def _fields(old: Options, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the options that the command line sets, checked together with those of the old plan."""
     schedule = arguments["schedule"] or (None if old.inference else old.schedule)
     accumulate = arguments["accumulate"]
     if accumulate is None and schedule in ACCUMULATING:
         accumulate = old.accumulate
-    arguments = arguments | {"schedule": schedule, "accumulate": accumulate, "inference": old.inference}
-    return replace(old, **({"accumulate": accumulate} | checked_option_fields(arguments)))
-
-
-def _solve(problem: Problem, settings: Settings, report: Report) -> Outcome:
-    deadline = Deadline.after(settings.time_limit_s)
-    try:
-        # A part of the time is left for options that would help, if these have no plan.
-        return solve(problem, settings, report=report, deadline=deadline.share(0.8))
-    except InfeasibleError as error:
-        helps = helpful_options(problem, deadline)
-        if not helps:
-            raise
-        raise InfeasibleError(f"{error}; of the options here {', '.join(helps)} would do") from None
+    return checked_option_fields(
+        arguments | {"schedule": schedule, "accumulate": accumulate, "inference": old.inference}
+    )

@@ -10,8 +10,8 @@ import click
 
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import answer_console, is_watched, print_json, status
-from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.errors import InputError
+from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replay import terminal
 from pipeplan.replay.fault_run import replay_fault

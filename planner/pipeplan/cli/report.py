@@ -15,13 +15,13 @@ from pipeplan.cli.options import (
     refuse_foreign_file,
 )
 from pipeplan.cli.output import note, print_json
-from pipeplan.cli.problem_options import profile_of_plan
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
+from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.profile_data.profile import Profile
 from pipeplan.report.build import build_report, report_page
 from pipeplan.report.source import read_report_source
-from pipeplan.run_data.run_folder import read_run_of_plan
+from pipeplan.run_data.run_folder import MeasuredRun, has_runs, read_run_of_plan
 from pipeplan.util.files import Node, refuse_unwritable, write_text
 
 REPORT = "report.html"
@@ -49,7 +49,7 @@ def command(
     thorough: bool,
     as_json: bool,
 ) -> None:
-    """Write one HTML page on PLAN (default: ./plan) and, beside it, on RUN, the folder of a run.
+    """Write one HTML page on PLAN (default: ./plan) and, beside it, on RUN, the folder of a run (default: the latest).
 
     An older report is replaced, any other file only with --force. With --json no file is written.
 
@@ -67,7 +67,7 @@ def command(
         refuse_unwritable(target)
         refuse_foreign_file(target, MARK, "a report", force)
     source = read_report_source(root, _profile(root, path, profile_file))
-    measured = None if run is None else read_run_of_plan(path.parent, run)
+    measured = _latest_run(path.parent) if run is None else read_run_of_plan(path.parent, run)
     document = build_report(source, measured, thorough=thorough).to_json()
     if as_json:
         print_json(document, indent=None)
@@ -83,6 +83,19 @@ def write_report(folder: Path, profile: Profile) -> Path:
         target, report_page(build_report(read_report_source(plan_file.read_plan_document(folder), profile)).to_json())
     )
     return target
+
+
+def _latest_run(folder: Path) -> MeasuredRun | None:
+    """The latest run of the plan, with a line that names it; None, with the reason, if it cannot be read."""
+    if not has_runs(folder):
+        return None
+    try:
+        measured = read_run_of_plan(folder)
+    except InputError as error:
+        note(f"without a run: {error}")
+        return None
+    note(f"run: {measured.folder}, the latest", dim=True)
+    return measured
 
 
 def _profile(root: Node, path: Path, named: Path | None) -> Profile | None:

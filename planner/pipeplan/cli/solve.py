@@ -6,7 +6,7 @@ With `--for TARGET` it also writes the files of another trainer beside the plan.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,9 +17,9 @@ from pipeplan.api import cluster
 from pipeplan.cli.export import export_lines
 from pipeplan.cli.options import complete_words, force_option, json_option, output_folder, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json, print_line
-from pipeplan.cli.problem_options import ProfileSource, checked_option_fields, problem_arguments, read_profile
+from pipeplan.cli.problem_options import EXAMPLE, ProfileSource, checked_option_fields, problem_arguments, read_profile
 from pipeplan.cli.solve_line import solve_line
-from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
+from pipeplan.cli.solver_options import keep_disagreement, parse_share, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InputError
@@ -33,11 +33,14 @@ from pipeplan.planning.fewest_workers import FewestWorkers, search_fewest_worker
 from pipeplan.planning.solve import Outcome, solve
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import edges
+from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import APART, held_layers
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_pace, show_time
+
+_EXAMPLE_HEADING = "An example: there is no profile.json here, so this is VGG-16 on V100, which pipeplan has with it."
 
 BY_ONE_SOLVER = "  DP alone chose among these; no second solver cross-checked the choice"
 """The note on a schedule or minibatch size that was chosen automatically (`pipeplan.planning.fast.best_plan`)."""
@@ -112,10 +115,11 @@ def command(
 ) -> None:
     """Find the best plan for a profile on a cluster, prove it, and write it to a folder.
 
-    PROFILE defaults to ./profile.json, else to a bundled VGG-16 on V100.
+    PROFILE defaults to ./profile.json. Where there is none, a bundled VGG-16 on V100 serves as an example, and nothing
+    is written.
 
     \b
-    pipeplan solve --cluster B
+    pipeplan solve vgg16-v100 --cluster B
     pipeplan solve profile.json --cluster local --workers 3
     pipeplan solve profile.json --cluster my-cluster.toml --json --no-write
     pipeplan solve --cluster A --schedule best
@@ -126,12 +130,15 @@ def command(
     pipeplan solve profile.json --cluster A --for megatron --accumulate 32
     """
     settings = settings_of(arguments)
-    tolerance = None if fewest_workers is None else _parse_share(fewest_workers)
-    gain = _parse_share(asynchronous_gain, "--asynchronous-gain")
+    tolerance = None if fewest_workers is None else parse_share(fewest_workers, "--fewest-workers")
+    gain = parse_share(asynchronous_gain, "--asynchronous-gain")
     if no_write and with_report:
         raise InputError("--report writes a page beside the plan: leave out --no-write")
     minibatch_size = _parse_minibatch(minibatch)
     source = read_profile(arguments["profile"], None if minibatch_size == AUTO else minibatch_size)
+    if source.example:
+        _refuse_to_write_example(with_report)
+        no_write = True
     chosen_cluster = cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"])
     fields = checked_option_fields(arguments | {"target_name": target_name})
     if not no_write:
@@ -152,7 +159,8 @@ def command(
             deadline=deadline,
             **fields,
         )
-        interrupted()  # an interrupted search may have chosen a schedule that is not the best
+        if built.synchrony is None:
+            interrupted()  # an interrupted search may have chosen a schedule that is not the best
         with keep_disagreement(None if no_write else output):
             if tolerance is None:
                 fewest, outcome = None, solve(built.problem, settings, report=report, deadline=deadline)
@@ -172,16 +180,39 @@ def command(
     if as_json:
         print_json(plan_json.plan_document(outcome), ascii_only=True)
     else:
+        if source.example:
+            print_line(_EXAMPLE_HEADING)
         print_answer(plan_table(outcome))
         if built.targeted is not None:
             print_line(built.targeted.cost(outcome, settings.maximum_cuts))
     for line in written_files:
         note(line)
+    if source.example:
+        note(_example_line(arguments))
     if with_report:
         note(_write_report(outcome, output))
     elif not no_write and built.targeted is None:
         note(_next_line(output))
     interrupted()  # the best plan so far is written, but the exit code stops scripts from going on with it
+
+
+def _refuse_to_write_example(with_report: bool) -> None:
+    """Raise an `InputError` if files are asked for by an option, and there is no profile to plan for."""
+    source = click.get_current_context().get_parameter_source("output")
+    if with_report or source is click.core.ParameterSource.COMMANDLINE:
+        raise InputError(
+            f"there is no profile.json here to write a plan for: name a profile, such as the bundled {EXAMPLE}, or "
+            "measure one with pipeplan profile MODEL"
+        )
+
+
+def _example_line(arguments: Mapping[str, Any]) -> str:
+    """The line that says how a plan is written."""
+    cluster_name = shlex.quote(arguments["cluster_name"])
+    return (
+        f"nothing was written: this is an example. Name its profile to have its plan written, as in pipeplan solve "
+        f"{EXAMPLE} --cluster {cluster_name}; measure a model of yours with pipeplan profile MODEL"
+    )
 
 
 def _write(outcome: Outcome, targeted: TargetedProblem | None, folder: Path, force: bool) -> list[str]:
@@ -196,7 +227,7 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
     note(source.text, dim=True)
     if warning := device_mismatch(built.problem.profile, built.problem.cluster):
         note(warning)
-    for line in _held_lines(built.problem):
+    for line in (*_held_lines(built.problem), *_batch_norm_lines(built.problem.profile, source.minibatch)):
         note(line)
     chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes), *_order_lines(built.orders)]
     for line in [
@@ -217,6 +248,13 @@ def _held_lines(problem: Problem) -> list[str]:
             apart = f", {APART}" if any(set(layers) <= set(group.group) for layers in tied) else ""
             lines.append(group.text() + apart)
     return lines
+
+
+def _batch_norm_lines(profile: Profile, own: int) -> list[str]:
+    """A line where the plan's minibatches are smaller than the profile's `own`, and the model has BatchNorm."""
+    if profile.minibatch >= own or not profile.normalises_minibatches:
+        return []
+    return [f"BatchNorm normalises over {profile.minibatch} samples in this plan, where the profile's model has {own}"]
 
 
 def _next_line(folder: Path) -> str:
@@ -271,25 +309,6 @@ def _rate_text(samples_per_s: float | None, config: str, in_time: bool) -> str:
     if samples_per_s is None:
         return "nothing fits" if in_time else "no plan was found in time"
     return f"{show_pace(samples_per_s)} samples/s, {config}"
-
-
-def _parse_share(text: str, option: str = "--fewest-workers") -> float:
-    """The share that `5%` or `0.05` stands for."""
-    number = text.strip().removesuffix("%")
-    try:
-        share = float(number) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < float("inf"):
-        raise InputError(f"{option}: expected a share such as 5%, found {text!r}")
-    if share > 1:
-        meant = f"did you mean {number}%?" if 0 < float(number) <= 100 else "100% is the most"
-        raise InputError(
-            f"--fewest-workers: {text.strip()} would allow a plan {share:.0%} slower than the best; {meant}"
-            if option == "--fewest-workers"
-            else f"{option}: {text.strip()} is a gain of {share:.0%}; {meant}"
-        )
-    return share
 
 
 def _fewest_line(fewest: FewestWorkers) -> str:

@@ -16,6 +16,7 @@ PHASES = {
     "ILP": "confirming with the ILP",
     "certificate": "making the certificate",
     "baselines": "searching for the baselines",
+    "simplest": "looking for a simpler plan",
     "simulation": "simulating the plan",
     "why no plan fits": "finding out why no plan fits",
 }

@@ -42,6 +42,12 @@ _ARGUMENTS = (
         "--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."
     ),
     click.option("--no-certificate", is_flag=True, help="Write no proof into plan.json."),
+    click.option(
+        "--simplest",
+        metavar="2%",
+        default="2%",
+        help="Take the simplest plan that comes this close to the fastest; 0 takes the fastest.",
+    ),
     click.option("--no-simulation", is_flag=True, help="Do not simulate the plan beside its prediction."),
 )
 
@@ -65,7 +71,23 @@ def settings_of(arguments: dict[str, Any]) -> Settings:
         gap=arguments["gap"],
         certify=not arguments["no_certificate"],
         simulate=not arguments["no_simulation"],
+        simplest=parse_share(arguments["simplest"], "--simplest"),
     )
+
+
+def parse_share(text: str, option: str) -> float:
+    """The share that `5%` or `0.05` stands for. Raises an `InputError` that names the option."""
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise InputError(f"{option}: expected a share such as 5%, found {text!r}")
+    if share > 1:
+        meant = f"did you mean {number}%?" if 0 < float(number) <= 100 else "100% is the most"
+        raise InputError(f"{option}: {text.strip()} is {share:.0%}; {meant}")
+    return share
 
 
 def positive_time_limit(time_limit: float) -> float:

@@ -14,7 +14,7 @@ from rich.text import Text
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.baselines import Baseline
+from pipeplan.planning.baselines import ON_FEWER, PARALLEL, Baseline
 from pipeplan.planning.verdict import slowed_by
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace, show_size, show_time
@@ -54,6 +54,7 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     )
     yield from _simulated(outcome.simulation)
     yield from _gains(outcome.baselines, score.pace_s)
+    yield from _simplicity(outcome)
     colour = "green" if outcome.verdict.proven else "yellow"
     yield Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})")
     yield from _proof(outcome)
@@ -67,6 +68,21 @@ def _choice(choice: SynchronyChoice | None) -> Iterator[Text]:
     for name, candidate in (("synchronous", choice.synchronous), ("asynchronous", choice.asynchronous)):
         yield Text(f"  {name:<12}  {'none was found' if candidate is None else candidate.text}")
     yield Text("")
+
+
+def _simplicity(outcome: Outcome) -> Iterator[Text]:
+    """Lines on a simpler plan that was taken in place of the fastest one, and on what else runs data parallelism."""
+    simplified, plan = outcome.simplification, outcome.plan
+    if simplified is not None:
+        yield Text(
+            f"Simplest: {simplified.kind} comes within {simplified.within:.0%} of the fastest plan, "
+            f"{short_config(simplified.fastest.config, LONGEST_CONFIG)}; --simplest 0 takes that."
+        )
+    if len(plan.stages) == 1 and plan.busy > 1 and not plan.inference:
+        if plan.copies == 1:
+            yield Text("This is data parallelism: torch's DDP runs it as well, and FSDP where memory is short.")
+        else:
+            yield Text("This is data parallelism with a hierarchical all-reduce, which NCCL may choose by itself.")
 
 
 def _simulated(simulation: PlanSimulation) -> Iterator[Text]:
@@ -179,14 +195,18 @@ def _picture(outcome: Outcome) -> Text:
 def _gains(baselines: tuple[Baseline, ...], pace_s: float) -> list[Text]:
     """The speedup over each baseline, a line for each."""
     lines = []
+    # A factor is over the best plan of its kind on any workers.
+    fewer = any(baseline.name == ON_FEWER for baseline in baselines)
     for baseline in baselines:
         gain = baseline.gain(pace_s)
         name = baseline.name + (f" ({short_config(baseline.config, LONGEST_CONFIG)})" if baseline.config else "")
         line = Text(f"  over {name:<41} ")
         if baseline.pace_s is None or gain is None:
             line.append("-", "dim")
+        elif baseline.name == PARALLEL and fewer:
+            line.append("-", "dim").append(f"  {show_time(baseline.pace_s)}  slower than on fewer workers", "dim")
         else:
-            line.append(f"{gain:.2f}x", "bold")
+            line.append(f"{gain:.2f}x" if gain >= 1 else f"{gain:.3f}x", "bold")
             line.append(f"  {show_time(baseline.pace_s)}")
         if baseline.remark:
             line.append(f"  {baseline.remark}", "dim")

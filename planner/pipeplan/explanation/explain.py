@@ -12,7 +12,7 @@ from pipeplan.explanation.second_best import Alternatives, find_alternatives
 from pipeplan.explanation.sensitivity import ChangeEffect, Robustness, change_effects
 from pipeplan.explanation.time_breakdown import ResourceLoad, TimeBreakdown, break_down_time, resource_loads
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import UNPIPELINED
+from pipeplan.planning.baselines import ON_FEWER, UNPIPELINED
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
@@ -77,7 +77,7 @@ def explain_plan(
     score, cuts = evaluate(plan, problem), enumerate_cuts(problem, settings.maximum_cuts)
     anatomies = [break_down_time("this plan", plan, problem)]
     for baseline in best.baselines:
-        if baseline.plan is not None and baseline.name != UNPIPELINED:
+        if baseline.plan is not None and baseline.name not in (UNPIPELINED, ON_FEWER):
             anatomies.append(break_down_time(baseline.name, baseline.plan, problem))
     others = find_alternatives(problem, cuts, plan, score.pace_s, progress)
     changed = []

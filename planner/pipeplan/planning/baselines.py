@@ -1,5 +1,5 @@
-"""The baselines that a plan is compared with: data parallelism, the best uniform grid, the best straight pipeline, and
-the same straight pipeline without pipelining (model parallelism)."""
+"""The baselines that a plan is compared with: data parallelism, on all workers and on the subset that is fastest, the
+best uniform grid, the best straight pipeline, and the same straight pipeline without pipelining (model parallelism)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.result import Status
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
+PARALLEL, ON_FEWER = "data parallelism", "data parallelism on fewer workers"
 UNIFORM_GRID, STRAIGHT, UNPIPELINED = "best uniform grid", "best straight pipeline", "model parallelism"
 NO_TIME = "there was no time left to search for it; give more with --time-limit"
 STOPPED = "not searched for, as Ctrl-C came before"
+LEAST_DIFFERENCE = 1e-6
+"""Relative. Data parallelism on fewer workers is told where it is faster by more."""
 MOST_CELLS, MOST_WORKERS = 20_000, 256
 """The largest product of cuts and workers, and the most workers, for which the search for a grid is cheap beside the
 search for the plan."""
-LEAST_EFFORT, SHARE = 250_000, 0.2
+LEAST_EFFORT, SHARE = 3_000_000, 0.2
 """Effort that the search for a grid may take (`SearchEffort` counts rows; one takes about a microsecond): this
 number, or this share of the effort that the search for the plan took if that is more."""
 
@@ -39,10 +42,15 @@ class Baseline:
     remark: str = ""
     plan: Plan | None = None
     """The stages of the baseline."""
+    fits: bool = True
+    """Whether it fits in memory. What does not fit is no plan that another one could be faster than."""
 
     def gain(self, pace_s: float) -> float | None:
-        """The speed-up of a plan with the given pace over this baseline; None where either pace is unknown or zero."""
-        return None if self.pace_s is None or pace_s == 0 else self.pace_s / pace_s
+        """The speed-up of a plan with the given pace over this baseline.
+
+        It is None where either pace is unknown or zero, and where the baseline does not fit in memory.
+        """
+        return None if self.pace_s is None or pace_s == 0 or not self.fits else self.pace_s / pace_s
 
 
 def compute_baselines(
@@ -55,11 +63,13 @@ def compute_baselines(
     """
     baselines = [data_parallelism(problem)]
     try:
+        baselines += fewer_workers(problem, cuts, baselines[0], deadline.share(0.2))
         if not problem.options.grid:
             baselines.append(uniform_grid(problem, cuts, effort, deadline.share(0.5)))
         return [*baselines, *straight_pipelines(problem, cuts, deadline)]
     except KeyboardInterrupt:
-        return [*baselines, *unsearched_baselines(problem, STOPPED)[len(baselines) :]]
+        found = {baseline.name for baseline in baselines}
+        return [*baselines, *(one for one in unsearched_baselines(problem, STOPPED) if one.name not in found)]
 
 
 def unsearched_baselines(problem: Problem, remark: str) -> list[Baseline]:
@@ -91,12 +101,31 @@ def straight_pipelines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEA
 
 def data_parallelism(problem: Problem) -> Baseline:
     """The whole model on every worker, with a remark where it does not fit in memory."""
-    parallel, name = plain_data_parallel(problem, problem.cluster.workers), "data parallelism"
+    parallel = plain_data_parallel(problem, problem.cluster.workers)
     score = evaluate(parallel, problem)
     if not math.isfinite(score.pace_s):
-        return Baseline(name, None, parallel.config, f"an update of {parallel.accumulate} minibatches is too short")
-    remark = "" if score.fits else f"does not fit in memory: {memory_excess_message(score)}"
-    return Baseline(name, score.pace_s, parallel.config, remark, parallel)
+        return Baseline(PARALLEL, None, parallel.config, f"an update of {parallel.accumulate} minibatches is too short")
+    fits = score.fits or not problem.options.memory
+    remark = "" if fits else f"does not fit in memory: {memory_excess_message(score)}"
+    return Baseline(PARALLEL, score.pace_s, parallel.config, remark, parallel, fits)
+
+
+def fewer_workers(problem: Problem, cuts: Cuts, everyone: Baseline, deadline: Deadline) -> list[Baseline]:
+    """The fastest data parallelism on some of the workers, if it is faster than on `everyone`, else nothing.
+
+    Raises `KeyboardInterrupt` on Ctrl-C.
+    """
+    options = replace(problem.options, stages=1, max_stages=None, max_replicas=None, allow_copies=False, pins=())
+    found = dynamic_program.solve(replace(problem, options=options), cuts, deadline.left_s)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    if found.plan is None:
+        return []
+    pace_s = evaluate(found.plan, problem).pace_s
+    if everyone.fits and everyone.pace_s is not None and pace_s >= everyone.pace_s * (1 - LEAST_DIFFERENCE):
+        return []
+    remark = f"{found.plan.busy} of {problem.cluster.workers} workers"
+    return [Baseline(ON_FEWER, pace_s, found.plan.config, remark, found.plan)]
 
 
 def uniform_grid(problem: Problem, cuts: Cuts, effort: float = 0.0, deadline: Deadline = NO_DEADLINE) -> Baseline:

@@ -6,8 +6,8 @@
               flight, and a stage updates after as many minibatches as it has replicas, regardless of the global batch
 
 Schedules with one update per global batch may cut it into minibatches of several sizes: the profile's own, and that
-halved as often as the result divides the batch. Sizes that a profile neither holds nor interpolates are extrapolated
-linearly, which neglects the launch time of kernels; they are marked, and taken only if nothing else has a plan.
+halved as often as the result divides the batch. Sizes that a profile neither holds nor interpolates have pessimistic
+times (`pipeplan.profile_data.rescale`); they are marked, and taken only if nothing else has a plan.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSH, GPIPE,
 from pipeplan.planning.fast import best_in_time
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.rescale import halved
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean
 
@@ -31,8 +32,6 @@ STALENESS = {
 }
 EXTRAPOLATED = " (extrapolated)"
 """The mark of a minibatch size that a profile neither holds nor interpolates."""
-HALVINGS = 3
-"""The profile's minibatch is halved at most so often."""
 
 # Of models with many cuts, plans within this gap of the best of their schedule are enough to choose among schedules.
 _CHOICE_GAP = 0.01
@@ -85,7 +84,7 @@ def choose_schedule(
     choices = []
     for number, (schedule, size) in enumerate(tried):
         accumulate = batch // size if schedule in ACCUMULATING else None
-        sized = profile if size == profile.minibatch else profile.rescaled(size)
+        sized = profile if size == profile.minibatch else profile.rescaled(size, pessimistic=True)
         problem = Problem(sized, cluster, replace(options, schedule=schedule, accumulate=accumulate))
         ends = deadline.share(1 / (len(tried) - number))
         best_found, in_time = best_in_time(problem, maximum_cuts, ends, _CHOICE_GAP)
@@ -112,8 +111,7 @@ def known_sizes(profile: Profile, sizes: Sequence[int]) -> tuple[list[int], list
 
 def minibatch_sizes(own: int, batch: int) -> list[int]:
     """The profile's minibatch size and its halvings, as far as they divide the batch, largest first."""
-    sizes = [own >> halving for halving in range(HALVINGS + 1) if own % (1 << halving) == 0]
-    dividing = [size for size in sizes if size > 0 and batch % size == 0]
+    dividing = [size for size in halved(own) if batch % size == 0]
     if batch < 1 or not dividing:
         raise InputError(
             f"a batch of {batch} samples cannot be cut into minibatches of the profile's {own} or halves of it: "

@@ -2,7 +2,8 @@
 
 Two candidates are compared by samples per second: the fastest synchronous plan and the fastest asynchronous one. The
 synchronous ones are data parallelism, which is a plan of one stage, and pipelines that drain for every update
-(`1f1b-flush`), with the batch of data parallelism on all workers unless another is given. The asynchronous ones are
+(`1f1b-flush`), with the batch of data parallelism on all workers unless another is given. A pipeline that drains has to
+gain a few percent over data parallelism (`simplest.LEAST_GAIN`). The asynchronous ones are
 those of `1f1b-stashing`, which update after as many minibatches as a stage has replicas, or of `2bw` with the same
 batch where staleness is to be bounded.
 """
@@ -10,7 +11,7 @@ batch where staleness is to be bounded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
@@ -20,6 +21,7 @@ from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.choose_schedule import EXTRAPOLATED, STALENESS, known_sizes, minibatch_sizes
 from pipeplan.planning.fast import best_in_time
+from pipeplan.planning.simplest import LEAST_GAIN
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
@@ -105,23 +107,32 @@ def choose_synchrony(
     """The choice between the fastest synchronous and the fastest asynchronous plan.
 
     `batch` is in samples per update of the plans that have one for all stages; None for one minibatch on each worker.
-    Raises `InputError` for a batch that cannot be cut into minibatches, and `InfeasibleError` where nothing fits.
+    Ctrl-C ends the comparison with what was found until then. Raises `InputError` for a batch that cannot be cut into
+    minibatches, and `InfeasibleError` where nothing fits.
     """
     if staleness not in STALENESS:
         raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
     workers = min(cluster.workers, options.max_workers or cluster.workers)
     samples = workers * profile.minibatch if batch is None else batch
-    problems = _asynchronous(profile, cluster, options, samples, staleness)
-    asynchronous = _best(problems, maximum_cuts, deadline.share(0.5))
+    kinds = _PlanKinds(profile, cluster, options, samples, maximum_cuts)
+    try:
+        return _compare(kinds, staleness, gain, deadline)
+    except KeyboardInterrupt:
+        return _interrupted(kinds.found, gain)
+
+
+def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline) -> SynchronyChoice:
+    """The choice, after searches for the fastest plan of each kind."""
+    asynchronous = kinds.best(kinds.asynchronous(staleness), deadline.share(0.5))
     if asynchronous is not None and asynchronous.updates.synchronous:
         # What is fastest of all is data parallelism.
         reason = "Chosen: data parallelism, which is synchronous, is faster than any pipeline."
         return SynchronyChoice(asynchronous, None, gain, asynchronous, reason)
-    known, others = known_sizes(profile, minibatch_sizes(profile.minibatch, samples))
-    synchronous = _best(_synchronous(profile, cluster, options, samples, known), maximum_cuts, deadline)
+    known, others = known_sizes(kinds.profile, minibatch_sizes(kinds.profile.minibatch, kinds.samples))
+    parallel = kinds.best(kinds.data_parallel(), deadline.share(0.2))
+    synchronous = _simpler(parallel, kinds.best(kinds.flushing(known), deadline))
     if synchronous is None:
-        extrapolated = _synchronous(profile, cluster, options, samples, others, extrapolated=True)
-        synchronous = _best(extrapolated, maximum_cuts, deadline)
+        synchronous = kinds.best(kinds.flushing(others, extrapolated=True), deadline)
     taken = asynchronous or synchronous
     if taken is None:
         raise InfeasibleError("no schedule has a plan that fits, or none was found in time")
@@ -141,48 +152,66 @@ def choose_synchrony(
     return SynchronyChoice(synchronous, asynchronous, gain, taken, reason)
 
 
-def _asynchronous(
-    profile: Profile, cluster: Cluster, options: Options, samples: int, staleness: str
-) -> Iterator[tuple[Problem, bool]]:
-    """The problems whose plans may be asynchronous; none where staleness is ruled out."""
-    if staleness == "any":
-        yield Problem(profile, cluster, replace(options, schedule=STASHING, accumulate=None)), False
-    elif staleness == "bounded" and samples % profile.minibatch == 0:
-        count = samples // profile.minibatch
-        yield Problem(profile, cluster, replace(options, schedule=DOUBLE_BUFFERED, accumulate=count)), False
+def _interrupted(found: Sequence[Candidate], gain: float) -> SynchronyChoice:
+    """The choice among the plans that were found before Ctrl-C came. Raises `KeyboardInterrupt` if there are none."""
+    if not found:
+        raise KeyboardInterrupt("no plan was found until then")
+    stale = [one for one in found if not one.updates.synchronous]
+    drained = [one for one in found if one.updates.synchronous]
+    asynchronous, synchronous = (min(kind, key=lambda one: one.sample_s, default=None) for kind in (stale, drained))
+    taken = synchronous or asynchronous or found[0]
+    return SynchronyChoice(synchronous, asynchronous, gain, taken, "Chosen: what was found before Ctrl-C came.")
 
 
-def _synchronous(
-    profile: Profile,
-    cluster: Cluster,
-    options: Options,
-    samples: int,
-    sizes: Sequence[int],
-    *,
-    extrapolated: bool = False,
-) -> Iterator[tuple[Problem, bool]]:
-    """The problems whose plans are synchronous, and whether their times are extrapolated.
+@dataclass(frozen=True)
+class _PlanKinds:
+    """The problems of each kind of plan, and the search for the fastest plan of a kind."""
 
-    These are data parallelism with the profile's minibatch, and pipelines that drain, with minibatches of these sizes.
-    """
-    if not extrapolated and options.stages in (None, 1) and not any(stage > 1 for _, stage in options.pins):
-        yield (
-            Problem(
-                profile, cluster, replace(options, schedule=STASHING, accumulate=None, stages=1, correction="none")
-            ),
-            False,
-        )
-    for size in sizes:
-        chosen = replace(options, schedule=FLUSH, accumulate=samples // size, correction="none")
-        sized = profile if size == profile.minibatch else profile.rescaled(size)
-        yield Problem(sized, cluster, chosen), extrapolated
+    profile: Profile
+    cluster: Cluster
+    options: Options
+    samples: int
+    """Samples per update of the plans that have one for all stages."""
+    maximum_cuts: int
+    found: list[Candidate] = field(default_factory=list)
+    """All plans found so far."""
+
+    def asynchronous(self, staleness: str) -> Iterator[tuple[Problem, bool]]:
+        """The problems whose plans may be asynchronous; none where staleness is ruled out."""
+        if staleness == "any":
+            yield self._problem(self.profile, schedule=STASHING, accumulate=None), False
+        elif staleness == "bounded" and self.samples % self.profile.minibatch == 0:
+            count = self.samples // self.profile.minibatch
+            yield self._problem(self.profile, schedule=DOUBLE_BUFFERED, accumulate=count), False
+
+    def data_parallel(self) -> Iterator[tuple[Problem, bool]]:
+        """Data parallelism with the profile's minibatch; none where there must be several stages."""
+        if self.options.stages in (None, 1) and not any(stage > 1 for _, stage in self.options.pins):
+            alone = {"stages": 1, "max_stages": None}
+            yield self._problem(self.profile, schedule=STASHING, accumulate=None, correction="none", **alone), False
+
+    def flushing(self, sizes: Sequence[int], *, extrapolated: bool = False) -> Iterator[tuple[Problem, bool]]:
+        """Pipelines that drain, with minibatches of these sizes, and whether the times are extrapolated."""
+        for size in sizes:
+            sized = self.profile if size == self.profile.minibatch else self.profile.rescaled(size, pessimistic=True)
+            count = self.samples // size
+            yield self._problem(sized, schedule=FLUSH, accumulate=count, correction="none"), extrapolated
+
+    def best(self, problems: Iterable[tuple[Problem, bool]], deadline: Deadline) -> Candidate | None:
+        """The fastest plan of these problems, or of those for which there was time; None if there is none."""
+        before = len(self.found)
+        for problem, extrapolated in problems:
+            best, _ = best_in_time(problem, self.maximum_cuts, deadline.share(0.5))
+            if best is not None:
+                self.found.append(Candidate(problem, best.plan, best.pace_s, extrapolated))
+        return min(self.found[before:], key=lambda one: one.sample_s, default=None)
+
+    def _problem(self, profile: Profile, **changes: Any) -> Problem:
+        return Problem(profile, self.cluster, replace(self.options, **changes))
 
 
-def _best(problems: Iterable[tuple[Problem, bool]], maximum_cuts: int, deadline: Deadline) -> Candidate | None:
-    """The fastest plan of these problems, or of those for which there was time; None if there is none."""
-    found = []
-    for problem, extrapolated in problems:
-        best, _ = best_in_time(problem, maximum_cuts, deadline.share(0.5))
-        if best is not None:
-            found.append(Candidate(problem, best.plan, best.pace_s, extrapolated))
-    return min(found, key=lambda one: one.sample_s, default=None)
+def _simpler(parallel: Candidate | None, flushing: Candidate | None) -> Candidate | None:
+    """Data parallelism, unless pipelines that drain gain enough over it."""
+    if parallel is None or flushing is None:
+        return parallel or flushing
+    return parallel if parallel.sample_s <= flushing.sample_s * (1 + LEAST_GAIN) else flushing

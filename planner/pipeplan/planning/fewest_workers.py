@@ -48,15 +48,16 @@ def search_fewest_workers(
     More workers never slow the best plan down, because they may stay idle; so a binary search finds the number. Under
     contention, where the best plan is not proven, the search finds a number that suffices while no smaller number that
     it tried does. The solvers that `settings` names give the best pace and the final plan; the DP alone gives the steps
-    of the search. The best pace gets half of the time until the deadline, the steps half of the rest; a number of
-    workers that there is no time to try counts as too few. Raises `InfeasibleError` if there is no plan at all.
+    of the search, and no simpler plan is taken than the fastest. The best pace gets half of the time until the
+    deadline, the steps half of the rest; a number of workers that there is no time to try counts as too few. Raises
+    `InfeasibleError` if there is no plan at all.
     """
     if not 0 <= within <= 1:
         meant = f"; did you mean {within / 100:g}, which is {within:g}%?" if 1 < within <= 100 else ""
         raise InputError(
             f"the share by which a plan may be slower must be at least 0 and at most 1, not {within:g}{meant}"
         )
-    settings = settings or Settings()
+    settings = replace(settings or Settings(), simplest=0.0)
     deadline = deadline or Deadline.after(settings.time_limit_s)
     best = solve(problem, settings, report=report, deadline=deadline.share(SHARES["choice"]))
     steps = deadline.share(SHARES["choice"])

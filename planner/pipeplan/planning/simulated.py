@@ -15,6 +15,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE
 from pipeplan.planning.baselines import satisfies_options
+from pipeplan.planning.simplest import SimplerPlan
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches, round_length
@@ -103,17 +104,28 @@ NOT_SIMULATED, STOPPED = PlanSimulation(), PlanSimulation(note="Ctrl-C came befo
 
 
 def choose_by_simulation(
-    problem: Problem, plan: Plan, score: Evaluation, others: Iterable[tuple[str, Plan]], deadline: Deadline
+    problem: Problem,
+    plan: Plan,
+    score: Evaluation,
+    others: Iterable[tuple[str, Plan]],
+    simpler: SimplerPlan | None,
+    deadline: Deadline,
 ) -> tuple[Plan, Evaluation, PlanSimulation]:
     """The plan, or one with the same predicted pace that is faster in the simulation, or that has fewer workers.
+
+    A `simpler` plan is taken instead, unless the simulation finds it slower than its share allows.
 
     `others` are plans by name that may be nearly as fast. The same plan with one worker fewer at a stage, and with one
     more minibatch in flight at each stage, is tried as well. Returns the plan with its score and its simulation.
     """
     own = _simulated("the solvers' plan", plan, score, problem, MOST_PASSES, deadline)
     if own.simulated_s is None:
-        return plan, score, PlanSimulation(note=own.note)
-    rivals = [*_near(problem, own, others), *_near(problem, own, _neighbours(problem, own))]
+        taken = (plan, score) if simpler is None else (simpler.plan, simpler.score)
+        return *taken, PlanSimulation(note=own.note)
+    rivals = [] if simpler is None else [("the simplest plan", simpler.plan, simpler.score)]
+    known_plans = {own.plan, *(rival for _, rival, _ in rivals)}
+    near = [*_near(problem, own, others), *_near(problem, own, _neighbours(problem, own))]
+    rivals += [entry for entry in near if entry[1] not in known_plans]
     found, passes = [own], MOST_PASSES
     for name, rival, rival_score in rivals[:MOST_RIVALS]:
         found.append(_simulated(name, rival, rival_score, problem, passes, deadline, briefly=True))
@@ -122,8 +134,17 @@ def choose_by_simulation(
     tied = [(one, pace) for one, pace in known if one.predicted_s <= own.predicted_s * (1 + EQUAL)]
     least = min(pace for _, pace in tied)
     best = min((one for one, pace in tied if pace <= least * (1 + ALIKE)), key=lambda one: one.plan.busy)
+    if simpler is not None:
+        best = _unless_slower(found[1], best, simpler.within)
     slower = tuple(one for one, _ in known if one is not best)
     return best.plan, best.score, PlanSimulation(best.simulated_s, best.ratio, best.minibatches, "", slower)
+
+
+def _unless_slower(simplest: SimulatedPlan, best: SimulatedPlan, within: float) -> SimulatedPlan:
+    """The simplest plan, or the best one where the simulation finds the simplest one slower by more than a share."""
+    if simplest.simulated_s is None or best.simulated_s is None:
+        return simplest
+    return best if simplest.simulated_s > best.simulated_s * (1 + within) else simplest
 
 
 def _near(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import Evaluation, evaluate
@@ -17,7 +18,9 @@ from pipeplan.planning.certify import certificate_of
 from pipeplan.planning.charge_results import charge_result, deepened
 from pipeplan.planning.choose_synchrony import SynchronyChoice
 from pipeplan.planning.infeasibility import why_infeasible
+from pipeplan.planning.outcome_views import outcome_html, outcome_lines, stage_rows
 from pipeplan.planning.progress import ProgressTracker, Report
+from pipeplan.planning.simplest import SimplerPlan, Simplification, find_simpler, kind_of
 from pipeplan.planning.simulated import NOT_SIMULATED, STOPPED, PlanSimulation, choose_by_simulation
 from pipeplan.planning.verdict import TOLERANCE, Verdict, contradiction, state_verdict
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
@@ -39,12 +42,14 @@ SHARES = {
     "first": 0.5,
     "last": 0.8,
     "certificate": 0.5,
-    "baselines": 1.0,
+    "baselines": 0.8,
+    "simplest": 0.5,
     "simulation": 1.0,
     "diagnosis": 1.0,
 }
 """The share of the time left that each phase may take: the choice of a schedule, a minibatch size or a number of
-workers, the cuts, the first of two solvers, the last or only solver, the certificate, the baselines, the simulation.
+workers, the cuts, the first of two solvers, the last or only solver, the certificate, the baselines, the search for a
+simpler plan, the simulation.
 Where there is no plan, the diagnosis takes what the solvers leave. What a phase does not need is left to those after
 it."""
 
@@ -68,9 +73,12 @@ class Settings:
     """Whether to record a certificate that `pipeplan check` can verify."""
     simulate: bool = True
     """Whether to simulate the plan and plans nearly as fast. Among equally fast ones the simulation decides."""
+    simplest: float = 0.0
+    """The share of the fastest plan's pace by which the simplest plan, which is taken, may be slower; 0 takes the
+    fastest plan. The commands have `simplest.WITHIN`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """A solved problem: its best plan, what is proven about the plan, and the baselines."""
 
@@ -89,6 +97,18 @@ class Outcome:
     """What a simulation of the plan's schedule says, beside the prediction."""
     synchrony: SynchronyChoice | None = None
     """The choice between synchronous and asynchronous plans, if it was left to pipeplan."""
+    simplification: Simplification | None = None
+    """The fastest plan, if a simpler one was taken."""
+
+    def __repr__(self) -> str:
+        return "\n".join(outcome_lines(self))
+
+    def _repr_html_(self) -> str:
+        return outcome_html(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each stage, with its layers, workers and costs in seconds and bytes: rows for a data frame."""
+        return stage_rows(self)
 
     @property
     def objective_s(self) -> float:
@@ -165,6 +185,8 @@ class _Search:
         self._certificate = STOPPED_CERTIFICATE
         self._compared: tuple[Baseline, ...] | None = None
         self._simulation = STOPPED if means.settings.simulate else NOT_SIMULATED
+        self._simpler: SimplerPlan | None = None
+        self._simplification: Simplification | None = None
         self.interrupted = False
         """Whether Ctrl-C came."""
 
@@ -186,18 +208,35 @@ class _Search:
         with self._phase("baselines"):
             effort = max(result.effort for result in results)
             self._compared = tuple(baselines.compute_baselines(problem, cuts, effort, means.share("baselines")))
+        if means.settings.simplest > 0:
+            with self._phase("simplest"):
+                plan, score = self._finished()
+                grid = next((one.plan for one in self._baselines() if one.name == baselines.UNIFORM_GRID), None)
+                within, ends = means.settings.simplest, means.share("simplest")
+                self._simpler = find_simpler(problem, cuts, plan, score, within, grid, ends)
         if means.settings.simulate:
             with self._phase("simulation"):
                 self._simulate()
+        elif self._simpler is not None:
+            self._take_simpler(self._simpler, *self._finished())
 
     def _simulate(self) -> None:
-        """Simulate the plan, and choose by that among plans with the same predicted pace."""
-        plan, score = self._finished()
+        """Simulate the plan, and choose by that among plans with the same predicted pace and a simpler one."""
+        fastest = plan, score = self._finished()
         others = [(f"the plan of the {result.solver}", result.plan) for result in self._results if result.plan]
         others += [(one.name, one.plan) for one in self._baselines() if one.plan is not None]
         ends = self._means.share("simulation")
-        plan, score, self._simulation = choose_by_simulation(self._problem, plan, score, others, ends)
+        plan, score, self._simulation = choose_by_simulation(self._problem, plan, score, others, self._simpler, ends)
         self._best = plan, score
+        if self._simpler is not None and plan is self._simpler.plan:
+            self._take_simpler(self._simpler, *fastest)
+
+    def _take_simpler(self, simpler: SimplerPlan, fastest: Plan, score: Evaluation) -> None:
+        """Take the simpler plan; the fastest plan is kept to compare with, unless both are equally fast."""
+        self._best = simpler.plan, simpler.score
+        if simpler.score.pace_s > score.pace_s * (1 + TOLERANCE):
+            kind = kind_of(simpler.plan, self._problem)
+            self._simplification = Simplification(fastest, score, simpler.within, kind)
 
     def _finished(self) -> tuple[Plan, Evaluation]:
         """The best plan, or a faster baseline where the search ended before it was finished.
@@ -205,6 +244,8 @@ class _Search:
         Raises `KeyboardInterrupt` if there is no plan.
         """
         plan, score = self._best or self._unfinished()
+        if self._simplification is not None:
+            return plan, score
         if max(result.bound_s for result in self._results) < score.pace_s * (1 - TOLERANCE):
             return _best_with_baselines(self._baselines(), self._problem, plan, score)
         return plan, score
@@ -218,17 +259,19 @@ class _Search:
         certificate = self._certificate if self._means.settings.certify else NO_CERTIFICATE
         bound = min(max(result.bound_s for result in self._results), score.pace_s)
         bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
+        simplified = self._simplification
         return Outcome(
             problem,
             plan,
             score,
             self._results,
-            state_verdict(problem, score, bound, self._results),
-            self._baselines(),
+            state_verdict(problem, score, bound, self._results, simplified),
+            self._baselines() if simplified is None else (*self._baselines(), simplified.baseline),
             self._phases,
             bound,
             certificate,
             self._simulation,
+            simplification=simplified,
         )
 
     def _unfinished(self) -> tuple[Plan, Evaluation]:

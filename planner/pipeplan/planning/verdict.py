@@ -13,6 +13,7 @@ from pipeplan.checker import verdict_words
 from pipeplan.checker.verdict_words import ProofState, SolverAnswer
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, Evaluation, evaluate
+from pipeplan.planning.simplest import Simplification
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.result import Result, Status
 
@@ -34,21 +35,31 @@ class Verdict:
     """The solvers whose bound reaches the plan's pace."""
 
 
-def state_verdict(problem: Problem, score: Evaluation, bound_s: float, results: Sequence[Result]) -> Verdict:
-    """The verdict on a plan with this score.
+def state_verdict(
+    problem: Problem,
+    score: Evaluation,
+    bound_s: float,
+    results: Sequence[Result],
+    simplification: Simplification | None = None,
+) -> Verdict:
+    """The verdict on a plan with this score, which may be a simpler one than the fastest.
 
     `bound_s` is a lower bound on the pace of every plan of the searched space, with everything charged, in seconds per
     minibatch.
     """
+    fastest = score if simplification is None else simplification.fastest_score
     state = ProofState(
-        pace_s=score.pace_s,
+        pace_s=fastest.pace_s,
         bound_s=bound_s,
         answers=tuple(_answer(result) for result in results),
-        slowed_by=slowed_by(score),
+        slowed_by=slowed_by(fastest),
         cores_s=contention.least_pace_of_shared_cores_s(problem),
         contention=problem.options.contention,
     )
-    return Verdict(True, state.proven, state.text, state.provers)
+    if simplification is None:
+        return Verdict(True, state.proven, state.text, state.provers)
+    text = verdict_words.simplest_text(state, score.pace_s, simplification.within)
+    return Verdict(True, False, text, state.provers)
 
 
 def slowed_by(score: Evaluation) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from pipeplan.cluster_data import cluster_json
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
+from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import Node, read_document, read_text
@@ -28,20 +29,14 @@ def is_plan(path: Path) -> bool:
     return isinstance(document, dict) and document.get("format") == PLAN_FORMAT
 
 
-def read_plan(path: Path, profile_path: Path) -> tuple[Problem, Plan]:
-    """The problem and the plan in a plan folder or plan.json, given the file of the profile that it was made from.
+def read_plan(path: Path, profile_path: Path | None = None) -> tuple[Problem, Plan]:
+    """The problem and the plan in a plan folder or plan.json, with the profile that it was made from.
 
-    The profile is taken at the minibatch size of the plan. Raises an `InputError` where it is another profile, or where
-    a file cannot be read.
+    The profile is taken at the minibatch size of the plan. Without `profile_path` it is searched for by its digest.
+    Raises an `InputError` where it is another profile or is not found, or where a file cannot be read.
     """
     root = read_plan_document(path)
-    profile = Profile.load(profile_path)
-    minibatch = root["profile"]["minibatch"].integer(minimum=1)
-    if minibatch != profile.minibatch:
-        profile = profile.rescaled(minibatch)
-    if profile.digest() != root["profile"]["digest"].text():
-        raise InputError(f"{plan_file(path)} was not made from {profile_path}: their digests differ")
-    return plan_from_document(root, profile)
+    return plan_from_document(root, profile_of_plan(root, plan_file(path), profile_path))
 
 
 def read_plan_document(path: Path) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from pipeplan.errors import InputError
@@ -29,7 +30,7 @@ def load_profile(name: str) -> Profile:
     if path.is_file():
         return Profile.load(path)
     if name in bundled_profile_paths():
-        return Profile.load(bundled_profile_paths()[name])
+        return replace(Profile.load(bundled_profile_paths()[name]), file="")  # found by its name on any machine
     if path.suffix == ".json" or len(path.parts) > 1 or path.exists():
         return Profile.load(path)
     raise InputError(f"there is no profile {name!r}; {did_you_mean(name, bundled_profile_paths())} (or give a file)")

@@ -63,8 +63,12 @@ class Profile:
     """Backward time of the whole model in one piece; None where it was not measured."""
     peak_bytes: int = 0
     """Peak memory of one forward and backward pass and update of the whole model; 0 where it was not measured."""
+    batch_norm: bool = False
+    """Whether the model has BatchNorm, also inside of layers."""
     sizes: tuple[Size, ...] = ()
     """Other minibatch sizes that were measured in the same run."""
+    file: str = field(default="", compare=False)
+    """The absolute path of the file that it was read from, if any; a profile's file does not hold it."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -86,6 +90,11 @@ class Profile:
         own = Size(self.minibatch, self.layers, self.tensors, self.whole_forward_s, self.whole_backward_s)
         return sorted([own, *self.sizes], key=lambda size: size.minibatch)
 
+    @property
+    def normalises_minibatches(self) -> bool:
+        """Whether some layer's result for a sample depends on the other samples of its minibatch (BatchNorm)."""
+        return self.batch_norm or any(layer.op.lower().startswith(("batchnorm", "batch_norm")) for layer in self.layers)
+
     def made_bytes(self) -> dict[str, int]:
         """Bytes of each layer's outputs that other layers read, for one minibatch."""
         made = {layer.name: 0 for layer in self.layers}
@@ -93,11 +102,12 @@ class Profile:
             made[tensor.producer] += tensor.bytes
         return made
 
-    def rescaled(self, minibatch: int) -> Profile:
+    def rescaled(self, minibatch: int, *, pessimistic: bool = False) -> Profile:
         """This profile for minibatches of `minibatch` samples: as measured there, otherwise interpolated.
 
         Times and activations change with the size, parameters and the optimiser's step do not
-        (`pipeplan.profile_data.rescale`). Raises an `InputError` unless the size lies between 1 and
+        (`pipeplan.profile_data.rescale`). With `pessimistic`, times that can only be extrapolated are upper bounds.
+        Raises an `InputError` unless the size lies between 1 and
         `LARGEST_MINIBATCH`.
         """
         if not 1 <= minibatch <= LARGEST_MINIBATCH:
@@ -105,7 +115,7 @@ class Profile:
         if minibatch == self.minibatch:
             return self
         known = self.all_sizes
-        size = size_at(known, minibatch)
+        size = size_at(known, minibatch, pessimistic=pessimistic)
         return replace(
             self,
             layers=size.layers,
@@ -128,6 +138,7 @@ class Profile:
                 "graph_hash": self.graph_hash,
                 "dynamic_batch": self.dynamic_batch,
                 "granularity": self.granularity,
+                **({"batch_norm": True} if self.batch_norm else {}),
             },
             "minibatch": self.minibatch,
             "provenance": {**asdict(self.provenance), "notes": list(self.provenance.notes)},
@@ -153,7 +164,7 @@ class Profile:
         """Read and check a profile. Raises an `InputError` that names the file and the field that is wrong."""
         root = read_document(Path(path), PROFILE_FORMAT, PROFILE_VERSION)
         with root.locating_errors():
-            return Profile.from_json(root)
+            return replace(Profile.from_json(root), file=os.path.abspath(path))
 
     @staticmethod
     def from_json(root: Node) -> Profile:
@@ -161,6 +172,7 @@ class Profile:
         model, optimizer = root["model"], root["optimizer"]
         granularity, peak, sizes = model.get("granularity"), root.get("peak_bytes"), root.get("sizes")
         tied = root.get("tied")
+        batch_norm = model.get("batch_norm")
         own = Size.from_json(root)
         return Profile(
             layers=own.layers,
@@ -179,6 +191,7 @@ class Profile:
             whole_forward_s=own.whole_forward_s,
             whole_backward_s=own.whole_backward_s,
             peak_bytes=peak.size() if peak else 0,
+            batch_norm=batch_norm.boolean() if batch_norm else False,
             sizes=tuple(Size.from_json(size) for size in sizes.items()) if sizes else (),
         )
 

@@ -4,6 +4,9 @@ With one size known, times and activations are taken to be proportional to the n
 fixed cost of launching a kernel. With several sizes known they are interpolated on the line through the two nearest
 sizes. Beyond the largest or smallest size that line is extended as long as it is plausible: its slope is limited so
 that a time neither falls with more samples nor becomes negative at zero samples.
+
+Pessimistic times are for choices among sizes, so that none is chosen for a pace that nobody measured: below the
+smallest known size a minibatch takes as long as one of that size, above the largest a sample takes as long as there.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from typing import Any
 
 from pipeplan.profile_data.layers import Layer, Size, Tensor
 
+HALVINGS = 3
+"""Schedules that cut a batch into smaller minibatches halve the profile's minibatch at most so often."""
+
 _SCALED_TIMES = ("forward_s", "backward_s", "forward_spread_s", "backward_spread_s")
 _SCALED_BYTES = ("saved_bytes", "workspace_bytes")
 _SCALED_TENSOR_BYTES = ("bytes", "gradient_bytes")
@@ -22,11 +28,16 @@ _Interpolation = Callable[[float, float], float]
 """Takes a figure at the lower and at the higher of two known sizes to the figure at the wanted size."""
 
 
-def size_at(known: Sequence[Size], minibatch: int) -> Size:
+def halved(minibatch: int, halvings: int = HALVINGS) -> list[int]:
+    """The minibatch size and its halvings, in samples, as far as they are whole numbers, largest first."""
+    return [minibatch >> times for times in range(halvings + 1) if minibatch % (1 << times) == 0]
+
+
+def size_at(known: Sequence[Size], minibatch: int, *, pessimistic: bool = False) -> Size:
     """The layers and tensors for minibatches of `minibatch` samples: as measured there, otherwise interpolated.
 
     `known` holds the measured sizes in increasing order. Parameters, buffers and the optimiser's step do not depend on
-    the size and stay as they are.
+    the size and stay as they are. With `pessimistic`, times beyond the known sizes are upper bounds (see above).
     """
     measured = next((size for size in known if size.minibatch == minibatch), None)
     if measured is not None:
@@ -36,12 +47,14 @@ def size_at(known: Sequence[Size], minibatch: int) -> Size:
         line = _proportional(minibatch / low.minibatch)
     else:
         line = _linear(low.minibatch, high.minibatch, minibatch)
+    beyond = not known[0].minibatch < minibatch < known[-1].minibatch
+    times = _bound(known, minibatch) if pessimistic and beyond else line
     return Size(
         minibatch,
-        tuple(_layer(a, b, line) for a, b in zip(low.layers, high.layers, strict=True)),
+        tuple(_layer(a, b, line, times) for a, b in zip(low.layers, high.layers, strict=True)),
         tuple(_tensor(a, b, line) for a, b in zip(low.tensors, high.tensors, strict=True)),
-        _optional(low.whole_forward_s, high.whole_forward_s, line),
-        _optional(low.whole_backward_s, high.whole_backward_s, line),
+        _optional(low.whole_forward_s, high.whole_forward_s, times),
+        _optional(low.whole_backward_s, high.whole_backward_s, times),
     )
 
 
@@ -67,6 +80,13 @@ def _proportional(scale: float) -> _Interpolation:
     return lambda low, _: low * scale
 
 
+def _bound(known: Sequence[Size], minibatch: int) -> _Interpolation:
+    """The largest time that is plausible at a size beyond all known ones, from those at the two nearest sizes."""
+    if minibatch < known[0].minibatch:
+        return lambda low, high: low
+    return lambda low, high: high * minibatch / known[-1].minibatch
+
+
 def _linear(low: int, high: int, wanted: int) -> _Interpolation:
     """The line through the figures at sizes `low` and `high`, with a limited slope where `wanted` lies beyond them."""
 
@@ -82,8 +102,8 @@ def _linear(low: int, high: int, wanted: int) -> _Interpolation:
     return between if low < wanted < high else beyond
 
 
-def _layer(low: Layer, high: Layer, line: _Interpolation) -> Layer:
-    changed: dict[str, Any] = {name: line(getattr(low, name), getattr(high, name)) for name in _SCALED_TIMES}
+def _layer(low: Layer, high: Layer, line: _Interpolation, times: _Interpolation) -> Layer:
+    changed: dict[str, Any] = {name: times(getattr(low, name), getattr(high, name)) for name in _SCALED_TIMES}
     changed |= {name: round(line(getattr(low, name), getattr(high, name))) for name in _SCALED_BYTES}
     return replace(low, **changed)
 

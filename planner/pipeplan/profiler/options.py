@@ -1,9 +1,11 @@
-"""The options of a measurement or an estimate."""
+"""The options of a measurement or an estimate, and the sizes that are measured beside those asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from pipeplan.profile_data.rescale import halved
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of steps done, the number in all (0: unknown), and the name of the next step."""
@@ -16,6 +18,8 @@ class ProfilerOptions:
     batches: tuple[int, ...] = ()
     """Minibatch sizes in samples: that of the profile first, then others to measure in the same run. The default is the
     job's own size."""
+    halvings: int = 0
+    """How often the first size is halved, to be measured briefly as well."""
     device: str = "cpu"
     """`cpu` or `cuda` to measure here, else the device file to estimate for: a bundled one's name, or a path."""
     threads: int = 1
@@ -36,3 +40,8 @@ class ProfilerOptions:
     def minibatch(self) -> int | None:
         """The minibatch size of the profile, if one was given."""
         return self.batches[0] if self.batches else None
+
+
+def smaller_sizes(sizes: Sequence[int], halvings: int) -> list[int]:
+    """The halvings of the first of `sizes` that are not among them, largest first."""
+    return [size for size in halved(sizes[0], halvings) if size not in sizes]

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.layers import Tensor as Edge
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profiler.clock import Overhead, interquartile_range, median
-from pipeplan.profiler.passes import Samples
+from pipeplan.profiler.passes import Aim, Samples
 from pipeplan_launch.tracing.trace import TracedModel
 
 
@@ -23,6 +25,7 @@ class MeasuredSize:
     traced: TracedModel
     minibatch: int
     samples: Samples
+    aim: Aim
     saved_bytes: dict[str, int]
     """Bytes that autograd saves for backward, by layer."""
     alike: dict[str, str]
@@ -107,6 +110,11 @@ def tied_weights(traced: TracedModel) -> tuple[TiedWeights, ...]:
         )
         for tie in traced.tied
     )
+
+
+def has_batch_norm(traced: TracedModel) -> bool:
+    """Whether the model has BatchNorm, whose result for a sample depends on the other samples of its minibatch."""
+    return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in traced.model.modules())
 
 
 def waiting_factor(samples: Samples, times: dict[str, list[float]]) -> float:

@@ -29,29 +29,40 @@ from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 
-TOTAL_BOUND = 0.01
-"""Passes go on until the standard error of the median total is below this share of the median …"""
-LAYER_BOUND = 0.03
-"""… and that of each of the longest layers is below this share of the layer's time."""
 LONGEST_LAYERS_SHARE = 0.9
-"""Share of the total time that the layers under `LAYER_BOUND` make up: the longest layers."""
+"""Share of the total time that the longest layers make up, for which an aim has a bound."""
 MIN_JUDGED_PASSES = 5
 """Number of passes before the spread is judged."""
 DRIFT_BOUND = 0.05
 """Relative change of the total, from the first to the last third of the passes, above which it is reported."""
 DRIFT_STANDARD_ERRORS = 4.0
 """Number of standard errors that a change must exceed to count as drift."""
-MEASURING_BUDGET_S = 25.0
-"""Time limit of the measured passes if their number is not given."""
 MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 200
 """Smallest and largest number of measured passes if the number is not given."""
-MIN_MEASURING_S = 1.0
-"""Least duration of the measurement if the number of passes is not given, to notice changes of the machine's speed."""
 LONG_PASS_S = 1.0
 """Duration of a long pass. One long pass suffices to warm up. It also leaves nothing in the caches for the next pass,
 so that the whole model need not run after every pass over the layers."""
 WHOLE_EVERY = 3
 """If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after one in so many."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """How precisely a minibatch size is measured, if the number of passes is not given."""
+
+    total: float
+    """Passes go on until the standard error of the median total is below this share of the median …"""
+    layer: float
+    """… and that of each of the longest layers is below this share of the layer's time."""
+    least_s: float
+    """Least duration of the measured passes, to notice changes of the machine's speed."""
+    budget_s: float
+    """Time limit of the measured passes."""
+
+
+THOROUGH = Aim(0.01, 0.03, 1.0, 25.0)
+BRIEF = Aim(0.02, 0.06, 0.25, 3.0)
+"""For the sizes that are measured beside the profile's own without having been asked for."""
 
 
 @dataclass
@@ -110,12 +121,12 @@ def uncertainty(samples: Samples) -> tuple[float, float, str]:
     return total, worst, worst_layer
 
 
-def is_precise_enough(samples: Samples) -> bool:
+def is_precise_enough(samples: Samples, aim: Aim) -> bool:
     """Whether the standard errors are small enough to stop measuring."""
     if samples.passes < MIN_JUDGED_PASSES:
         return False
     total, worst, _ = uncertainty(samples)
-    return total <= TOTAL_BOUND and worst <= LAYER_BOUND
+    return total <= aim.total and worst <= aim.layer
 
 
 def relative_drift(totals: Sequence[float]) -> float | None:
@@ -135,7 +146,7 @@ def relative_drift(totals: Sequence[float]) -> float | None:
     return change / start if abs(change) > max(DRIFT_BOUND * start, DRIFT_STANDARD_ERRORS * chance) else None
 
 
-def sample_notes(samples: Samples) -> tuple[str, ...]:
+def sample_notes(samples: Samples, aim: Aim) -> tuple[str, ...]:
     """Sentences that warn of drift, and of a spread above the aim."""
     notes = []
     totals = samples.totals(samples.by_layer())
@@ -147,10 +158,10 @@ def sample_notes(samples: Samples) -> tuple[str, ...]:
             "passes against the first): heat, a changing clock or other load; measure again when it is quiet"
         )
     total, worst, worst_layer = uncertainty(samples)
-    if samples.passes >= 2 and (total > TOTAL_BOUND or worst > LAYER_BOUND):
+    if samples.passes >= 2 and (total > aim.total or worst > aim.layer):
         notes.append(
             f"the spread is larger than aimed at: after {samples.passes} passes the total is known to "
-            f"{total:.1%} and {worst_layer} to {worst:.1%} (aim: {TOTAL_BOUND:.0%} and {LAYER_BOUND:.0%}, "
+            f"{total:.1%} and {worst_layer} to {worst:.1%} (aim: {aim.total:.0%} and {aim.layer:.0%}, "
             "standard error)"
         )
     return tuple(notes)
@@ -205,9 +216,8 @@ class Passes:
         passes = max(1, min(20, int(LONG_PASS_S / 2 / took_s)))
         self.overhead = measure_overhead(self.run, self.clock, self.run.batch.inputs[0].device, passes)
 
-    def measure(self, repeats: int | None) -> Samples:
-        """Run `repeats` measured passes, or, if it is None, until the spread is small or `MEASURING_BUDGET_S` is
-        spent."""
+    def measure(self, repeats: int | None, aim: Aim = THOROUGH) -> Samples:
+        """Run `repeats` measured passes, or, if it is None, until the aim is reached or its time is spent."""
         samples = Samples(self.run.weights)
         self.company.start()
         start, enough = time.perf_counter(), False
@@ -218,9 +228,9 @@ class Passes:
             if repeats is not None:
                 enough = done >= repeats
             else:
-                spent = spent_s * (done + 1) / done > MEASURING_BUDGET_S
+                spent = spent_s * (done + 1) / done > aim.budget_s
                 enough = done >= MIN_MEASURED_PASSES and (
-                    spent or done >= MAX_MEASURED_PASSES or (spent_s >= MIN_MEASURING_S and is_precise_enough(samples))
+                    spent or done >= MAX_MEASURED_PASSES or (spent_s >= aim.least_s and is_precise_enough(samples, aim))
                 )
         self.company.finish(lambda: self._run_both(None))
         self.progress(samples.passes, samples.passes, "done")

@@ -26,15 +26,16 @@ from pipeplan.profiler.memory import (
     step_memory_text,
 )
 from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
-from pipeplan.profiler.options import ProfilerOptions, Progress
-from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, cpu_name, tied_weights
-from pipeplan.profiler.passes import Passes, sample_notes, training_loss
-from pipeplan.profiler.remarks import layer_sum_remarks, tie_remarks, unread_parameter_remarks
+from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
+from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, cpu_name, has_batch_norm, tied_weights
+from pipeplan.profiler.passes import BRIEF, THOROUGH, Aim, Passes, sample_notes, training_loss
+from pipeplan.profiler.remarks import batch_norm_remarks, layer_sum_remarks, tie_remarks, unread_parameter_remarks
 from pipeplan.profiler.stage_copies import copies_remarks, copies_seconds
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loading import canonical_reference, load_job
+from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.telemetry.memory import resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
@@ -118,13 +119,19 @@ def _trace_and_measure(
     check_fits_in_memory(ref, traced, max(sizes), free)
     measured, first_passes = [], None
     for size in sizes:
-        if options.device == "cuda":
-            torch.cuda.empty_cache()  # blocks that were kept for another size would not fit this one
         passes = _passes(job, traced, size, options, progress, company)
         first_passes = first_passes or passes
-        measured.append(_measure(ref, passes, options))
+        measured.append(_measure(ref, passes, options, THOROUGH))
     assert first_passes is not None
     remarks = [*unread_parameter_remarks(traced), *tie_remarks(traced)]
+    for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
+        try:
+            measured.append(_measure(ref, _passes(job, traced, size, options, progress, company), options, BRIEF))
+        except Exception as error:  # the model works at its own size, so that a smaller one is not needed
+            why = error if isinstance(error, (InputError, LaunchError)) else describe_error(error)
+            remarks.append(f"minibatch {size}, and anything smaller, was not measured: {why}")
+            break
+    remarks += batch_norm_remarks(traced, len(measured))
     remarks += copies_remarks(copies_seconds(first_passes.run, first_passes.clock), measured[0].forward_s)
     return _profile(ref, job, measured, first_passes.steps(charged_parameters(traced)), options, remarks)
 
@@ -139,6 +146,8 @@ def _check(options: ProfilerOptions) -> None:
     for name, value in counts:
         if value is not None and value < 1:
             raise InputError(f"the {name} must be at least 1, not {value}")
+    if options.halvings < 0:
+        raise InputError(f"the number of halvings must be at least 0, not {options.halvings}")
     if options.processes > MAX_PROCESSES:
         raise InputError(f"the number of processes must be at most {MAX_PROCESSES}, not {options.processes}")
     if len(set(options.batches)) < len(options.batches):
@@ -152,6 +161,8 @@ def _check(options: ProfilerOptions) -> None:
 def _passes(
     job: Job, traced: TracedModel, minibatch: int, options: ProfilerOptions, progress: Progress, company: MeasuringGroup
 ) -> Passes:
+    if options.device == "cuda":
+        torch.cuda.empty_cache()  # blocks that were kept for another size would not fit this one
     device = torch.device(options.device)
     clock: Clock = CUDAClock() if device.type == "cuda" else CPUClock(options.threads, company.processes)
     job.model.to(device).train()
@@ -160,15 +171,16 @@ def _passes(
     return Passes(job, run, clock, progress, company)
 
 
-def _measure(ref: str, passes: Passes, options: ProfilerOptions) -> MeasuredSize:
+def _measure(ref: str, passes: Passes, options: ProfilerOptions, aim: Aim) -> MeasuredSize:
     saved = passes.inspect(ref, measure_all=options.measure_all)
     passes.warm_up(options.warmup)
-    samples = passes.measure(options.repeats)
+    samples = passes.measure(options.repeats, aim)
     run = passes.run
     return MeasuredSize(
         run.traced,
         run.minibatch,
         samples,
+        aim,
         saved,
         run.alike,
         passes.overhead,
@@ -203,6 +215,7 @@ def _profile(
         optimizer_state_ratio=ratio,
         together=traced.together,
         tied=tied_weights(traced),
+        batch_norm=has_batch_norm(traced),
         whole_forward_s=first.whole_forward_s,
         whole_backward_s=first.whole_backward_s,
         peak_bytes=steps.peak_bytes,
@@ -232,7 +245,7 @@ def _provenance(
     notes = dict.fromkeys(
         f"at minibatch {size.minibatch}, {note}" if len(measured) > 1 else note
         for size in measured
-        for note in sample_notes(size.samples)
+        for note in sample_notes(size.samples, size.aim)
     )
     return Provenance(
         kind="measured",

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from pipeplan.profile_data.layers import Size
 from pipeplan.profile_data.ties import APART, held_layers
-from pipeplan.profiler.outcome import tied_weights
+from pipeplan.profiler.outcome import has_batch_norm, tied_weights
 from pipeplan_launch.tracing.trace import TracedModel
 
 MAX_SUM_DEVIATION = 0.1
@@ -40,6 +40,13 @@ def layer_sum_remarks(size: Size) -> list[str]:
         return []
     why = "very short layers cost more by themselves, and a busy machine slows some passes more than others"
     return [f"the layers do not add up to the whole model, {' and '.join(deviations)}: {why}"]
+
+
+def batch_norm_remarks(traced: TracedModel, sizes: int) -> list[str]:
+    """At most one sentence, if the model has BatchNorm and plans may choose among several minibatch sizes."""
+    if sizes == 1 or not has_batch_norm(traced):
+        return []
+    return ["BatchNorm normalises over one minibatch, so over fewer samples in a plan of smaller minibatches"]
 
 
 def tie_remarks(traced: TracedModel) -> list[str]:

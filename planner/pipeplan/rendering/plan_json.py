@@ -41,6 +41,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "pipeplan": __version__,
         "profile": {
             "digest": profile.digest(),
+            "path": profile.file or None,
             "model": profile.model_name,
             "ref": profile.model_ref,
             "minibatch": profile.minibatch,
@@ -52,6 +53,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "options": _options(outcome),
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
         "updates": None if outcome.plan.inference else Updates.of(outcome.plan, profile.minibatch).to_json(),
+        "simplest": None if outcome.simplification is None else outcome.simplification.to_json(),
         "choice": None if outcome.synchrony is None else outcome.synchrony.to_json(),
         "prediction": {
             "minibatch_s": score.pace_s,

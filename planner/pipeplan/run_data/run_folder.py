@@ -100,12 +100,16 @@ def read_run_of_plan(plan_folder: Path, folder: Path | None = None) -> MeasuredR
     return run
 
 
+def has_runs(plan_folder: Path) -> bool:
+    """Whether a plan folder has a run with a summary, which may be damaged or of an older plan."""
+    return any(plan_folder.glob(f"runs/*/{SUMMARY}"))
+
+
 def latest_run(plan_folder: Path) -> Path:
     """The latest run of a plan folder with a summary. Raises `InputError` where there is none."""
-    runs = sorted(path.parent for path in plan_folder.glob(f"runs/*/{SUMMARY}"))
-    if not runs:
+    if not has_runs(plan_folder):
         raise InputError(f"{plan_folder} has no run that came to its end: run {plan_folder}/launch.sh, or name a run")
-    return runs[-1]
+    return max(path.parent for path in plan_folder.glob(f"runs/*/{SUMMARY}"))
 
 
 def _problem_with(folder: Path) -> str:

@@ -15,7 +15,8 @@ from toy_workers import Toy, run_plan, stage_contents, write_plan
 from pipeplan_launch.checkpoint import tensor_store
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
-from pipeplan_launch.comm.p2p import Direction, Transport, _tag
+from pipeplan_launch.comm.p2p import Transport, _tag
+from pipeplan_launch.plan.one_order import Direction
 
 
 def test_tags_of_messages_under_way_differ() -> None:

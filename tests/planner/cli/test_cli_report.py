@@ -117,6 +117,19 @@ def test_a_run_is_put_beside_it(run: Run, planned: Path) -> None:
     assert run("report", "plan", "plan/runs/20260131T120000Z").code == 0
 
 
+def test_the_latest_run_is_put_beside_it_unless_another_is_named(run: Run, planned: Path) -> None:
+    for name in ("20260131T120000Z", "20260201T120000Z"):
+        write_run(planned / "runs" / name, _source(planned))
+    done = run("report", "--json")
+    assert json.loads(done.out)["measured"]["run"] == "20260201T120000Z"
+    assert done.err == "run: plan/runs/20260201T120000Z, the latest\n"
+    summary = planned / "runs" / "20260201T120000Z" / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"plan": "sha256:0"}))
+    done = run("report", "--json")
+    assert json.loads(done.out)["measured"] is None
+    assert done.err.startswith("without a run: plan/runs/20260201T120000Z is a run of another plan than plan has now")
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

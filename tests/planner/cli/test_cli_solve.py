@@ -24,10 +24,27 @@ def _save(path: Path = Path("profile.json"), saved: int = 6) -> None:
     ).save(path)
 
 
-def test_the_bundled_profile_is_the_default_and_said_to_be(run: Run) -> None:
-    done = run("solve", "--cluster", "B")
+def test_without_a_profile_there_is_an_example_and_nothing_is_written(run: Run) -> None:
+    done = run("solve", "--cluster", "C", "--solver", "dp")
     assert done.code == 0
     assert "vgg16 (bundled, as there is no profile.json here)" in done.err
+    assert done.out.startswith("An example: there is no profile.json here, so this is VGG-16 on V100")
+    assert done.err.splitlines()[-1].startswith("nothing was written: this is an example.")
+    assert "pipeplan solve vgg16-v100 --cluster C" in done.err
+    document = json.loads(run("solve", "--cluster", "C", "--solver", "dp", "--json").out)
+    assert document["profile"]["path"] is None
+    for asked in (["-o", "here"], ["--report"]):
+        done = run("solve", "--cluster", "C", *asked)
+        assert (done.code, done.out) == (2, "")
+        assert "there is no profile.json here to write a plan for: name a profile" in done.err
+    assert list(Path().iterdir()) == []
+
+
+def test_a_bundled_profile_is_planned_for_by_its_name(run: Run) -> None:
+    done = run("solve", "vgg16-v100", "--cluster", "B")
+    assert done.code == 0
+    assert "vgg16 (bundled); modelled" in done.err
+    assert not done.out.startswith("An example")
     assert "modelled on V100 SXM2 16 GB, not measured" in done.err
     for expected in (
         "Plan ",
@@ -140,10 +157,10 @@ def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run: Run, argument
 
 
 def test_nothing_fits_names_the_layer_and_what_is_missing(run: Run) -> None:
-    _save(saved=30 << 30)
+    _save(saved=64 << 30)
     done = run("solve", "--cluster", "A")
     assert done.code == 2
-    assert "layer 'c' alone needs 30 GiB, 14 GiB more than the 16 GiB of one V100 16 GB" in done.err
+    assert "layer 'c' alone needs 64 GiB, 48 GiB more than the 16 GiB of one V100 16 GB" in done.err
     assert not Path("plan").exists()
 
 

@@ -106,9 +106,11 @@ def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
         ),
         (
             ["--fewest-workers", "5"],
-            "--fewest-workers: 5 would allow a plan 500% slower than the best; did you mean 5%?",
+            "--fewest-workers: 5 is 500%; did you mean 5%?",
         ),
-        (["--fewest-workers", "300%"], "300% would allow a plan 300% slower than the best; 100% is the most"),
+        (["--fewest-workers", "300%"], "--fewest-workers: 300% is 300%; 100% is the most"),
+        (["--simplest", "2"], "--simplest: 2 is 200%; did you mean 2%?"),
+        (["--simplest", "few"], "--simplest: expected a share such as 5%, found 'few'"),
         (["--pin", "z=1"], "the profile has no layer 'z'"),
         (["--together", "a,z"], "the profile has no layer 'z'"),
         (["--no-cut-after", "z"], "the profile has no layer 'z'"),

@@ -76,6 +76,19 @@ def test_only_sizes_that_a_profile_holds_or_interpolates_are_used_unless_nothing
     assert "(extrapolated)" in small.taken.text
 
 
+def test_an_extrapolated_size_has_a_pessimistic_pace() -> None:
+    """A smaller minibatch of which nothing was measured takes as long as the smallest that was."""
+    profile = pipeplan.read_profile("awd-lm-v100")
+    _, tried = choose_schedule(profile, pipeplan.cluster("C"), Options(), 320, "none", 1000)
+    rate = {(one.schedule, one.minibatch): one.sample_s for one in tried}
+    for schedule in ("gpipe", "1f1b-flush"):
+        paces = [rate[schedule, size] for size in (80, 40, 20, 10)]
+        assert paces == sorted(paces)
+    one = next(one for one in tried if one.minibatch == 10)
+    layer, own = one.problem.profile.layers[0], profile.layers[0]
+    assert (layer.forward_s, layer.saved_bytes) == (own.forward_s, own.saved_bytes // 8)
+
+
 def test_the_table_and_plan_json_show_both(run: Run) -> None:
     words = ("solve", "awd-lm-v100", "--cluster", "C", "--schedule", "best", "--solver", "dp", "--no-write")
     lines = run(*words).out.splitlines()

@@ -23,7 +23,7 @@ PLAIN = Settings(solver="dp", certify=False, simulate=False)
 
 
 def _outcome(name: str, cluster: str, **options: object) -> Outcome:
-    return pipeplan.solve(pipeplan.read_profile(name), pipeplan.cluster(cluster), settings=PLAIN, **options)  # type: ignore[arg-type]
+    return pipeplan.solve(pipeplan.read_profile(name), pipeplan.cluster(cluster), settings=PLAIN, simplest=0, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_answer_states_the_pace_that_the_command_simulates() -> None:
 def test_among_equal_predictions_the_faster_in_the_simulation_is_taken() -> None:
     """AWD-LM on B: with one more minibatch in flight its first stage bridges the bursts on the card."""
     plain = _outcome("awd-lm-v100", "B")
-    plan, score, told = choose_by_simulation(plain.problem, plain.plan, plain.evaluation, [], Deadline())
+    plan, score, told = choose_by_simulation(plain.problem, plain.plan, plain.evaluation, [], None, Deadline())
     (own,) = [rival for rival in told.rivals if rival.plan == plain.plan]
     assert score.pace_s == pytest.approx(plain.objective_s, rel=EQUAL)
     assert [stage.workers for stage in plan.stages] == [stage.workers for stage in plain.plan.stages]
@@ -77,7 +77,7 @@ def test_a_slower_prediction_is_named_and_not_taken() -> None:
     """GNMT-8 on A under 2BW: a grid that is predicted 2% slower is a third faster in the simulation."""
     plain = _outcome("gnmt8-v100", "A", schedule="2bw", accumulate=32)
     others = [(one.name, one.plan) for one in plain.baselines if one.plan is not None]
-    plan, score, told = choose_by_simulation(plain.problem, plain.plan, plain.evaluation, others, Deadline())
+    plan, score, told = choose_by_simulation(plain.problem, plain.plan, plain.evaluation, others, None, Deadline())
     assert score.pace_s == pytest.approx(plain.objective_s, rel=EQUAL)
     assert plan.config == plain.plan.config
     assert [(rival.name, rival.plan.config) for rival in told.faster][:1] == [("best uniform grid", "4-4-4-4")]
@@ -92,7 +92,9 @@ def test_of_plans_that_are_simulated_alike_the_one_with_fewer_workers_is_taken()
     (grid,) = [one.plan for one in plain.baselines if one.name == "best uniform grid"]
     assert grid is not None
     assert grid.busy > plain.plan.busy
-    begun = choose_by_simulation(plain.problem, grid, evaluate(grid, plain.problem), [("dp", plain.plan)], Deadline())
+    begun = choose_by_simulation(
+        plain.problem, grid, evaluate(grid, plain.problem), [("dp", plain.plan)], None, Deadline()
+    )
     assert begun[0].config == plain.plan.config
 
 
@@ -106,7 +108,7 @@ def test_what_takes_long_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch, r
 
 def test_without_time_nothing_is_simulated() -> None:
     plain = _outcome("s2vt-v100", "B")
-    told = choose_by_simulation(plain.problem, plain.plan, plain.evaluation, [], Deadline.after(0.0))[2]
+    told = choose_by_simulation(plain.problem, plain.plan, plain.evaluation, [], None, Deadline.after(0.0))[2]
     assert (told.simulated_s, told.note) == (None, "there was no time left")
 
 

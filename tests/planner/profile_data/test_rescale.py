@@ -10,7 +10,7 @@ import pytest
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Size, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.rescale import describe_rescaling
+from pipeplan.profile_data.rescale import describe_rescaling, halved
 
 
 def layers(forward: float, backward: float, saved: int) -> tuple[Layer, ...]:
@@ -80,6 +80,33 @@ def test_one_size_is_scaled_in_proportion_and_stays_one() -> None:
     found = replace(several(), sizes=()).rescaled(8)
     assert times(found) == (2.0, 4.5)
     assert found.sizes == ()
+
+
+def test_pessimistic_times_are_of_the_nearest_size_or_in_proportion_to_it() -> None:
+    def rough(minibatch: int) -> Profile:
+        return several().rescaled(minibatch, pessimistic=True)
+
+    assert times(rough(4)) == (3.0, 2.0)
+    assert times(rough(1)) == (3.0, 2.0)
+    assert times(rough(64)) == (12.0, 16.0)
+    assert (rough(4).whole_forward_s, rough(64).whole_backward_s) == (4.0, 16.0)
+    # Bytes are no estimate, and sizes between measured ones are interpolated as ever.
+    assert (rough(4).layers[0].saved_bytes, rough(4).tensors[0].bytes) == (40, 16)
+    assert rough(12) == several().rescaled(12)
+    assert rough(8) == several().rescaled(8)
+    alone = replace(several(), sizes=())
+    assert times(alone.rescaled(4, pessimistic=True)) == (4.0, 9.0)
+    assert times(alone.rescaled(32, pessimistic=True)) == (8.0, 18.0)
+    for minibatch in (1, 2, 3, 5, 7, 33, 64, 100):
+        plain, bound = several().rescaled(minibatch), rough(minibatch)
+        assert all(low <= high for low, high in zip(times(plain), times(bound), strict=True))
+
+
+def test_halves_of_a_size() -> None:
+    assert halved(64) == [64, 32, 16, 8]
+    assert halved(12) == [12, 6, 3]
+    assert halved(7) == [7]
+    assert halved(64, 0) == [64]
 
 
 def test_how_it_gets_there_is_said() -> None:

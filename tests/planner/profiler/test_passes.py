@@ -7,7 +7,9 @@ import random
 import pytest
 
 from pipeplan.profiler.passes import (
+    BRIEF,
     MIN_JUDGED_PASSES,
+    THOROUGH,
     Samples,
     is_precise_enough,
     relative_drift,
@@ -39,24 +41,24 @@ def test_the_standard_error_is_how_far_medians_lie_apart() -> None:
 
 
 def test_passes_go_on_until_the_spread_is_small() -> None:
-    assert not is_precise_enough(samples(a=[1.0] * (MIN_JUDGED_PASSES - 1)))
-    assert is_precise_enough(samples(a=[1.0] * MIN_JUDGED_PASSES))
-    assert not is_precise_enough(samples(a=noisy(5, 1.0, 0.2)))
-    assert is_precise_enough(samples(a=noisy(2000, 1.0, 0.2)))
+    assert not is_precise_enough(samples(a=[1.0] * (MIN_JUDGED_PASSES - 1)), THOROUGH)
+    assert is_precise_enough(samples(a=[1.0] * MIN_JUDGED_PASSES), THOROUGH)
+    assert not is_precise_enough(samples(a=noisy(5, 1.0, 0.2)), THOROUGH)
+    assert is_precise_enough(samples(a=noisy(2000, 1.0, 0.2)), THOROUGH)
 
 
 def test_layers_that_hardly_count_are_not_waited_for() -> None:
-    assert is_precise_enough(samples(large=[100.0] * 9, small=noisy(9, 0.1, 1.0)))
-    assert not is_precise_enough(samples(large=[1.0] * 9, small=noisy(9, 0.5, 0.9)))
+    assert is_precise_enough(samples(large=[100.0] * 9, small=noisy(9, 0.1, 1.0)), THOROUGH)
+    assert not is_precise_enough(samples(large=[1.0] * 9, small=noisy(9, 0.5, 0.9)), THOROUGH)
 
 
 def test_a_layer_counts_for_all_that_it_stands_for() -> None:
     times = {"large": [100.0] * 9, "small": noisy(9, 0.5, 0.9)}
     found = samples(**times)
-    assert is_precise_enough(found)
+    assert is_precise_enough(found, THOROUGH)
     found.weights = {"small": 100}
     assert uncertainty(found)[2] == "small"
-    assert not is_precise_enough(found)
+    assert not is_precise_enough(found, THOROUGH)
     assert found.totals(found.forward)[0] == 100.0 + 100 * times["small"][0]
 
 
@@ -72,8 +74,17 @@ def test_drift_is_told_from_chance() -> None:
 
 
 def test_notes_say_what_remains() -> None:
-    assert sample_notes(samples(a=[1.0] * 9)) == ()
-    (spread,) = sample_notes(samples(a=noisy(9, 1.0, 0.3)))
+    assert sample_notes(samples(a=[1.0] * 9), THOROUGH) == ()
+    (spread,) = sample_notes(samples(a=noisy(9, 1.0, 0.3)), THOROUGH)
     assert "spread is larger than aimed at: after 9 passes" in spread
-    (moved,) = sample_notes(samples(a=[1.0] * 100 + [1.2] * 100))[:1]
+    (moved,) = sample_notes(samples(a=[1.0] * 100 + [1.2] * 100), THOROUGH)[:1]
     assert "the machine became 20% slower while it measured" in moved
+
+
+def test_a_brief_measurement_aims_lower_and_says_so() -> None:
+    found = samples(a=noisy(60, 1.0, 0.1))
+    assert not is_precise_enough(found, THOROUGH)
+    assert is_precise_enough(found, BRIEF)
+    assert sample_notes(found, BRIEF) == ()
+    (spread,) = sample_notes(samples(a=noisy(9, 1.0, 0.3)), BRIEF)
+    assert spread.endswith("(aim: 2% and 6%, standard error)")

@@ -14,6 +14,7 @@ from pipeplan.cli.models import command as models_command
 from pipeplan.cli.profile import command as profile_command
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profiler import ProfilerOptions, profile_model
 from pipeplan_launch.job.bundled_models import BUNDLED
 
@@ -71,9 +72,46 @@ def test_buffers_skips_and_ties_are_charged_once(tmp_path: Path) -> None:
     )
     profile = profile_model(f"{job}:make", QUICK)
     assert sum(layer.parameter_bytes for layer in profile.layers) == (5 * 4 + 5) * 4
-    assert profile.together == (("a", "b"),)
+    assert not profile.together
+    assert profile.tied == (TiedWeights(("a.weight = b.weight",), ("a", "b"), 5 * 4 * 4),)
     assert (profile.optimizer_name, profile.optimizer_state_ratio) == ("Adam", 2.0)
     assert "sum of the outputs" in profile.provenance.how
+
+
+def test_halves_of_the_minibatch_are_measured_as_well(tmp_path: Path) -> None:
+    options = ProfilerOptions(batches=(12,), repeats=2, warmup=1, halvings=3)
+    profile = profile_model("resnet-tiny", options)
+    assert [size.minibatch for size in profile.sizes] == [6, 3]
+    assert profile.sizes[0].tensors[0].bytes * 2 == profile.tensors[0].bytes
+    assert all(sum(layer.forward_s for layer in size.layers) > 0 for size in profile.sizes)
+    assert profile.batch_norm
+    assert any(note.startswith("BatchNorm normalises over one minibatch") for note in profile.provenance.notes)
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile
+    alone = profile_model("mnist", QUICK)
+    assert (alone.sizes, alone.batch_norm) == ((), False)
+
+
+def test_a_size_that_the_model_cannot_run_is_left_out_and_named(tmp_path: Path) -> None:
+    """BatchNorm over single values fails in training."""
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import torch\nfrom torch import nn\nfrom pipeplan_launch import Job\n"
+        "def build():\n"
+        "    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))\n"
+        "    return Job(model, inputs=lambda n: torch.randn(n, 4))\n"
+    )
+    profile = profile_model(f"{job}:build", ProfilerOptions(batches=(4,), repeats=2, warmup=1, halvings=3))
+    assert [size.minibatch for size in profile.sizes] == [2]
+    (note,) = [note for note in profile.provenance.notes if "was not measured" in note]
+    assert note.startswith("minibatch 1, and anything smaller, was not measured: ")
+
+
+def test_a_model_of_one_size_is_measured_at_that_size(tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text(JOBS)
+    made = profile_model(f"{tmp_path}/jobs.py:fixed", ProfilerOptions(batches=(8,), repeats=1, halvings=3))
+    assert made.sizes == ()
+    assert not made.dynamic_batch
 
 
 JOBS = """
@@ -140,6 +178,7 @@ def nothing(): return None
         ("FILE:nothing", {}, "returned NoneType"),
         ("mnist", {"batches": (0,)}, "minibatch size must be at least 1, not 0"),
         ("mnist", {"repeats": -1}, "repeats must be at least 1, not -1"),
+        ("mnist", {"halvings": -1}, "halvings must be at least 0, not -1"),
         ("mnist", {"batches": (8, 16, 8)}, "a minibatch size is given twice: 8, 16, 8"),
         ("mnist", {"processes": 0}, "processes must be at least 1, not 0"),
         ("mnist", {"processes": 1000}, "processes must be at most 256, not 1000"),

@@ -120,13 +120,33 @@ LAST = "epoch-0011-sample-00000024"
 @pytest.mark.parametrize(
     "options",
     [
-        [],
+        ["--schedule", "1f1b-stashing"],
         pytest.param(["--schedule", "2bw", "--accumulate", "4"], marks=pytest.mark.slow),
         pytest.param(["--schedule", "vertical-sync", "--overlap", "0.5"], marks=pytest.mark.slow),
-        ["--straight", "--no-recompute"],
-        ["--stages", "2", "--pin", "l1=1", "--together", "l3,l4", "--no-cut-after", "l4"],
+        ["--straight", "--no-recompute", "--schedule", "1f1b-stashing"],
+        [
+            "--schedule",
+            "1f1b-stashing",
+            "--stages",
+            "2",
+            "--pin",
+            "l1=1",
+            "--together",
+            "l3,l4",
+            "--no-cut-after",
+            "l4",
+        ],
         ["--inference", "--max-replicas", "2", "--max-stages", "4", "--max-workers", "4"],
-        ["--minibatch", "16", "--no-contention", "--boundary", "parallel", "--ignore-memory"],
+        [
+            "--schedule",
+            "1f1b-stashing",
+            "--minibatch",
+            "16",
+            "--no-contention",
+            "--boundary",
+            "parallel",
+            "--ignore-memory",
+        ],
     ],
 )
 def test_the_plan_is_that_of_a_fresh_solve_for_what_is_left(run: Run, options: list[str]) -> None:

@@ -44,7 +44,13 @@ class _Measure(click.Command):
     "--batch",
     "batches",
     metavar="N[,N…]",
-    help="Samples in a minibatch; several sizes are measured in one run  [default: the model's own]",
+    help="Samples in a minibatch, or several sizes, which are measured in one run  [default: the model's own]",
+)
+@click.option(
+    "--halvings",
+    type=int,
+    metavar="N",
+    help="Also measure the minibatch halved up to N times, briefly  [default: 3, or 0 with several sizes]",
 )
 @click.option(
     "--device",

@@ -18,8 +18,8 @@ from pipeplan.profiler.estimate.model_on_meta import TracedJob, trace_for_estima
 from pipeplan.profiler.estimate.roofline import total_seconds
 from pipeplan.profiler.estimate.work import Work
 from pipeplan.profiler.optimizer_step import optimizer_state
-from pipeplan.profiler.options import ProfilerOptions, Progress
-from pipeplan.profiler.outcome import charged_parameters, tied_weights
+from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
+from pipeplan.profiler.outcome import charged_parameters, has_batch_norm, tied_weights
 from pipeplan.profiler.passes import training_loss
 from pipeplan.profiler.remarks import tie_remarks
 from pipeplan_launch.errors import LaunchError
@@ -52,6 +52,9 @@ def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lamb
     try:
         built = trace_for_estimate(ref, options.seed, options.minibatch, options.granularity)
         sizes = options.batches or (built.job.minibatch,)
+        if built.traced.dynamic_batch:
+            # An estimate is nearly a straight line in the samples: the ends are enough, and large models take long.
+            sizes += tuple(smaller_sizes(sizes, options.halvings)[-1:])
         estimated, notes = [], dict.fromkeys([*device.checked, *([built.note] if built.note else [])])
         for done, size in enumerate(sizes):
             progress(done, len(sizes), "counting")
@@ -172,5 +175,6 @@ def _profile(
         optimizer_state_ratio=ratio,
         together=traced.together,
         tied=tied_weights(traced),
+        batch_norm=has_batch_norm(traced),
         sizes=tuple(others),
     )

@@ -49,7 +49,7 @@ def test_a_file_that_solve_takes(run: Run, tmp_path: Path) -> None:
     assert (cluster.name, cluster.workers, cluster.servers, cluster.device.kind) == ("here", 2, 1, "cpu")
     assert cluster.levels[0].source.startswith("measured 20")
     assert cluster.device.memory_bytes * 2 <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    code, _, err = run("solve", "--cluster", "here.toml", "--ignore-memory", "--solver", "dp", "-o", "plan")
+    code, _, err = run("solve", "vgg16-v100", "--cluster", "here.toml", "--ignore-memory", "--solver", "dp")
     assert code == 0, err
     code, _, err = run("profile", "--links", "--workers", "2", "-o", "here.toml")
     assert (code, err) == (2, "error: here.toml exists; give another file with -o, or --force to replace it\n")

@@ -1,0 +1,158 @@
+"""One class for each kind of device: what the executor asks of torch for it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pipeplan_launch.devices.streams import CUDAStreams, NoStreams, Streams
+from pipeplan_launch.errors import LaunchError
+
+
+class Backend(Protocol):
+    """What is particular to a kind of device."""
+
+    kind: str
+    """torch's name for devices of this kind."""
+    copies_to_host: bool
+    """Whether messages over Gloo are copied to and from the host's memory."""
+
+    def cards(self) -> list[str]:
+        """One text for each device that this process sees: its UUID, "" where torch does not provide one."""
+
+    def select(self, number: int) -> torch.device:
+        """Make one of the devices this process's own; `number` is taken modulo those that it sees. Raises
+        `LaunchError` if it sees none.
+        """
+
+    def process_groups(self, own_device_each: bool) -> str:
+        """torch's name for the back ends of process groups whose workers have a device each, or share some."""
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor in the host's memory from which, and to which, the device copies fastest."""
+
+    def synchronise(self, device: torch.device) -> None:
+        """Wait until the device has done all that it was given."""
+
+    def streams(self, device: torch.device) -> Streams:
+        """The streams beside computing."""
+
+    def peak_bytes(self, device: torch.device) -> int | None:
+        """Most bytes that tensors on the device took at once; None if that must be measured by the process's memory."""
+
+    def random_state(self, device: torch.device) -> Tensor | None:
+        """State of the device's own random generator; None if it is the host's."""
+
+    def set_random_state(self, state: Tensor | None, device: torch.device) -> None:
+        """Set the device's random generator back to an earlier state."""
+
+
+class CPU:
+    """Processors, which all workers of a machine share."""
+
+    kind, copies_to_host = "cpu", False
+
+    def cards(self) -> list[str]:
+        """No device of its own for any worker."""
+        return []
+
+    def select(self, number: int) -> torch.device:
+        """The CPU, whatever the number."""
+        return torch.device("cpu")
+
+    def process_groups(self, own_device_each: bool) -> str:
+        """Gloo."""
+        return "gloo"
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Any tensor."""
+        return torch.empty(shape, dtype=dtype)
+
+    def synchronise(self, device: torch.device) -> None:
+        """Nothing is under way."""
+
+    def streams(self, device: torch.device) -> Streams:
+        """None."""
+        return NoStreams()
+
+    def peak_bytes(self, device: torch.device) -> None:
+        """The process's own memory is the measure."""
+
+    def random_state(self, device: torch.device) -> None:
+        """The host's generator is the device's."""
+
+    def set_random_state(self, state: Tensor | None, device: torch.device) -> None:
+        """There is none to set."""
+
+
+class CUDA:
+    """GPUs of NVIDIA, or parts of them (MIG), as far as CUDA_VISIBLE_DEVICES shows them to this process."""
+
+    kind, copies_to_host = "cuda", True
+
+    def cards(self) -> list[str]:
+        """UUIDs of the visible devices."""
+        devices = (torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count()))
+        return [str(getattr(device, "uuid", "")) for device in devices]
+
+    def select(self, number: int) -> torch.device:
+        """The current device from now on. Raises `LaunchError` where torch finds none."""
+        if not torch.cuda.is_available():
+            raise LaunchError("the plan is for CUDA devices, and torch finds none on this machine")
+        device = torch.device("cuda", number % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+
+    def process_groups(self, own_device_each: bool) -> str:
+        """NCCL for tensors on GPUs where no two workers share one, which NCCL refuses."""
+        return "cpu:gloo,cuda:nccl" if own_device_each else "gloo"
+
+    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor in pinned memory."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def synchronise(self, device: torch.device) -> None:
+        """Wait for all streams of the device."""
+        torch.cuda.synchronize(device)
+
+    def streams(self, device: torch.device) -> Streams:
+        """CUDA streams."""
+        return CUDAStreams(device)
+
+    def peak_bytes(self, device: torch.device) -> int:
+        """The allocator's peak."""
+        return torch.cuda.max_memory_allocated(device)
+
+    def random_state(self, device: torch.device) -> Tensor:
+        """State of the device's generator."""
+        return torch.cuda.get_rng_state(device)
+
+    def set_random_state(self, state: Tensor | None, device: torch.device) -> None:
+        """Set the device's generator."""
+        if state is not None:
+            torch.cuda.set_rng_state(state, device)
+
+
+_BACKENDS: dict[str, Backend] = {"cpu": CPU(), "cuda": CUDA()}
+
+
+def backend_of(device: torch.device | str) -> Backend:
+    """The backend of a device, or of a kind of device. Raises `LaunchError` for any kind but `cpu` and `cuda`."""
+    kind = device if isinstance(device, str) else device.type
+    if kind not in _BACKENDS:
+        raise LaunchError(f"pipeplan does not run on devices of the kind {kind!r}, only on cpu and cuda")
+    return _BACKENDS[kind]
+
+
+def seed_generators(value: int) -> None:
+    """Seed torch like torch.manual_seed, but without recording the call stack for each device that is not in use."""
+    torch.default_generator.manual_seed(value)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(value)
+
+
+def cuda_devices() -> int:
+    """Number of CUDA devices that this process sees."""
+    return torch.cuda.device_count()

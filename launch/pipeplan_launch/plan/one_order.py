@@ -1,0 +1,317 @@
+"""One order of all computations, transfers and all-reduces of a segment, the same on every worker. Torch-free.
+
+The nodes of a segment and what each of them waits for:
+
+    Computation   an action of one replica: the action before it in the replica's stream; a forward pass waits for the
+                  activations, a backward pass for the gradients, an update for the all-reduce
+    Transfer      one message between two replicas. Its send and its receive are one node. It waits for the pass that
+                  makes the message, and until the receiver's ring has a free slot
+    Collective    the all-reduce of a group among the replicas of a stage: action R of all of them
+
+`one_order` yields the nodes in an order in which nothing comes before what it waits for. It replays the segment in
+whole ticks, in which every stage is equally fast (a forward pass of a stage with r replicas takes r ticks, a backward
+pass 2 r, everything else none), and yields a node when it starts. Nodes that start together come as transfers,
+all-reduces, computations, and then by minibatch and stage. Ticks are whole numbers, so all workers get the same order.
+
+A worker that hands its own nodes to its device in this order, from one thread, cannot be part of a deadlock, even if
+every send waits for its receive and the device does one thing at a time (docs/gpus.md has the proof). If a segment ends
+early, the order is the same without the nodes that are left out (`leave_out_after`).
+
+**Rings.** The receiver writes the message of its k-th minibatch into slot k mod n of a ring of n (`ring_slots`). A
+slot is free when its last reader is done: the backward pass, or the forward pass where nothing trains, and the
+messages of the same minibatch that this replica sends in the same direction, as a stage may pass on what it received.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, StageShape, group_count, replica_of
+
+Place = tuple[int, int]
+"""A worker as (stage, replica)."""
+Crossing = tuple[int, int]
+"""(stage that sends activations, later stage that receives them). Gradients go the other way."""
+GRADIENT_SLOTS = 2
+"""Slots of a ring for gradients: one in use and one under way."""
+_TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.REDUCE: 0, ActionKind.UPDATE: 0}
+
+
+class Direction(IntEnum):
+    """The direction of a message through the pipeline."""
+
+    ACTIVATIONS = 0
+    """From a stage to a later one."""
+    GRADIENTS = 1
+    """From a stage to an earlier one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """An action of one replica."""
+
+    place: Place
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A message from one replica to another."""
+
+    direction: Direction
+    minibatch: int
+    source: Place
+    destination: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The all-reduce of a group of minibatches among all replicas of a stage."""
+
+    stage: int
+    group: int
+    replicas: int
+
+
+Node = Computation | Transfer | Collective
+_Message = tuple[Direction, int, int]
+"""(direction, stage that receives or holds it, minibatch)."""
+
+
+def ring_slots(direction: Direction, shape: StageShape, *, trains: bool) -> int:
+    """Messages for which a receiver has memory: what is in flight on it, and one more that is under way."""
+    if direction is Direction.GRADIENTS:
+        return GRADIENT_SLOTS
+    return (shape.depth if trains else 1) + 1
+
+
+def neighbours(stages: int) -> list[Crossing]:
+    """The crossings of a pipeline in which every stage sends to the next one only, as the executor's does."""
+    return [(stage, stage + 1) for stage in range(stages - 1)]
+
+
+def takes_part(node: Node, place: Place) -> bool:
+    """Whether a worker has a part in a node."""
+    match node:
+        case Computation():
+            return node.place == place
+        case Transfer():
+            return place in (node.source, node.destination)
+        case Collective():
+            return node.stage == place[0]
+
+
+def one_order(
+    schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int, crossings: Sequence[Crossing] | None = None
+) -> Iterator[Node]:
+    """All nodes of a segment, in the one order. They are made as they are asked for, so memory does not grow.
+
+    `crossings`: None for `neighbours`. Raises ValueError when no node is left that can start although the streams have
+    not ended, or if the schedule does not allow the shapes.
+    """
+    return _Replay(schedule, pipeline, minibatches, neighbours(len(pipeline)) if crossings is None else crossings).run()
+
+
+def leave_out_after(
+    order: Iterable[Node], schedule: Schedule, pipeline: Sequence[StageShape], end: int
+) -> Iterator[Node]:
+    """The order of a segment that ends before minibatch `end`: a longer segment's order without what is left out."""
+    groups = [group_count(schedule.group_size(shape), end) if schedule.trains else 0 for shape in pipeline]
+    for node in order:
+        match node:
+            case Transfer():
+                stays = node.minibatch < end
+            case Collective():
+                stays = node.group < groups[node.stage]
+            case Computation(place=(stage, _), action=action):
+                counts_groups = action.kind in (ActionKind.REDUCE, ActionKind.UPDATE)
+                stays = action.index < (groups[stage] if counts_groups else end)
+        if stays:
+            yield node
+
+
+@dataclass
+class _Worker:
+    """A replica during the replay."""
+
+    place: Place
+    todo: Iterator[Action]
+    action: Action | None = None
+    """The next action, None at the end of the stream."""
+    free: int = 0
+    """Tick at which the previous action ends."""
+    is_queued: bool = False
+
+
+@dataclass
+class _Holding:
+    """A received message during the replay: how many of its readers are left, and when the last one was done."""
+
+    readers: int
+    free: int = 0
+    waiting: list[tuple[int, Transfer]] = field(default_factory=list)
+    """Transfers into the same slot, with the tick at which their message was made."""
+
+
+class _Replay:
+    def __init__(
+        self, schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int, crossings: Sequence[Crossing]
+    ) -> None:
+        self._schedule, self._pipeline, self._count = schedule, pipeline, minibatches
+        stages = range(len(pipeline))
+        self._after = {stage: [b for a, b in crossings if a == stage] for stage in stages}
+        self._before = {stage: [a for a, b in crossings if b == stage] for stage in stages}
+        self._workers = {
+            (stage, replica): _Worker((stage, replica), schedule.stream(pipeline, stage, replica, minibatches))
+            for stage, shape in enumerate(pipeline)
+            for replica in range(shape.replicas)
+        }
+        self._queue: list[tuple[tuple[int, ...], Node]] = []
+        """Nodes that can start, each with its tick and what decides among those of one tick."""
+        self._arrived: dict[_Message, list[int]] = defaultdict(list)
+        """Ticks at which the messages of a minibatch came to a stage, one for every crossing."""
+        self._joined: dict[tuple[int, int], list[int]] = defaultdict(list)
+        """Ticks at which replicas came to the all-reduce of a (stage, group)."""
+        self._reduced: dict[tuple[int, int], int] = {}
+        """For each all-reduced (stage, group) its tick."""
+        self._held: dict[_Message, _Holding] = {}
+
+    def run(self) -> Iterator[Node]:
+        for worker in self._workers.values():
+            self._advance(worker)
+        while self._queue:
+            (tick, *_), node = heapq.heappop(self._queue)
+            yield node
+            match node:
+                case Computation():
+                    self._compute(node, tick)
+                case Transfer():
+                    self._transfer(node, tick)
+                case Collective():
+                    self._reduced[node.stage, node.group] = tick
+                    for replica in range(node.replicas):
+                        self._try(self._workers[node.stage, replica])
+        stuck = next((worker for worker in self._workers.values() if worker.action is not None), None)
+        if stuck is not None:
+            stage, replica = stuck.place
+            raise ValueError(
+                f"schedule {self._schedule.name} has no order: stage {stage} replica {replica} waits for ever at "
+                f"{stuck.action}"
+            )
+
+    def _advance(self, worker: _Worker) -> None:
+        worker.action = next(worker.todo, None)
+        self._try(worker)
+
+    def _try(self, worker: _Worker) -> None:
+        """Queue the worker's next action if all that it waits for has started."""
+        action, (stage, replica) = worker.action, worker.place
+        if action is None or worker.is_queued:
+            return
+        start = self._start(stage, action)
+        if start is None:
+            return
+        worker.is_queued = True
+        key = (max(worker.free, start), 2, action.index, stage, replica)
+        heapq.heappush(self._queue, (key, Computation(worker.place, action)))
+
+    def _start(self, stage: int, action: Action) -> int | None:
+        """The tick at which what the action waits for is there; None if that is not known yet."""
+        match action.kind:
+            case ActionKind.FORWARD:
+                return self._arrival((Direction.ACTIVATIONS, stage, action.index), len(self._before[stage]))
+            case ActionKind.BACKWARD:
+                return self._arrival((Direction.GRADIENTS, stage, action.index), len(self._after[stage]))
+            case ActionKind.UPDATE if self._pipeline[stage].replicas > 1:
+                return self._reduced.get((stage, action.index))
+        return 0
+
+    def _arrival(self, message: _Message, expected: int) -> int | None:
+        if not expected:
+            return 0
+        ticks = self._arrived.get(message, ())
+        return max(ticks) if len(ticks) == expected else None
+
+    def _compute(self, node: Computation, tick: int) -> None:
+        worker, (stage, _), action = self._workers[node.place], node.place, node.action
+        end = worker.free = tick + _TICKS[action.kind] * self._pipeline[stage].replicas
+        worker.is_queued = False
+        match action.kind:
+            case ActionKind.FORWARD:
+                self._arrived.pop((Direction.ACTIVATIONS, stage, action.index), None)
+                if not self._schedule.trains:
+                    self._read((Direction.ACTIVATIONS, stage, action.index), end)
+                self._send(Direction.ACTIVATIONS, node.place, self._after[stage], action.index, end)
+            case ActionKind.BACKWARD:
+                self._arrived.pop((Direction.GRADIENTS, stage, action.index), None)
+                self._read((Direction.ACTIVATIONS, stage, action.index), end)
+                self._read((Direction.GRADIENTS, stage, action.index), end)
+                self._send(Direction.GRADIENTS, node.place, self._before[stage], action.index, end)
+            case ActionKind.REDUCE:
+                self._join(stage, action.index, end)
+            case ActionKind.UPDATE:
+                self._reduced.pop((stage, action.index - 1), None)  # replicas are one update apart at most
+        self._advance(worker)
+
+    def _join(self, stage: int, group: int, tick: int) -> None:
+        replicas, ticks = self._pipeline[stage].replicas, self._joined[stage, group]
+        ticks.append(tick)
+        if len(ticks) == replicas:
+            del self._joined[stage, group]
+            if replicas > 1:
+                heapq.heappush(self._queue, ((max(ticks), 1, group, stage, 0), Collective(stage, group, replicas)))
+
+    def _send(self, direction: Direction, source: Place, stages: Sequence[int], minibatch: int, made: int) -> None:
+        for stage in stages:
+            destination = (stage, replica_of(minibatch, self._pipeline[stage].replicas))
+            transfer = Transfer(direction, minibatch, source, destination)
+            earlier = self._holding((direction, stage, minibatch - self._ring(direction, stage)))
+            if earlier is not None and earlier.readers:
+                earlier.waiting.append((made, transfer))
+            else:
+                self._queue_transfer(transfer, made if earlier is None else max(made, earlier.free))
+
+    def _ring(self, direction: Direction, stage: int) -> int:
+        """Minibatches of the pipeline from one use of a slot to the next."""
+        shape = self._pipeline[stage]
+        return ring_slots(direction, shape, trains=self._schedule.trains) * shape.replicas
+
+    def _holding(self, message: _Message) -> _Holding | None:
+        """The holding of a message that has not left its slot for good; None if no stage sends it."""
+        direction, stage, minibatch = message
+        arriving, leaving = self._before[stage], self._after[stage]
+        if direction is Direction.GRADIENTS:
+            arriving, leaving = leaving, arriving
+        if minibatch < 0 or not arriving:
+            return None
+        return self._held.setdefault(message, _Holding(1 + len(leaving)))
+
+    def _queue_transfer(self, transfer: Transfer, tick: int) -> None:
+        direction, (from_stage, _), (to_stage, _) = transfer.direction, transfer.source, transfer.destination
+        heapq.heappush(self._queue, ((tick, 0, transfer.minibatch, to_stage, from_stage, direction), transfer))
+
+    def _transfer(self, node: Transfer, tick: int) -> None:
+        direction, minibatch, (stage, _) = node.direction, node.minibatch, node.destination
+        message = (direction, stage, minibatch)
+        self._arrived[message].append(tick)
+        self._held.pop(
+            (direction, stage, minibatch - 2 * self._ring(direction, stage)), None
+        )  # nothing waits for it any more
+        self._read((direction, node.source[0], minibatch), tick)
+        self._try(self._workers[node.destination])
+
+    def _read(self, message: _Message, tick: int) -> None:
+        """Note that a reader of a received message is done; the last one frees the slot."""
+        held = self._holding(message)
+        if held is None:
+            return
+        held.readers -= 1
+        held.free = max(held.free, tick)
+        if not held.readers:
+            for made, transfer in held.waiting:
+                self._queue_transfer(transfer, max(made, held.free))
+            held.waiting = []

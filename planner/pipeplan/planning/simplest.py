@@ -1,0 +1,143 @@
+"""The simplest plan that is nearly as fast as the fastest one.
+
+Data parallelism is simpler than a uniform grid, which has the same number of replicas in every stage, and that is
+simpler than a plan with unequal replicas. Of two plans of the same kind the one with fewer stages is simpler. The DP
+alone searches for them, because a plan that is not the fastest has no proof of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.stage_times import grid_shape_of
+from pipeplan.plan.plan import Plan
+from pipeplan.planning.baselines import Baseline, satisfies_options
+from pipeplan.planning.fast import MANY_CUTS, best_plan
+from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.util.deadline import Deadline, OutOfTime
+
+WITHIN = 0.02
+"""A simpler plan may be slower than the fastest one by this share of its pace."""
+LEAST_GAIN = 0.05
+"""A pipeline that gains less than this over data parallelism is not worth its trouble."""
+
+
+@dataclass(frozen=True)
+class SimplerPlan:
+    """A plan that is simpler than the fastest one, and nearly as fast."""
+
+    plan: Plan
+    score: Evaluation
+    within: float
+    """The share of the fastest plan's pace by which it may be slower."""
+
+
+@dataclass(frozen=True)
+class Simplification:
+    """The fastest plan of a solve, in whose place a simpler one was taken."""
+
+    fastest: Plan
+    fastest_score: Evaluation
+    within: float
+    """The share of the fastest plan's pace by which the simpler one may be slower."""
+    kind: str
+    """What the simpler plan is, in a few words."""
+
+    @property
+    def baseline(self) -> Baseline:
+        """The fastest plan as one that the simpler plan is compared with."""
+        return Baseline("fastest plan", self.fastest_score.pace_s, self.fastest.config, "", self.fastest)
+
+    def to_json(self) -> dict[str, object]:
+        """The field `simplest` of plan.json; the fastest plan is the last of its baselines."""
+        return {"kind": self.kind, "within": self.within}
+
+
+def kind_of(plan: Plan, problem: Problem) -> str:
+    """What a plan is, in a few words."""
+    stages = len(plan.stages)
+    if stages == 1:
+        return "data parallelism" if plan.copies == 1 else "data parallelism with a hierarchical all-reduce"
+    return f"a uniform grid of {stages} stages" if grid_shape_of(plan, problem.cluster) else f"{stages} stages"
+
+
+def find_simpler(
+    problem: Problem, cuts: Cuts, plan: Plan, score: Evaluation, within: float, grid: Plan | None, deadline: Deadline
+) -> SimplerPlan | None:
+    """The simplest plan within the share `within` of the pace of the fastest `plan`, or None if that is the simplest.
+
+    Data parallelism is taken up to `LEAST_GAIN`, if that is more. `grid` is the fastest uniform grid, if it is known.
+    What there is no time to search before the deadline is left out.
+    """
+    if len(plan.stages) == 1 and plan.copies == 1:
+        return None
+    fastest_s = score.pace_s
+    gap = within / 4 if len(cuts.ideals) > MANY_CUTS else 0.0
+    search = _FewerStages(problem, cuts, gap, deadline)
+    for candidate, share in search.candidates(plan, grid, within, fastest_s):
+        if _simplicity(candidate, problem) >= _simplicity(plan, problem):
+            return None
+        found = evaluate(candidate, problem)
+        if found.pace_s <= fastest_s * (1 + share) and (found.fits or not problem.options.memory):
+            return SimplerPlan(candidate, found, share)
+    return None
+
+
+def _simplicity(plan: Plan, problem: Problem) -> tuple[bool, bool, int, int]:
+    """A key that is less for simpler plans."""
+    stages = len(plan.stages)
+    return stages > 1, stages > 1 and grid_shape_of(plan, problem.cluster) is None, stages, plan.copies
+
+
+@dataclass(frozen=True)
+class _FewerStages:
+    """Searches for nearly fastest plans of each kind."""
+
+    problem: Problem
+    cuts: Cuts
+    gap: float
+    """Searches may stop at plans within this share of the best, relative."""
+    deadline: Deadline
+
+    def candidates(
+        self, plan: Plan, grid: Plan | None, within: float, fastest_s: float
+    ) -> Iterator[tuple[Plan, float]]:
+        """Plans that may be within a share of the pace `fastest_s`, and the share; the simplest kind first."""
+        options = self.problem.options
+        if options.stages in (None, 1) and all(stage == 1 for _, stage in options.pins):
+            alone = self._best(replace(options, stages=1, max_stages=None, allow_copies=False))
+            if alone is not None:
+                yield alone, max(within, LEAST_GAIN)
+        limit = fastest_s * (1 + within)
+        if grid is not None and satisfies_options(grid, self.problem) and self._pace(grid) <= limit:
+            shaped = replace(options, grid=True, allow_copies=False)
+            yield self._with_fewest_stages(shaped, grid, limit), within
+        yield self._with_fewest_stages(options, plan, limit), within
+
+    def _with_fewest_stages(self, options: Options, plan: Plan, limit: float) -> Plan:
+        """The fastest plan with the fewest stages of those within the limit; `plan` is one of them."""
+        if options.stages is not None:
+            return plan
+        low, high = 0, len(plan.stages)
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = self._best(replace(options, max_stages=middle))
+            if found is not None and self._pace(found) <= limit:
+                plan, high = found, len(found.stages)
+            else:
+                low = middle
+        return plan
+
+    def _best(self, options: Options) -> Plan | None:
+        """The best plan under these options, or None where there is none, or none is found in time."""
+        try:
+            best = best_plan(replace(self.problem, options=options), self.cuts, self.deadline.share(0.5), self.gap)
+        except OutOfTime:
+            return None
+        return None if best is None else best.plan
+
+    def _pace(self, plan: Plan) -> float:
+        return evaluate(plan, self.problem).pace_s

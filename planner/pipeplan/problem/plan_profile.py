@@ -1,0 +1,59 @@
+"""Finds the profile that a plan.json was made from, by its digest and by the path that the plan recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeplan.errors import InputError
+from pipeplan.profile_data.bundled import bundled_profile_paths
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util.files import Node
+
+PROFILE = "profile.json"
+
+
+def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profile:
+    """The profile with the digest that the plan.json at `plan` states, at the plan's minibatch size.
+
+    If `named` is None, the profile is searched for where it lay when the plan was made, beside the plan, in the parent
+    folder, in the current folder, and among the bundled profiles. Raises `InputError` if no profile has that digest, or
+    the one at `named` has another.
+    """
+    digest, minibatch = root["profile"]["digest"].text(), root["profile"]["minibatch"].integer(minimum=1)
+    if named is not None:
+        found = _with_digest(Profile.load(named), minibatch, digest)
+        if found is None:
+            raise InputError(f"{named} is not the profile that {plan} was made from: their digests differ")
+        return found
+    recorded = root["profile"].get("path")
+    path = None if recorded is None or recorded.value is None else Path(recorded.text())
+    damaged: InputError | None = None
+    for candidate in dict.fromkeys(_candidates(plan, path)):
+        try:
+            found = _with_digest(Profile.load(candidate), minibatch, digest) if candidate.is_file() else None
+        except InputError as error:
+            damaged = damaged or error
+            continue
+        if found is not None:
+            return found
+    if damaged is not None:
+        raise damaged
+    where = "not beside it" if path is None else f"no longer at {path}, nor beside the plan"
+    raise InputError(f"the profile that {plan} was made from is {where}: name it with --profile")
+
+
+def _candidates(plan: Path, recorded: Path | None) -> Iterator[Path]:
+    if recorded is not None:
+        yield recorded
+    yield from (plan.parent / PROFILE, plan.parent.parent / PROFILE, Path(PROFILE))
+    yield from bundled_profile_paths().values()
+
+
+def _with_digest(profile: Profile, minibatch: int, digest: str) -> Profile | None:
+    """The profile at the minibatch size, if it has the digest then; a size may be extrapolated in two ways."""
+    for pessimistic in (False, True):
+        scaled = profile.rescaled(minibatch, pessimistic=pessimistic)
+        if scaled.digest() == digest:
+            return scaled
+    return None

@@ -1,0 +1,154 @@
+"""The functions of the Python API that ask more than one question of the solvers: `explain`, `sweep`, `replan`.
+
+`pipeplan.api` has them under the same names. They import much of what they need when they are called.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.errors import InputError
+from pipeplan.explanation.explain import Explanation, RobustnessSettings, explain_plan
+from pipeplan.from_options import OptionKeywords, checked_keywords, options_for
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.simplest import WITHIN
+from pipeplan.planning.solve import Outcome, Settings
+from pipeplan.profile_data.profile import Profile
+from pipeplan.replanning.replan import RELAXED, ReplanReport
+from pipeplan.util.text import did_you_mean
+from pipeplan.util.units import parse_rate, parse_size
+
+SEARCH = Settings(solver="dp", certify=False, simulate=False)
+"""The dynamic program alone, as `explain` and `sweep` of the command line use it."""
+
+
+def explain(
+    plan: Outcome | str | os.PathLike[str],
+    *,
+    profile: str | os.PathLike[str] | None = None,
+    samples: int = 20,
+    seed: int = 0,
+    spread: float | None = None,
+    settings: Settings = SEARCH,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Explanation:
+    """Explain a plan: what bounds its pace, the second best plan, and what other machines would gain.
+
+    The plan is an outcome, or a plan folder or plan.json, whose profile is searched for, or read from the file
+    `profile`. The layers' times are drawn at random `samples` times, with the interquartile range that was measured,
+    or the relative one of `spread`. Raises `InputError`.
+    """
+    from pipeplan.checker.verify import check_readable_plan
+    from pipeplan.problem import plan_file
+
+    wishes = RobustnessSettings(samples, seed, spread)
+    if isinstance(plan, Outcome):
+        return explain_plan(plan.problem, settings, wishes, plan.plan, progress, proof=plan.verdict.text)
+    path = Path(plan)
+    problem, read = plan_file.read_plan(path, None if profile is None else Path(profile))
+    proof = check_readable_plan(plan_file.read_plan_document(path), problem.profile).proof
+    return explain_plan(problem, settings, wishes, read, progress, proof=proof)
+
+
+def sweep(
+    profile: Profile,
+    clusters: Cluster | Sequence[Cluster],
+    *,
+    bandwidth: Mapping[str, Sequence[str | float]] | None = None,
+    memory: Sequence[str | int] = (),
+    minibatch: Sequence[int] = (),
+    schedule: Sequence[str] = (),
+    price: float | None = None,
+    settings: Settings = SEARCH,
+    jobs: int = 1,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """The best plan for every combination of the values given, as rows that go into a data frame.
+
+    `clusters` is one or several, as in `[pipeplan.cluster("A", servers=n) for n in (1, 2, 4)]`. `bandwidth` has rates
+    by the name of a level, as text (`25 Gbit/s`) or in bytes/s, `memory` sizes of a device, as text or in bytes. The
+    `price` of a server for an hour is by default that of the cluster. `options` are those of `solve`. Rows have the
+    names of `pipeplan sweep --csv`, in seconds, bytes and bytes/s; a point without a plan has the reason in `why`.
+    Several `jobs` are processes, which need the script's own code under `if __name__ == "__main__":`. Raises
+    `InputError`, and `KeyboardInterrupt` for Ctrl-C.
+    """
+    from pipeplan.sweeps.points import SweepAxes, sweep_points
+    from pipeplan.sweeps.rows import SweepRow, hourly_price, row_records
+    from pipeplan.sweeps.sweep import PointAnswer, solve_points
+
+    listed = [clusters] if isinstance(clusters, Cluster) else list(clusters)
+    if not listed:
+        raise InputError("sweep takes at least one cluster")
+    axes = SweepAxes(
+        {name: [_parsed(rate, parse_rate, name) for rate in rates] for name, rates in (bandwidth or {}).items()},
+        [round(_parsed(size, parse_size, "memory")) for size in memory],
+        minibatch,
+        schedule,
+    )
+    fields = checked_keywords(options)
+    # Each point has its schedule set; until then any will do that agrees with the other options.
+    fields |= {"schedule": max(schedule, key=lambda name: name in ACCUMULATING)} if schedule else {}
+    points = sweep_points(profile, listed, options_for(listed[0].device.kind, **fields), axes)
+    answers: dict[int, PointAnswer] = {}
+    if not solve_points(points, settings, jobs, answers.__setitem__):
+        raise KeyboardInterrupt
+    return row_records(
+        [SweepRow(point, answers[number], hourly_price(point, price)) for number, point in enumerate(points)]
+    )
+
+
+def _parsed(value: str | float, parse: Callable[[object, str], float], where: str) -> float:
+    return parse(value, where) if isinstance(value, str) else float(value)
+
+
+def replan(
+    plan: str | os.PathLike[str] = "plan",
+    *,
+    lost: str | Sequence[str] = (),
+    cluster: Cluster | None = None,
+    relax: Sequence[str] = (),
+    run: str | os.PathLike[str] | None = None,
+    profile: str | os.PathLike[str] | None = None,
+    minibatch: int | None = None,
+    settings: Settings | None = None,
+    simplest: float = WITHIN,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    **options: Unpack[OptionKeywords],
+) -> ReplanReport:
+    """Solve again for what is left of a plan's cluster, with the options of the old plan but for those given here.
+
+    `lost` names servers and workers (`server2`, `worker5`, `server1.worker0`); a new `cluster` takes the place of the
+    old one instead. `relax` drops constraints of the old plan. Training resumes from the last checkpoint of the latest
+    `run`. The new plan is `report.outcome`; it is written to the folder `output`, if that is given, and
+    `report.commands` are then the commands that resume training. `settings` and `simplest` are as for `solve`. Raises
+    `InputError`, and `InfeasibleError` if no plan fits.
+    """
+    from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
+    from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, replanned_problem, solve_again
+    from pipeplan.run_data.latest_run import latest_checkpoint
+
+    for name in relax:
+        if name not in RELAXED:
+            raise InputError(f"there is no constraint {name!r} to relax; {did_you_mean(name, RELAXED)}")
+    names = (lost,) if isinstance(lost, str) else tuple(lost)
+    old_problem, old = read_old_plan(Path(plan), None if profile is None else Path(profile))
+    remaining = remaining_cluster(old.cluster, names, cluster)
+    problem = replanned_problem(old_problem, remaining, relax, minibatch, checked_keywords(options))
+    folder = None if output is None else Path(output)
+    if folder is not None:
+        refuse_to_overwrite_plan(folder, force)
+    checkpoint = None
+    if not old.plan.inference:
+        checkpoint = latest_checkpoint(old.folder, None if run is None else Path(run), problem.profile.graph_hash)
+    outcome = solve_again(problem, replace(settings or Settings(), simplest=simplest))
+    report = ReplanReport(old, remaining, names, outcome, None, checkpoint)
+    if folder is None:
+        return report
+    write_plan(outcome, folder, force=force)
+    return replace(report, folder=folder)

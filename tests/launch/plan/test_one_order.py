@@ -1,0 +1,189 @@
+"""The one order ends on devices that do one thing at a time and whose sends wait; orders that are not shared do not."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from extents import first_few
+from order_rules import Drained, as_steps, by_habit, check_nodes, random_run
+from rendezvous import Queues, Step, queues_of, stuck_devices
+from schedule_rules import NAMES, pipelines
+
+from pipeplan_launch.plan.one_order import (
+    Computation,
+    Direction,
+    Node,
+    Transfer,
+    leave_out_after,
+    one_order,
+    takes_part,
+)
+from pipeplan_launch.plan.schedule import SCHEDULES, Action, Schedule, StageShape
+
+STASHING = SCHEDULES["1f1b-stashing"]
+
+
+def order_of(drained: Drained) -> list[Node]:
+    """The order of a segment, which every device follows until it ends."""
+    order = one_order(drained.schedule, drained.pipeline, drained.count, drained.crossings)
+    return list(leave_out_after(order, drained.schedule, drained.pipeline, drained.end))
+
+
+def run_steps(run: list[Drained]) -> list[Step]:
+    return list(itertools.chain(*(as_steps(order_of(one), number) for number, one in enumerate(run))))
+
+
+def straight(depths: list[int], count: int, replicas: list[int] | None = None) -> Drained:
+    shapes = [StageShape(r, d) for r, d in zip(replicas or [1] * len(depths), depths, strict=True)]
+    return Drained(STASHING, shapes, [(s, s + 1) for s in range(len(depths) - 1)], count, count)
+
+
+@pytest.mark.parametrize("seeds", first_few(range(5000), 250))
+def test_random_runs_finish(seeds: range) -> None:
+    for seed in seeds:
+        run = random_run(seed)
+        assert not stuck_devices(queues_of(run_steps(run))), f"seed {seed}: {'; '.join(map(str, run))}"
+
+
+@pytest.mark.parametrize("seeds", first_few(range(5000, 6000), 60))
+def test_orders_are_complete_and_nothing_comes_before_what_it_waits_for(seeds: range) -> None:
+    for seed in seeds:
+        for drained in random_run(seed):
+            try:
+                check_nodes(order_of(drained), drained)
+            except (AssertionError, KeyError) as error:
+                raise AssertionError(f"seed {seed}: {drained}") from error
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_segment_that_ends_early_keeps_the_order(name: str) -> None:
+    """Ended anywhere, what is left out of the longer order leaves a whole one, which waits for nothing that is gone."""
+    schedule = SCHEDULES[name]
+    for replicas in ([1, 1], [2, 1], [1, 2, 1], [3, 2]):
+        for pipeline in pipelines(schedule, replicas):
+            crossings = [(s, s + 1) for s in range(len(replicas) - 1)]
+            for end in range(1, 15):
+                drained = Drained(schedule, pipeline, crossings, 15, end)
+                check_nodes(order_of(drained), drained)
+
+
+def test_a_depth_without_an_order_is_refused() -> None:
+    def no_gradients(_: object, stage: int, __: int, ___: int) -> object:
+        return iter([Action.parse("F0"), Action.parse("B0")][: 2 - stage])
+
+    broken = Schedule("broken", no_gradients, STASHING.kinds, True, STASHING.version)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="broken has no order: stage 0 replica 0 waits for ever at B0"):
+        list(one_order(broken, [StageShape(1, 1), StageShape(1, 1)], 1))
+
+
+def test_the_order_of_two_stages_is_that_of_their_timeline() -> None:
+    nodes = order_of(straight([2, 1], 3))
+    shown = [
+        f"{node.action}/{node.place[0]}" if isinstance(node, Computation) else f"{'ag'[node.direction]}{node.minibatch}"
+        for node in nodes
+        if isinstance(node, Transfer) or (isinstance(node, Computation) and node.action.kind in "FB")
+    ]
+    assert " ".join(shown) == "F0/0 a0 F0/1 F1/0 a1 B0/1 g0 B0/0 F1/1 B1/1 F2/0 g1 a2 B1/0 F2/1 B2/1 g2 B2/0"
+
+
+def test_a_worker_takes_its_own_part() -> None:
+    nodes = order_of(straight([2, 1], 5, [2, 1]))
+    shares = {place: [node for node in nodes if takes_part(node, place)] for place in [(0, 0), (0, 1), (1, 0)]}
+    for node in nodes:
+        devices = as_steps([node])[0].devices
+        assert [place for place, share in shares.items() if node in share] == sorted(devices)
+
+
+def swapped(queues: Queues, device: object, first: int, second: int) -> Queues:
+    """The queues with two steps of one device exchanged."""
+    steps = list(queues[device])
+    steps[first], steps[second] = steps[second], steps[first]
+    return {**queues, device: steps}
+
+
+def pairs_with_one_peer(queues: Queues) -> list[tuple[object, int, int]]:
+    """(device, two of its steps next to each other among the shared ones) with the same other device."""
+    found = []
+    for device, steps in queues.items():
+        shared = [number for number, step in enumerate(steps) if step.is_shared]
+        found += [
+            (device, one, two)
+            for one, two in itertools.pairwise(shared)
+            if set(steps[one].devices) == set(steps[two].devices) and one + 1 == two
+        ]
+    return found
+
+
+@pytest.mark.parametrize("seeds", first_few(range(1000), 40))
+def test_a_pair_that_one_device_swaps_is_a_deadlock(seeds: range) -> None:
+    tried = 0
+    for seed in seeds:
+        queues = queues_of(run_steps(random_run(seed)))
+        pairs = pairs_with_one_peer(queues)
+        for chosen in random.Random(seed).sample(pairs, min(3, len(pairs))):
+            tried += 1
+            assert stuck_devices(swapped(queues, *chosen)), f"seed {seed}: {chosen}"
+    assert tried > len(seeds) / 2
+
+
+@pytest.mark.parametrize("seeds", first_few(range(1000), 40))
+def test_a_receive_moved_ahead_of_another_transfer_is_a_deadlock(seeds: range) -> None:
+    """Ahead of the previous transfer with the same device, past whatever lies between."""
+    tried = 0
+    for seed in seeds:
+        queues = queues_of(run_steps(random_run(seed)))
+        for device, steps in queues.items():
+            latest: dict[frozenset[object], int] = {}
+            for number, step in enumerate(steps):
+                ends = frozenset(step.devices)
+                if len(ends) == 2 and " from " in step.label:
+                    if ends in latest and step.devices[1] == device:
+                        moved = [*steps[: latest[ends]], step, *steps[latest[ends] : number], *steps[number + 1 :]]
+                        tried += 1
+                        assert stuck_devices({**queues, device: moved}), f"seed {seed}: {step.label}"
+                        break
+                    latest[ends] = number
+    assert tried > len(seeds)
+
+
+def test_an_order_that_each_device_chooses_by_itself_is_a_deadlock() -> None:
+    """Sending after computing and receiving before: stage 0 sends activations 0 and 1 before it takes gradient 0."""
+    drained = straight([2, 1], 3)
+    stuck = stuck_devices(by_habit(drained))
+    assert {device: step.label for device, step in stuck.items()} == {
+        (0, 0): "0 activations of 1 from (0, 0) to (1, 0)",
+        (1, 0): "0 gradients of 0 from (1, 0) to (0, 0)",
+    }
+    assert not stuck_devices(by_habit(straight([1, 1], 3))), "with nothing in flight even that order ends"
+
+
+def test_an_order_that_depends_on_the_rank_is_a_deadlock() -> None:
+    """Every device follows an order that is right by itself, but every second device one with other ticks."""
+    found = 0
+    for seed in range(60):
+        training = random_run(seed)[0]
+        nodes = order_of(training)
+        orders = [queues_of(as_steps(nodes)), queues_of(as_steps(_in_other_ticks(nodes)))]
+        queues: Queues = {}
+        for stage, shape in enumerate(training.pipeline):
+            for replica in range(shape.replicas):
+                queues[stage, replica] = orders[(stage + replica) % 2].get((stage, replica), [])
+        found += bool(stuck_devices(queues))
+    assert found > 20
+
+
+def _in_other_ticks(nodes: list[Node]) -> list[Node]:
+    """A right order of the same nodes, in which transfers come as late as they are needed."""
+    late: list[Node] = []
+    needed = {(node.direction, node.minibatch, node.destination): node for node in nodes if isinstance(node, Transfer)}
+    for node in nodes:
+        if isinstance(node, Transfer):
+            continue
+        if isinstance(node, Computation) and node.action.kind in "FB":
+            direction = Direction.ACTIVATIONS if node.action.kind == "F" else Direction.GRADIENTS
+            message = needed.pop((direction, node.action.index, node.place), None)
+            late += [message] if message is not None else []
+        late.append(node)
+    return late + list(needed.values())

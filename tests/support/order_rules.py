@@ -1,0 +1,162 @@
+"""Random segments, and rules for the one order of their nodes, worked out anew from the schedules' streams."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rendezvous import Device, Step
+from schedule_rules import NAMES, check_stream, pipelines, recipe, streams_of
+
+from pipeplan_launch.plan.one_order import Collective, Computation, Crossing, Direction, Node, Transfer
+from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, Schedule, StageShape
+
+
+@dataclass(frozen=True)
+class Drained:
+    """A segment: what runs, how many minibatches it was meant to have, and before which one it ends."""
+
+    schedule: Schedule
+    pipeline: Sequence[StageShape]
+    crossings: Sequence[Crossing]
+    count: int
+    end: int
+
+    def __str__(self) -> str:
+        shapes = [(one.replicas, one.depth, one.accumulate) for one in self.pipeline]
+        return f"{self.schedule.name} {shapes} {list(self.crossings)}, {self.end} of {self.count}"
+
+
+def random_run(seed: int) -> list[Drained]:
+    """A run of some segments: training that may end early, and evaluation in between."""
+    draw = random.Random(seed)
+    stages = draw.randint(2, 6)
+    replicas = [draw.randint(1, 5) for _ in range(stages)]
+    schedule = SCHEDULES[draw.choice([name for name in NAMES if SCHEDULES[name].trains])]
+    pipeline = draw.choice(list(pipelines(schedule, replicas, [draw.randint(0, 2) for _ in replicas])))
+    crossings = [(stage, stage + 1) for stage in range(stages - 1)]
+    if draw.random() < 0.5:
+        skips = [(a, b) for a in range(stages) for b in range(a + 2, stages)]
+        crossings += draw.sample(skips, min(len(skips), draw.randint(1, 2)))
+    run = []
+    for _ in range(draw.randint(1, 3)):
+        count = draw.randint(1, 3 * max(shape.replicas * shape.depth for shape in pipeline))
+        end = draw.randint(1, count) if draw.random() < 0.4 else count
+        run.append(Drained(schedule, pipeline, crossings, count, end))
+        if draw.random() < 0.5:
+            tests = draw.randint(1, 12)
+            run.append(Drained(SCHEDULES["forward-only"], pipeline, crossings, tests, tests))
+    return run
+
+
+def as_steps(nodes: Iterable[Node], segment: int = 0) -> list[Step]:
+    """The nodes as steps of devices that do one thing at a time."""
+    return [Step(f"{segment} {_label(node)}", _devices(node)) for node in nodes]
+
+
+def _devices(node: Node) -> tuple[Device, ...]:
+    if isinstance(node, Computation):
+        return (node.place,)
+    if isinstance(node, Transfer):
+        return (node.source, node.destination)
+    return tuple((node.stage, replica) for replica in range(node.replicas))
+
+
+def _label(node: Node) -> str:
+    if isinstance(node, Computation):
+        return f"{node.action} at {node.place}"
+    if isinstance(node, Transfer):
+        return f"{node.direction.name.lower()} of {node.minibatch} from {node.source} to {node.destination}"
+    return f"all-reduce of {node.group} at {node.stage}"
+
+
+def check_nodes(nodes: Sequence[Node], drained: Drained) -> None:
+    """Every node once, none before what it waits for, and no slot written before its last reader is done."""
+    _check_complete(nodes, drained)
+    position = {_label(node): number for number, node in enumerate(nodes)}
+    assert len(position) == len(nodes)
+    trains, pipeline = drained.schedule.trains, drained.pipeline
+
+    def at(kind: str, stage: int, minibatch: int) -> int:
+        return position[f"{kind}{minibatch} at {(stage, minibatch % pipeline[stage].replicas)}"]
+
+    for node in nodes:
+        here = position[_label(node)]
+        if isinstance(node, Transfer):
+            kind = "F" if node.direction is Direction.ACTIVATIONS else "B"
+            source, destination, m = node.source[0], node.destination[0], node.minibatch
+            assert at(kind, source, m) < here < at(kind, destination, m)
+            depth = pipeline[destination].depth if trains else 1
+            slots = depth + 1 if node.direction is Direction.ACTIVATIONS else 2
+            before = m - slots * pipeline[destination].replicas
+            if before >= 0:
+                assert at("B" if trains else "F", destination, before) < here
+                leaving = [
+                    other
+                    for other in nodes
+                    if isinstance(other, Transfer)
+                    and (other.direction, other.minibatch, other.source[0]) == (node.direction, before, destination)
+                ]
+                assert all(position[_label(other)] < here for other in leaving)
+        elif isinstance(node, Collective):
+            for replica in range(node.replicas):
+                assert position[f"R{node.group} at {(node.stage, replica)}"] < here
+                assert here < position[f"U{node.group} at {(node.stage, replica)}"]
+
+
+def _check_complete(nodes: Sequence[Node], drained: Drained) -> None:
+    schedule, pipeline, end = drained.schedule, drained.pipeline, drained.end
+    for place, stream in streams_of(schedule, pipeline, end).items():
+        done = [node.action for node in nodes if isinstance(node, Computation) and node.place == place]
+        assert sorted(map(str, done)) == sorted(map(str, stream))
+        assert done == stream or end < drained.count  # 2BW's updates may come earlier than in a segment of that length
+        check_stream(done, recipe(schedule, pipeline), *place, end)
+    expected = Counter()
+    for one, other in drained.crossings:
+        for m in range(end):
+            ends = (one, m % pipeline[one].replicas), (other, m % pipeline[other].replicas)
+            expected[_label(Transfer(Direction.ACTIVATIONS, m, *ends))] += 1
+            if schedule.trains:
+                expected[_label(Transfer(Direction.GRADIENTS, m, *reversed(ends)))] += 1
+    if schedule.trains:
+        formula = recipe(schedule, pipeline)
+        for stage, shape in enumerate(pipeline):
+            groups = {formula.group_of(stage, m) for m in range(end)}
+            if shape.replicas > 1:
+                expected.update(_label(Collective(stage, group, shape.replicas)) for group in groups)
+    assert Counter(_label(node) for node in nodes if not isinstance(node, Computation)) == expected
+
+
+def by_habit(drained: Drained) -> dict[Device, list[Step]]:
+    """The order that each device would choose by itself: receive just before use, send just after computing."""
+    pipeline, queues = drained.pipeline, {}
+    for (stage, replica), stream in streams_of(drained.schedule, pipeline, drained.end).items():
+        steps: list[Step] = []
+        for action in stream:
+            computing = as_steps([Computation((stage, replica), action)])
+            if action.kind is ActionKind.FORWARD:
+                steps += [*_messages(drained, stage, action.index, 0, True), *computing]
+                steps += _messages(drained, stage, action.index, 0, False)
+            elif action.kind is ActionKind.BACKWARD:
+                steps += [*_messages(drained, stage, action.index, 1, True), *computing]
+                steps += _messages(drained, stage, action.index, 1, False)
+            elif action.kind is ActionKind.REDUCE and pipeline[stage].replicas > 1:
+                steps += [*computing, *as_steps([Collective(stage, action.index, pipeline[stage].replicas)])]
+            else:
+                steps += computing
+        queues[stage, replica] = steps
+    return queues
+
+
+def _messages(drained: Drained, stage: int, m: int, direction: int, arriving: bool) -> list[Step]:
+    pipeline, upward = drained.pipeline, (direction == 0) == arriving
+    found = []
+    for one, other in drained.crossings:
+        if stage == (other if upward else one):
+            peer = one if upward else other
+            mine, theirs = (stage, m % pipeline[stage].replicas), (peer, m % pipeline[peer].replicas)
+            ends = (theirs, mine) if arriving else (mine, theirs)
+            found += as_steps([Transfer(Direction(direction), m, *ends)])
+    return found
