@@ -45,6 +45,7 @@ def options_from(arguments: Sequence[str] | None) -> RunOptions:
         probe_s=parsed.probe,
         averaging=GradientAveraging(parsed.compress, parsed.significance),
         staleness=staleness_options(parsed),
+        transport=parsed.transport,
     )
 
 

@@ -14,6 +14,7 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.averaging_options import parse_compression, parse_significance
 from pipeplan_launch.plan.stage_files import CORRECTIONS
 from pipeplan_launch.plan.staleness import StalenessOptions
+from pipeplan_launch.plan.transport_modes import AUTO, MODES
 
 T = TypeVar("T")
 
@@ -139,6 +140,13 @@ def _add_communication_options(parser: argparse.ArgumentParser) -> None:
         type=_parsed_by(parse_significance),
         metavar="V%",
         help="between servers, send only updates above V%% of the weight",
+    )
+    parser.add_argument(
+        "--transport",
+        choices=(AUTO, *MODES),
+        default=AUTO,
+        help="how messages travel between stages: through the host's memory, or by NCCL with a group for each pair of "
+        "workers, or by NCCL in one group (auto: host)",
     )
     parser.add_argument(
         "--probe",

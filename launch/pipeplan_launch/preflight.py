@@ -26,9 +26,11 @@ from pipeplan_launch.command_line import check_start_options, staleness_options,
 from pipeplan_launch.errors import LaunchError, listed, terminal_line
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.launch_secret import check_secret
+from pipeplan_launch.plan.averaging_options import GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.plan.staleness import check_staleness_options
+from pipeplan_launch.plan.transport_modes import transport_of
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.torch_check import version_problem
 
@@ -45,6 +47,7 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
     """
     check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
     check_staleness_options(staleness_options(options), plan)
+    transport_of(options.transport, plan, GradientAveraging(options.compress, options.significance))
     if environment.get("NODE_RANK", "0") != "0":
         return  # only the first launch uses the folders and the port
     run = options.run_dir or options.plan_folder / "runs"

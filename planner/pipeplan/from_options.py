@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_type_hints
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError
@@ -15,12 +15,12 @@ from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
 from pipeplan.planning.choose_synchrony import GAIN, SynchronyChoice, choose_synchrony
 from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
-from pipeplan.problem.plan_file import OPTION_READERS
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.files import Node
 from pipeplan.util.text import did_you_mean
+from pipeplan.util.typed import decode
 
 AUTO: Literal["auto"] = "auto"
 BEST: Literal["best"] = "best"
@@ -147,6 +147,7 @@ def checked_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
     `InputError` for an unknown keyword and a value of another type.
     """
     fields_set: dict[str, Any] = {}
+    kinds = get_type_hints(Options, include_extras=True)
     for name, value in options.items():
         if name not in OptionKeywords.__annotations__:
             raise InputError(f"there is no option {name!r}; {did_you_mean(name, OptionKeywords.__annotations__)}")
@@ -159,7 +160,7 @@ def checked_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
             texts = [node] if isinstance(value, str) else node.items()
             fields_set["pins"] = (*fields_set.get("pins", ()), *(parse_pin(text.text()) for text in texts))
         else:
-            fields_set[name] = OPTION_READERS[name](node)
+            fields_set[name] = decode(node, kinds[name])
     return fields_set
 
 

@@ -197,6 +197,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def _type(annotation: object) -> str:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = re.sub(r"\b(Positive|Natural|Bytes)\b", "int", re.sub(r"\bAmount\b", "float", text))
     return text.replace("os.PathLike[str]", "PathLike")
 
 

@@ -15,6 +15,7 @@ def render(folder: Path, **variables: Any) -> Path:
     values |= {
         "server_sizes": (),
         "server_list": (),
+        "idle_servers": 0,
         "uneven": False,
         "threads": 1,
         "version": "0",

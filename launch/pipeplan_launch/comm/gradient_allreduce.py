@@ -8,7 +8,9 @@ its hooks miss the second backward pass. The all-reduces of a group of minibatch
 - at action R (see `schedule`) where the previous all-reduce still runs, as in stages whose updates are late. It has a
   whole round to finish there, and an earlier start would take a second set of buckets.
 
-In both cases all replicas start the all-reduces in the same order. At R, gradients that are missing become zeros and
+- where transfers are in the one order (`ordered_transport`), at the all-reduce's place in that order, after R.
+
+In all cases all replicas start the all-reduces in the same order. At R, gradients that are missing become zeros and
 the remaining buckets are sent; action U waits for all of them.
 
 A gradient is multiplied by share / total as it is written to its bucket. `share` is its minibatch's part of the group's
@@ -24,12 +26,14 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_until_done
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup, bucket_by_parameter, make_buckets
+from pipeplan_launch.devices.streams import Lane, Streams
 from pipeplan_launch.errors import LaunchError
 
 
@@ -41,13 +45,20 @@ class GradientReducer:
         parameters: Mapping[str, nn.Parameter],
         group: dist.ProcessGroup | None,
         exchange: BucketExchange | None = None,
+        streams: Streams | None = None,
         stages: int = 1,
     ) -> None:
         """`parameters`: the trained ones, in the order of their first use. `group`: the stage's replicas, None where
-        there is only one. `exchange`: None for the exact mean. `stages`: the number of stages whose replicas the group
+        there is only one. `exchange`: None for the exact mean. `streams`: of the device, if all-reduces start at
+        `launch` only; None if they start as early as they can. `stages`: the number of stages whose replicas the group
         holds, if each of them has a copy of the parameters; the means of these stages are summed.
         """
         self._stages = stages
+        self._streams = streams
+        self._to_launch: list[Tensor] = []
+        """Tensors whose all-reduce waits for `launch`."""
+        self._filled: Any = None
+        """Mark of the computing stream at which these tensors are filled."""
         self._parameters = dict(parameters)
         self._group, self._exchange = group, exchange
         self._thread = None if exchange is None else ThreadPoolExecutor(1, "averaging")
@@ -86,7 +97,7 @@ class GradientReducer:
         `final`: the group, if this minibatch is the replica's last one of it. The caller passes the gradients that are
         left on the leaves afterwards to `add`.
         """
-        sends = final is not None and self._group is not None and self._sending is None
+        sends = final is not None and self._group is not None and self._sending is None and self._streams is None
         if not sends and not self._pending:  # there is nothing to send or to add to during the pass
             yield
             return
@@ -123,6 +134,17 @@ class GradientReducer:
                 self._write_to_bucket(name, None, 0.0)
             self._send_bucket(bucket)
         self._pending, self._share_sum = {}, 0.0
+        if self._streams is not None:
+            self._filled = self._streams.mark()
+
+    def launch(self) -> None:
+        """Start the all-reduces of the group that `start` has collected, where they have not started by then."""
+        if self._streams is None:
+            return
+        tensors, self._to_launch = self._to_launch, []
+        with self._streams.beside(Lane.COLLECTIVES, self._filled):
+            for tensor in tensors:
+                self._start_sum(tensor)
 
     def finish(self) -> dict[str, Tensor]:
         """Wait for the weighted mean of the group's gradients, by parameter name.
@@ -218,7 +240,7 @@ class GradientReducer:
             bucket.filled.clear()
         self._share_total.fill_(weight)
         if self._buckets:
-            self._start_sum(self._share_total)
+            self._sum(self._share_total)
 
     def _unsent_buckets(self) -> Sequence[Bucket]:
         return (self._buckets or ())[self._next_bucket :]
@@ -228,7 +250,7 @@ class GradientReducer:
         self._next_bucket += 1
         bucket.complete()
         if self._exchange is None:
-            self._start_sum(bucket.flat)
+            self._sum(bucket.flat)
         else:
             assert self._thread is not None
             draws = self._exchange.draws(bucket, self._sending)
@@ -236,6 +258,12 @@ class GradientReducer:
             if draws:  # a forward pass at the same time would draw other numbers for its dropout
                 wait_until_done([averaging])
             self._waits.append(averaging.result)
+
+    def _sum(self, tensor: Tensor) -> None:
+        if self._streams is None:
+            self._start_sum(tensor)
+        else:
+            self._to_launch.append(tensor)
 
     def _start_sum(self, tensor: Tensor) -> None:
         try:

@@ -53,6 +53,9 @@ class _Transfer:
 class Transport:
     """The messages that one worker sends and receives. Not thread-safe."""
 
+    in_order = False
+    """Whether the engine hands over transfers in the one order of a segment (`ordered_transport`)."""
+
     def __init__(
         self,
         stage: int,
@@ -97,7 +100,7 @@ class Transport:
         earlier = self._receiving.get((direction, minibatch))
         if earlier is not None and earlier.peer == source:
             return  # an earlier segment posted it and ended before this minibatch
-        with peer_loss_explained(self._not_received(direction, minibatch, source)):
+        with peer_loss_explained(message_not_received(self._worker_name, direction, minibatch, source)):
             if source in self._channels:
                 transfer = self._offer_slot(direction, minibatch, source, layout)
             else:
@@ -107,7 +110,7 @@ class Transport:
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         """Wait for a posted message; returns its tensors. Raises `PeerLost` if it does not come."""
         transfer = self._receiving.pop((direction, minibatch))
-        with peer_loss_explained(self._not_received(direction, minibatch, transfer.peer)):
+        with peer_loss_explained(message_not_received(self._worker_name, direction, minibatch, transfer.peer)):
             if transfer.slot is not None:
                 self._channels[transfer.peer].wait_for((direction, minibatch))
                 return self._slots.tensors(transfer.slot, transfer.layout)
@@ -119,7 +122,7 @@ class Transport:
         """Start sending tensors. They must not be modified until `settle` or `drain`."""
         ready = [self._to_wire(tensor.detach()) for tensor in tensors]
         channel = self._channels.get(destination)
-        with peer_loss_explained(self._undelivered(direction, minibatch, destination)):
+        with peer_loss_explained(message_undelivered(self._worker_name, direction, minibatch, destination)):
             if channel is not None:
                 transfer = _Transfer(destination, sending=channel.send((direction, minibatch), ready))
             else:
@@ -135,7 +138,7 @@ class Transport:
         transfer = self._sending.pop((direction, minibatch), None)
         if transfer is None:
             return
-        with peer_loss_explained(self._undelivered(direction, minibatch, transfer.peer)):
+        with peer_loss_explained(message_undelivered(self._worker_name, direction, minibatch, transfer.peer)):
             if transfer.sending is not None:
                 self._channels[transfer.peer].settle(transfer.sending)
             for work in transfer.works:
@@ -190,13 +193,16 @@ class Transport:
         in_host = self._backend.host_tensor(tuple(tensor.shape), tensor.dtype)
         return in_host.copy_(tensor)  # blocks until the GPU has written the copy, because Gloo reads it at once
 
-    def _not_received(self, direction: Direction, minibatch: int, peer: int) -> str:
-        message = f"the {direction.name.lower()} of minibatch {minibatch} from rank {peer}"
-        return f"{self._worker_name} waited for {message}, which did not come"
 
-    def _undelivered(self, direction: Direction, minibatch: int, peer: int) -> str:
-        message = f"the {direction.name.lower()} of minibatch {minibatch} to rank {peer}"
-        return f"{self._worker_name} could not deliver {message}"
+def message_not_received(worker: str, direction: Direction, minibatch: int, peer: int) -> str:
+    """The beginning of the line for a message that did not come to `worker`."""
+    message = f"the {direction.name.lower()} of minibatch {minibatch} from rank {peer}"
+    return f"{worker} waited for {message}, which did not come"
+
+
+def message_undelivered(worker: str, direction: Direction, minibatch: int, peer: int) -> str:
+    """The beginning of the line for a message that `worker` could not deliver."""
+    return f"{worker} could not deliver the {direction.name.lower()} of minibatch {minibatch} to rank {peer}"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pipeplan_launch.comm import typed_json
+from pipeplan_launch.comm.edge_groups import EdgeGroups, make_edge_groups
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.elastic import rendezvous, restart_state
@@ -24,6 +25,7 @@ from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.elastic.signals import call_before_exit
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.transport_modes import HOST
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
@@ -61,15 +63,18 @@ class Groups:
     attempt: Attempt
     assignment: RankAssignment
     """The assignment of processes to workers, servers and devices."""
+    edges: EdgeGroups | None = None
+    """The groups for messages in the one order; None in mode `host`."""
     backend: str = "gloo"
     """The backend for tensors on the workers' devices."""
 
 
-def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
+def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> Groups:
     """Join the other workers by torchrun's environment, assign ranks, and make the process groups.
 
-    RANK in the environment is the worker's number in the plan from then on. Raises `LaunchError` (`PeerLost` if some
-    workers are missing) or `LaunchOver`.
+    RANK in the environment is the worker's number in the plan from then on. `transport`: how messages travel between
+    stages, one of `transport_modes.MODES`. Raises `LaunchError` (`PeerLost` if some workers are missing) or
+    `LaunchOver`.
     """
     size = os.environ.get("WORLD_SIZE")
     if size is None or "RANK" not in os.environ:
@@ -86,8 +91,16 @@ def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
     if assignment.is_one_server and assignment.is_one_network and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no socket has to listen on the network
     backend = devices.process_groups(assignment.own_device_each())
+    own_device = _nccl_device(plan, assignment) if transport != HOST and devices.copies_to_host else None
     with peer_loss_explained(f"rank {rank} could not connect to the other workers"):
-        dist.init_process_group(backend, store=attempt.torch_store, rank=rank, world_size=plan.world, timeout=timeout)
+        dist.init_process_group(
+            backend,
+            store=attempt.torch_store,
+            rank=rank,
+            world_size=plan.world,
+            timeout=timeout,
+            device_id=own_device,
+        )
         everyone = _group(list(range(plan.world)), "gloo", NO_TIMEOUT)
         active = _group(list(plan.active), "gloo", NO_TIMEOUT)
         flush = None
@@ -98,22 +111,36 @@ def join_workers(plan: LaunchPlan, timeout_s: float) -> Groups:
             if len(stage.workers) > 1:
                 group = _group(list(stage.workers), backend, timeout)
                 own_replicas = group if rank in stage.workers else own_replicas
-    return Groups(everyone, active, own_replicas, flush, attempt, assignment, backend)
+        edges = None if transport == HOST else make_edge_groups(plan, transport, backend, timeout)
+    return Groups(everyone, active, own_replicas, flush, attempt, assignment, edges, backend)
 
 
 def shared_groups(
     plan: LaunchPlan, wanted: Collection[tuple[int, ...]], groups: Groups, timeout_s: float
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """A group of the workers of all stages for each tuple of stages. All workers call this, with the same tuples."""
+    """A group of the workers of all stages for each tuple of stages. All workers call this, with the same tuples.
+
+    Where NCCL takes part in the one order these groups use Gloo: their all-reduces have no place in that order.
+    """
+    backend = groups.backend if groups.edges is None else "gloo"
     with peer_loss_explained(f"rank {dist.get_rank()} could not connect to the other workers"):
         return {
             stages: _group(
                 [worker for stage in stages for worker in plan.pipeline[stage].workers],
-                groups.backend,
+                backend,
                 timedelta(seconds=timeout_s),
             )
             for stages in sorted(wanted)
         }
+
+
+def _nccl_device(plan: LaunchPlan, assignment: RankAssignment) -> torch.device:
+    """This worker's device, with which NCCL connects as soon as a group is made. Raises `LaunchError` if workers share
+    one.
+    """
+    if not assignment.own_device_each():
+        raise LaunchError("NCCL needs a GPU for every worker, and here some share one: give --transport host")
+    return device_of(plan)
 
 
 def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:

@@ -120,18 +120,20 @@ def leave_out_after(
     order: Iterable[Node], schedule: Schedule, pipeline: Sequence[StageShape], end: int
 ) -> Iterator[Node]:
     """The order of a segment that ends before minibatch `end`: a longer segment's order without what is left out."""
-    groups = [group_count(schedule.group_size(shape), end) if schedule.trains else 0 for shape in pipeline]
-    for node in order:
-        match node:
-            case Transfer():
-                stays = node.minibatch < end
-            case Collective():
-                stays = node.group < groups[node.stage]
-            case Computation(place=(stage, _), action=action):
-                counts_groups = action.kind in (ActionKind.REDUCE, ActionKind.UPDATE)
-                stays = action.index < (groups[stage] if counts_groups else end)
-        if stays:
-            yield node
+    return (node for node in order if stays(node, schedule, pipeline, end))
+
+
+def stays(node: Node, schedule: Schedule, pipeline: Sequence[StageShape], end: int) -> bool:
+    """Whether a segment that ends before minibatch `end` has this node."""
+    match node:
+        case Transfer():
+            return node.minibatch < end
+        case Collective():
+            return node.group < group_count(schedule.group_size(pipeline[node.stage]), end)
+        case Computation(place=(stage, _), action=action):
+            if action.kind in (ActionKind.REDUCE, ActionKind.UPDATE):
+                return action.index < group_count(schedule.group_size(pipeline[stage]), end)
+            return action.index < end
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.elastic.signals import check_interrupt
@@ -22,7 +23,17 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.one_order import Direction
+from pipeplan_launch.plan.one_order import (
+    Collective,
+    Computation,
+    Direction,
+    Node,
+    Transfer,
+    one_order,
+    ring_slots,
+    stays,
+    takes_part,
+)
 from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, StageShape, own_minibatches
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.nested_tensors import to_device
@@ -114,7 +125,7 @@ class Engine:
         self,
         place: WorkerPlace,
         schedule: Schedule,
-        transport: Transport,
+        transport: Transport | OrderedTransport,
         recorder: Recorder,
         handlers: Mapping[ActionKind, ActionHandler],
     ) -> None:
@@ -153,7 +164,7 @@ class Engine:
         for _ in range(POSTED_RECEIVES):
             self._post_next_receive()
         with segment.batches.prefetch(self._minibatches_to_read()):
-            for action in self._actions():
+            for action in self._actions_in_one_order() if self.transport.in_order else self._actions():
                 check_interrupt()
                 self._handlers[action.kind](action.index)
                 self.on_progress()
@@ -268,6 +279,66 @@ class Engine:
             if action.index > done.get(action.kind, -1):
                 yield action
 
+    def _actions_in_one_order(self) -> Iterator[Action]:
+        """This worker's actions. Between them its transfers and all-reduces start, all in the one order of the
+        segment's workers.
+        """
+        place, ended = (self.place.stage, self.place.replica), False
+        transport = self.transport
+        assert isinstance(transport, OrderedTransport)
+        for node in one_order(self.schedule, self.shapes, self._count):
+            if not takes_part(node, place):
+                continue
+            end = None if ended else self._segment_end_at(node)
+            if end is not None:
+                self._count, ended = end, True
+            if ended and not stays(node, self.schedule, self.shapes, self._count):
+                continue
+            match node:
+                case Computation(action=action):
+                    yield action
+                    self._release_messages(transport, action)
+                case Transfer():
+                    self._start_transfer(transport, node)
+                case Collective():
+                    self.start_collective(node.group)
+
+    def _segment_end_at(self, node: Node) -> int | None:
+        """The index at which the segment ends, if this node would go beyond it; otherwise None."""
+        match node:
+            case Computation(action=action):
+                return self._segment_end_before(action)
+            case Transfer():
+                return self.limit(node.minibatch)
+        return None  # action R of the group comes before the all-reduce
+
+    def _start_transfer(self, transport: OrderedTransport, transfer: Transfer) -> None:
+        """Hand over a send or a receive of this worker."""
+        place, direction, number = self.place, transfer.direction, self.segment.number(transfer.minibatch)
+        if transfer.source == (place.stage, place.replica):
+            transport.start_send(direction, number, place.peer(transfer.destination[0], transfer.minibatch))
+            return
+        gradients = direction is Direction.GRADIENTS
+        tensors = differentiable(place.program.sends) if gradients else place.program.receives
+        transport.start_receive(
+            direction,
+            number,
+            place.peer(transfer.source[0], transfer.minibatch),
+            self.layout(tensors, transfer.minibatch),
+            transfer.minibatch // place.replicas,
+            ring_slots(direction, self.shapes[place.stage], trains=self.schedule.trains),
+        )
+
+    def _release_messages(self, transport: OrderedTransport, action: Action) -> None:
+        """Let the memory of received messages be written again after the last action that reads them."""
+        if action.kind is ActionKind.BACKWARD or not self.schedule.trains:
+            for direction in Direction:
+                transport.release(direction, self.segment.number(action.index))
+
+    def start_collective(self, group: int) -> None:
+        """Start the all-reduce of a group, at its place in the one order."""
+        raise NotImplementedError
+
     def _segment_end_before(self, action: Action) -> int | None:
         """The index at which the segment ends, if this action would go beyond it; otherwise None.
 
@@ -305,6 +376,11 @@ class Engine:
 
 def _nothing() -> None:
     """Take no note of progress."""
+
+
+def differentiable(tensors: Sequence[BoundaryTensor]) -> list[BoundaryTensor]:
+    """The tensors that have gradients."""
+    return [tensor for tensor in tensors if tensor.requires_grad]
 
 
 def _no_limit(_: int) -> int | None:

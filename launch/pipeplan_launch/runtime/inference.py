@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
@@ -64,7 +65,7 @@ class Score:
 class ForwardEngine(Engine):
     """Runs the forward-only schedule on one replica of one stage, with the current weights in evaluation mode."""
 
-    def __init__(self, place: WorkerPlace, transport: Transport, recorder: Recorder) -> None:
+    def __init__(self, place: WorkerPlace, transport: Transport | OrderedTransport, recorder: Recorder) -> None:
         super().__init__(place, SCHEDULES["forward-only"], transport, recorder, {ActionKind.FORWARD: self._forward})
         self.score = Score.empty(place.job)
 

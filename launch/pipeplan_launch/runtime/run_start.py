@@ -85,7 +85,10 @@ def build_own_stage(options: RunOptions, plan: LaunchPlan, groups: Groups, start
     rank = dist.get_rank()
     if plan.place(rank) is None:
         return None
-    stage = stage_setup.build_stage(options, plan, rank, groups.replicas, start.seed, start.run, groups.flush)
+    transport = stage_setup.own_transport(options, plan, rank, groups)
+    stage = stage_setup.build_stage(
+        options, plan, rank, groups.replicas, start.seed, start.run, groups.flush, transport
+    )
     if stage.training is not None:
         # An optimiser that cannot be saved is reported now, not at the first checkpoint. The modules for saving are
         # imported now, so that their memory is not counted as memory of training.

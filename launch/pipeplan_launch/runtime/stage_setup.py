@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.elastic.consistency_check import Fingerprint, data_fingerprint, digest, weights_digest
-from pipeplan_launch.elastic.process_groups import device_of
+from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.job.loading import load_job
@@ -24,6 +25,7 @@ from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions
+from pipeplan_launch.plan.transport_modes import AUTO
 from pipeplan_launch.runtime.data import MinibatchSizes, minibatch_sizes, order_of_samples
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
@@ -68,6 +70,8 @@ class RunOptions:
     """How the replicas of a stage average their gradients."""
     staleness: StalenessOptions = AS_PLANNED
     """The options about gradients that are some updates old."""
+    transport: str = AUTO
+    """How messages travel between stages: `auto`, or one of `transport_modes.MODES`."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +168,12 @@ def build_stage(
     seed: int,
     run: Path,
     flush: dist.ProcessGroup | None = None,
+    transport: Transport | OrderedTransport | None = None,
 ) -> WorkerStage:
-    """Build the stage of an active worker, with its engines and data. Raises `LaunchError`."""
+    """Build the stage of an active worker, with its engines and data. Raises `LaunchError`.
+
+    `transport`: None for one in mode `host`.
+    """
     position = plan.place(rank)
     assert position is not None
     stage, replica = position
@@ -192,7 +200,7 @@ def build_stage(
     fingerprint = _fingerprint(place, data.train if trains else None, test)
     if ordered is not data.train:
         fingerprint.data["the order of the training samples"] = digest(ordered)
-    transport = Transport(stage, rank, device, _neighbours(place), options.timeout_s)
+    transport = transport or Transport(stage, rank, device, _neighbours(plan, stage), options.timeout_s)
     return WorkerStage(
         place=place,
         data=data,
@@ -220,10 +228,18 @@ def _fingerprint(place: WorkerPlace, train: Any, test: Any) -> Fingerprint:
     return Fingerprint(place.rank, place.stage, data, weights, digests)
 
 
-def _neighbours(place: WorkerPlace) -> list[int]:
+def own_transport(options: RunOptions, plan: LaunchPlan, rank: int, groups: Groups) -> OrderedTransport | None:
+    """The transport of an active worker in the one order; None in mode `host`."""
+    position = plan.place(rank)
+    if groups.edges is None or position is None:
+        return None
+    return OrderedTransport(position[0], rank, device_of(plan), groups.edges, lambda: wait_for(groups.active))
+
+
+def _neighbours(plan: LaunchPlan, stage: int) -> list[int]:
     """The workers of the previous and the next stage."""
-    pipeline = place.plan.pipeline
-    stages = pipeline[max(0, place.stage - 1) : place.stage] + pipeline[place.stage + 1 : place.stage + 2]
+    pipeline = plan.pipeline
+    stages = pipeline[max(0, stage - 1) : stage] + pipeline[stage + 1 : stage + 2]
     return [worker for stage in stages for worker in stage.workers]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from pipeplan_launch.comm.buckets import UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer, average_buffers
 from pipeplan_launch.comm.gradient_exchange import choose_exchange
+from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
@@ -21,7 +22,7 @@ from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAver
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members, own_members, replica_of
 from pipeplan_launch.plan.staleness import AS_PLANNED, FLUSH_SCHEDULE, StalenessOptions, flushed_shapes
-from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace
+from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace, differentiable
 from pipeplan_launch.runtime.in_flight import InFlightMinibatch, StageInputs
 from pipeplan_launch.runtime.recompute import (
     ForwardConditions,
@@ -32,7 +33,6 @@ from pipeplan_launch.runtime.recompute import (
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.timeline import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT
-from pipeplan_launch.tracing.stage_program import BoundaryTensor
 
 
 class TrainingEngine(Engine):
@@ -41,7 +41,7 @@ class TrainingEngine(Engine):
     def __init__(
         self,
         place: WorkerPlace,
-        transport: Transport,
+        transport: Transport | OrderedTransport,
         recorder: Recorder,
         group: dist.ProcessGroup | None,
         averaging: GradientAveraging = EXACT_AVERAGING,
@@ -64,8 +64,9 @@ class TrainingEngine(Engine):
         self._choose_schedule(0)
         self._versions = self._optimiser.versions
         exchange = choose_exchange(averaging, place.plan, place.stage, place.rank, group, self.optimizer)
+        streams = transport.streams if isinstance(transport, OrderedTransport) else None
         own = {name: parameter for name, parameter in self.trained.items() if name not in place.program.shared}
-        self._reducer = GradientReducer(own, group, exchange)
+        self._reducer = GradientReducer(own, group, exchange, streams)
         self._shared: list[GradientReducer] = []
         """One reducer for each set of stages that share parameters with this one."""
         self._group = group
@@ -194,7 +195,7 @@ class TrainingEngine(Engine):
 
         A stage that recomputes posts it later (`gradient_receive_posted`).
         """
-        layout = self.layout(_differentiable(self.place.program.sends), index)
+        layout = self.layout(differentiable(self.place.program.sends), index)
         source = self.place.peer(self.place.stage + 1, index)
         self.transport.post(Direction.GRADIENTS, self.segment.number(index), source, layout)
 
@@ -274,6 +275,11 @@ class TrainingEngine(Engine):
         if own:
             self.step_of(own[-1]).sync_s += lap()
 
+    def start_collective(self, group: int) -> None:
+        """Start the all-reduce of the gradients that action R has collected."""
+        with self._replica_loss_explained(f"gradients of group {group}"):
+            self._reducer.launch()
+
     def _update(self, group: int) -> None:
         lap = Stopwatch()
         own = self._own_members(group)
@@ -336,10 +342,6 @@ class TrainingEngine(Engine):
         return peer_loss_explained(
             f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {peers}"
         )
-
-
-def _differentiable(tensors: Sequence[BoundaryTensor]) -> list[BoundaryTensor]:
-    return [tensor for tensor in tensors if tensor.requires_grad]
 
 
 def _scalar(loss: object) -> Tensor:

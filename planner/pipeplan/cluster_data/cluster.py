@@ -21,6 +21,7 @@ from typing import Any
 from pipeplan.errors import InputError
 from pipeplan.util.files import LARGEST
 from pipeplan.util.numeric_fields import settle_numbers
+from pipeplan.util.typed import Amount, Bytes, Natural
 
 MAXIMUM_WORKERS = 1 << 20
 LONGEST_LATENCY_S = 3600.0
@@ -34,11 +35,11 @@ class Device:
     name: str
     kind: str
     """`cuda` or `cpu`."""
-    memory_bytes: int
+    memory_bytes: Bytes
     """Memory of one device that the planner may use."""
-    speed: float = 1.0
+    speed: Amount = 1.0
     """Speed relative to the device on which the profile was measured."""
-    cores: int = 0
+    cores: Natural = 0
     """Number of processor cores that the workers of one server share, where it has more workers than cores; 0 where
     every worker has a core of its own."""
 
@@ -56,14 +57,14 @@ class Level:
 
     name: str
     """Name of one component of this level: `server`, `cluster`, …"""
-    count: int
-    bandwidth: float
+    count: Natural
+    bandwidth: Amount
     """Bytes/s of the link of each joined component, in each direction."""
-    latency_s: float = 0.0
+    latency_s: Amount = 0.0
     """Seconds from the end of sending a message to its arrival."""
-    allreduce_efficiency: float = 1.0
+    allreduce_efficiency: Amount = 1.0
     """Share of the bandwidth that an all-reduce reaches."""
-    sendrecv_efficiency: float = 1.0
+    sendrecv_efficiency: Amount = 1.0
     """Share of the bandwidth that point-to-point traffic reaches."""
     source: str = ""
     """Where the figures come from."""
@@ -79,10 +80,10 @@ class Server:
     device: Device
     inside: Level
     """The number of its devices, and the links between them."""
-    card: float = 0.0
+    card: Amount = 0.0
     """Bytes/s of its network card, in each direction, where that is slower than the links of the level above; 0 where
     it is not."""
-    price_per_hour: float | None = None
+    price_per_hour: Amount | None = None
     """Price of this server for one hour, in any currency; None where it is not known."""
     name: str = ""
     """The name that people give this server, such as its host name. It makes no difference to planning."""
@@ -264,6 +265,10 @@ class Cluster:
     def server_of(self, worker: int) -> int:
         """Index of the server that holds a worker."""
         return self.component(self.server_level, worker)
+
+    def servers_up_to(self, workers: Iterable[int]) -> int:
+        """The number of servers up to the last one that holds one of these workers; those after it may stay idle."""
+        return self.server_of(max(workers)) + 1
 
     def level_between(self, first: int, last: int) -> int:
         """The smallest level with a component that holds workers `first` … `last`; 0 where they are the same.

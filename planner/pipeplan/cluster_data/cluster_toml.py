@@ -10,17 +10,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster_document import (
+    CLUSTER_FORMAT,
+    CLUSTER_VERSION,
+    DeviceTable,
+    LevelTable,
+    ListedFile,
+    ServerTable,
+    UniformFile,
+)
 from pipeplan.errors import InputError
 from pipeplan.util import files
-from pipeplan.util.files import Node, read_toml, write_text
+from pipeplan.util.files import read_toml, write_text
 from pipeplan.util.text import did_you_mean, near_files, one_line
+from pipeplan.util.typed import decode
 from pipeplan.util.units import parse_rate, parse_size, parse_time
 
-CLUSTER_FORMAT = "pipeplan-cluster"
-CLUSTER_VERSION = 1
 MOST_SERVERS = 1 << 16
 """Largest number of servers in a cluster file that lists them, because they are kept in memory one by one."""
-_LINK_FIELDS = {"bandwidth", "latency", "allreduce_efficiency", "sendrecv_efficiency", "source"}
 _RATES = (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5), ("Kbit/s", 125.0))
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 _SIZES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
@@ -56,40 +63,27 @@ def read_cluster(path: Path) -> Cluster:
     """Read and check a cluster file. Raises an `InputError` that names the file and the field that is wrong."""
     root = read_toml(path, CLUSTER_FORMAT, CLUSTER_VERSION)
     with root.locating_errors():
-        return _heterogeneous(root) if "server" in root.mapping() else _uniform(root)
+        if "server" in root.mapping():
+            return _heterogeneous(decode(root, ListedFile))
+        file = decode(root, UniformFile)
+        levels = tuple(_level(number, table) for number, table in enumerate(file.level))
+        return Cluster(file.name, file.device.record(), levels, server_price=file.price_per_hour)
 
 
-def _uniform(root: Node) -> Cluster:
-    """A cluster whose servers are all the same: one [device] and all levels."""
-    root.refuse_others({"format", "version", "name", "device", "level", "price_per_hour"})
-    return Cluster(
-        name=root["name"].text(),
-        device=_device(root["device"]),
-        levels=tuple(_level(node) for node in root["level"].items()),
-        server_price=_price(root),
-    )
-
-
-def _heterogeneous(root: Node) -> Cluster:
-    """A cluster that lists its servers: [[device]] tables, [[server]] tables, and the levels above the server.
-
-    Where all the servers are the same, the result equals that of a file with one [device].
-    """
-    root.refuse_others({"format", "version", "name", "device", "server", "level"})
-    name, devices = root["name"].text(), _devices(root["device"])
-    machines = [machine for node in root["server"].items() for machine in _servers(node, devices)]
+def _heterogeneous(file: ListedFile) -> Cluster:
+    """A cluster that lists its servers. Where all of them are the same, it equals that of a file with one [device]."""
+    devices = _devices(file.devices)
+    machines = [server for number, table in enumerate(file.server) for server in _servers(number, table, devices)]
     if len(machines) > MOST_SERVERS:
-        root["server"].fail(f"{len(machines)} servers; at most {MOST_SERVERS} can be listed")
-    tables = root.get("level")
-    nodes = tables.items() if tables else []
-    if len(machines) > 1 and not nodes:
-        root.fail(f"there are {len(machines)} servers and no [[level]] that joins them")
+        raise InputError(f"server: {len(machines)} servers; at most {MOST_SERVERS} can be listed")
+    if len(machines) > 1 and not file.level:
+        raise InputError(f"there are {len(machines)} servers and no [[level]] that joins them")
     above: list[Level] = []
-    for node in nodes:
+    for number, table in enumerate(file.level):
         # Unless it states a count, the outermost level joins all components below it.
-        rest = len(machines) // math.prod(max(1, level.count) for level in above) if node is nodes[-1] else None
-        above.append(_level(node, rest))
-    return uniform_if_equal(Cluster.of_servers(name, machines, above))
+        rest = len(machines) // math.prod(max(1, level.count) for level in above)
+        above.append(_level(number, table, rest if table is file.level[-1] else None))
+    return uniform_if_equal(Cluster.of_servers(file.name, machines, above))
 
 
 def uniform_if_equal(cluster: Cluster) -> Cluster:
@@ -104,79 +98,41 @@ def uniform_if_equal(cluster: Cluster) -> Cluster:
     return Cluster(cluster.name, first.device, tuple(levels), server_price=first.price_per_hour)
 
 
-def _devices(node: Node) -> dict[str, Device]:
+def _devices(tables: Sequence[DeviceTable]) -> dict[str, Device]:
     devices: dict[str, Device] = {}
-    # A single [device] table is accepted in place of a list of one.
-    for item in [node] if isinstance(node.value, dict) else node.items():
-        device = _device(item)
-        if device.name in devices:
-            item["name"].fail(f"there are two devices called {device.name!r}")
-        devices[device.name] = device
+    for number, table in enumerate(tables):
+        if table.name in devices:
+            raise InputError(f"device[{number}]: name: there are two devices called {table.name!r}")
+        devices[table.name] = table.record()
     if not devices:
-        node.fail("there must be at least one device")
+        raise InputError("device: there must be at least one device")
     return devices
 
 
-def _servers(node: Node, devices: dict[str, Device]) -> list[Server]:
-    """The servers of one [[server]] table: `count` equal ones."""
-    node.refuse_others({"name", "count", "device", "devices", "card", "price_per_hour", *_LINK_FIELDS})
-    name, repeated, card = node["device"].text(), node.get("count"), node.get("card")
-    if name not in devices:
-        node["device"].fail(f"there is no device {name!r}; {did_you_mean(name, list(devices))}")
-    called = node.get("name")
-    count = repeated.integer(minimum=1) if repeated else 1
-    if called and count > 1:
-        called.fail(f"one name stands for {count} servers: give each server a table of its own")
+def _servers(number: int, table: ServerTable, devices: dict[str, Device]) -> list[Server]:
+    """The servers of one [[server]] table."""
+    where, count = f"server[{number}]", table.count
+    if table.device not in devices:
+        near = did_you_mean(table.device, list(devices))
+        raise InputError(f"{where}: device: there is no device {table.device!r}; {near}")
+    if table.name and count > 1:
+        raise InputError(f"{where}: name: one name stands for {count} servers: give each server a table of its own")
     if count > MOST_SERVERS:
-        node["count"].fail(f"at most {MOST_SERVERS} servers can be listed, found {count}")
-    inside = _links(node, "server", node["devices"].integer(minimum=1))
-    if inside.count > 1 and not inside.bandwidth:
-        node.fail(f"its {inside.count} devices need a bandwidth between them, such as '12 GB/s'")
-    outward = parse_rate(card.value, card.where) if card else 0.0
-    if card and not outward:
-        card.fail("zero bandwidth; say what the card carries, such as '10 Gbit/s'")
-    return [Server(devices[name], inside, outward, _price(node), called.text() if called else "")] * count
+        raise InputError(f"{where}: count: at most {MOST_SERVERS} servers can be listed, found {count}")
+    if table.devices > 1 and not table.bandwidth:
+        raise InputError(f"{where}: its {table.devices} devices need a bandwidth between them, such as '12 GB/s'")
+    if table.card is not None and not table.card:
+        raise InputError(f"{where}: card: zero bandwidth; say what the card carries, such as '10 Gbit/s'")
+    inside, card = table.level("server", table.devices), float(table.card or 0.0)
+    return [Server(devices[table.device], inside, card, table.price_per_hour, table.name)] * count
 
 
-def _price(node: Node) -> float | None:
-    price = node.get("price_per_hour")
-    return price.number() if price else None
-
-
-def _device(node: Node) -> Device:
-    node.refuse_others({"name", "kind", "memory", "speed", "cores"})
-    kind = node["kind"].text()
-    if kind not in ("cuda", "cpu"):
-        node["kind"].fail(f"expected 'cuda' or 'cpu', found {kind!r}")
-    speed, cores = node.get("speed"), node.get("cores")
-    return Device(
-        name=node["name"].text(),
-        kind=kind,
-        memory_bytes=parse_size(node["memory"].value, node["memory"].where),
-        speed=speed.number() if speed else 1.0,
-        cores=cores.integer(minimum=1) if cores else 0,
-    )
-
-
-def _level(node: Node, rest: int | None = None) -> Level:
+def _level(number: int, table: LevelTable, rest: int | None = None) -> Level:
     """The level of one [[level]] table; `rest` is its count where the table states none."""
-    node.refuse_others({"name", "count", *_LINK_FIELDS})
-    count = rest if rest is not None and node.get("count") is None else node["count"].integer()
-    return _links(node, node["name"].text(), count)
-
-
-def _links(node: Node, name: str, count: int) -> Level:
-    bandwidth, latency, source = node.get("bandwidth"), node.get("latency"), node.get("source")
-    allreduce, sendrecv = node.get("allreduce_efficiency"), node.get("sendrecv_efficiency")
-    return Level(
-        name=name,
-        count=count,
-        bandwidth=parse_rate(bandwidth.value, bandwidth.where) if bandwidth else 0.0,
-        latency_s=parse_time(latency.value, latency.where) if latency else 0.0,
-        allreduce_efficiency=allreduce.number() if allreduce else 1.0,
-        sendrecv_efficiency=sendrecv.number() if sendrecv else 1.0,
-        source=source.text() if source else "",
-    )
+    count = rest if table.count is None else table.count
+    if count is None:
+        raise InputError(f"level[{number}]: the field 'count' is missing")
+    return table.level(table.name, count)
 
 
 def write_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> None:

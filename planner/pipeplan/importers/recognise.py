@@ -7,7 +7,8 @@ from pathlib import Path
 from pipeplan._version import __version__
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Provenance
-from pipeplan.profile_data.profile import LARGEST_MINIBATCH, PROFILE_FORMAT
+from pipeplan.profile_data.profile import LARGEST_MINIBATCH
+from pipeplan.profile_data.profile_document import PROFILE_FORMAT
 from pipeplan.util.files import read_json, read_text
 
 PIPEDREAM, NCCL_TESTS = "pipedream", "nccl-tests"

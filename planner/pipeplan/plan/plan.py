@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import Struct
+
 from pipeplan.plan.schedules import (
     ACCUMULATING,
     DOUBLE_BUFFERED,
@@ -20,6 +22,7 @@ from pipeplan.plan.schedules import (
     vertical_versions,
 )
 from pipeplan.util.files import Node
+from pipeplan.util.typed import Natural, Positive, decode
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,11 @@ class Stage:
 
     layers: tuple[str, ...]
     """Names of the layers."""
-    workers: tuple[int, ...]
+    workers: tuple[Natural, ...]
     """Numbers of the workers, one for each replica."""
-    depth: int
+    depth: Positive
     """Most minibatches that each replica has in flight at once."""
-    versions: int
+    versions: Positive
     """Versions of the weights that each replica keeps; equals `Plan.versions` of this stage."""
     recompute: bool = False
     """Whether the stage keeps only its input for the backward pass, which then runs forward again first."""
@@ -120,27 +123,22 @@ class Plan:
     @staticmethod
     def from_json(node: Node) -> Plan:
         """The plan that `to_json` wrote. Raises an `InputError` that names the field that is wrong."""
-        inference = node["inference"].boolean()
-        schedule = node["schedule"].text()
-        if schedule not in ((INFERENCE,) if inference else SCHEDULES):
-            node["schedule"].fail(f"there is no such schedule for {'inference' if inference else 'training'}")
-        accumulate = node.get("accumulate")
-        return Plan(
-            stages=tuple(
-                Stage(
-                    layers=tuple(name.text() for name in stage["layers"].items()),
-                    workers=tuple(worker.integer() for worker in stage["workers"].items()),
-                    depth=stage["depth"].integer(minimum=1),
-                    versions=stage["versions"].integer(minimum=1),
-                    recompute=stage["recompute"].boolean(),
-                )
-                for stage in node["stages"].items()
-            ),
-            copies=node["copies"].integer(minimum=1),
-            inference=inference,
-            schedule=STASHING if inference else schedule,
-            accumulate=accumulate.integer(minimum=1) if accumulate else None,
-        )
+        stated = decode(node, PlanFields)
+        if stated.schedule not in ((INFERENCE,) if stated.inference else SCHEDULES):
+            what = "inference" if stated.inference else "training"
+            node["schedule"].fail(f"there is no such schedule for {what}")
+        schedule = STASHING if stated.inference else stated.schedule
+        return Plan(stated.stages, stated.copies, stated.inference, schedule, stated.accumulate)
+
+
+class PlanFields(Struct):
+    """The fields of a plan in plan.json."""
+
+    inference: bool
+    schedule: str
+    copies: Positive
+    stages: tuple[Stage, ...]
+    accumulate: Positive | None = None
 
 
 def data_parallel(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pipeplan.cluster_data import cluster_json
 from pipeplan.errors import InputError
@@ -14,6 +12,7 @@ from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import Node, read_document, read_text
+from pipeplan.util.typed import decode
 
 PLAN_FORMAT, PLAN_VERSION = "pipeplan-plan", 1
 
@@ -59,52 +58,6 @@ def plan_from_document(root: Node, profile: Profile) -> tuple[Problem, Plan]:
 
 def _options(node: Node, plan: Plan) -> Options:
     """The options that plan.json names; all others have their defaults."""
-    stated = {name: read_field(value) for name, read_field in OPTION_READERS.items() if (value := node.get(name))}
     # The plan states these itself, under `plan`.
-    stated |= {"inference": plan.inference, "schedule": plan.schedule, "accumulate": plan.accumulate}
-    return Options(**stated)
-
-
-def _count(node: Node) -> int:
-    return node.integer(minimum=1)
-
-
-def _names(node: Node) -> tuple[str, ...]:
-    return tuple(name.text() for name in node.items())
-
-
-def _groups(node: Node) -> tuple[tuple[str, ...], ...]:
-    return tuple(_names(group) for group in node.items())
-
-
-def _pins(node: Node) -> tuple[tuple[str, int], ...]:
-    pins = []
-    for pin in node.items():
-        if len(pin.items()) != 2:
-            pin.fail(f"expected a layer and its stage, found {len(pin.items())} values")
-        layer, stage = pin.items()
-        pins.append((layer.text(), stage.integer(minimum=1)))
-    return tuple(pins)
-
-
-OPTION_READERS: dict[str, Callable[[Node], Any]] = {
-    "inference": Node.boolean,
-    "overlap": Node.number,
-    "memory": Node.boolean,
-    "stages": _count,
-    "max_replicas": _count,
-    "allow_copies": Node.boolean,
-    "schedule": Node.text,
-    "accumulate": _count,
-    "correction": Node.text,
-    "recompute": Node.boolean,
-    "contention": Node.boolean,
-    "boundary": Node.text,
-    "max_stages": _count,
-    "max_workers": _count,
-    "pins": _pins,
-    "together": _groups,
-    "no_cut_after": _names,
-    "grid": Node.boolean,
-}
-"""A function that reads the JSON value of each field of `Options`."""
+    of_plan = {"inference": plan.inference, "schedule": plan.schedule, "accumulate": plan.accumulate}
+    return decode(Node(node.mapping() | of_plan, node.where), Options)

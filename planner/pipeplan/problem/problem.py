@@ -29,6 +29,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.util import graph
 from pipeplan.util.numeric_fields import settle_numbers
 from pipeplan.util.text import did_you_mean
+from pipeplan.util.typed import Amount, Positive
 
 BOUNDARIES = ("single", "parallel")
 """Models of the traffic between two stages (`Options.boundary`)."""
@@ -40,19 +41,19 @@ class Options:
 
     inference: bool = False
     """Whether the plan is for inference: no backward passes, no gradients, no weight versions."""
-    overlap: float = 1.0
+    overlap: Amount = 1.0
     """Share of gradient synchronisation that hides behind compute: 1 is all of it, 0 none."""
     memory: bool = True
     """Whether the device's memory limits the plan."""
-    stages: int | None = None
+    stages: Positive | None = None
     """Exact number of stages."""
-    max_replicas: int | None = None
+    max_replicas: Positive | None = None
     """Largest number of replicas of a stage in one copy of the pipeline; 1 asks for a straight pipeline."""
     allow_copies: bool = True
     """Whether whole pipelines may be replicated across the components of the cluster."""
     schedule: str = STASHING
     """Schedule of training, one of `SCHEDULES`. Inference always has the schedule `forward-only`."""
-    accumulate: int | None = None
+    accumulate: Positive | None = None
     """Minibatches per update, for the schedules that need a number: 2bw, gpipe, 1f1b-flush. The others update a stage
     once for as many minibatches as it has replicas."""
     correction: str = "none"
@@ -67,11 +68,11 @@ class Options:
     boundary: str = "single"
     """Traffic between two stages: `single` link at a time, or in `parallel` over as many links as the smaller of the
     two stages has replicas."""
-    max_stages: int | None = None
+    max_stages: Positive | None = None
     """Largest number of stages."""
-    max_workers: int | None = None
+    max_workers: Positive | None = None
     """Largest number of busy workers."""
-    pins: tuple[tuple[str, int], ...] = ()
+    pins: tuple[tuple[str, Positive], ...] = ()
     """Layers that must be in a given stage, counted from 1."""
     together: tuple[tuple[str, ...], ...] = ()
     """Groups of layers that must share a stage, beside the groups of the profile."""

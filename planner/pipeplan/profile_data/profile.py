@@ -16,16 +16,15 @@ from typing import Any
 
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
+from pipeplan.profile_data.profile_document import GRANULARITIES, PROFILE_FORMAT, PROFILE_VERSION, ProfileFields
 from pipeplan.profile_data.rescale import size_at
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.util import graph
-from pipeplan.util.files import Node, read_document, write_json
+from pipeplan.util.files import read_document, write_json
 from pipeplan.util.numeric_fields import settle_numbers
+from pipeplan.util.typed import decode
 
-PROFILE_FORMAT = "pipeplan-profile"
-PROFILE_VERSION = 1
 LARGEST_MINIBATCH = 10**7
-GRANULARITIES = ("module", "layer", "op")
 
 
 @dataclass(frozen=True)
@@ -164,36 +163,7 @@ class Profile:
         """Read and check a profile. Raises an `InputError` that names the file and the field that is wrong."""
         root = read_document(Path(path), PROFILE_FORMAT, PROFILE_VERSION)
         with root.locating_errors():
-            return replace(Profile.from_json(root), file=os.path.abspath(path))
-
-    @staticmethod
-    def from_json(root: Node) -> Profile:
-        """The profile that `to_json` wrote. Raises an `InputError` that names the field that is wrong."""
-        model, optimizer = root["model"], root["optimizer"]
-        granularity, peak, sizes = model.get("granularity"), root.get("peak_bytes"), root.get("sizes")
-        tied = root.get("tied")
-        batch_norm = model.get("batch_norm")
-        own = Size.from_json(root)
-        return Profile(
-            layers=own.layers,
-            tensors=own.tensors,
-            minibatch=own.minibatch,
-            model_ref=model["ref"].text(),
-            model_name=model["name"].text(),
-            graph_hash=model["graph_hash"].text(),
-            dynamic_batch=model["dynamic_batch"].boolean(),
-            granularity=granularity.text() if granularity else "layer",
-            provenance=Provenance.from_json(root["provenance"]),
-            optimizer_name=optimizer["name"].text(),
-            optimizer_state_ratio=optimizer["state_bytes_per_parameter_byte"].number(),
-            together=tuple(tuple(name.text() for name in group.items()) for group in root["together"].items()),
-            tied=tuple(TiedWeights.from_json(tie) for tie in tied.items()) if tied else (),
-            whole_forward_s=own.whole_forward_s,
-            whole_backward_s=own.whole_backward_s,
-            peak_bytes=peak.size() if peak else 0,
-            batch_norm=batch_norm.boolean() if batch_norm else False,
-            sizes=tuple(Size.from_json(size) for size in sizes.items()) if sizes else (),
-        )
+            return Profile(**decode(root, ProfileFields).arguments(), file=os.path.abspath(path))
 
 
 def check_profile(profile: Profile) -> None:

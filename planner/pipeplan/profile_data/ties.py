@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeplan.util import graph
-from pipeplan.util.files import Node
+from pipeplan.util.typed import Bytes
 
 MOST_NAMED = 3
 APART = "except under a synchronous schedule (1f1b-flush, gpipe): each of their stages then keeps a copy of the weights"
@@ -23,17 +23,11 @@ class TiedWeights:
     """Names of the weights in the model."""
     layers: tuple[str, ...]
     """The layers, in the order of the profile. The parameter bytes of the first include the weights."""
-    bytes: int
+    bytes: Bytes
 
     def to_json(self) -> dict[str, Any]:
         """The object that a profile holds under `tied`."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-    @staticmethod
-    def from_json(node: Node) -> TiedWeights:
-        """The weights that `to_json` wrote. Raises an `InputError` that names the field that is wrong."""
-        names, layers = (tuple(name.text() for name in node[key].items()) for key in ("weights", "layers"))
-        return TiedWeights(names, layers, node["bytes"].size())
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeplan.errors import InputError
 from pipeplan.rendering.launcher import Launcher, LauncherSetting, TemplateContext
+from pipeplan.util.text import one_line
 
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
@@ -54,6 +55,12 @@ def _kubernetes_variables(context: TemplateContext, settings: Mapping[str, Any])
         raise InputError(
             f"the pods of a TrainJob are all alike, and the servers of this plan have {sizes} workers: add "
             "--pod-per-worker for one pod for each, or plan for servers of one size"
+        )
+    devices = list(dict.fromkeys(context.server_devices))
+    if context.device == "cuda" and len(devices) > 1:
+        raise InputError(
+            "the pods of a TrainJob are all alike, and the servers of this plan have different devices, "
+            f"{one_line(' and '.join(devices))}: plan for servers of one kind, or start this plan by ssh or SLURM"
         )
     pods, per_pod = (context.workers, 1) if each else (context.servers, context.workers_per_server)
     name = _name(context, settings["name"], pods)

@@ -42,8 +42,13 @@ class TemplateContext:
     """Samples in one minibatch."""
     inference: bool
     servers: int
+    """Servers up to the last one with a busy worker. Nothing is started on those after it."""
+    idle_servers: int
+    """Servers of the cluster after these."""
     server_sizes: tuple[int, ...]
     """Workers on every server, idle ones included, in the order of the servers' numbers."""
+    server_devices: tuple[str, ...]
+    """The name of the devices of every server, in the same order."""
     server_list: tuple[str, ...]
     """A description of every server, on one line each; empty where all are the same."""
     uneven: bool
@@ -85,7 +90,9 @@ class TemplateContext:
         `beside`: whether the file is written into the plan folder.
         """
         plan, cluster = Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"])
-        model, sizes = root["profile"]["model"].text(), cluster.server_sizes
+        model, busy = root["profile"]["model"].text(), [worker for stage in plan.stages for worker in stage.workers]
+        sizes = cluster.server_sizes[: cluster.servers_up_to(busy)]
+        machines = cluster.machines[: len(sizes)]
         minibatch = root["profile"]["minibatch"].integer(minimum=1)
         reference, threads = root["profile"].get("ref"), root["profile"].get("threads")
         return cls(
@@ -98,12 +105,14 @@ class TemplateContext:
             updates="" if plan.inference else Updates.of(plan, minibatch).text,
             minibatch=minibatch,
             inference=plan.inference,
-            servers=cluster.servers,
+            servers=len(sizes),
+            idle_servers=cluster.servers - len(sizes),
             server_sizes=sizes,
-            server_list=tuple(_described(machine) for machine in cluster.machines),
+            server_devices=tuple(one.device.name for one in machines) or (cluster.device.name,) * len(sizes),
+            server_list=tuple(_described(machine) for machine in machines),
             uneven=len(set(sizes)) > 1,
             workers=sum(sizes),
-            workers_per_server=cluster.workers_per_server,
+            workers_per_server=max(sizes),
             device=cluster.device.kind,
             device_name=cluster.device.name,
             threads=max(1, threads.integer()) if threads else 1,

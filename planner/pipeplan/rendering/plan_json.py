@@ -143,10 +143,13 @@ def result_document(result: Result) -> dict[str, Any]:
 
 
 def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
-    """The contents of the stage files. Each holds all that a worker of the stage needs to know."""
+    """The contents of the stage files. Each holds all that a worker of the stage needs to know.
+
+    Servers after the last one with a busy worker are no part of them: nothing is started there.
+    """
     problem, plan = outcome.problem, outcome.plan
     profile, cluster = problem.profile, problem.cluster
-    sizes = cluster.server_sizes
+    sizes = cluster.server_sizes[: cluster.servers_up_to(worker for stage in plan.stages for worker in stage.workers)]
     shared = {
         "format": STAGE_FORMAT,
         "version": FORMAT_VERSION,
@@ -160,8 +163,8 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
         "minibatch": profile.minibatch,
         "profile": profile.provenance.kind,
         "device": cluster.device.kind,
-        "servers": cluster.servers,
-        "workers_per_server": cluster.workers_per_server,
+        "servers": len(sizes),
+        "workers_per_server": max(sizes),
         **({"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}),
         "schedule": {"name": INFERENCE if plan.inference else plan.schedule, "accumulate": plan.accumulate}
         | ({} if problem.options.correction == "none" else {"correction": problem.options.correction}),
@@ -174,7 +177,7 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
             }
             for stage in plan.stages
         ],
-        "links": planned_links(outcome),
+        "links": planned_links(outcome, sum(sizes)),
     }
     return [
         shared
@@ -227,12 +230,12 @@ def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
     }
 
 
-def planned_links(outcome: Outcome) -> list[dict[str, Any]]:
+def planned_links(outcome: Outcome, workers: int) -> list[dict[str, Any]]:
     """The levels of the cluster, innermost first: what each joins, its rates, and how long the plan keeps cards busy.
 
-    `span` is the number of components that a component of the level joins. `sendrecv` and `allreduce` are in bytes per
-    second, null if unlimited. `cards_s` is in seconds per minibatch for one network card. A value is a list over the
-    components of the level where these differ.
+    They are those of the first so many `workers`. `span` is the number of components that a component of the level
+    joins. `sendrecv` and `allreduce` are in bytes per second, null if unlimited. `cards_s` is in seconds per minibatch
+    for one network card. A value is a list over the components of the level where these differ.
     """
     problem = outcome.problem
     cluster, links = problem.cluster, Links.of(problem.cluster)
@@ -240,15 +243,17 @@ def planned_links(outcome: Outcome) -> list[dict[str, Any]]:
     documents = []
     for number, level in enumerate(cluster.levels, start=1):
         rates = links.rates[number]
+        starts = [start for start in cluster.starts(number) if start < workers]
+        shown = len(starts)
         # Network cards belong to the components that a level joins: to servers, and to groups of servers.
         cards = busy[number - 1].max(axis=0).tolist() if number > cluster.server_level else None
         documents.append(
             {
                 "name": level.name,
-                "span": _one_or_all(np.diff(np.array(cluster.starts(number))).tolist()),
-                "sendrecv": _one_or_all([_finite(rate) for rate in rates.sendrecv.tolist()]),
-                "allreduce": _one_or_all([_finite(rate) for rate in rates.allreduce.tolist()]),
-                "latency_s": _one_or_all(rates.latency.tolist()),
+                "span": _one_or_all(np.diff(np.array([*starts, workers])).tolist()),
+                "sendrecv": _one_or_all([_finite(rate) for rate in rates.sendrecv.tolist()[:shown]]),
+                "allreduce": _one_or_all([_finite(rate) for rate in rates.allreduce.tolist()[:shown]]),
+                "latency_s": _one_or_all(rates.latency.tolist()[:shown]),
                 "cards_s": None if cards is None else _one_or_all(cards),
             }
         )

@@ -1,18 +1,20 @@
 """launch.slurm: starts a plan as a SLURM job, with one task on each node.
 
-Consecutive servers with the same number of workers are one component of the job. Several components make it a
-heterogeneous job.
+Consecutive servers with the same number of workers of the same device are one component of the job. Several components
+make it a heterogeneous job.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from pipeplan.errors import InputError
 from pipeplan.rendering.launcher import Launcher, LauncherSetting, TemplateContext
+from pipeplan.util.text import one_line
 
 CORES_PER_GPU = 4
 """Default cores of a worker on a GPU: one computes, the others read samples and send."""
@@ -24,7 +26,12 @@ SETTINGS = (
     LauncherSetting("qos", "Quality of service.", metavar="NAME"),
     LauncherSetting("time", "Time limit: 12:00:00, 2-00:00:00, minutes.", metavar="LIMIT"),
     LauncherSetting("constraint", "Features that nodes must have.", metavar="FEATURES"),
-    LauncherSetting("gpu_type", "Type of the GPUs, as the cluster calls it.", metavar="NAME"),
+    LauncherSetting(
+        "gpu_type",
+        "Type of the GPUs, as the cluster calls it; where servers differ, DEVICE=TYPE for each device.",
+        many=True,
+        metavar="TYPE",
+    ),
     LauncherSetting("cpus", f"Cores of a worker.  [default: its threads; on a GPU at least {CORES_PER_GPU}]", "count"),
     LauncherSetting("mem", "Memory of a node: 64G; 0: all.", metavar="SIZE"),
     LauncherSetting("sbatch", "Any other option of sbatch, such as --sbatch=--exclusive.", many=True, metavar="OPTION"),
@@ -48,23 +55,45 @@ def _slurm_variables(context: TemplateContext, settings: Mapping[str, Any]) -> M
     shared: the options of sbatch that all components have
     job_name: a name made of the model's
     components: for each component, (nodes, workers of one node)
+    component_devices: for each component, (name of the device, type of the GPUs or "")
     cores: cores of one worker
     """
-    for name in (*COMPONENT_OPTIONS, "gpu_type"):
+    types = _gpu_types(context, settings["gpu_type"])
+    for name, value in [*((name, settings[name]) for name in COMPONENT_OPTIONS), *(("gpu_type", t) for t in types)]:
         # SLURM splits an `#SBATCH` line at spaces and ends it at a number sign.
-        if settings[name] is not None and not re.fullmatch(r"[^\s\"'#\\]+", settings[name]):
-            raise InputError(f"--{name.replace('_', '-')} must be one word without quotes, not {settings[name]!r}")
+        if value and not re.fullmatch(r"[^\s\"'#\\]+", value):
+            raise InputError(f"--{name.replace('_', '-')} must be one word without quotes, not {value!r}")
     for option in settings["sbatch"]:
         if not re.fullmatch(r"-[^\"'#\\]+", option):
             raise InputError(f"--sbatch takes an option of sbatch, such as --sbatch=--exclusive, not {option!r}")
+    kinds = itertools.groupby(zip(context.server_sizes, context.server_devices, types, strict=True))
+    groups = [(len(list(group)), kind) for kind, group in kinds]
     default_cores = context.threads if context.device == "cpu" else max(context.threads, CORES_PER_GPU)
     shared = {name: settings[name] for name in COMPONENT_OPTIONS if settings[name] is not None}
     return {
         "shared": [f"--{name}={value}" for name, value in shared.items()] + list(settings["sbatch"]),
         "job_name": re.sub(r"[^A-Za-z0-9._-]+", "-", f"pipeplan-{context.model}")[:_LONGEST_NAME].rstrip("-"),
-        "components": [(len(list(group)), size) for size, group in itertools.groupby(context.server_sizes)],
+        "components": [(nodes, workers) for nodes, (workers, _, _) in groups],
+        "component_devices": [(device, type_) for _, (_, device, type_) in groups],
         "cores": settings["cpus"] or default_cores,
     }
+
+
+def _gpu_types(context: TemplateContext, named: tuple[str, ...]) -> list[str]:
+    """The type of the GPUs of every server; empty texts where none is named or needed.
+
+    Raises `InputError` if servers have different GPUs and the type of one is not named.
+    """
+    devices = list(dict.fromkeys(context.server_devices))
+    if context.device != "cuda" or len(devices) == 1:
+        if len(named) > 1:
+            raise InputError("--gpu-type: all servers of this plan have the same devices: name one type")
+        return [text.removeprefix(f"{devices[0]}=") for text in named or ("",)] * context.servers
+    types = {device: kind for device, _, kind in (text.rpartition("=") for text in named)}
+    if set(types) != set(devices):
+        example = " ".join(f"--gpu-type {shlex.quote(device + '=TYPE')}" for device in devices)
+        raise InputError(f"servers of this plan have different devices: name the type of each, {one_line(example)}")
+    return [types[device] for device in context.server_devices]
 
 
 SLURM = Launcher(

@@ -107,14 +107,20 @@ class ReplanReport:
         arguments = (script if "/" in script else f"./{script}", *resume)
         return [
             LaunchCommand(number, self._server_was(number), tuple(self._environment(number)), arguments)
-            for number in range(self.left.cluster.servers)
+            for number in range(self._servers)
         ]
+
+    @property
+    def _servers(self) -> int:
+        """Servers on which the new plan starts workers."""
+        busy = (worker for stage in self.outcome.plan.stages for worker in stage.workers)
+        return self.left.cluster.servers_up_to(busy)
 
     def _server_was(self, number: int) -> int | None:
         return self.left.servers[number] if self.left.servers else None
 
     def _environment(self, number: int) -> list[tuple[str, str]]:
-        rank = [("NODE_RANK", str(number))] if self.left.cluster.servers > 1 else []
+        rank = [("NODE_RANK", str(number))] if self._servers > 1 else []
         return rank + self._devices(number)
 
     def _devices(self, number: int) -> list[tuple[str, str]]:

@@ -142,8 +142,8 @@ def resume_lines(report: ReplanReport) -> Iterator[str]:
 
 
 def _where(report: ReplanReport) -> str:
-    cluster, servers = report.left.cluster, report.left.servers
-    if cluster.servers == 1:
+    servers = report.left.servers
+    if len(report.commands) == 1:
         return f", on server {servers[0]} of before:" if servers and report.old.cluster.servers > 1 else ":"
     was = f" (server {servers[0]} of before)" if servers else ""
     return f", one on each server, MASTER_ADDR and MASTER_PORT being those of server 0{was}:"

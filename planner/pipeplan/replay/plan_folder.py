@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.plan import schedules
 from pipeplan.plan.plan import Plan
 from pipeplan.profile_data.profile import Profile
@@ -24,6 +25,9 @@ def write_folder(
     """Write the emulation of the plan folder at `source`, whose plan.json is `root`, for so many minibatches."""
     plan = rings.plan
     predictions = root["prediction"]["stages"].items()
+    sizes = cluster_from_json(root["cluster"]).server_sizes  # the emulated network has idle servers, too
+    servers: dict[str, Any] = {"servers": len(sizes), "workers_per_server": max(sizes)}
+    servers |= {"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}
     for index, prediction in enumerate(predictions):
         document = read_document(source / "stages" / f"stage-{index}.json", "pipeplan-stage", 1).mapping()
         emulation = {
@@ -42,6 +46,7 @@ def write_folder(
             "device": "cpu",
             "emulation": emulation,
             "links": None,
+            **servers,
             "prediction": {"minibatch_s": prediction["minibatch_s"].number() * scaling.time_by},
         }
         write_text(folder / "stages" / f"stage-{index}.json", with_checksum(document | changes, indent=1))

@@ -126,7 +126,18 @@ def read_json(path: Path, kind: str) -> Node:
         raise InputError(f"{path} is nested too deeply to be a {kind}") from error
     except ValueError as error:
         raise InputError(f"{path} has a number with too many digits") from error
+    if "\\u" in text:
+        _refuse_half_characters(value, str(path))
     return Node(value, str(path))
+
+
+def _refuse_half_characters(value: Any, where: str) -> None:
+    """Raise an `InputError` for a text with a lone surrogate, which JSON can escape and no file can hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        near = ascii(error.object[max(0, error.start - 20) : error.start + 1])
+        raise InputError(f"{where}: a text has half a character (a lone surrogate), at {near}") from None
 
 
 def read_document(path: Path, kind: str, version: int) -> Node:
@@ -187,7 +198,7 @@ class Node:
     def mapping(self) -> dict[str, Any]:
         """This value as a mapping."""
         if not isinstance(self.value, dict):
-            self.fail(f"expected a mapping, found {_short(self.value)}")
+            self.fail(f"expected a mapping, found {shortened(self.value)}")
         return self.value
 
     def __getitem__(self, key: str) -> Node:
@@ -211,21 +222,19 @@ class Node:
     def items(self) -> list[Node]:
         """The members of a list."""
         if not isinstance(self.value, list):
-            self.fail(f"expected a list, found {_short(self.value)}")
+            self.fail(f"expected a list, found {shortened(self.value)}")
         return [Node(value, f"{self.where}[{index}]") for index, value in enumerate(self.value)]
 
     def text(self) -> str:
         """This value as a string."""
         if not isinstance(self.value, str):
-            self.fail(f"expected text, found {_short(self.value)}")
-        if not self.value.isascii() and any("\ud800" <= character <= "\udfff" for character in self.value):
-            self.fail("the text has half a character (a lone surrogate)")
+            self.fail(f"expected text, found {shortened(self.value)}")
         return self.value
 
     def boolean(self) -> bool:
         """This value as true or false."""
         if not isinstance(self.value, bool):
-            self.fail(f"expected true or false, found {_short(self.value)}")
+            self.fail(f"expected true or false, found {shortened(self.value)}")
         return self.value
 
     def number(self, *, minimum: float = 0.0) -> float:
@@ -233,9 +242,9 @@ class Node:
         negative."""
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fail(f"expected a number, found {_short(value)}")
+            self.fail(f"expected a number, found {shortened(value)}")
         if abs(value) > LARGEST or value != value:
-            self.fail(f"expected a finite number of at most {LARGEST:g}, found {_short(value)}")
+            self.fail(f"expected a finite number of at most {LARGEST:g}, found {shortened(value)}")
         if value < minimum:
             self.fail(f"expected at least {minimum:g}, found {value:g}")
         return float(value)
@@ -244,20 +253,21 @@ class Node:
         """This value as a whole number of at least `minimum`."""
         number = self.number(minimum=minimum)
         if number != int(number):
-            self.fail(f"expected a whole number, found {_short(self.value)}")
+            self.fail(f"expected a whole number, found {shortened(self.value)}")
         return int(self.value)
 
     def size(self) -> int:
         """This value as a whole number of bytes."""
         size = self.integer()
         if size > LARGEST_SIZE:
-            self.fail(f"expected at most {LARGEST_SIZE} bytes, found {_short(self.value)}")
+            self.fail(f"expected at most {LARGEST_SIZE} bytes, found {shortened(self.value)}")
         return size
 
 
-def _short(value: Any) -> str:
+def shortened(value: Any, most: int = 40) -> str:
+    """A value for an error message: at most about `most` characters of it."""
     text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "…"
+    return text if len(text) <= most else text[: most - 3] + "…"
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

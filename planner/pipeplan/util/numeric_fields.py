@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from functools import cache
 from numbers import Real
-from typing import Any
+from typing import Any, get_type_hints
 
-_FLOATS = ("float", "float | None")
-_INTEGERS = ("int", "int | None")
+_TYPES: dict[object, type] = {float: float, float | None: float, int: int, int | None: int}
 
 
 def settle_numbers(instance: Any) -> None:
@@ -29,5 +28,5 @@ def settle_numbers(instance: Any) -> None:
 @cache
 def _numeric_fields(kind: type) -> tuple[tuple[str, type], ...]:
     """The names of the numeric fields of a dataclass, with the type that each has."""
-    types: dict[str, type] = dict.fromkeys(_FLOATS, float) | dict.fromkeys(_INTEGERS, int)
-    return tuple((field.name, types[str(field.type)]) for field in fields(kind) if str(field.type) in types)
+    hints = get_type_hints(kind)
+    return tuple((field.name, _TYPES[hints[field.name]]) for field in fields(kind) if hints[field.name] in _TYPES)

@@ -48,6 +48,8 @@ class Noted(Engine):
 
 
 class _Silent:
+    in_order = False
+
     def open(self) -> None: ...
 
     def drain(self) -> None: ...

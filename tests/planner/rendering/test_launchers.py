@@ -13,7 +13,9 @@ from repository import ROOT
 from small_plans import NASTY, outcome
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Problem
@@ -21,6 +23,7 @@ from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launcher import Launcher, TemplateContext
 from pipeplan.rendering.launchers import LAUNCHERS
 from pipeplan.rendering.plan_folder import write_plan
+from pipeplan_launch.plan.stage_files import load_plan
 
 SCRIPTS = (
     *(("local", "one"), ("local", "uneven"), ("ssh", "two"), ("slurm", "one"), ("slurm", "uneven")),
@@ -98,10 +101,59 @@ def test_a_job_asks_for_what_the_plan_needs(plans: dict[str, Path]) -> None:
     assert "--no-requeue" in sbatch_options(_text(plans["two"], "slurm", no_requeue=True))
 
 
+def two_kinds() -> Cluster:
+    """Two servers of fast GPUs and one of slow ones."""
+    kinds = [Device("A100 80GB", "cuda", 10_000), Device("V100", "cuda", 10_000)]
+    servers = [Server(kinds[number], Level("server", 2, 100.0)) for number in (0, 0, 1)]
+    return Cluster.of_servers("two kinds", servers, [Level("cluster", 3, 10.0)])
+
+
+def planned(cluster: Cluster, busy: int, folder: Path) -> Path:
+    """A plan of data parallelism on the first so many workers."""
+    profile = replace(outcome().problem.profile, model_ref="m.py:make")
+    names = tuple(layer.name for layer in profile.layers)
+    plan = Plan((Stage(names, tuple(range(busy)), 1, 1),))
+    found = solve(Problem(profile, cluster), Settings(solver="dp", certify=False, simulate=False))
+    score = evaluate(plan, found.problem)
+    write_plan(replace(found, plan=plan, evaluation=score), folder)
+    return folder
+
+
+def test_servers_that_the_plan_leaves_idle_at_the_end_are_not_asked_for(tmp_path: Path) -> None:
+    plan = planned(two_kinds(), 4, tmp_path / "plan")
+    text = _text(plan, "slurm", gpu_type="a100")
+    assert "The plan leaves the last 1 server of its cluster idle" in text
+    assert "hetjob" not in text
+    assert "--nodes=2" in text
+    assert "--gres=gpu:a100:2" in text
+    assert "NODE_RANK=0 to 1" in _text(plan, "local")
+    loaded = load_plan(plan)
+    assert (loaded.servers, loaded.server_sizes, loaded.device) == (2, (), "cuda")
+    assert "numNodes: 2" in _text(plan, "kubernetes")
+    assert load_plan(planned(two_kinds(), 2, tmp_path / "alone")).servers == 1
+    flat = clusters()["two"]
+    assert load_plan(planned(flat, 1, tmp_path / "flat")).servers == 1
+    assert load_plan(planned(clusters()["uneven"], 5, tmp_path / "all")).server_sizes == (2, 2, 1)
+
+
+def test_each_component_asks_for_its_own_device(tmp_path: Path) -> None:
+    plan = planned(two_kinds(), 6, tmp_path / "plan")
+    text = _text(plan, "slurm", gpu_type=("A100 80GB=a100", "V100=v100"))
+    assert text.index("--gres=gpu:a100:2") < text.index("#SBATCH hetjob") < text.index("--gres=gpu:v100:2")
+    assert "# Component 1: servers of 2 workers, V100." in text
+    assert "--gres=gpu:2" in _text(plan, "slurm", gpu_type=("A100 80GB=", "V100=v100"))
+    for given in ((), "a100", ("A100 80GB=a100",), ("A100 80GB=a100", "V1000=v100")):
+        with pytest.raises(InputError, match=r"name the type of each, --gpu-type .A100 80GB=TYPE. --gpu-type V100="):
+            _text(plan, "slurm", gpu_type=given)
+    with pytest.raises(InputError, match="have different devices, A100 80GB and V100"):
+        _text(plan, "kubernetes")
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "said"),
     [
         ("slurm", {"partition": "a b"}, "--partition must be one word without quotes, not 'a b'"),
+        ("slurm", {"gpu_type": ("a", "b")}, "all servers of this plan have the same devices: name one type"),
         ("slurm", {"time": "1#2"}, "--time must be one word"),
         ("slurm", {"sbatch": ("x",)}, "--sbatch takes an option of sbatch"),
         ("slurm", {"setup": ("a\nb",)}, "setup must be on one line"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from reported import Document, branching, report_of, small_cluster, source_of
 from repository import ROOT
 
 from pipeplan.errors import InputError
-from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Options
 from pipeplan.report.build import report_page, script_safe_json
 from pipeplan.report.source import ReportSource, read_report_source
@@ -36,13 +34,12 @@ def test_every_option_is_read_back() -> None:
     found = source_of(branching(), small_cluster(), options)
     assert found.known is not None
     assert found.known.problem.options == options
-    assert set(plan_file.OPTION_READERS) >= {field.name for field in fields(Options)}
 
 
 @pytest.mark.parametrize(
     ("name", "value", "complaint"),
     [
-        ("pins", [[]], "pins.0.: expected a layer and its stage"),
+        ("pins", [[]], "pins.0.: expected a list of 2, found 0 values"),
         ("pins", 3, "pins: expected a list"),
         ("together", [3], "together.0.: expected a list"),
         ("no_cut_after", [1], "expected text"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -71,5 +72,5 @@ def test_every_record_with_a_number_settles_it() -> None:
         for kind in vars(module).values():
             if not (isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__):
                 continue
-            if any("float" in str(field.type) for field in fields(kind)):
+            if any("float" in str(hint) for hint in get_type_hints(kind).values()):
                 assert "__post_init__" in vars(kind), kind

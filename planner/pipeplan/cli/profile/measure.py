@@ -28,7 +28,8 @@ from pipeplan.cli.profile.table import measured_profile
 from pipeplan.cluster_data.local import local_processors
 from pipeplan.errors import InputError
 from pipeplan.first_steps.init import CLUSTER
-from pipeplan.profile_data.profile import GRANULARITIES, Profile
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile_document import GRANULARITIES
 from pipeplan.util.files import refuse_unwritable
 
 

@@ -1,0 +1,89 @@
+"""The tables and fields of a cluster file, as their types state them; docs/file-formats.md describes them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from pipeplan.cluster_data.cluster import Device, Level
+from pipeplan.util.typed import Amount, Natural, Positive, WrittenRate, WrittenSize, WrittenTime
+
+CLUSTER_FORMAT = "pipeplan-cluster"
+CLUSTER_VERSION = 1
+
+
+class DeviceTable(Struct, forbid_unknown_fields=True):
+    """A table `[device]` or `[[device]]`."""
+
+    name: str
+    kind: Literal["cuda", "cpu"]
+    memory: WrittenSize
+    speed: Amount = 1.0
+    cores: Positive = 0
+
+    def record(self) -> Device:
+        """The device of this table."""
+        return Device(self.name, self.kind, self.memory, self.speed, self.cores)
+
+
+class _LinkFields(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields of links."""
+
+    bandwidth: WrittenRate | None = None
+    latency: WrittenTime | None = None
+    allreduce_efficiency: Amount = 1.0
+    sendrecv_efficiency: Amount = 1.0
+    source: str = ""
+
+    def level(self, name: str, count: int) -> Level:
+        """A level with these links."""
+        rates = (self.allreduce_efficiency, self.sendrecv_efficiency)
+        return Level(name, count, float(self.bandwidth or 0), float(self.latency or 0), *rates, self.source)
+
+
+class LevelTable(_LinkFields, kw_only=True, forbid_unknown_fields=True):
+    """A table `[[level]]`."""
+
+    name: str
+    count: Natural | None = None
+    """The outermost level above servers may leave it out: it joins all that there are."""
+
+
+class ServerTable(_LinkFields, kw_only=True, forbid_unknown_fields=True):
+    """A table `[[server]]`: `count` equal servers."""
+
+    device: str
+    devices: Positive
+    name: str = ""
+    count: Positive = 1
+    card: WrittenRate | None = None
+    price_per_hour: Amount | None = None
+
+
+class _ClusterHead(Struct, kw_only=True, forbid_unknown_fields=True):
+    format: Literal["pipeplan-cluster"]
+    version: Literal[1]
+    name: str
+
+
+class UniformFile(_ClusterHead, kw_only=True, forbid_unknown_fields=True):
+    """A cluster file whose servers are all the same."""
+
+    device: DeviceTable
+    level: tuple[LevelTable, ...]
+    price_per_hour: Amount | None = None
+
+
+class ListedFile(_ClusterHead, kw_only=True, forbid_unknown_fields=True):
+    """A cluster file that lists its servers."""
+
+    device: tuple[DeviceTable, ...] | DeviceTable
+    """A single table `[device]` stands for a list of one."""
+    server: tuple[ServerTable, ...]
+    level: tuple[LevelTable, ...] = ()
+
+    @property
+    def devices(self) -> tuple[DeviceTable, ...]:
+        """All tables of devices."""
+        return (self.device,) if isinstance(self.device, DeviceTable) else self.device

@@ -1,0 +1,82 @@
+"""The published schemas are those of the readers' types, and describe the files that there are."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schemas import SCHEMAS, schemas, text_of
+
+BUNDLED = Path(__file__).resolve().parents[2] / "profiles"
+
+
+@pytest.mark.parametrize("name", ["profile.schema.json", "cluster.schema.json", "plan.schema.json"])
+def test_the_published_schema_is_that_of_the_types(name: str) -> None:
+    assert (SCHEMAS / name).read_text(encoding="utf-8") == text_of(schemas()[name]), "python tests/docs/schemas.py"
+
+
+def test_the_bundled_files_follow_their_schemas() -> None:
+    found = [("profile.schema.json", json.loads(path.read_text())) for path in BUNDLED.glob("*.json")]
+    found += [("cluster.schema.json", tomllib.loads(path.read_text())) for path in BUNDLED.glob("clusters/*.toml")]
+    assert len(found) > 5
+    for name, document in found:
+        schema = schemas()[name]
+        assert complaints(document, schema, schema) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"minibatch": 0}, "minibatch: below 1"),
+        ({"minibatch": "8"}, "minibatch: not integer"),
+        ({"layers": {}}, "layers: not array"),
+        ({"version": 2}, "version: not one of [1]"),
+    ],
+)
+def test_a_wrong_profile_does_not_follow_the_schema(change: dict[str, Any], complaint: str) -> None:
+    schema, path = schemas()["profile.schema.json"], next(iter(sorted(BUNDLED.glob("*.json"))))
+    assert complaints(json.loads(path.read_text()) | change, schema, schema) == [complaint]
+
+
+TYPES: dict[str, Any] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "null": type(None),
+    "integer": int,
+    "number": (int, float),
+}
+
+
+def complaints(value: Any, schema: dict[str, Any], root: dict[str, Any], place: str = "") -> list[str]:
+    """Where a value does not follow a schema, by the keywords of JSON Schema that ours use."""
+    if reference := schema.get("$ref"):
+        return complaints(value, root["$defs"][reference.rpartition("/")[2]], root, place)
+    if choices := schema.get("anyOf"):
+        tried = [complaints(value, choice, root, place) for choice in choices]
+        return min(tried, key=len)
+    if "enum" in schema and value not in schema["enum"]:
+        return [f"{place}: not one of {schema['enum']}"]
+    kind = schema.get("type")
+    if kind and (not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        return [f"{place}: not {kind}"]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        low, high = schema.get("minimum", value), schema.get("maximum", value)
+        return [f"{place}: below {low}"] if value < low else [f"{place}: above {high}"] if value > high else []
+    found: list[str] = []
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        found += [f"{place}: no {name}" for name in schema.get("required", []) if name not in value]
+        for name, member in value.items():
+            if name in known:
+                found += complaints(member, known[name], root, f"{place}.{name}".removeprefix("."))
+            elif schema.get("additionalProperties") is False:
+                found.append(f"{place}: unknown {name}")
+    if isinstance(value, list) and isinstance(schema.get("items"), dict):
+        for index, member in enumerate(value):
+            found += complaints(member, schema["items"], root, f"{place}[{index}]")
+    return found
