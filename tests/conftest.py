@@ -17,6 +17,9 @@ from repository import ROOT
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What a user measured on this machine makes no difference to tests, and no test measures it by the way.
+os.environ["PIPEPLAN_EXECUTOR_COSTS"] = "off"
+
 _BESIDE = ROOT.parent / "shared"
 
 

@@ -39,14 +39,15 @@ PLANNER = (
 )
 EXECUTOR = (
     {"allocator", "checked_json", "child_processes", "errors", "torch_check"},
-    {"devices", "files"},
-    {"job", "launch_secret", "plan", "rank_mapping", "selftest"},
+    {"files"},
+    {"devices"},
+    {"capabilities", "job", "launch_secret", "plan", "rank_mapping"},
     {"comm", "command_line", "launchers", "models", "telemetry", "tracing"},
     {"checkpoint", "elastic"},
     {"export", "link_benchmark", "preflight", "runtime", "worker_monitor"},
     {"torchrun", "worker"},
     {"__main__"},
-    {"emulation"},
+    {"emulation", "executor_trials", "selftest"},
 )
 ROW = {
     f"{package}.{room}": number
@@ -78,6 +79,7 @@ TORCH_FREE_LAUNCH = (
     "launchers.ssh",
     "link_benchmark.config",
     "link_benchmark.pair_schedule",
+    "capabilities",
     "checkpoint.manifest",
     "plan.averaging_options",
     "plan.json_fields",
@@ -87,7 +89,6 @@ TORCH_FREE_LAUNCH = (
     "plan.schedule_check",
     "plan.sleeping_stage_spec",
     "preflight",
-    "selftest",
     "telemetry.pace_model",
     "telemetry.run_folder",
     "telemetry.slowdown_cause",
@@ -292,10 +293,10 @@ def test_what_reads_a_plan_does_without_torch(name: str) -> None:
 
 
 def test_only_one_room_of_the_executor_knows_kinds_of_devices() -> None:
-    """`devices` answers for each kind; what asks torch which versions it has (`selftest`) computes nothing."""
+    """`devices` answers for each kind; what asks torch which versions it has (`capabilities`) computes nothing."""
     asking = []
     for module in of_package("pipeplan_launch"):
-        if room_of(module) not in ("pipeplan_launch.devices", "pipeplan_launch.selftest"):
+        if room_of(module) not in ("pipeplan_launch.devices", "pipeplan_launch.capabilities"):
             names = [ast.unparse(node) for node in ast.walk(source_tree(module)) if isinstance(node, ast.Attribute)]
             asking += [
                 f"{module}: {name}" for name in names if name.startswith("torch.cuda") or name.endswith(".is_cuda")

@@ -146,7 +146,12 @@ def _add_communication_options(parser: argparse.ArgumentParser) -> None:
         choices=(AUTO, *MODES),
         default=AUTO,
         help="how messages travel between stages: through the host's memory, or by NCCL with a group for each pair of "
-        "workers, or by NCCL in one group (auto: host)",
+        "workers, or by NCCL in one group (auto: what the self-test has found on this machine, else host)",
+    )
+    parser.add_argument(
+        "--no-selftest",
+        action="store_true",
+        help="do not try first how messages travel between the GPUs of this machine",
     )
     parser.add_argument(
         "--probe",

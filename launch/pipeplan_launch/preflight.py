@@ -13,8 +13,10 @@ the size of server NODE_RANK.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 from argparse import Namespace
@@ -30,12 +32,14 @@ from pipeplan_launch.plan.averaging_options import GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.plan.staleness import check_staleness_options
-from pipeplan_launch.plan.transport_modes import transport_of
+from pipeplan_launch.plan.transport_modes import asks_self_test, transport_of
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.torch_check import version_problem
 
 MIN_FREE_BYTES = 2**20
 """Free space below which a run folder is refused."""
+SELF_TEST_S = 90.0
+"""Seconds after which the self-test before a first run on GPUs is given up."""
 REQUIRED_VARIABLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that every launch of a run with several launches must have."""
 
@@ -198,6 +202,26 @@ def _check_node(text: str, launches: int) -> None:
         raise LaunchError(f"NODE_RANK is {text!r}: it must be this server's number, 0 to {launches - 1}")
 
 
+def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str | None:
+    """Try how messages travel between the GPUs here, unless that is known or not asked for; returns a note on it."""
+    averaging = GradientAveraging(options.compress, options.significance)
+    if options.no_selftest or gpu_count < 2 or not asks_self_test(options.transport, plan, averaging):
+        return None
+    from pipeplan_launch.devices.remembered import remembered_transport
+
+    if remembered_transport() is not None:
+        return None
+    command = [sys.executable, "-m", "pipeplan_launch.selftest", "--short"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SELF_TEST_S, check=False)
+        report = json.loads(done.stdout.strip().splitlines()[-1])
+        failed = [f"{one['name']}: {one['text']}" for one in report["results"] if not one["passed"]]
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, KeyError):
+        return "note: the self-test gave no answer, so messages between stages travel through the host's memory"
+    why = f" ({'; '.join(failed)})" if failed else ""
+    return f"note: messages between stages will travel by --transport {report['transport']}{why}"
+
+
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
@@ -212,12 +236,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gpu_count = gpus() if plan.device == "cuda" else 0
         note = check_machine(plan, os.environ, usable_cores(), gpu_count)
         check_run_start(options, plan, os.environ, launch_count(plan, os.environ))
+        tested = self_test_note(options, plan, gpu_count)
         print(workers_to_start(plan, os.environ, gpu_count))
     except LaunchError as error:
         print(f"error: {terminal_line(error)}", file=sys.stderr)
         return 2
-    if note:
-        print(note, file=sys.stderr)
+    for line in filter(None, (note, tested)):
+        print(terminal_line(line), file=sys.stderr)
     return 0
 
 

@@ -16,6 +16,7 @@ from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.checkpoint.manifest import Manifest
 from pipeplan_launch.checkpoint.optimizer_state import optimizer_tensors
 from pipeplan_launch.devices.backend import backend_of
+from pipeplan_launch.devices.remembered import remembered_transport
 from pipeplan_launch.elastic import consistency_check, process_groups
 from pipeplan_launch.elastic.graceful_stop import GracefulStop, forward_stop_requests
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
@@ -28,7 +29,7 @@ from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
-from pipeplan_launch.plan.transport_modes import transport_of
+from pipeplan_launch.plan.transport_modes import asks_self_test, transport_of
 from pipeplan_launch.plan.updates import updates_sentence
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
@@ -57,9 +58,10 @@ def run_worker(options: RunOptions) -> None:
         torch.set_num_threads(options.threads)
     plan = load_plan(options.plan_folder)
     keep_freed_memory()
-    groups = process_groups.join_workers(
-        plan, options.timeout_s, transport_of(options.transport, plan, options.averaging)
-    )
+    asks = asks_self_test(options.transport, plan, options.averaging)
+    found = remembered_transport() if asks else None
+    transport = transport_of(options.transport, plan, options.averaging, found)
+    groups = process_groups.join_workers(plan, options.timeout_s, transport)
     rank = dist.get_rank()
     run_start = run_in_all(groups.everyone, lambda: decide_start(options, plan, groups.attempt) if rank == 0 else None)
     run_start = process_groups.broadcast(run_start, 0, groups.everyone, RunStart)

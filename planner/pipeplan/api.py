@@ -21,6 +21,7 @@ from typing import Literal, Unpack
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.local import local_cluster
+from pipeplan.cluster_data.machine_costs import with_machine_costs
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
 from pipeplan.exports.target import export_files, export_target, write_export
 from pipeplan.from_options import OptionKeywords, build_problem, checked_keywords
@@ -136,7 +137,7 @@ def cluster(
     if name == "local":
         if servers not in (None, 1):
             raise InputError("the cluster local is one server: leave out --servers, or give --workers")
-        return local_cluster(workers)
+        return with_machine_costs(local_cluster(workers))
     if workers is not None:
         raise InputError("--workers goes with --cluster local; for other clusters give --servers")
     loaded = cluster_toml.load_cluster(name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict, get_type_hints
 
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.machine_costs import for_profile
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
@@ -245,7 +246,8 @@ def _in_listed_order(request: _Request) -> BuiltProblem:
     if batch is not None:
         sizes = [size.minibatch for size in scaled.all_sizes] if minibatch == AUTO else [scaled.minibatch]
         options = options | {"accumulate": _minibatches_per_update(options.get("accumulate"), batch, sizes)}
-    unrestricted = Problem(scaled, request.cluster, options_for(request.cluster.device.kind, **options))
+    cluster = for_profile(request.cluster, scaled.provenance)
+    unrestricted = Problem(scaled, cluster, options_for(request.cluster.device.kind, **options))
     targeted = None if target is None else TargetedProblem(export_target(target), unrestricted)
     problem = unrestricted if targeted is None else targeted.problem
     if minibatch != AUTO:

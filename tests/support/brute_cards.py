@@ -69,6 +69,7 @@ class Cards:
         exposed = max(0.0, ready - clock)
         hidden = max(0.0, ring_time(len(everyone), stage.weights, bandwidth, latency) - exposed)
         step = sum(layer.get("t", 0.0) for layer in instance.layers) / speed
+        clock += self.costs._own(0, self.costs.everything)[1] / speed
         return (clock + step + exposed + (1 - instance.overlap) * hidden) / len(everyone)
 
     def _cores(self, chain: Sequence[Stage]) -> float:

@@ -141,6 +141,19 @@ class Costs:
         behind = sum(layer["b"] + layer.get("t", 0.0) / (often or 1) for layer in mine)
         return sum(layer["f"] for layer in mine), behind
 
+    def _own(self, before: int, after: int) -> tuple[float, float]:
+        """Seconds of the executor's own work in a forward and a backward pass, which each bear half, at speed 1."""
+        for_pass, for_message, for_byte, for_version = self.instance.executor
+        directions = 2 if self.training else 1
+        total = directions * for_pass
+        for cut in (before, after):
+            if cut not in (0, self.everything):
+                total += directions * for_message + for_byte * sum(self.crossing_bytes[cut])
+        if self.training and not self.flushes and after != self.everything:
+            each = self.instance.accumulate if self.instance.kind == "2bw" else 1
+            total += for_version * sum(layer["w"] for layer in self._members(before, after)) / (each or 1)
+        return (total / 2, total / 2) if self.training else (total, 0.0)
+
     def _crossing_bytes(self, cut: int) -> tuple[float, float]:
         """Bytes across a cut, forward and backward, each tensor once."""
         over = [t for t in self.instance.tensors if cut >> t[0] & 1 and any(not cut >> c & 1 for c in t[1])]
@@ -163,6 +176,8 @@ class Costs:
         speed = min(self.machines.speeds[start:end])
         forward, backward = (time / speed for time in self._times(before, after))
         backward += forward if recompute else 0.0
+        own = [time / speed for time in self._own(before, after)]
+        forward, backward = forward + own[0], backward + own[1]
         group = 0.0
         if self.training and replicas > 1:
             bandwidth, _, latency = self.machines.rate(range(start, end))

@@ -43,8 +43,10 @@ class Instance:
     accumulate: int | None = None
     allow_copies: bool = True
     contention: bool = False
-    cores: int = 0
+    cores: float = 0
     """Of every server, which its workers share; 0: one each."""
+    executor: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    """Seconds of the executor for a pass, a message, a byte of a message, and a byte of a version of the weights."""
     corrected: bool = False
     """A step as large as the weights is kept for every version but the newest."""
     servers: tuple[Machine, ...] = ()

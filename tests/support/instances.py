@@ -12,6 +12,7 @@ from brute_force import Best
 from brute_machines import Instance, Machine
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.problem import Options, Problem
@@ -166,6 +167,13 @@ def crowded_instance(seed: int, *, layers: int = 6, schedule: str | None = None)
     return replace(found, **free, tensors=tensors, contention=True, **wide)
 
 
+def burdened(instance: Instance, seed: int) -> Instance:
+    """The problem with work of the executor's own, and for two of three with what workers get done on shared cores."""
+    rng = random.Random(f"executor {seed}")
+    costs = (rng.choice([0.0, 1.0, 4.0]), rng.choice([0.0, 0.5, 2.0]), rng.choice([0.0, 0.1]), rng.choice([0.0, 0.05]))
+    return replace(instance, executor=costs, cores=rng.choice([0, 1.25, 2]))
+
+
 def _level(rng: random.Random, count: int) -> tuple[float, ...]:
     efficiencies = (1.0, 1.0) if rng.random() < 0.7 else (rng.choice([0.5, 0.8]), rng.choice([0.5, 1.0]))
     return (count, float(rng.choice([4, 8, 20, 100])), rng.choice([0.0, 0.0, 0.5]), *efficiencies)
@@ -273,8 +281,9 @@ def to_plan(instance: Instance, found: Best) -> Plan:
 def _cluster(instance: Instance) -> Cluster:
     memory = 1.0 if math.isinf(instance.memory) else instance.memory
     levels = [Level(f"n{i}", int(count), *rates) for i, (count, *rates) in enumerate(instance.levels)]
+    executor = ExecutorCosts(*instance.executor)
     if not instance.servers:
-        return Cluster("test", Device("d", "cpu", int(memory), cores=instance.cores), tuple(levels))
+        return Cluster("test", Device("d", "cpu", int(memory), cores=instance.cores), tuple(levels), executor=executor)
     machines = [
         Server(
             Device(f"d{one.speed}-{one.memory}", "cpu", int(memory * one.memory), one.speed, instance.cores),
@@ -283,4 +292,4 @@ def _cluster(instance: Instance) -> Cluster:
         )
         for one in instance.servers
     ]
-    return Cluster.of_servers("test", machines, levels[1:])
+    return Cluster.of_servers("test", machines, levels[1:], executor)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pipeplan_launch.devices.streams import CUDAStreams, NoStreams, Streams
@@ -156,3 +157,11 @@ def seed_generators(value: int) -> None:
 def cuda_devices() -> int:
     """Number of CUDA devices that this process sees."""
     return torch.cuda.device_count()
+
+
+def nccl_version() -> str | None:
+    """Version of NCCL that torch was built with; None for none."""
+    if not dist.is_available() or not dist.is_nccl_available():
+        return None
+    version: Any = torch.cuda.nccl.version  # torch has no type annotations for it
+    return ".".join(str(number) for number in version())

@@ -33,6 +33,8 @@ class Prediction:
     backward_s: float | None = None
     update_s: float | None = None
     """Time of the optimiser's step, divided by the minibatches of an update."""
+    executor_s: float | None = None
+    """The executor's own work; None where the plan was made without it."""
     sync_s: float | None = None
     exposed_s: float | None = None
     """Exposed all-reduce time, which computing does not hide."""

@@ -46,6 +46,8 @@ class EmulatedStage:
     """Number of minibatches of an epoch."""
     bucket_bytes: int
     """Size at which a bucket of gradients closes."""
+    products: int = 0
+    """Matrix products that a forward pass of each layer computes beside its sleep; a backward pass twice as many."""
 
 
 def read_emulated_stage(content: Mapping[str, Any], where: str) -> EmulatedStage | None:
@@ -60,6 +62,7 @@ def read_emulated_stage(content: Mapping[str, Any], where: str) -> EmulatedStage
         after=_crossing(emulation, "after", where),
         minibatches=json_fields.integer(emulation, "minibatches", where, least=1),
         bucket_bytes=json_fields.integer(emulation, "bucket_bytes", where, least=1, most=MOST_BYTES),
+        products=json_fields.integer(emulation, "products", where, least=0) if "products" in emulation else 0,
     )
 
 

@@ -29,9 +29,24 @@ def edges(plan: LaunchPlan) -> list[Edge]:
     return sorted(found)
 
 
-def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging) -> str:
-    """The mode of a run, of which `wanted` is the option. Raises `LaunchError` if other options exclude it."""
-    mode = HOST if wanted == AUTO or len(plan.pipeline) == 1 else wanted
+def asks_self_test(wanted: str, plan: LaunchPlan, averaging: GradientAveraging) -> bool:
+    """Whether the mode of a run is what the self-test has found on its machine.
+
+    That is so for a pipeline of several stages on the GPUs of one server. The self-test says nothing about the network
+    between servers, nor about what starts all-reduces in another thread.
+    """
+    here = plan.device == "cuda" and plan.servers == 1 and len(plan.pipeline) > 1
+    return wanted == AUTO and here and averaging == EXACT_AVERAGING
+
+
+def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, found: str | None = None) -> str:
+    """The mode of a run, of which `wanted` is the option. Raises `LaunchError` if other options exclude it.
+
+    `found`: the mode that the self-test has found for this machine, if there has been one.
+    """
+    if wanted == AUTO:
+        return found or HOST if asks_self_test(wanted, plan, averaging) else HOST
+    mode = HOST if len(plan.pipeline) == 1 else wanted
     if mode != HOST and averaging != EXACT_AVERAGING:
         raise LaunchError(
             f"--transport {mode} starts everything from one thread, and --compress and --significance use another: "

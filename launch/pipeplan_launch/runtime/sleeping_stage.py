@@ -55,6 +55,7 @@ class SleepingStage:
         self._sent = [torch.zeros(one.size, dtype=one.dtype) for one in self.sends]
         self._returned = torch.zeros(self.receives[0].size) if self.receives else None
         self._clock = _Clock()
+        self._clock.forward, self._clock.backward = stage.products, 2 * stage.products
 
     def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
         """One parameter for each layer."""
@@ -91,11 +92,28 @@ class SleepingStage:
         return self
 
 
+class Products:
+    """Products of two matrices that fit into a core's cache, each of which takes the same time."""
+
+    SIZE = 96
+
+    def __init__(self) -> None:
+        self._one, self._other, self._result = (torch.ones(self.SIZE, self.SIZE) for _ in range(3))
+
+    def compute(self, count: int) -> None:
+        """Compute so many products."""
+        for _ in range(count):
+            torch.mm(self._one, self._other, out=self._result)
+
+
 class _Clock:
     """Sleeps such that a pass ends on time. The emulation's own overhead counts as part of the layers' times."""
 
     def __init__(self) -> None:
         self._due = 0.0
+        self.products = Products()
+        self.forward = self.backward = 0
+        """Products of a pass of each layer."""
 
     def start(self) -> None:
         """Begin a pass."""
@@ -124,6 +142,7 @@ class _Sleep(torch.autograd.Function):
     ) -> Tensor:
         ctx.layer, ctx.returned, ctx.gradient, ctx.clock, ctx.last = layer, returned, gradient, clock, last
         clock.sleep(layer.forward_s)
+        clock.products.compute(clock.forward)
         return result.detach()
 
     @staticmethod
@@ -131,6 +150,7 @@ class _Sleep(torch.autograd.Function):
         if ctx.last:
             ctx.clock.start()
         ctx.clock.sleep(ctx.layer.backward_s)
+        ctx.clock.products.compute(ctx.clock.backward)
         returned = None if ctx.returned is None else ctx.returned.detach()
         return returned, ctx.gradient.detach(), None, None, None, None, None, None
 

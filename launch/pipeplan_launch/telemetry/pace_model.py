@@ -21,6 +21,7 @@ AS_PREDICTED = 0.03
 
 AT_UPDATES = ("update_s", "sync_s")
 TERMS = ("forward_s", "backward_s", *AT_UPDATES, "load_s", "send_s", "other_s")
+OWN_WORK = ("load_s", "send_s", "other_s")
 PASSES, CORE = "passes", "core"
 _IN_PASSES = ("forward_s", "backward_s", "load_s", "send_s", "other_s")
 """The terms that a calibrated profile predicts as one, because its passes include the executor's own time."""
@@ -93,7 +94,7 @@ class StageBusyTimes:
     shown: Terms
     """Measured times for messages. Where workers share cores, by the clock."""
     boundary_s: float
-    cores: int
+    cores: float
     versions: int
     modelled: bool
     """Whether the prediction is from an estimate."""
@@ -164,9 +165,12 @@ def _stage(entry: Mapping[str, Any], profile: str, computes: bool) -> StageBusyT
     predicted |= {name: predicted[name] or 0.0 for name in ("backward_s", *AT_UPDATES)}
     if None in wall.values() or None in predicted.values():
         return None
+    if entry.get("executor_s") is not None and profile != "calibrated":
+        wall = _with_own_work(wall)
+        predicted = _with_own_work(predicted | {"other_s": entry["executor_s"]})
     if profile == "calibrated":
         wall, predicted = _with_passes(wall), _with_passes(predicted)
-    busy, cores = sum(wall.values()), int(entry["cores"] or 0)
+    busy, cores = sum(wall.values()), float(entry["cores"] or 0)
     computed, waited = entry["measured"]["cpu_s"], entry["measured"]["core_wait_s"]
     shown = wall | {CORE: 0.0}
     if computes and not cores and waited:
@@ -182,6 +186,12 @@ def _stage(entry: Mapping[str, Any], profile: str, computes: bool) -> StageBusyT
         versions=entry["versions"],
         modelled=profile == "modelled",
     )
+
+
+def _with_own_work(terms: Terms) -> dict[str, float]:
+    """The terms with all of the executor's own work in one, as it is predicted."""
+    own = sum(terms[name] for name in OWN_WORK)
+    return {name: value for name, value in terms.items() if name not in OWN_WORK} | {"other_s": own}
 
 
 def _with_passes(terms: Terms) -> dict[str, float]:

@@ -112,7 +112,7 @@ def _explanation(model: PaceModel, stage: StageBusyTimes, name: str) -> str:
     slower = stage.shown[name] > stage.predicted[name]
     if name in _COMPUTING:
         if slower and stage.cores:
-            load = f"another load than {model.workers_beside(stage)} workers on {stage.cores} cores"
+            load = f"another load than {model.workers_beside(stage)} workers on {stage.cores:g} cores"
             return f"its layers were profiled under {load}; {_CALIBRATE}"
         if stage.modelled:
             return f"its profile is an estimate, not measured; {_CALIBRATE}"

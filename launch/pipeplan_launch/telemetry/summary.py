@@ -88,6 +88,7 @@ def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequen
         "versions": plan.pipeline[stage].versions,
         "cores": prediction.cores,
         "boundary_s": prediction.boundary_s,
+        **({} if prediction.executor_s is None else {"executor_s": prediction.executor_s}),
         "forward_s": PredictedMeasured(prediction.forward_s, means["forward_s"]).as_json(),
         "backward_s": PredictedMeasured(prediction.backward_s, means["backward_s"]).as_json(),
         "update_s": PredictedMeasured(prediction.update_s, means["update_s"]).as_json(),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pipeplan.checker import figures
 from pipeplan.checker.ddp_overlap import ddp_pace, waits_for_update
 from pipeplan.checker.document import DOUBLE_BUFFERED, STASHING, CheckedStage, PlanDocument
+from pipeplan.checker.executor_work import executor_work_between
 from pipeplan.checker.figures import stage_figures
 from pipeplan.checker.model import CheckedModel, Flags, Floats, Totals
 from pipeplan.checker.network import LinkRates, NetworkRates
@@ -164,6 +165,7 @@ class ChargedSpace:
             size = (totals.parameters[cut] - totals.parameters[before])[:, None]
             ring = np.asarray(figures.ring_allreduce_s(replicas, size, ring_rate, ring_latency))
         forward, backward = ((total[cut] - total[before])[:, None] for total in (totals.forward_s, totals.backward_s))
+        backward = backward + executor_work_between(self.document, totals, cut, before)[:, None]
         everywhere = np.full(len(runs.start), runs.workers)
         lost = self.hopeless(before[:, None], runs.start, everywhere) & (before > 0)[:, None]
         found = []

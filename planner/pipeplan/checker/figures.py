@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, VERTICAL, PlanDocument
+from pipeplan.checker.executor_work import executor_work_s
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.network import FREE, NetworkRates
 
@@ -57,6 +58,8 @@ class StageFigures:
     """Backward time, including the repeated forward pass of a stage that recomputes."""
     update_s: float
     """Time of the optimiser's step."""
+    executor_s: float
+    """The executor's own work: half of it in the forward pass, half in the backward pass, or all in the only pass."""
     allreduce_s: float
     """Time of one all-reduce among the replicas of one copy."""
     group_s: float
@@ -92,8 +95,8 @@ class StageFigures:
 
     @property
     def pass_s(self) -> float:
-        """Forward pass, backward pass and optimiser's step together."""
-        return self.forward_s + self.backward_s + self.update_s
+        """Forward pass, backward pass, optimiser's step and the executor's own work together."""
+        return self.forward_s + self.backward_s + self.update_s + self.executor_s
 
     @property
     def busier_s(self) -> float:
@@ -173,6 +176,8 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         memory += weights * (model.state_ratio + several + versions + (versions - 1) * model.corrects)
         memory += stage.depth * minibatch
         memory += (saved + sent) * stage.recompute
+    crossing = received + returned + sent + incoming
+    own = float(executor_work_s(document, (index > 0) + (not last), crossing, weights * (not last)))
     rings = [_allreduce(network, document.of_copy(copy, index), weights) for copy in range(copies)]
     return StageFigures(
         replicas=replicas,
@@ -180,6 +185,7 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         forward_s=forward,
         backward_s=backward,
         update_s=float(model.update_s[inside].sum()) / speed,
+        executor_s=own / speed,
         allreduce_s=max(rings) if model.training else 0.0,
         group_s=_allreduce(network, stage.workers, weights) if model.training else 0.0,
         lanes=lanes,

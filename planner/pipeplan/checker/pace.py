@@ -170,8 +170,9 @@ def _phases(document: PlanDocument, figures: Sequence[StageFigures], share: int)
         return found
 
     if document.schedule == GPIPE:
-        forward = [(stage.forward_s, stage.send_s) for stage in figures]
-        return [loads(forward), loads([(stage.backward_s + stage.update_s, stage.return_s) for stage in figures])]
+        forward = [(stage.forward_s + stage.executor_s / 2, stage.send_s) for stage in figures]
+        backward = [(stage.pass_s - stage.forward_s - stage.executor_s / 2, stage.return_s) for stage in figures]
+        return [loads(forward), loads(backward)]
     return [loads([(stage.pass_s, stage.busier_s) for stage in figures])]
 
 

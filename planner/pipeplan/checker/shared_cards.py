@@ -73,7 +73,7 @@ def core_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[
         by_server.setdefault(document.cluster.server_of(worker), []).append(time)
     cores = {document.cluster.server_of(worker): document.cluster.device_of(worker).cores for worker in busy}
     return [
-        Load(sum(times) / cores[one], f"the {cores[one]} cores of server {one}")
+        Load(sum(times) / cores[one], f"the {cores[one]:g} cores of server {one}")
         for one, times in by_server.items()
         if 0 < cores[one] < len(times)
     ]
@@ -90,7 +90,8 @@ def shared_cores_bound_s(document: PlanDocument, model: CheckedModel) -> float:
     for worker in range(document.cluster.workers):
         speeds.setdefault(document.cluster.server_of(worker), []).append(document.cluster.device_of(worker).speed)
     cores = {server: document.cluster.device_of(first).cores for first, server in _firsts(document)}
-    total = sum(sum(each[: cores[server] or None]) for server, each in speeds.items())
+    # All devices of a server have the same speed.
+    total = sum(each[0] * min(cores[server] or len(each), len(each)) for server, each in speeds.items())
     if all(not count or count >= len(speeds[server]) for server, count in cores.items()):
         return 0.0
     return float((model.forward_s + model.backward_s + model.update_s).sum()) / total

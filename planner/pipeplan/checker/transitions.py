@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pipeplan.checker import figures
 from pipeplan.checker.document import DOUBLE_BUFFERED, STASHING, PlanDocument
+from pipeplan.checker.executor_work import executor_work_between
 from pipeplan.checker.model import CheckedModel, Flags, Floats, Totals
 from pipeplan.checker.network import UniformRates
 from pipeplan.errors import InputError
@@ -53,6 +54,7 @@ class StageCandidates:
 class Transitions:
     """All stages of pipelines in one component of a level, where `copies` such pipelines run side by side."""
 
+    document: PlanDocument
     model: CheckedModel
     rates: UniformRates
     totals: Totals
@@ -111,6 +113,7 @@ class Transitions:
         rates = UniformRates.of(document.cluster.inner(level))
         runs, aligned = _runs(rates, options.max_replicas)
         return Transitions(
+            document=document,
             model=model,
             rates=rates,
             totals=Totals.of(model, MOST_CUTS),
@@ -143,6 +146,9 @@ class Transitions:
         forward, backward = (
             (total[cut] - total[before])[:, None] / (replicas * self.speed)
             for total in (totals.forward_s, totals.backward_s)
+        )
+        backward = backward + executor_work_between(self.document, totals, cut, before)[:, None] / (
+            replicas * self.speed
         )
         ring = np.zeros(forward.shape)
         if self.model.training:

@@ -196,6 +196,7 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
             ("backward_s", figure.backward_s),
             # Plans written before the optimiser's step was charged do not have this field.
             *([("update_s", figure.update_s)] if figure.update_s or node.get("update_s") else []),
+            *([("executor_s", figure.executor_s)] if figure.executor_s or node.get("executor_s") else []),
             ("sync_s", awaited_s(document, figures, index)),
             *([("exposed_sync_s", exposed_allreduce_s(document, model))] if node.get("exposed_sync_s") else []),
             ("receive_bytes", figure.received),

@@ -25,6 +25,7 @@ from pipeplan.cli.options import force_option, json_option, output_file, plan_pr
 from pipeplan.cli.output import note, print_answer, print_json
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.machine_costs import without_costs
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.problem import plan_file
@@ -96,13 +97,14 @@ def command(
     if not no_write:
         _refuse(output, target, force, [planned.digest for planned in planned_runs])
     problem = planned_runs[0].problem
-    shared = bool(problem.cluster.shared_cores)
+    cluster = without_costs(problem.cluster)
+    shared = bool(cluster.shared_cores)
     by_plan: dict[str, list[ObservedRun]] = {}
     for planned in planned_runs:
         observed = observe_run(planned.run, planned.path, planned.plan, planned.problem.options, shared)
         by_plan.setdefault(planned.run.plan, []).append(observed)
     runs = [median_run(of_one_plan) for of_one_plan in by_plan.values()]
-    calibrated = calibrate(runs, problem.profile, problem.cluster)
+    calibrated = calibrate(runs, problem.profile, cluster)
     if not no_write:
         _write(profile_of(calibrated, runs, problem.profile), output, cluster_of(calibrated, runs), target)
     if as_json:

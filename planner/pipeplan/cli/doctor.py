@@ -12,6 +12,7 @@ from rich.text import Text
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import print_answer, print_json
 from pipeplan.first_steps.doctor import examine_machine
+from pipeplan.first_steps.doctor_selftest import run_self_test
 from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
 
 LACKING = 2
@@ -21,19 +22,26 @@ STYLES = {OK: "green", WARNING: "yellow", MISSING: "bold red"}
 
 @click.command("doctor")
 @click.argument("plan", required=False, metavar="[PLAN]", type=click.Path(path_type=Path))
+@click.option(
+    "--selftest", is_flag=True, help="Also train small plans on this machine's workers, for one or two minutes."
+)
 @json_option
 @quiet_option
-def command(plan: Path | None, as_json: bool) -> int:
+def command(plan: Path | None, selftest: bool, as_json: bool) -> int:
     """Say in plain words what is installed on this machine, what is missing, what needs it, and what to do.
 
     With PLAN, a plan folder, also say whether this machine can run its part of the plan. Nothing is changed; the checks
     take some seconds. The exit code is 2 if something that is needed is missing.
 
+    With --selftest, also run small plans here: every schedule, and every way in which messages travel, compared with
+    one process; a worker that is killed; how fast messages are. On GPUs it remembers which way launch.sh is to use.
+
     \b
     pipeplan doctor
     pipeplan doctor plan
+    pipeplan doctor --selftest
     """
-    findings = examine_machine(plan)
+    findings = examine_machine(plan) + (run_self_test() if selftest else [])
     if as_json:
         print_json([finding.to_json() for finding in findings])
     else:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.errors import InputError
 from pipeplan.util.files import LARGEST
 from pipeplan.util.numeric_fields import settle_numbers
@@ -39,9 +40,9 @@ class Device:
     """Memory of one device that the planner may use."""
     speed: Amount = 1.0
     """Speed relative to the device on which the profile was measured."""
-    cores: Natural = 0
-    """Number of processor cores that the workers of one server share, where it has more workers than cores; 0 where
-    every worker has a core of its own."""
+    cores: Natural | Amount = 0
+    """Processor cores that the workers of one server share, or how many workers' computing they get done together if
+    that was measured; 0 where every worker has a core of its own."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -123,13 +124,17 @@ class Cluster:
     """The servers of a heterogeneous cluster, in order; they form its innermost level. Empty in a uniform cluster."""
     server_price: float | None = None
     """Price of one server of a uniform cluster for one hour; None where it is not known."""
+    executor: ExecutorCosts = NO_COSTS
+    """What the executor itself costs on a device of speed 1."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
         _check(self)
 
     @staticmethod
-    def of_servers(name: str, machines: Sequence[Server], above: Sequence[Level]) -> Cluster:
+    def of_servers(
+        name: str, machines: Sequence[Server], above: Sequence[Level], executor: ExecutorCosts = NO_COSTS
+    ) -> Cluster:
         """A heterogeneous cluster of the servers `machines`, numbered in this order, joined by the levels `above`."""
         if not machines:
             raise InputError(f"cluster {name} has no servers")
@@ -142,7 +147,7 @@ class Cluster:
             allreduce_efficiency=min(level.allreduce_efficiency for level in inside),
             sendrecv_efficiency=min(level.sendrecv_efficiency for level in inside),
         )
-        return Cluster(name, machines[0].device, (summary, *above), tuple(machines))
+        return Cluster(name, machines[0].device, (summary, *above), tuple(machines), executor=executor)
 
     @property
     def uniform(self) -> bool:
@@ -183,7 +188,7 @@ class Cluster:
         return math.fsum(machine.inside.count * machine.device.speed for machine in self.machines)
 
     @property
-    def shared_cores(self) -> list[tuple[int, int, int]]:
+    def shared_cores(self) -> list[tuple[int, int, float]]:
         """(first worker, one past the last worker, cores) of every server whose workers share its cores."""
         if not any(device.cores for device in self.distinct_devices):
             return []
@@ -293,7 +298,7 @@ class Cluster:
         """A component of `level`, by default the first, as a cluster of its own."""
         if self.uniform:
             return replace(self, levels=self.levels[:level])
-        return Cluster.of_servers(self.name, self._inside(level, component), self.levels[1:level])
+        return Cluster.of_servers(self.name, self._inside(level, component), self.levels[1:level], self.executor)
 
     def _inside(self, level: int, component: int) -> tuple[Server, ...]:
         """The servers of a component of a heterogeneous cluster."""
@@ -321,7 +326,7 @@ class Cluster:
         levels = (*self.levels[:-1], replace(self.levels[-1], count=servers // inside))
         if self.uniform or servers == 0:
             return replace(self, levels=levels)
-        return Cluster.of_servers(self.name, self.machines[:servers], levels[1:])
+        return Cluster.of_servers(self.name, self.machines[:servers], levels[1:], self.executor)
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as plan.json and `--json` have them."""
@@ -334,6 +339,8 @@ class Cluster:
             content["servers"] = [machine.to_json() for machine in self.machines]
         if self.server_price is not None:
             content["server_price"] = self.server_price
+        if self.executor:
+            content["executor"] = self.executor.to_json()
         return content
 
     def digest(self) -> str:
@@ -388,7 +395,7 @@ def _check_device(where: str, what: str, device: Device) -> None:
         raise InputError(f"{where}: the device's speed must lie between 1e-6 and 1e6")
     if not 0 <= device.cores <= MAXIMUM_WORKERS:
         raise InputError(
-            f"{where}: {device.cores} cores for a server are out of range, which is 0 to {MAXIMUM_WORKERS}"
+            f"{where}: {device.cores:g} cores for a server are out of range, which is 0 to {MAXIMUM_WORKERS}"
         )
 
 

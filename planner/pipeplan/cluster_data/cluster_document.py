@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from pipeplan.cluster_data.cluster import Device, Level
+from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.util.typed import Amount, Natural, Positive, WrittenRate, WrittenSize, WrittenTime
 
 CLUSTER_FORMAT = "pipeplan-cluster"
@@ -20,7 +21,7 @@ class DeviceTable(Struct, forbid_unknown_fields=True):
     kind: Literal["cuda", "cpu"]
     memory: WrittenSize
     speed: Amount = 1.0
-    cores: Positive = 0
+    cores: Positive | Annotated[float, Meta(ge=1)] = 0
 
     def record(self) -> Device:
         """The device of this table."""
@@ -61,10 +62,33 @@ class ServerTable(_LinkFields, kw_only=True, forbid_unknown_fields=True):
     price_per_hour: Amount | None = None
 
 
+class ExecutorTable(Struct, forbid_unknown_fields=True, rename={"each_pass": "pass"}):
+    """A table `[executor]`."""
+
+    each_pass: WrittenTime | None = None
+    message: WrittenTime | None = None
+    message_byte: WrittenTime | None = None
+    version_byte: WrittenTime | None = None
+    source: str = ""
+
+    def record(self) -> ExecutorCosts:
+        """The costs of this table."""
+        passes, messages = float(self.each_pass or 0), float(self.message or 0)
+        sizes = float(self.message_byte or 0), float(self.version_byte or 0)
+        return ExecutorCosts(passes, messages, *sizes, source=self.source)
+
+
 class _ClusterHead(Struct, kw_only=True, forbid_unknown_fields=True):
     format: Literal["pipeplan-cluster"]
     version: Literal[1]
     name: str
+    executor: ExecutorTable | Literal["local"] | None = None
+    """What the executor costs; `local` for what was measured on this machine."""
+
+    @property
+    def costs(self) -> ExecutorCosts:
+        """The costs that the file states."""
+        return self.executor.record() if isinstance(self.executor, ExecutorTable) else NO_COSTS
 
 
 class UniformFile(_ClusterHead, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.util.files import Node
 from pipeplan.util.typed import Amount, decode
 
@@ -17,10 +18,11 @@ class ClusterFields(Struct):
     levels: tuple[Level, ...]
     servers: tuple[Server, ...] = ()
     server_price: Amount | None = None
+    executor: ExecutorCosts = NO_COSTS
 
 
 def cluster_from_json(node: Node) -> Cluster:
     """The cluster that `Cluster.to_json` wrote. Raises an `InputError` that names the field that is wrong."""
     with node.locating_errors():
         stated = decode(node, ClusterFields)
-        return Cluster(stated.name, stated.device, stated.levels, stated.servers, stated.server_price)
+        return Cluster(stated.name, stated.device, stated.levels, stated.servers, stated.server_price, stated.executor)

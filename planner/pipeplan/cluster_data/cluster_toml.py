@@ -19,6 +19,8 @@ from pipeplan.cluster_data.cluster_document import (
     ServerTable,
     UniformFile,
 )
+from pipeplan.cluster_data.executor_costs import ExecutorCosts
+from pipeplan.cluster_data.machine_costs import with_machine_costs
 from pipeplan.errors import InputError
 from pipeplan.util import files
 from pipeplan.util.files import read_toml, write_text
@@ -26,6 +28,8 @@ from pipeplan.util.text import did_you_mean, near_files, one_line
 from pipeplan.util.typed import decode
 from pipeplan.util.units import parse_rate, parse_size, parse_time
 
+LOCAL_COSTS = "local"
+"""The value of `executor` that stands for what was measured on this machine."""
 MOST_SERVERS = 1 << 16
 """Largest number of servers in a cluster file that lists them, because they are kept in memory one by one."""
 _RATES = (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5), ("Kbit/s", 125.0))
@@ -67,7 +71,9 @@ def read_cluster(path: Path) -> Cluster:
             return _heterogeneous(decode(root, ListedFile))
         file = decode(root, UniformFile)
         levels = tuple(_level(number, table) for number, table in enumerate(file.level))
-        return Cluster(file.name, file.device.record(), levels, server_price=file.price_per_hour)
+        price, costs = file.price_per_hour, file.costs
+        cluster = Cluster(file.name, file.device.record(), levels, server_price=price, executor=costs)
+        return with_machine_costs(cluster) if file.executor == LOCAL_COSTS else cluster
 
 
 def _heterogeneous(file: ListedFile) -> Cluster:
@@ -83,7 +89,7 @@ def _heterogeneous(file: ListedFile) -> Cluster:
         # Unless it states a count, the outermost level joins all components below it.
         rest = len(machines) // math.prod(max(1, level.count) for level in above)
         above.append(_level(number, table, rest if table is file.level[-1] else None))
-    return uniform_if_equal(Cluster.of_servers(file.name, machines, above))
+    return uniform_if_equal(Cluster.of_servers(file.name, machines, above, file.costs))
 
 
 def uniform_if_equal(cluster: Cluster) -> Cluster:
@@ -95,7 +101,9 @@ def uniform_if_equal(cluster: Cluster) -> Cluster:
     if first.card and len(levels) > 1:
         slower = min(rate for rate in (first.card, levels[1].bandwidth) if rate)
         levels[1] = replace(levels[1], bandwidth=slower)
-    return Cluster(cluster.name, first.device, tuple(levels), server_price=first.price_per_hour)
+    return Cluster(
+        cluster.name, first.device, tuple(levels), server_price=first.price_per_hour, executor=cluster.executor
+    )
 
 
 def _devices(tables: Sequence[DeviceTable]) -> dict[str, Device]:
@@ -152,7 +160,7 @@ def cluster_toml(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
         lines += ["", "[device]", *_device_lines(cluster.device)]
         for level in cluster.levels:
             lines += _level_lines(level)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_executor_lines(cluster.executor)]) + "\n"
 
 
 def _heterogeneous_lines(cluster: Cluster) -> list[str]:
@@ -170,6 +178,17 @@ def _heterogeneous_lines(cluster: Cluster) -> list[str]:
     for level in cluster.levels[1:]:
         lines += _level_lines(level)
     return lines
+
+
+def _executor_lines(costs: ExecutorCosts) -> list[str]:
+    if not costs:
+        return []
+    times = [
+        f"{name.removesuffix('_s')} = {_quantity(seconds, _TIMES, parse_time)}"
+        for name, seconds in costs.times().items()
+        if seconds
+    ]
+    return ["", "[executor]", *times, *([f"source = {_text(costs.source)}"] if costs.source else [])]
 
 
 def _device_lines(device: Device) -> list[str]:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.stage_times import group_allreduce_time, parameter_bytes_of, units_of
+from pipeplan.cost.stage_times import executor_work_s, group_allreduce_time, parameter_bytes_of, units_of
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.problem import Problem
@@ -128,7 +128,7 @@ def _core_loads(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float
     for first, stop, cores in shared:
         inside = [sum(first <= worker < stop for worker in stage.workers) for stage in plan.stages]
         total = math.fsum(count * time for count, time in zip(inside, times, strict=True))
-        loads.append((total / cores, f"the {cores} cores of server {cluster.server_of(first)}"))
+        loads.append((total / cores, f"the {cores:g} cores of server {cluster.server_of(first)}"))
     return tuple(loads)
 
 
@@ -139,9 +139,8 @@ def _core_time_of_replica(plan: Plan, problem: Problem, links: Links, index: int
     forward, backward = (
         sum(times) for times in zip(*((unit.forward_s, unit.backward_s) for unit in units), strict=True)
     )
-    work = (forward + formulas.backward_time(forward, backward, stage.recompute)) / problem.cluster.speed_of(
-        stage.workers
-    )
+    passes = forward + formulas.backward_time(forward, backward, stage.recompute)
+    work = (passes + executor_work_s(plan, problem, index)) / problem.cluster.speed_of(stage.workers)
     interval = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
     allreduce = group_allreduce_time(plan, problem, links, index)
     return float(formulas.core_time(work, stage.replicas, allreduce, interval, problem.options.overlap))

@@ -43,6 +43,8 @@ class StageCost:
     """Backward time of one minibatch on the slowest replica, including recomputation and the optimiser's step."""
     update_s: float
     """The part of `backward_s` that is the optimiser's step."""
+    executor_s: float
+    """The executor's own work, which `forward_s` and `backward_s` include: half each, or all in the only pass."""
     compute_s: float
     """Forward and backward time, divided by the replicas."""
     synchronisation_s: float
@@ -67,6 +69,16 @@ class StageCost:
     """The part of `memory_bytes` for each minibatch in flight, without weight versions."""
     capacity_bytes: float
     """Memory of the stage's worker that has the least; infinite where memory does not limit the plan."""
+
+    @property
+    def layers_forward_s(self) -> float:
+        """Forward time of the layers alone."""
+        return self.forward_s - (self.executor_s / 2 if self.backward_s else self.executor_s)
+
+    @property
+    def layers_backward_s(self) -> float:
+        """Backward time of the layers alone, including recomputation, without the optimiser's step."""
+        return self.backward_s - self.update_s - (self.executor_s / 2 if self.backward_s else 0.0)
 
 
 @dataclass(frozen=True)
@@ -186,6 +198,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
         forward_s=timing.forward_s,
         backward_s=timing.backward_s,
         update_s=timing.update_s,
+        executor_s=timing.executor_s,
         compute_s=compute,
         synchronisation_s=synchronisation,
         stage_s=compute if _flushes(plan) else float(overlapped_s),

@@ -13,7 +13,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage, data_parallel
-from pipeplan.plan.schedules import FLUSHING
+from pipeplan.plan.schedules import FLUSHING, copied_share
 from pipeplan.problem.grid_shapes import GridShape, grid_sizes
 from pipeplan.problem.problem import Problem
 from pipeplan.problem.shared_weights import SharedWeight, copied_bytes
@@ -106,6 +106,8 @@ class StageTimes:
     forward pass."""
     update_s: float
     """The part of `backward_s` that is the optimiser's step."""
+    executor_s: float
+    """The executor's own work; `forward_s` has a half of it, `backward_s` the other, and forward-only passes all."""
     allreduce_s: float
     """One all-reduce among the replicas of one copy; the slowest copy's."""
     links: int
@@ -136,6 +138,7 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
     speed = problem.cluster.speed_of(stage.workers)
     forward = sum(unit.forward_s for unit in units) / speed
     backward = sum(unit.backward_s for unit in units) / speed
+    executor = executor_work_s(plan, problem, index) / speed
     replicas, parallel, links_to_next = stage.replicas // plan.copies, 1, []
     if index + 1 < len(plan.stages):
         if problem.options.boundary == "parallel":
@@ -146,9 +149,11 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
     return StageTimes(
         replicas=replicas,
         depth=stage.depth,
-        forward_s=forward,
-        backward_s=float(formulas.backward_time(forward, backward, stage.recompute)),
+        forward_s=forward + executor / problem.passes,
+        backward_s=float(formulas.backward_time(forward, backward, stage.recompute))
+        + executor * (problem.passes - 1) / problem.passes,
         update_s=sum(unit.update_s for unit in units) / speed,
+        executor_s=executor,
         allreduce_s=_copy_allreduce_time(plan, problem, links, index),
         links=parallel,
         sent_bytes=sent,
@@ -166,6 +171,20 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
             default=0.0,
         ),
     )
+
+
+def executor_work_s(plan: Plan, problem: Problem, index: int) -> float:
+    """The executor's own work at a stage for one minibatch, in seconds on a device of speed 1."""
+    costs = problem.cluster.executor
+    if not costs:
+        return 0.0
+    inner, last = index > 0, index + 1 == len(plan.stages)
+    crossing = sum(crossing_bytes(problem, plan, index - 1)) + sum(crossing_bytes(problem, plan, index))
+    copied = 0.0
+    if not last and not plan.inference:
+        size = sum(problem.units[unit].parameter_bytes for unit in units_of(problem, plan.stages[index]))
+        copied = size * copied_share(plan.schedule, plan.accumulate)
+    return float(formulas.executor_time(costs, problem.passes, inner + (not last), crossing, copied))
 
 
 def _copy_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:

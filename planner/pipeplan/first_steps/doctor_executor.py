@@ -100,7 +100,7 @@ def _scikit_learn(answer: Mapping[str, Any]) -> DoctorFinding:
 
 def _ask() -> dict[str, Any]:
     """The answer of the executor's self-test, or an entry `error`."""
-    done = _run(["-m", "pipeplan_launch.selftest"])
+    done = _run(["-m", "pipeplan_launch.capabilities"])
     if done is None:
         return {"error": f"no answer within {PATIENCE_S:g} s"}
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster_toml import LOCAL_COSTS
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import InputError
 from pipeplan.util.files import bundled_folder, read_text
@@ -26,6 +27,7 @@ _WORKERS = (
     "The links between the workers of one server. count: number of workers. bandwidth: of one worker's link, each way.",
     "`pipeplan profile --links` measures these figures and writes a cluster file.",
 )
+_EXECUTOR = "What the executor itself costs, beside the layers: as `pipeplan profile` measures it on this machine."
 _SERVERS = """\
 
 # More servers like this one: uncomment the lines below, and set their number and the links between them.
@@ -56,6 +58,8 @@ def cluster_text(cluster: Cluster) -> str:
     summary = f"{workers} {noun}{'' if workers == 1 else 's'} of {show_size(device.memory_bytes)}, {device.name}"
     remarks = [f"This machine, as pipeplan found it: {summary}.", "`pipeplan solve --cluster` takes this file."]
     text = cluster_toml.cluster_toml(replace(cluster, name="mine", device=device), remarks)
+    if cluster.device.kind == "cpu":
+        text = text.replace('\nname = "mine"\n', f'\nname = "mine"\n# {_EXECUTOR}\nexecutor = "{LOCAL_COSTS}"\n', 1)
     for table, lines in (("[device]", _DEVICE), ("[[level]]", _WORKERS)):
         text = text.replace(f"\n{table}\n", "\n" + "".join(f"# {line}\n" for line in lines) + f"{table}\n", 1)
     return text + _SERVERS

@@ -35,6 +35,16 @@ def update_share(accumulate: int | None) -> float:
     return 1.0 if accumulate is None else 1.0 / accumulate
 
 
+def copied_share(schedule: str, accumulate: int | None) -> float:
+    """Copies of its weights that a stage before the last makes for each minibatch, because versions are still in use.
+
+    A schedule with one version makes none. The others copy once for every update, as often as `update_share` says.
+    """
+    if schedule in FLUSHING:
+        return 0.0
+    return update_share(accumulate if schedule in ACCUMULATING else None)
+
+
 def update_lag(replicas: Any, single_stage: Any) -> Any:
     """Number of updates by which a stage uses older weights because its all-reduce is awaited one update later: 0 or 1.
 

@@ -71,7 +71,9 @@ def in_order(cluster: Cluster, order: Sequence[int]) -> Cluster:
         machine if machine.name else replace(machine, name=f"server {number} of the cluster file")
         for number, machine in enumerate(cluster.machines)
     ]
-    return Cluster.of_servers(cluster.name, [machines[number] for number in order], cluster.levels[1:])
+    return Cluster.of_servers(
+        cluster.name, [machines[number] for number in order], cluster.levels[1:], cluster.executor
+    )
 
 
 def distinct_orders(cluster: Cluster) -> Iterator[tuple[int, ...]]:

@@ -21,6 +21,7 @@ from pipeplan.plan.schedules import (
     FLUSHING,
     SCHEDULES,
     STASHING,
+    copied_share,
     update_share,
 )
 from pipeplan.problem.shared_weights import SharedWeight, shared_weights
@@ -245,6 +246,16 @@ class Problem:
     def training(self) -> bool:
         """Whether the plan is for training, not inference."""
         return not self.options.inference
+
+    @property
+    def passes(self) -> int:
+        """Passes of a minibatch through a stage: forward, and in training backward."""
+        return 2 if self.training else 1
+
+    @property
+    def copied_share(self) -> float:
+        """Copies of its weights that a stage before the last makes for each minibatch (`schedules.copied_share`)."""
+        return copied_share(self.options.schedule, self.options.accumulate) if self.training else 0.0
 
     @cached_property
     def layer_names(self) -> tuple[str, ...]:

@@ -202,9 +202,10 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
         waiting = {"exposed_sync_s": ddp_exposed_allreduce_s(outcome.plan, outcome.problem, links)}
     return {
         "minibatch_s": outcome.evaluation.pace_s,
-        "forward_s": stage.forward_s,
-        "backward_s": stage.backward_s - stage.update_s,
+        "forward_s": stage.layers_forward_s,
+        "backward_s": stage.layers_backward_s,
         "update_s": stage.update_s,
+        **({"executor_s": stage.executor_s} if stage.executor_s else {}),
         "sync_s": group_allreduce_time(outcome.plan, outcome.problem, links, index)
         + awaited_exchange_s(outcome.plan, outcome.problem, index),
         **waiting,

@@ -93,7 +93,7 @@ def _reduced(cluster: Cluster, workers: tuple[int, ...]) -> Cluster:
         raise InputError(f"--lost: what is left of the servers of cluster {cluster.name} is unequal inside: {INSTEAD}")
     kept = dict.fromkeys(cluster.component(1, worker) for worker in workers)
     machines = [_server(cluster, number, count) for number, count in zip(kept, inside, strict=True)]
-    return uniform_if_equal(Cluster.of_servers(cluster.name, machines, levels))
+    return uniform_if_equal(Cluster.of_servers(cluster.name, machines, levels, cluster.executor))
 
 
 def _counts(cluster: Cluster, workers: tuple[int, ...], level: int) -> list[int]:

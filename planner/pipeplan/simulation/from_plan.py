@@ -32,9 +32,10 @@ def scenario_of_plan(plan: Plan, problem: Problem, score: Evaluation) -> Scenari
 
 def _figures(cost: StageCost, sync_s: float, exposed_s: float | None) -> PredictedStage:
     return PredictedStage(
-        forward_s=cost.forward_s,
-        backward_s=cost.backward_s - cost.update_s,
+        forward_s=cost.layers_forward_s,
+        backward_s=cost.layers_backward_s,
         update_s=cost.update_s,
+        executor_s=cost.executor_s,
         sync_s=sync_s,
         exposed_sync_s=exposed_s,
         minibatch_bytes=round(cost.minibatch_bytes),

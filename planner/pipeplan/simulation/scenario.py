@@ -200,6 +200,8 @@ class PredictedStage:
     """Activations that a minibatch sends to the next stage."""
     return_bytes: int
     """Gradients that come back for them."""
+    executor_s: float = 0.0
+    """The executor's own work: half of it in the forward pass, half in the backward pass, or all in the only pass."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
 
 def _figures(node: Node) -> PredictedStage:
     """The figures of one stage in a plan.json."""
-    update, left = node.get("update_s"), node.get("exposed_sync_s")
+    update, left, own = node.get("update_s"), node.get("exposed_sync_s"), node.get("executor_s")
     return PredictedStage(
         forward_s=node["forward_s"].number(),
         backward_s=node["backward_s"].number(),
@@ -264,15 +266,17 @@ def _figures(node: Node) -> PredictedStage:
         parameter_bytes=node["parameter_bytes"].size(),
         send_bytes=node["send_bytes"].size(),
         return_bytes=node["receive_gradient_bytes"].size(),
+        executor_s=own.number() if own else 0.0,
     )
 
 
 def _load(plan: Plan, index: int, figures: PredictedStage, waits: bool) -> StageLoad:
-    stage, backward_s = plan.stages[index], figures.backward_s + figures.update_s
+    stage, own_s = plan.stages[index], figures.executor_s / (1 if plan.inference else 2)
+    backward_s = figures.backward_s + figures.update_s + (0.0 if plan.inference else own_s)
     return StageLoad(
         workers=stage.workers,
         depth=stage.depth,
-        forward_s=figures.forward_s,
+        forward_s=figures.forward_s + own_s,
         backward_s=backward_s,
         sync_s=0.0 if plan.inference else figures.sync_s,
         minibatch_bytes=figures.minibatch_bytes,

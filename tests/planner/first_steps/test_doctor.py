@@ -19,7 +19,7 @@ import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.local import Hardware
 from pipeplan.first_steps import doctor as examining
-from pipeplan.first_steps import doctor_executor, doctor_machine
+from pipeplan.first_steps import doctor_executor, doctor_machine, doctor_selftest
 from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
@@ -51,6 +51,38 @@ def test_torch_that_cannot_be_used_is_missing_and_says_what_to_do(monkeypatch: p
     assert "Gloo" not in found
     broken = asked(monkeypatch, torch=None, error="torch cannot be imported: libc", todo="")["torch"]
     assert broken.todo.startswith("install it anew")
+
+
+def self_tested(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "") -> list[DoctorFinding]:
+    """What is said where the self-test prints this."""
+    done = subprocess.CompletedProcess([], 0, stdout, stderr)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    return doctor_selftest.run_self_test()
+
+
+def test_a_self_test_is_a_line_for_every_run_and_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [
+        {"name": "1-1, gpipe", "passed": True, "text": "16 losses equal", "seconds": 3.2},
+        {"name": "1-1, 2bw, nccl", "passed": False, "text": "it hung", "seconds": 25.0},
+        {"name": "messages, host", "passed": True, "text": "9 µs for a small one, 8 Gbit/s", "seconds": 0.0},
+    ]
+    report = {"results": runs, "hardware": "2 GPUs", "transport": "host", "remembered": "/cache/selftest.json"}
+    found = self_tested(monkeypatch, f"noise\n{json.dumps(report)}\n")
+    assert [(one.name, one.state) for one in found] == [
+        ("1-1, gpipe", OK),
+        ("1-1, 2bw, nccl", MISSING),
+        ("messages, host", OK),
+        ("self-test", OK),
+    ]
+    assert found[0].found == "16 losses equal (3 s)"
+    assert found[-1].found == (
+        "1 of 3 failed on 2 GPUs; messages travel by --transport host, remembered in /cache/selftest.json"
+    )
+
+
+def test_a_self_test_that_gives_no_answer_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    (found,) = self_tested(monkeypatch, "", "Traceback\nImportError: no torch")
+    assert (found.state, found.found) == (MISSING, "ImportError: no torch")
 
 
 @pytest.mark.parametrize(

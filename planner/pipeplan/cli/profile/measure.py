@@ -26,11 +26,13 @@ from pipeplan.cli.output import note, print_answer, print_json, progress_bar
 from pipeplan.cli.problem_options import DEFAULT_PROFILE
 from pipeplan.cli.profile.table import measured_profile
 from pipeplan.cluster_data.local import local_processors
+from pipeplan.cluster_data.machine_costs import enabled, machine_costs, save
 from pipeplan.errors import InputError
 from pipeplan.first_steps.init import CLUSTER
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.profile_document import GRANULARITIES
 from pipeplan.util.files import refuse_unwritable
+from pipeplan.util.units import show_time
 
 
 class _Measure(click.Command):
@@ -84,6 +86,12 @@ class _Measure(click.Command):
     show_default=True,
     help="Number of processes that measure at the same time, for plans whose workers share this machine.",
 )
+@click.option(
+    "--executor-costs/--no-executor-costs",
+    default=True,
+    show_default=True,
+    help="Measure what the executor itself costs on this machine, once for each version, for plans on its CPUs.",
+)
 @click.option("--measure-all", is_flag=True, help="Measure each layer, even if several are the same computation.")
 @seed_option
 @json_option
@@ -94,6 +102,7 @@ def command(
     output: Path,
     force: bool,
     as_json: bool,
+    executor_costs: bool,
     **options: Any,
 ) -> None:
     """Measure the cost of each layer of MODEL: forward and backward time, and the bytes of its output, its parameters
@@ -112,6 +121,8 @@ def command(
     refuse_foreign_file(output, b'"pipeplan-profile"', "a profile", force)
     measured = _measure(model, {"batch": _sizes(batches), **options})
     measured.save(output)
+    if executor_costs and options["device"] == "cpu":
+        _measure_executor()
     if as_json:
         print_json(measured.to_json(), ascii_only=True)
     else:
@@ -119,6 +130,26 @@ def command(
         note(f"written: {output}\nnext: {_next(measured, output)}")
         if options["device"] == "cpu" and options["threads"] > (cores := local_processors().cores):
             note(f"note: {options['threads']} threads share {cores} cores: fewer would be as quick")
+
+
+def _measure_executor() -> None:
+    """Measure what the executor costs on this machine, unless that is known, and say so."""
+    known = machine_costs()
+    if not enabled() or (known is not None and not known.disturbed):
+        return
+    from pipeplan.profiler.measure_executor import measure_executor
+
+    note("measuring what the executor itself costs on this machine: a few seconds, once")
+    try:
+        found = measure_executor()
+        save(found)
+    except InputError as error:
+        note(f"note: the executor's costs are left out of predictions: {error}")
+        return
+    busy = ", ".join(f"{count} workers {value:.2f}" for count, value in found.throughput.items() if count > 1)
+    note(f"executor: {show_time(found.costs.pass_s)} a pass; busy together, in one worker's worth: {busy}")
+    if found.disturbed:
+        note("note: other programs use this machine: the next `pipeplan profile` measures the executor again")
 
 
 def _next(profile: Profile, output: Path) -> str:

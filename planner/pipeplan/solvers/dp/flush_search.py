@@ -110,7 +110,8 @@ class BatchObjective:
         cuts, speed = self.terms.cuts, self.terms.speed
         forward = float(cuts.forward_s[end] - cuts.forward_s[start]) / speed
         backward = float(cuts.work_s[end] - cuts.work_s[start]) / speed - forward
-        return forward, float(formulas.backward_time(forward, backward, recompute))
+        half = float(self.terms.executor_s(end, start)) / speed / 2
+        return forward + half, float(formulas.backward_time(forward, backward, recompute)) + half
 
     def _crossing(self, cut: int, level: int) -> tuple[float, ...]:
         """Seconds that one minibatch keeps a boundary's link busy, for each bound of the steady part."""
@@ -181,7 +182,7 @@ class FlushSearch(UniformSearch):
     def _intervals(self, stage: StageTerms) -> ReplicaIntervals:
         """The allowed replicas of a stage as intervals, by level and stage."""
         terms = self.terms
-        forward = (terms.cuts.forward_s[stage.cut] - terms.cuts.forward_s[stage.targets]) / terms.speed
+        forward = stage.forward_s / terms.speed
         both = stage.work_s / terms.speed
         passes = (forward, both - forward) if len(self.steady) == 2 else (both,)
         rounds = np.full(len(both), np.inf)
@@ -266,6 +267,8 @@ class FlushSearch(UniformSearch):
         if stage.recompute:
             forward = terms.cuts.forward_s[cut] - terms.cuts.forward_s[stage.targets[target]]
             added = added + forward / terms.speed
+        if terms.problem.cluster.executor:
+            added = added + terms.executor_s(cut, stage.targets[target]) / terms.speed
         return added
 
     def _states(self, *sized: Any, recompute: bool) -> Iterator[tuple[Ints, SearchStates]]:

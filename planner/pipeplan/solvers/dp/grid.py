@@ -111,13 +111,24 @@ class UniformGrids:
     def _all_stages_s(self, replicas: float, speed: float, bandwidth: float, latency_s: float) -> Floats:
         """The time of a stage from every cut (rows) to every cut (columns), nested or not."""
         options, terms = self.terms.problem.options, self.terms
-        work, allreduce = self.between(terms.cuts.work_s), self.allreduce_s(replicas, bandwidth, latency_s)
+        work, allreduce = self.work_s, self.allreduce_s(replicas, bandwidth, latency_s)
         if options.flushes and options.accumulate is not None:
             steady = formulas.flush_steady(work / speed, options.accumulate, int(replicas))
             return np.asarray(steady + self.exposed_s(allreduce))
         shared = options.accumulate if terms.training and options.schedule in ACCUMULATING else None
         compute = formulas.compute_time(work, replicas, speed)
         return np.asarray(formulas.overlapped(compute, allreduce / (shared or replicas), options.overlap))
+
+    @cached_property
+    def executor_s(self) -> Floats:
+        """The executor's own work at the stage from one cut (rows) to another (columns)."""
+        cuts = np.arange(len(self.terms.cuts.ideals))
+        return self.terms.executor_s(cuts[None, :], cuts[:, None])
+
+    @cached_property
+    def work_s(self) -> Floats:
+        """Compute of one minibatch, from one cut (rows) to another (columns), with the executor's own work."""
+        return self.between(self.terms.cuts.work_s) + self.executor_s
 
     def between(self, totals: Floats) -> Floats:
         """A quantity that adds up over units, from one cut (rows) to another (columns)."""
@@ -247,15 +258,16 @@ class GridBatchObjective:
     def _added(self) -> dict[tuple[float, ...], Floats]:
         """A stage's part of the sum that depends on the plan: its own passes where devices differ, and the exchange of
         the gradients of shared weights."""
-        work, exchange_s = self.grids.between(self.terms.cuts.work_s), self.grids.exchange_s()
+        work, exchange_s = self.grids.work_s, self.grids.exchange_s()
         uniform = self.terms.problem.cluster.uniform and not self.terms.parallel
-        return {key: exchange_s if uniform else exchange_s + work / key[1] for key in self._keys}
+        return {key: exchange_s + (self.grids.executor_s if uniform else work) / key[1] for key in self._keys}
 
     @cached_property
     def _bounded(self) -> dict[tuple[float, ...], list[Floats]]:
         """For every kind of stage, the times that each of the bounds limits."""
         cuts, bounded = self.terms.cuts, {}
-        forward, both = self.grids.between(cuts.forward_s), self.grids.between(cuts.work_s)
+        forward = self.grids.between(cuts.forward_s) + self.grids.executor_s / 2
+        both = self.grids.work_s
         passes = (forward, both - forward) if self.directions == 2 else (both,)
         for key in self._keys:
             replicas, speed, *rate = key

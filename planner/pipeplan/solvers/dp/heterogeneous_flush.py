@@ -76,8 +76,7 @@ class HeterogeneousBatchObjective(BatchObjective):
 
 def pass_times(terms: HeterogeneousTerms, stage: StageTerms, speed: float | Floats) -> tuple[Floats, Floats]:
     """Forward time and total time, recomputation included, of one minibatch on devices of the given speed."""
-    forward = terms.cuts.forward_s[stage.cut] - terms.cuts.forward_s[stage.targets]
-    return forward / speed, stage.work_s / speed
+    return stage.forward_s / speed, stage.work_s / speed
 
 
 def crossing_times(batches: BatchObjective, cut: int, bandwidth: float | Floats) -> tuple[Floats, ...]:

@@ -150,6 +150,7 @@ class CostTerms:
         )
         forward = self.cuts.forward_s[-1] if options.recompute else 0.0
         work = (self.cuts.work_s[-1] + forward) / self.speed
+        work += float(self.executor_s(len(self.cuts.ideals) - 1, 0, most=True)) / self.speed
         return float(work + (2 + self.problem.copies) * (allreduce + self.transfer_s.max()) + 1e-9)
 
     def buffered_pace(self, depth: int, replicas: int, allreduce_s: float) -> float:
@@ -205,7 +206,24 @@ class CostTerms:
         work = cuts.work_s[cut] - cuts.work_s[targets]
         if recompute:
             work = work + (cuts.forward_s[cut] - cuts.forward_s[targets])
+        if problem.cluster.executor:
+            work = work + self.executor_s(cut, targets)
         return StageTerms(self, cut, targets, is_last, work, recompute, problem.options.overlap)
+
+    def executor_s(self, cut: int | Ints, targets: int | Ints, *, most: bool = False) -> Floats:
+        """The executor's own work at the stages from `targets` to `cut`, in seconds on a device of speed 1.
+
+        With `most`, a bound on that of any stage.
+        """
+        cuts, problem = self.cuts, self.problem
+        is_last = np.equal(cut, len(cuts.ideals) - 1)
+        crossing = cuts.sent + cuts.returned
+        boundaries, size = np.greater(targets, 0).astype(int) + ~is_last, crossing[cut] + crossing[targets]
+        copied = np.where(is_last, 0.0, cuts.parameters[cut] - cuts.parameters[targets])
+        if most:
+            boundaries, size, copied = np.asarray(2), 2 * crossing.max(), cuts.parameters[-1]
+        costs, copied = problem.cluster.executor, copied * problem.copied_share
+        return np.asarray(formulas.executor_time(costs, problem.passes, boundaries, size, copied))
 
 
 @dataclass(frozen=True)
@@ -246,6 +264,14 @@ class StageTerms:
     def _difference(self, totals: Floats) -> Floats:
         difference: Floats = totals[self.cut] - totals[self.targets]
         return difference
+
+    @cached_property
+    def forward_s(self) -> Floats:
+        """The forward pass of one minibatch, in seconds on a device of speed 1, with its share of the executor's."""
+        forward, passes = self._difference(self.terms.cuts.forward_s), self.terms.problem.passes
+        if not self.terms.problem.cluster.executor:
+            return forward
+        return forward + self.terms.executor_s(self.cut, self.targets) / passes
 
     @cached_property
     def parameters(self) -> Floats:

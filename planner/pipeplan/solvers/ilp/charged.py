@@ -13,6 +13,7 @@ from functools import cached_property
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.ddp_overlap import ddp_pace_s
+from pipeplan.cost.stage_times import executor_work_s
 from pipeplan.plan.plan import Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.problem import Problem
@@ -121,7 +122,8 @@ class ChargedObjective:
                 continue
             stage = Stage(problem.layer_names, tuple(placement.workers), 1, 1)
             plan = space.plan(problem, [stage])
-            work_s = problem.work_s / problem.cluster.speed_of(plan.stages[0].workers)
+            own_s = executor_work_s(plan, problem, 0)
+            work_s = (problem.work_s + own_s) / problem.cluster.speed_of(plan.stages[0].workers)
             wait_s = ddp_pace_s(plan, problem, Links.of(problem.cluster), work_s)
             wait = wait_s * self.charges.scale / model.unit_s
             alone = [(used, 1.0), (model.opening[placement.start], 1.0)]
@@ -134,7 +136,7 @@ class ChargedObjective:
     def charge_cores(self, again: dict[Place, Variable]) -> None:
         """Add (24): the cores of every server whose workers share them, with the forward work done `again`."""
         cluster, model = self.charges.problem.cluster, self.model
-        rows: set[tuple[tuple[float, ...], int]] = set()
+        rows: set[tuple[tuple[float, ...], float]] = set()
         for first, stop, cores in cluster.shared_cores:
             inside = tuple(
                 sum(first <= worker < stop for worker in self._workers(place)) / len(self._workers(place))
@@ -159,9 +161,7 @@ class ChargedObjective:
         """The terms of `formulas.core_time` of all replicas of a stage, in units of U and of the charged pace."""
         model, charges = self.model, self.charges
         problem, workers = charges.problem, self._workers(place)
-        work = [(part, charges.scale * model.slowness(place) / THOUSANDTHS) for part in (model.work[place],)]
-        if place in again:
-            work.append((again[place], work[0][1]))
+        work = [(part, charges.scale * model.slowness(place) / THOUSANDTHS) for part in model.work_parts(place, again)]
         exposed = 1.0 - problem.options.overlap
         if len(workers) == 1 or not problem.training or not exposed:
             return work

@@ -52,7 +52,7 @@ class FlushObjective:
         for place in model.at:
             factor = model.slowness(place) / THOUSANDTHS
             rounds = float(formulas.rounds(self.minibatches, place[1])) - 1.0
-            whole = [(part, factor) for part in (model.work[place], again.get(place)) if part is not None]
+            whole = [(part, factor) for part in model.work_parts(place, again)]
             work += whole
             # This is implied, but not for fractions of a stage.
             program.at_most([*scale_terms(whole, rounds), *model.selected(place, -self.room)])
@@ -68,6 +68,8 @@ class FlushObjective:
         if not self.phases:
             return [whole]
         forward = [(self.forward[place], factor)]
+        if place in self.model.own:
+            forward.append((self.model.own[place], factor / 2))
         return [forward, [*whole, *negate_terms(forward)]]
 
     def _carry(self) -> dict[tuple[int, int, int], list[Variable]]:

@@ -90,6 +90,14 @@ The rest is charged only with contention (`Options.contention`); `charged` and `
      plus the rings that leave the component once.
 (24) C is at least the work of a server's workers, and the exposed part of their all-reduces, over the cores they share.
 
+Where the executor's own work is charged (`Cluster.executor`), it adds to c in (4), (12), (13) and (24):
+
+    x[π] ≥ 0         the executor's work at π
+
+(25) x[π] is at least the passes of a stage on π, the messages of its boundaries (o and the placements behind which no
+     stage follows say whether there is one before and one behind), the bytes over both cuts, and the copies of w[π]
+     where a stage follows.
+
 Upper bound
 -----------
 The formulation has nearly no big-M terms, so its relaxation is tight if U is close to the optimum. The program is
@@ -118,6 +126,7 @@ from pipeplan.problem.grid_shapes import data_parallel_grid_size, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp import backend
 from pipeplan.solvers.ilp.charged import Charges
+from pipeplan.solvers.ilp.executor import most_executor_work_s
 from pipeplan.solvers.ilp.model import minibatches_per_update
 from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, IlpLimits, SpaceAnswer, SpaceSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
@@ -315,7 +324,8 @@ def _slowest_pace(problem: Problem) -> float:
     speed = min(device.speed for device in problem.cluster.devices)
     # The most that 2BW needs with as many minibatches in flight as there may be (`formulas.buffered_pace`).
     buffered = problem.copies * (allreduce + problem.copies_allreduce_s)
-    return 2 * problem.work_s / speed + 2 * (allreduce + transfer) + buffered
+    own = problem.cluster.workers * most_executor_work_s(problem)
+    return 2 * problem.work_s / speed + own + 2 * (allreduce + transfer) + buffered
 
 
 def _most_shared(problem: Problem) -> float:
@@ -325,7 +335,7 @@ def _most_shared(problem: Problem) -> float:
     """
     allreduce, transfer = _longest_transfers(problem)
     speed = min(device.speed for device in problem.cluster.devices)
-    cores = 2 * problem.work_s / speed + problem.cluster.workers * allreduce
+    cores = 2 * problem.work_s / speed + problem.cluster.workers * (allreduce + most_executor_work_s(problem))
     return 4 * (allreduce + transfer + problem.copies_allreduce_s) + cores
 
 

@@ -102,6 +102,8 @@ class PlacementModel:
         )
         """Shares w, in thousandths of the whole model's parameters."""
         self.crossing = self._cross()
+        self.own: dict[Place, Variable] = {}
+        """The executor's own work x at every place, in the units of `work`; `pipeline_model` fills it in."""
         self.hops: list[Hop] = []
         """What joins two stages, for each index in the keys of `level` and `carried`."""
         self.level = self._levels()
@@ -304,6 +306,10 @@ class PlacementModel:
             self.program.at_most([(share, 1.0), *self.selected(place, -total)])
         return shares
 
+    def work_parts(self, place: Place, again: dict[Place, Variable]) -> list[Variable]:
+        """The parts of the work at a place: its layers, the forward work done `again`, and the executor's own."""
+        return [self.work[place], *(part[place] for part in (again, self.own) if place in part)]
+
     def charge_stages(self, again: dict[Place, Variable]) -> None:
         """Add (4): charge the time of every place, including the forward work that it computes `again`."""
         exposed = 1.0 - self.problem.options.overlap
@@ -314,7 +320,7 @@ class PlacementModel:
                 latency = self.synchronisation(place, 0.0)
                 compute = self.slowness(place) / place[1] / THOUSANDTHS
                 rate = (self.synchronisation(place, self.total) - latency) / self.unit_s / THOUSANDTHS
-                work = [self.work[place], *([again[place]] if place in again else [])]
+                work = self.work_parts(place, again)
                 terms = [
                     *((part, of_compute * compute) for part in work),
                     (self.parameters[place], of_sync * rate),

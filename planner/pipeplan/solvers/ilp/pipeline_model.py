@@ -6,6 +6,7 @@ from pipeplan.plan.plan import Stage
 from pipeplan.solvers.ilp.cards import Boundary
 from pipeplan.solvers.ilp.charged import ChargedObjective, Charges
 from pipeplan.solvers.ilp.depth import DepthConstraints
+from pipeplan.solvers.ilp.executor import executor_work
 from pipeplan.solvers.ilp.flush import FlushObjective
 from pipeplan.solvers.ilp.linear_program import Variable, solution_value
 from pipeplan.solvers.ilp.memory import MemoryConstraints, limit_memory_at_depth_one
@@ -35,6 +36,7 @@ class PipelineModel(PlacementModel):
         self.charges = charges
         floor_s = min(floor_s, upper_s)
         super().__init__(charges.inner, charges.inner_pace(floor_s), upper_s * charges.scale, deadline)
+        self.own = executor_work(self)
         self.flush: FlushObjective | None = None
         if self.problem.options.flushes:
             self.flush = FlushObjective(self, self.minibatches or 1)

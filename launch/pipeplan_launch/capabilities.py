@@ -1,4 +1,4 @@
-"""`python -m pipeplan_launch.selftest`: prints the capabilities of the installed torch as one line of JSON.
+"""`python -m pipeplan_launch.capabilities`: prints the capabilities of the installed torch as one line of JSON.
 
 `pipeplan doctor` runs it.
 
@@ -33,6 +33,8 @@ def torch_report() -> dict[str, Any]:
         return base | {"error": problem[0], "todo": problem[1]}
     try:
         import torch
+
+        from pipeplan_launch.devices.backend import nccl_version
     except Exception as error:  # a broken installation may raise anything
         return base | {"error": f"torch cannot be imported: {' '.join(str(error).split())}", "todo": ""}
     # Gloo is tested first, because a process that has used a GPU must not fork.
@@ -41,19 +43,9 @@ def torch_report() -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "cuda_devices": torch.cuda.device_count(),
-        "nccl": _nccl(),
+        "nccl": nccl_version(),
         "gloo": gloo,
     }
-
-
-def _nccl() -> str | None:
-    import torch
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_nccl_available():
-        return None
-    version: Any = torch.cuda.nccl.version  # torch has no type annotations for it
-    return ".".join(str(number) for number in version())
 
 
 def _gloo() -> str:

@@ -1,0 +1,52 @@
+"""What the self-test found on this machine, for `--transport auto`.
+
+It is kept in `$XDG_CACHE_HOME/pipeplan/selftest.json` (`~/.cache/pipeplan/selftest.json`), by what it depends on: the
+host, the builds of torch and NCCL, and the GPUs that are visible.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeplan_launch.devices.backend import backend_of, nccl_version
+from pipeplan_launch.files import write_json
+
+
+def remembered_file() -> Path:
+    """Where the results of all machines are that share this user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "pipeplan" / "selftest.json"
+
+
+def machine_key() -> str:
+    """What a result holds for."""
+    cards = ",".join(backend_of("cuda").cards())
+    return f"{platform.node()} torch {torch.__version__} NCCL {nccl_version()} GPUs {cards}"
+
+
+def remember(transport: str) -> Path:
+    """Write down the mode that this machine is to use; returns the file."""
+    path = remembered_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, _all() | {machine_key(): transport})
+    return path
+
+
+def remembered_transport() -> str | None:
+    """The mode that the self-test found for this machine; None if there has been none."""
+    found = _all().get(machine_key())
+    return found if isinstance(found, str) else None
+
+
+def _all() -> dict[str, Any]:
+    try:
+        content = json.loads(remembered_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

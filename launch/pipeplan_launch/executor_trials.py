@@ -1,0 +1,209 @@
+"""`python -m pipeplan_launch.executor_trials FOLDER`: what the executor itself takes, measured with emulated stages.
+
+FOLDER is an empty folder for its files. Standard output has one line of JSON: `trials`, each with its `workers`, the
+`pace_s` of a minibatch, and the `cpu_s` of a minibatch on each worker, both in seconds. Every trial runs the real
+executor on this machine, with workers that are forked from this process after one import of torch. Their stages compute
+matrix products, or nothing at all; messages, weight versions, samples and updates are the executor's own.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import itertools
+import json
+import os
+import signal
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SMALL_BYTES, LARGE_BYTES = 4096, 1 << 18
+VERSION_BYTES = 1 << 21
+COMPUTE_S = 0.0015
+"""What the products of a minibatch take on one worker alone, forward and backward together."""
+IDLE_MINIBATCHES, BUSY_MINIBATCHES = 240, 160
+WARM_UP = 0.3
+PARTS = 4
+SAMPLES = 32
+LIMIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A straight pipeline of equal stages, one for each worker."""
+
+    name: str
+    workers: int
+    """Number of workers, each with a stage of its own."""
+    products: int = 0
+    """Matrix products of a forward pass; a backward pass makes twice as many."""
+    message_bytes: int = SMALL_BYTES
+    parameter_bytes: int = 4
+
+    @property
+    def minibatches(self) -> int:
+        """Minibatches of the trial."""
+        return BUSY_MINIBATCHES if self.products else IDLE_MINIBATCHES
+
+
+def trials(cores: int, products: int) -> list[Trial]:
+    """The trials for a machine with so many cores."""
+    counts = sorted({1, 2, min(cores, MOST_WORKERS), min(cores, MOST_WORKERS) + 1})
+    return [
+        Trial("pass", 1),
+        Trial("message", 2),
+        Trial("large", 2, message_bytes=LARGE_BYTES, parameter_bytes=VERSION_BYTES),
+        *(Trial("busy", count, products) for count in counts),
+    ]
+
+
+MOST_WORKERS = 8
+"""Most cores that are loaded at once."""
+
+
+def run_trials(folder: Path) -> list[dict[str, Any]]:
+    """Run all trials, and return their measurements. Raises `RuntimeError` where a worker fails."""
+    for name in ("torch._dynamo", "pipeplan_launch.worker", "pipeplan_launch.checkpoint.tensor_store"):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    cores = len(os.sched_getaffinity(0))
+    return [_run(trial, folder / str(number)) for number, trial in enumerate(trials(cores, _calibrated()))]
+
+
+def _calibrated() -> int:
+    """The number of products of a forward pass, so that a minibatch takes about `COMPUTE_S`."""
+    import torch
+
+    from pipeplan_launch.runtime.sleeping_stage import Products
+
+    torch.set_num_threads(1)
+    products, times = Products(), []
+    for _ in range(5):
+        began = time.process_time()
+        products.compute(50)
+        times.append((time.process_time() - began) / 50)
+    return max(1, round(COMPUTE_S / 3 / min(times)))
+
+
+def _run(trial: Trial, folder: Path) -> dict[str, Any]:
+    write_plan(trial, folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    workers = [_start(rank, trial.workers, port, folder) for rank in range(trial.workers)]
+    _finish(workers, trial.name)
+    measured = _measured(folder / "run", trial)
+    return {"name": trial.name, "workers": trial.workers, "products": trial.products, **measured}
+
+
+def _start(rank: int, world: int, port: int, folder: Path) -> int:
+    """Fork a worker; returns its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+        os.environ |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        with open(os.devnull, "w") as sink:
+            os.dup2(sink.fileno(), 1)
+        from pipeplan_launch import __main__ as executor
+
+        arguments = ["--epochs", "1", "--threads", "1", "--log-every", "0", "--run-dir", str(folder / "run")]
+        status = executor.main([str(folder), *arguments])
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _finish(workers: Sequence[int], name: str) -> None:
+    deadline, running = time.monotonic() + LIMIT_S, set(workers)
+    failed = False
+    while running and not failed and time.monotonic() < deadline:
+        for pid in list(running):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                running.discard(pid)
+                failed |= status != 0
+        time.sleep(0.01)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if running or failed:
+        raise RuntimeError(f"a worker of the trial {name!r} {'failed' if failed else 'took too long'}")
+
+
+def _measured(run: Path, trial: Trial) -> dict[str, Any]:
+    """The pace, the least of several parts of the steady state, and the processor time of each worker."""
+    found = []
+    for rank in range(trial.workers):
+        lines = (run / "metrics" / f"rank-{rank}.jsonl").read_text().splitlines()
+        found.append([json.loads(line) for line in lines])
+    first = round(trial.minibatches * WARM_UP)
+    ends = [step["time_s"] for step in found[-1]][first:]
+    marks = [round(part * (len(ends) - 1) / PARTS) for part in range(PARTS + 1)]
+    paces = [(ends[stop] - ends[start]) / (stop - start) for start, stop in itertools.pairwise(marks)]
+    return {"pace_s": min(paces), "cpu_s": [_typical([step["cpu_s"] for step in steps][first:]) for steps in found]}
+
+
+def _typical(values: Sequence[float]) -> float:
+    """The least mean of several parts: other programs only ever add to processor time."""
+    size = max(1, len(values) // PARTS)
+    return min(statistics.fmean(values[start : start + size]) for start in range(0, size * PARTS, size))
+
+
+def write_plan(trial: Trial, folder: Path) -> None:
+    """Write the stage files of a trial."""
+    (folder / "stages").mkdir(parents=True)
+    last = trial.workers - 1
+    crossing = {"sent": trial.message_bytes, "returned": trial.message_bytes}
+    pipeline = [{"workers": [rank], "depth": 1 + last - rank, "versions": 1 + last - rank} for rank in range(last + 1)]
+    for stage in range(trial.workers):
+        content = {
+            "format": "pipeplan-stage",
+            "version": 1,
+            "plan": "sha256:trial",
+            "mode": "training",
+            "model": {"ref": "trial", "graph_hash": None},
+            "minibatch": SAMPLES,
+            "device": "cpu",
+            "servers": 1,
+            "workers_per_server": trial.workers,
+            "schedule": {"name": "1f1b-stashing"},
+            "stage": stage,
+            "layers": [f"layer{stage}"],
+            "pipeline": pipeline,
+            "emulation": {
+                "layers": [{"forward_s": 0.0, "backward_s": 0.0, "parameter_bytes": trial.parameter_bytes}],
+                "update_s": 0.0,
+                "before": crossing if stage else None,
+                "after": crossing if stage < last else None,
+                "minibatches": trial.minibatches * SAMPLES,
+                "bucket_bytes": 1 << 20,
+                "products": trial.products,
+            },
+        }
+        (folder / "stages" / f"stage-{stage}.json").write_text(json.dumps(content))
+
+
+def main(folder: Path) -> int:
+    """Run all trials and print their measurements; returns the exit status."""
+    try:
+        print(json.dumps({"trials": run_trials(folder)}))
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,114 @@
+"""One process that trains as a case of the self-test should, with an explicit copy of every weight version.
+
+The versions are those of the table in docs/executor.md, written down again: nothing here uses the executor's schedules,
+its weight versions, its averaging or its messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.selftest.cases import ACCUMULATING, JOB, LAYERS, MINIBATCH, Case
+from pipeplan_launch.selftest.job import optimizer
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a training reports."""
+
+    minibatches: list[float]
+    """The loss of every minibatch, in order."""
+    means: list[float]
+    """The mean over the minibatches of every epoch, and then the mean on the test samples after the last."""
+
+
+class _Stage:
+    def __init__(self, model: nn.Sequential, layers: Sequence[str]) -> None:
+        self.module = nn.Sequential(*(model[int(name)] for name in layers if name != "loss"))
+        self.live = dict(self.module.named_parameters())
+        self.optimizer = optimizer(list(self.live.values()))
+        self.versions: list[Weights] = []
+        self.gradients: list[Weights] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a segment: the present weights are version 0."""
+        self.versions = [self._copy()]
+
+    def _copy(self) -> Weights:
+        return {name: weight.detach().clone() for name, weight in self.live.items()}
+
+    def update(self) -> None:
+        for name, weight in self.live.items():
+            weight.grad = sum(one[name] for one in self.gradients) / len(self.gradients)  # type: ignore[assignment]
+        self.optimizer.step()
+        self.gradients = []
+        self.versions.append(self._copy())
+
+
+def reference_losses(case: Case, device: torch.device) -> Losses:
+    """The losses that a case should report."""
+    job = load_job(JOB, 0)
+    model: Any = job.model.to(device)
+    stages = [_Stage(model, layers) for layers in LAYERS[len(case.replicas)]]
+    assert job.loss is not None
+    data, losses = job.datasets, list[float]()
+    per_epoch = len(data.train) // MINIBATCH  # type: ignore[arg-type]
+    done = 0
+    for count in case.segments:
+        for stage in stages:
+            stage.begin()
+        for index in range(count):
+            first = (done + index) % per_epoch * MINIBATCH
+            losses.append(_minibatch(case, stages, index, *_samples(data.train, first, MINIBATCH, device), job.loss))
+            for number, stage in enumerate(stages):
+                size = case.accumulate if case.schedule in ACCUMULATING else case.replicas[number]
+                if (index + 1) % size == 0 or index + 1 == count:
+                    stage.update()
+        done += count
+    inputs, targets = _samples(data.test, 0, len(data.test), device)  # type: ignore[arg-type]
+    with torch.no_grad():
+        test_loss = float(job.loss(model(inputs), targets))
+    means = [sum(losses[first : first + per_epoch]) / per_epoch for first in range(0, len(losses), per_epoch)]
+    return Losses(losses, [*means, test_loss])
+
+
+def _minibatch(case: Case, stages: Sequence[_Stage], index: int, inputs: Tensor, targets: Tensor, loss: Any) -> float:
+    used = []
+    for number, stage in enumerate(stages):
+        version = stage.versions[_version(case, number, index)]
+        weights = {name: weight.clone().requires_grad_() for name, weight in version.items()}
+        inputs = functional_call(stage.module, weights, inputs)
+        used.append(weights)
+    result: Tensor = loss(inputs, targets)
+    result.backward()  # type: ignore[no-untyped-call]
+    for stage, weights in zip(stages, used, strict=True):
+        stage.gradients.append({name: weight.grad for name, weight in weights.items() if weight.grad is not None})
+    return result.item()
+
+
+def _version(case: Case, stage: int, index: int) -> int:
+    """Updates since the segment began that are in the weights of a minibatch."""
+    late = int(len(case.replicas) > 1 and case.replicas[stage] > 1)
+    if case.schedule == "1f1b-stashing":
+        return max(0, index // case.replicas[stage] - case.depths[stage] + 1 - late)
+    if case.schedule == "vertical-sync":
+        late = int(len(case.replicas) > 1 and case.replicas[0] > 1)
+        first = max(0, index // case.replicas[0] - case.depths[0] + 1 - late)
+        return first * case.replicas[0] // case.replicas[stage]
+    return max(0, index // case.accumulate - int(case.schedule == "2bw"))
+
+
+def _samples(dataset: Any, first: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    chosen = [dataset[number] for number in range(first, first + count)]
+    inputs, targets = (torch.stack([sample[part] for sample in chosen]).to(device) for part in (0, 1))
+    return inputs, targets

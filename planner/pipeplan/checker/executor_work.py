@@ -1,0 +1,34 @@
+"""The executor's own work at a stage, an independent implementation of docs/cost-model.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, PlanDocument
+from pipeplan.checker.model import Floats, Totals
+
+
+def executor_work_s(document: PlanDocument, neighbours: Any, crossing: Any, followed: Any) -> Any:
+    """The executor's work at stages for one minibatch, on a device of speed 1, in seconds.
+
+    `neighbours` is the number of stages before and behind, `crossing` the bytes over the boundaries to them in both
+    directions, `followed` the bytes of the stage's parameters, or 0 where it is the last one.
+    """
+    costs, passes = document.cluster.executor, 1 if document.inference else 2
+    often = 0.0 if document.inference or document.schedule in FLUSHING else 1.0
+    if document.schedule == DOUBLE_BUFFERED:
+        often /= document.accumulate or 1
+    time = passes * costs.pass_s + neighbours * (passes * costs.message_s)
+    return time + crossing * costs.message_byte_s + followed * (often * costs.version_byte_s)
+
+
+def executor_work_between(document: PlanDocument, totals: Totals, cut: int, before: NDArray[np.intp]) -> Floats:
+    """The executor's work at the stages from each of the cuts `before` to one cut, as `executor_work_s`."""
+    both, last = totals.sent + totals.returned, cut + 1 == len(totals.cuts)
+    weights = np.zeros(len(before)) if last else totals.parameters[cut] - totals.parameters[before]
+    return np.asarray(
+        executor_work_s(document, (before > 0).astype(int) + (not last), both[before] + both[cut], weights), dtype=float
+    )

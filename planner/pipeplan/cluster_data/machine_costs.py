@@ -1,0 +1,146 @@
+"""What the executor was measured to cost on this machine: a file in the user's cache folder, read without torch.
+
+The file is a JSON object. `machine`, `torch` and `pipeplan` say what it was measured with: where one of them has
+changed, the figures are not used, and `pipeplan profile` measures again.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeplan._version import __version__
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts, executor_costs_from_json
+from pipeplan.errors import InputError
+from pipeplan.profile_data.layers import Provenance
+from pipeplan.util.files import read_document, write_text
+
+FORMAT, VERSION = "pipeplan-executor-costs", 1
+SWITCH = "PIPEPLAN_EXECUTOR_COSTS"
+"""Environment variable: with `off` nothing is measured, and nothing measured is used."""
+
+
+@dataclass(frozen=True)
+class MachineCosts:
+    """What the executor costs on this machine, and what several busy workers get done together."""
+
+    costs: ExecutorCosts
+    throughput: Mapping[int, float]
+    """For numbers of workers that compute at the same time: what they get done together, in single workers' worth."""
+    when: str
+    """UTC time of the measurement, ISO 8601."""
+    disturbed: bool = False
+    """Whether other programs used the machine meanwhile."""
+
+    def busy_workers(self, workers: int) -> float:
+        """What so many workers get done together: as measured, or as the next smaller number that was measured."""
+        known = [count for count in self.throughput if count <= workers]
+        return max(1.0, self.throughput[max(known)]) if known else float(workers)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of the file."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            **_made_with(),
+            "when": self.when,
+            "disturbed": self.disturbed,
+            "executor": self.costs.to_json(),
+            "throughput": {str(count): value for count, value in self.throughput.items()},
+        }
+
+
+def enabled() -> bool:
+    """Whether the executor's costs are measured and used."""
+    return os.environ.get(SWITCH, "").lower() not in ("off", "0", "no")
+
+
+def cache_file() -> Path:
+    """The file of the measurements."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "pipeplan" / "executor-costs.json"
+
+
+def machine_costs() -> MachineCosts | None:
+    """What was measured on this machine with these versions; None where nothing valid was."""
+    path = cache_file()
+    if not enabled() or not path.is_file():
+        return None
+    try:
+        root = read_document(path, FORMAT, VERSION)
+        content = root.mapping()
+        if any(content.get(name) != value for name, value in _made_with().items()):
+            return None
+        throughput = {int(count): root["throughput"][count].number() for count in root["throughput"].mapping()}
+        costs = executor_costs_from_json(root["executor"])
+        return MachineCosts(costs, throughput, root["when"].text(), root["disturbed"].boolean())
+    except (InputError, ValueError):
+        return None  # A damaged file is measured again.
+
+
+def save(measured: MachineCosts) -> None:
+    """Write the file. Raises an `InputError` where it cannot be written."""
+    path = cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    write_text(path, json.dumps(measured.to_json(), indent=1) + "\n")
+
+
+def with_machine_costs(cluster: Cluster) -> Cluster:
+    """A cluster of CPU workers of this machine, with what was measured here; unchanged where nothing was."""
+    measured = machine_costs() if cluster.device.kind == "cpu" and cluster.servers == 1 and cluster.uniform else None
+    if measured is None:
+        return cluster
+    cores = measured.busy_workers(cluster.workers)
+    device = replace(cluster.device, cores=round(cores, 3) if cores < cluster.workers else 0)
+    return replace(cluster, device=device, executor=measured.costs)
+
+
+def whole_cores(cluster: Cluster) -> Cluster:
+    """The cluster with whole cores in place of a measured throughput, for layers that were measured under load."""
+    cores = cluster.device.cores
+    if float(cores).is_integer() or not cluster.uniform:
+        return cluster
+    whole = math.ceil(cores)
+    return replace(cluster, device=replace(cluster.device, cores=whole if whole < cluster.workers_per_server else 0))
+
+
+def for_profile(cluster: Cluster, provenance: Provenance) -> Cluster:
+    """The cluster as it is charged with the times of a profile.
+
+    Times under load include what workers take from each other, and those of a calibrated profile the executor's work.
+    """
+    if provenance.kind == "calibrated":
+        return without_costs(cluster)
+    return cluster if provenance.processes == 1 else whole_cores(cluster)
+
+
+def without_costs(cluster: Cluster) -> Cluster:
+    """The cluster without what was measured of the executor, for times that include all of it."""
+    return whole_cores(replace(cluster, executor=NO_COSTS) if cluster.executor else cluster)
+
+
+def _made_with() -> dict[str, str]:
+    """What the measurements depend on."""
+    try:
+        torch = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        torch = ""
+    return {"machine": _machine(), "torch": torch, "pipeplan": __version__}
+
+
+def _machine() -> str:
+    """This machine: the name of its processor, and the cores that this process may use."""
+    from pipeplan.cluster_data.local import local_processors
+
+    here = local_processors()
+    return f"{here.name}, {here.cores} cores"

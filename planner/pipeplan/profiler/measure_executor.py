@@ -1,0 +1,73 @@
+"""Measures what the executor costs on this machine: runs its trials in a process of their own, and fits the costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pipeplan.cluster_data.executor_costs import ExecutorCosts
+from pipeplan.cluster_data.machine_costs import MachineCosts
+from pipeplan.errors import InputError
+from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES
+
+LIMIT_S = 120.0
+BUSY_LOAD = 0.5
+"""Processes that may run on average, beside this one, before a machine counts as disturbed."""
+
+
+def measure_executor() -> MachineCosts:
+    """Run the trials, a few seconds, and return the costs. Raises `InputError` where they fail."""
+    disturbed = os.getloadavg()[0] > 1 + BUSY_LOAD
+    with tempfile.TemporaryDirectory(prefix="pipeplan-trials-", ignore_cleanup_errors=True) as folder:
+        command = [sys.executable, "-P", "-m", "pipeplan_launch.executor_trials", folder]
+        environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TMPDIR": folder}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise InputError(f"the executor's trials took longer than {LIMIT_S:.0f} s") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise InputError(f"the executor's trials failed: {last}")
+    trials = json.loads(done.stdout.strip().splitlines()[-1])["trials"]
+    when = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return MachineCosts(costs_of(trials, when), throughput_of(trials, len(os.sched_getaffinity(0))), when, disturbed)
+
+
+def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
+    """The costs from the trials without compute.
+
+    A single stage makes two passes of a minibatch. Each of two stages sends and receives two messages in all. Larger
+    messages cost the last stage more, and larger weights the first one, which keeps a further version.
+    """
+    by_name = {trial["name"]: trial["cpu_s"] for trial in trials}
+    (alone,), small, large = by_name["pass"], by_name["message"], by_name["large"]
+    more = [max(0.0, one - other) for one, other in zip(large, small, strict=True)]
+    return ExecutorCosts(
+        pass_s=alone / 2,
+        message_s=max(0.0, sum(small) / 2 - alone) / 2,
+        message_byte_s=more[1] / (2 * (LARGE_BYTES - SMALL_BYTES)),
+        version_byte_s=max(0.0, more[0] - more[1]) / VERSION_BYTES,
+        source=f"measured on this machine at {when}",
+    )
+
+
+def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, float]:
+    """What numbers of busy workers get done together, from the paces of straight pipelines of equal stages.
+
+    With P(1) the pace of one stage, k stages do k times its work, and their messages', in P(k). They get no more done
+    than the cores.
+    """
+    busy = {trial["workers"]: trial["pace_s"] for trial in trials if trial["products"]}
+    message_s = 2 * costs_of(trials, "").message_s
+    return {
+        count: min(count, cores, max(1.0, (count * busy[1] + 2 * (count - 1) * message_s) / pace))
+        for count, pace in sorted(busy.items())
+    }

@@ -1,0 +1,101 @@
+"""What the executor costs on this machine: kept in the user's cache, and used only where it was measured with this."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import pipeplan
+from pipeplan.cluster_data import machine_costs
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_toml import read_cluster, write_cluster
+from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
+from pipeplan.cluster_data.machine_costs import MachineCosts
+from pipeplan.errors import InputError
+from pipeplan.util.files import Node
+
+COSTS = ExecutorCosts(240e-6, 90e-6, 0.8e-9, 0.1e-9, "measured on this machine at noon")
+MEASURED = MachineCosts(COSTS, {1: 1.0, 2: 1.6, 3: 1.75}, "2026-01-01T12:00:00Z")
+LAB = Cluster("lab", Device("cpu", "cpu", 2**30), (Level("server", 3, 1e9),))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(machine_costs.SWITCH, "on")
+    return machine_costs.cache_file()
+
+
+def test_what_was_measured_is_read_again(cache: Path) -> None:
+    assert machine_costs.machine_costs() is None
+    machine_costs.save(MEASURED)
+    assert machine_costs.machine_costs() == MEASURED
+
+
+@pytest.mark.parametrize("changed", ["machine", "torch", "pipeplan"])
+def test_it_is_not_used_on_another_machine_or_version(cache: Path, changed: str) -> None:
+    machine_costs.save(MEASURED)
+    cache.write_text(json.dumps(json.loads(cache.read_text()) | {changed: "another"}))
+    assert machine_costs.machine_costs() is None
+
+
+def test_a_damaged_file_counts_as_none(cache: Path) -> None:
+    machine_costs.save(MEASURED)
+    cache.write_text(cache.read_text()[:-20])
+    assert machine_costs.machine_costs() is None
+
+
+def test_it_is_not_used_where_it_is_switched_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_costs.save(MEASURED)
+    monkeypatch.setenv(machine_costs.SWITCH, "off")
+    assert machine_costs.machine_costs() is None
+
+
+def test_the_local_cluster_has_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeplan.api.local_cluster", lambda workers: replace(LAB, name="local"))
+    assert pipeplan.cluster("local", workers=3).executor == NO_COSTS
+    machine_costs.save(MEASURED)
+    found = pipeplan.cluster("local", workers=3)
+    assert found.executor == COSTS
+    assert found.device.cores == 1.75
+    assert found.shared_cores == [(0, 3, 1.75)]
+
+
+def test_layers_measured_under_load_share_whole_cores(cache: Path) -> None:
+    machine_costs.save(MEASURED)
+    for workers, cores in ((2, 0), (3, 2)):
+        cluster = machine_costs.with_machine_costs(replace(LAB, levels=(replace(LAB.levels[0], count=workers),)))
+        assert machine_costs.whole_cores(cluster).device.cores == cores
+
+
+def test_a_cluster_file_can_ask_for_it(cache: Path, tmp_path: Path) -> None:
+    write_cluster(LAB, tmp_path / "lab.toml")
+    text = (tmp_path / "lab.toml").read_text().replace('name = "lab"', 'name = "lab"\nexecutor = "local"')
+    (tmp_path / "here.toml").write_text(text)
+    assert read_cluster(tmp_path / "here.toml") == LAB
+    machine_costs.save(MEASURED)
+    assert read_cluster(tmp_path / "here.toml") == machine_costs.with_machine_costs(LAB) != LAB
+    (tmp_path / "bad.toml").write_text(text.replace('executor = "local"', 'executor = "there"'))
+    with pytest.raises(InputError, match="'there'"):
+        read_cluster(tmp_path / "bad.toml")
+
+
+def test_a_cluster_file_can_state_it(tmp_path: Path) -> None:
+    stated = replace(LAB, executor=COSTS, device=replace(LAB.device, cores=1.6))
+    write_cluster(stated, tmp_path / "lab.toml")
+    assert 'pass = "240 us"' in (tmp_path / "lab.toml").read_text()
+    assert read_cluster(tmp_path / "lab.toml") == stated
+    assert cluster_from_json(Node(json.loads(json.dumps(stated.to_json())), "plan.json")) == stated
+
+
+def test_a_cluster_without_it_is_written_as_before() -> None:
+    assert "executor" not in LAB.to_json()
+
+
+def test_an_implausible_time_is_refused() -> None:
+    with pytest.raises(InputError, match="pass_s"):
+        ExecutorCosts(pass_s=-1.0)

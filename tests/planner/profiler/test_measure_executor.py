@@ -1,0 +1,52 @@
+"""The executor's costs follow from its trials, and the trials run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeplan.profiler.measure_executor import costs_of, measure_executor, throughput_of
+from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES, trials
+
+
+def _trial(name: str, pace_s: float, *cpu_s: float, products: int = 0) -> dict[str, Any]:
+    return {"name": name, "workers": len(cpu_s), "products": products, "pace_s": pace_s, "cpu_s": list(cpu_s)}
+
+
+TRIALS = [
+    _trial("pass", 0.001, 0.001),
+    _trial("message", 0.001, 0.0014, 0.0012),
+    _trial("large", 0.001, 0.0014 + 0.0005 + 0.0002, 0.0012 + 0.0005),
+    _trial("busy", 0.002, 0.002, products=9),
+    _trial("busy", 0.0025, 0.003, 0.003, products=9),
+    _trial("busy", 0.0005, 0.003, 0.003, 0.003, products=9),
+]
+
+
+def test_costs_are_differences_between_trials() -> None:
+    costs = costs_of(TRIALS, "noon")
+    assert costs.pass_s == pytest.approx(0.0005)
+    assert costs.message_s == pytest.approx(0.00015)
+    assert costs.message_byte_s == pytest.approx(0.0005 / (2 * (LARGE_BYTES - SMALL_BYTES)))
+    assert costs.version_byte_s == pytest.approx(0.0002 / VERSION_BYTES)
+
+
+def test_throughput_is_the_work_done_together() -> None:
+    found = throughput_of(TRIALS, cores=2)
+    assert found[1] == 1
+    assert found[2] == pytest.approx((2 * 0.002 + 2 * 0.0003) / 0.0025)
+    assert found[3] == 2, "no more than the cores"
+
+
+def test_every_machine_is_loaded_beyond_its_cores() -> None:
+    assert [trial.workers for trial in trials(2, 9) if trial.products] == [1, 2, 3]
+    assert max(trial.workers for trial in trials(64, 9)) == 9
+
+
+@pytest.mark.slow
+def test_the_trials_run_on_this_machine() -> None:
+    found = measure_executor()
+    assert 1e-5 < found.costs.pass_s < 0.1
+    assert found.costs.message_byte_s > 0
+    assert all(1 <= value <= count for count, value in found.throughput.items())

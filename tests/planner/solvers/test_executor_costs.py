@@ -1,0 +1,117 @@
+"""With the executor's own work charged, the solvers find what trying every plan finds, and the checker agrees."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from brute_force import best
+from brute_machines import Instance
+from instances import (
+    ALL_SCHEDULES,
+    burdened,
+    crowded_instance,
+    drawn,
+    mixed_instance,
+    random_instance,
+    unequal_instance,
+)
+from solver_contract import check_ilp, solve_by_dp
+
+from pipeplan.checker.verify import verify_plan
+from pipeplan.cluster_data.executor_costs import ExecutorCosts
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.errors import InfeasibleError
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Problem
+from pipeplan.rendering import plan_json
+from pipeplan.solvers.result import Status
+from pipeplan.util.files import Node
+
+
+def _drawn(seed: int) -> tuple[Instance, Problem]:
+    """Uniform clusters and servers that differ, grids, all schedules, with and without what workers share charged."""
+    draw = (random_instance, mixed_instance, unequal_instance, crowded_instance)[seed % 4]
+    chosen = {} if draw is random_instance else {"schedule": ALL_SCHEDULES[seed // 4 % 5]}
+
+    def made(number: int) -> Instance:
+        found = burdened(draw(number, layers=5, **chosen), number)
+        return replace(found, contention=seed // 20 % 2 == 0, grid=seed // 40 % 4 == 3)
+
+    return drawn(seed, made)
+
+
+def _agrees(seed: int) -> bool:
+    """Hold the DP to the oracle; whether the executor's work makes the best plan slower."""
+    instance, problem = _drawn(seed)
+    expected_s, result = best(instance), solve_by_dp(problem)
+    if math.isinf(expected_s):
+        assert result.status == Status.INFEASIBLE, seed
+        return False
+    assert result.status == Status.OPTIMAL, (seed, result.note)
+    assert result.plan is not None
+    assert evaluate(result.plan, problem).pace_s == pytest.approx(expected_s, rel=1e-6), seed
+    assert result.objective_s == pytest.approx(expected_s, rel=1e-6), seed
+    assert result.bound_s == pytest.approx(expected_s, rel=1e-6), seed
+    return best(replace(instance, executor=(0.0, 0.0, 0.0, 0.0))) < expected_s * (1 - 1e-9)
+
+
+def test_the_dp_finds_what_trying_every_plan_finds() -> None:
+    assert sum(_agrees(seed) for seed in range(60)) > 30, "chosen so that the executor's work often matters"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(1000, 2000, 100))
+def test_the_dp_finds_what_trying_every_plan_finds_at_length(start: int) -> None:
+    assert sum(_agrees(seed) for seed in range(start, start + 100)) > 30
+
+
+def _ilp_agrees(seed: int, layers: int) -> None:
+    def made(number: int) -> Instance:
+        draw = (mixed_instance, unequal_instance, crowded_instance)[seed % 3]
+        found = draw(number, layers=layers, schedule=ALL_SCHEDULES[seed // 3 % 5])
+        return replace(burdened(found, number), contention=True)
+
+    check_ilp(*drawn(seed, made), ["bounded"])
+
+
+def test_the_ilp_finds_what_trying_every_plan_finds() -> None:
+    for seed in range(15):
+        _ilp_agrees(seed, layers=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(1000, 1300, 30))
+def test_the_ilp_finds_what_trying_every_plan_finds_at_length(start: int) -> None:
+    for seed in range(start, start + 30):
+        _ilp_agrees(seed, layers=4)
+
+
+def test_the_checker_computes_the_same_and_its_proof_holds() -> None:
+    proven = 0
+    for seed in range(40):
+        _, problem = _drawn(seed)
+        try:
+            outcome = solve(problem, Settings(solver="dp"))
+        except InfeasibleError:
+            continue
+        document = json.loads(json.dumps(plan_json.plan_document(outcome)))
+        found = {one.what: one for one in verify_plan(Node(document, "plan.json"), problem.profile)}
+        assert not [one.line for one in found.values() if one.holds is False], seed
+        proven += found["optimality"].holds is True
+        burdened_s = [node.get("executor_s", 0.0) for node in document["prediction"]["stages"]]
+        assert any(burdened_s) == any(problem.cluster.executor.times().values()) or not math.fsum(burdened_s), seed
+    assert proven > 10
+
+
+def test_the_checker_refuses_a_plan_that_hides_the_executors_work() -> None:
+    _, problem = _drawn(1)
+    cluster = replace(problem.cluster, executor=ExecutorCosts(pass_s=1.0))
+    charged = Problem(problem.profile, cluster, problem.options)
+    document = json.loads(json.dumps(plan_json.plan_document(solve(charged, Settings(solver="dp")))))
+    for node in document["prediction"]["stages"]:
+        node["executor_s"] = 0.5
+    found = verify_plan(Node(document, "plan.json"), charged.profile)
+    assert any(one.holds is False and "executor_s" in one.text for one in found)
