@@ -21,6 +21,7 @@ from pipeplan.cli.problem_options import EXAMPLE, ProfileSource, checked_option_
 from pipeplan.cli.solve_line import solve_line
 from pipeplan.cli.solver_options import keep_disagreement, parse_share, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.devices import device_mismatch
+from pipeplan.drawing.executor_line import executor_lines
 from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InputError
 from pipeplan.exports.solve_for import TargetedProblem
@@ -163,7 +164,8 @@ def command(
             interrupted()  # an interrupted search may have chosen a schedule that is not the best
         with keep_disagreement(None if no_write else output):
             if tolerance is None:
-                fewest, outcome = None, solve(built.problem, settings, report=report, deadline=deadline)
+                fewest = None
+                outcome = solve(built.problem, settings, report=report, deadline=deadline, known=built.known)
             else:
                 fewest = search_fewest_workers(built.problem, tolerance, settings, report=report, deadline=deadline)
                 outcome = fewest.outcome
@@ -185,6 +187,8 @@ def command(
         print_answer(plan_table(outcome))
         if built.targeted is not None:
             print_line(built.targeted.cost(outcome, settings.maximum_cuts))
+        for line in executor_lines(outcome.plan, outcome.evaluation, outcome.problem):
+            print_line(line)
     for line in written_files:
         note(line)
     if source.example:
