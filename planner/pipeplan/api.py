@@ -210,7 +210,7 @@ def solve(
             built.problem, fewest_workers_within, settings, report=progress, deadline=deadline
         ).outcome
     else:
-        outcome = solve_problem(built.problem, settings, report=progress, deadline=deadline)
+        outcome = solve_problem(built.problem, settings, report=progress, deadline=deadline, known=built.known)
     return replace(outcome, synchrony=built.synchrony)
 
 

@@ -11,6 +11,7 @@ from pipeplan.cluster_data.machine_costs import for_profile
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
+from pipeplan.plan.plan import Plan
 from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
 from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
@@ -85,6 +86,12 @@ class BuiltProblem:
     """The trainer that the plan is for, if one was named."""
     orders: tuple[OrderChoice, ...] = ()
     """All orders of the servers that were tried, best first; empty where there was nothing to choose."""
+
+    @property
+    def known(self) -> tuple[Plan, ...]:
+        """The plan of this problem by which it was chosen, if there is one."""
+        taken = None if self.synchrony is None else self.synchrony.taken
+        return (taken.plan,) if taken is not None and taken.problem.cluster == self.problem.cluster else ()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pipeplan.util.units import show_time
 PHASES = {
     "": "choosing what to solve",
     "cuts": "listing the model's cuts",
+    "grid": "searching for the best uniform grid",
     "DP": "searching with the DP",
     "ILP": "confirming with the ILP",
     "certificate": "making the certificate",

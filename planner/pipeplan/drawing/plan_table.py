@@ -69,6 +69,8 @@ def _choice(choice: SynchronyChoice | None) -> Iterator[Text]:
     yield Text(f"{choice.reason} The DP alone compared them.")
     for name, candidate in (("synchronous", choice.synchronous), ("asynchronous", choice.asynchronous)):
         yield Text(f"  {name:<12}  {'none was found' if candidate is None else candidate.text}")
+    if choice.parallel is not None and choice.parallel is not choice.synchronous:
+        yield Text(f"  data parallel {choice.parallel.text}")
     yield Text("")
 
 

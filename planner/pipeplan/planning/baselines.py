@@ -15,6 +15,7 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
+from pipeplan.solvers.dp.pipeline_searches import cheap_cuts
 from pipeplan.solvers.result import Status
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
@@ -24,12 +25,12 @@ NO_TIME = "there was no time left to search for it; give more with --time-limit"
 STOPPED = "not searched for, as Ctrl-C came before"
 LEAST_DIFFERENCE = 1e-6
 """Relative. Data parallelism on fewer workers is told where it is faster by more."""
-MOST_CELLS, MOST_WORKERS = 20_000, 256
-"""The largest product of cuts and workers, and the most workers, for which the search for a grid is cheap beside the
-search for the plan."""
-LEAST_EFFORT, SHARE = 3_000_000, 0.2
-"""Effort that the search for a grid may take (`SearchEffort` counts rows; one takes about a microsecond): this
-number, or this share of the effort that the search for the plan took if that is more."""
+MOST_CELLS, MOST_WORKERS = 20_000, 1024
+"""The largest product of cuts and workers for which the search for a grid is among all cuts, and the most workers for
+which it is made."""
+ON_SELECTION = "among a selection of the cuts; --grid searches all"
+MOST_EFFORT = 3_000_000
+"""Effort that the search for a grid may take (`SearchEffort` counts rows; one takes about a microsecond)."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +54,23 @@ class Baseline:
         return None if self.pace_s is None or pace_s == 0 or not self.fits else self.pace_s / pace_s
 
 
-def compute_baselines(
-    problem: Problem, cuts: Cuts, effort: float = 0.0, deadline: Deadline = NO_DEADLINE
-) -> list[Baseline]:
+def compute_baselines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:
     """The baselines of a problem. Data parallelism is scored even where it does not fit in memory, with a remark.
 
-    `effort` is what the search for the plan took (`Result.effort`); the search for a grid may take a share of that. A
-    baseline that is not found before the deadline or Ctrl-C has a remark that says so.
+    A baseline that is not found before the deadline or Ctrl-C has a remark that says so.
     """
-    baselines = [data_parallelism(problem)]
-    try:
-        baselines += fewer_workers(problem, cuts, baselines[0], deadline.share(0.2))
-        if not problem.options.grid:
-            baselines.append(uniform_grid(problem, cuts, effort, deadline.share(0.5)))
-        return [*baselines, *straight_pipelines(problem, cuts, deadline)]
-    except KeyboardInterrupt:
-        found = {baseline.name for baseline in baselines}
-        return [*baselines, *(one for one in unsearched_baselines(problem, STOPPED) if one.name not in found)]
+    first = quick_baselines(problem, cuts, deadline.share(0.5))
+    return [*first, *straight_pipelines(problem, cuts, deadline)]
+
+
+def quick_baselines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:
+    """The baselines that are found so quickly that a solve begins with them: data parallelism and the best grid.
+
+    Raises `KeyboardInterrupt` on Ctrl-C.
+    """
+    everyone = data_parallelism(problem)
+    found = [everyone, *fewer_workers(problem, cuts, everyone, deadline.share(0.2))]
+    return found if problem.options.grid else [*found, uniform_grid(problem, cuts, deadline)]
 
 
 def unsearched_baselines(problem: Problem, remark: str) -> list[Baseline]:
@@ -79,13 +80,13 @@ def unsearched_baselines(problem: Problem, remark: str) -> list[Baseline]:
 
 
 def straight_pipelines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:
-    """The best straight pipeline, and the same one without pipelining.
-
-    Raises `KeyboardInterrupt` on Ctrl-C.
-    """
-    straight = dynamic_program.solve(problem.straight(), cuts, deadline.left_s)
+    """The best straight pipeline, and the same one without pipelining; a remark says where Ctrl-C came before."""
+    try:
+        straight = dynamic_program.solve(problem.straight(), cuts, deadline.left_s)
+    except KeyboardInterrupt:
+        return [Baseline(STRAIGHT, None, "", STOPPED), Baseline(UNPIPELINED, None, "", STOPPED)]
     if straight.interrupted:
-        raise KeyboardInterrupt
+        return [Baseline(STRAIGHT, None, "", STOPPED), Baseline(UNPIPELINED, None, "", STOPPED)]
     if straight.plan is None:
         remark = "no straight pipeline fits in memory" if straight.status == Status.INFEASIBLE else NO_TIME
         return [Baseline(STRAIGHT, None, "", remark), Baseline(UNPIPELINED, None, "", remark)]
@@ -128,20 +129,23 @@ def fewer_workers(problem: Problem, cuts: Cuts, everyone: Baseline, deadline: De
     return [Baseline(ON_FEWER, pace_s, found.plan.config, remark, found.plan)]
 
 
-def uniform_grid(problem: Problem, cuts: Cuts, effort: float = 0.0, deadline: Deadline = NO_DEADLINE) -> Baseline:
+def uniform_grid(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> Baseline:
     """The fastest uniform grid, which has the same number of replicas in every stage, as in most trainers.
 
-    The result has no pace but a remark where the search would take too long beside a plan search of this `effort`, or
-    longer than the deadline. Raises `KeyboardInterrupt` on Ctrl-C.
+    Where a search among all cuts would take long, it is among a selection of them, which the remark says. Raises
+    `KeyboardInterrupt` on Ctrl-C.
     """
-    if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS or problem.cluster.workers > MOST_WORKERS:
-        return Baseline(
-            UNIFORM_GRID, None, "", "not searched for, as there are many cuts and workers; --grid searches for it"
-        )
-    options = replace(problem.options, grid=True, allow_copies=False, stages=None)
-    grid_problem = replace(problem, options=options)
-    grid_effort = SearchEffort(max(LEAST_EFFORT, effort * SHARE))
-    result = dynamic_program.solve(grid_problem, cuts, deadline.left_s, effort=grid_effort)
+    if problem.cluster.workers > MOST_WORKERS:
+        return Baseline(UNIFORM_GRID, None, "", "not searched for, as there are many workers; --grid searches for it")
+    grids = replace(problem, options=replace(problem.options, grid=True, allow_copies=False, stages=None))
+    remark = ""
+    grid_effort = SearchEffort(MOST_EFFORT)
+    if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
+        cuts, remark = cuts.only(cheap_cuts(cuts)), ON_SELECTION
+    result = dynamic_program.solve(grids, cuts, deadline.left_s, effort=grid_effort)
+    if grid_effort.over and not remark and not result.interrupted:
+        cuts, remark, grid_effort = cuts.only(cheap_cuts(cuts)), ON_SELECTION, SearchEffort(MOST_EFFORT)
+        result = dynamic_program.solve(grids, cuts, deadline.left_s, effort=grid_effort)
     if result.interrupted:
         raise KeyboardInterrupt
     if deadline.passed:
@@ -150,9 +154,10 @@ def uniform_grid(problem: Problem, cuts: Cuts, effort: float = 0.0, deadline: De
         return Baseline(UNIFORM_GRID, None, "", "the search was cut short to save time; --grid completes it")
     plan = result.plan
     if plan is None:
-        return Baseline(UNIFORM_GRID, None, "", "no uniform grid fits in memory")
+        fits = "no uniform grid was found" if remark else "no uniform grid fits in memory"
+        return Baseline(UNIFORM_GRID, None, "", f"{fits} {remark}".strip())
     shape = grid_shape_of(plan, problem.cluster)
-    return Baseline(UNIFORM_GRID, evaluate(plan, problem).pace_s, shape.text if shape else "", plan=plan)
+    return Baseline(UNIFORM_GRID, evaluate(plan, problem).pace_s, shape.text if shape else "", remark, plan)
 
 
 def unpipelined_time(plan: Plan, problem: Problem) -> float:

@@ -85,11 +85,13 @@ class SynchronyChoice:
     taken: Candidate
     reason: str
     """Why this one, in one sentence."""
+    parallel: Candidate | None = None
+    """The fastest data parallelism with the profile's minibatch; None where it was not asked about, or does not fit."""
 
     def to_json(self) -> dict[str, Any]:
         """The field `choice` of plan.json."""
-        both = {"synchronous": self.synchronous, "asynchronous": self.asynchronous}
-        found = {name: None if one is None else one.to_json() for name, one in both.items()}
+        kinds = {"synchronous": self.synchronous, "asynchronous": self.asynchronous, "parallel": self.parallel}
+        found = {name: None if one is None else one.to_json() for name, one in kinds.items()}
         kind = "synchronous" if self.taken is self.synchronous else "asynchronous"
         return {"taken": kind, "asynchronous_gain": self.gain, "reason": self.reason, **found}
 
@@ -127,7 +129,7 @@ def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline)
     if asynchronous is not None and asynchronous.updates.synchronous:
         # What is fastest of all is data parallelism.
         reason = "Chosen: data parallelism, which is synchronous, is faster than any pipeline."
-        return SynchronyChoice(asynchronous, None, gain, asynchronous, reason)
+        return SynchronyChoice(asynchronous, None, gain, asynchronous, reason, asynchronous)
     known, others = known_sizes(kinds.profile, minibatch_sizes(kinds.profile.minibatch, kinds.samples))
     parallel = kinds.best(kinds.data_parallel(), deadline.share(0.2))
     synchronous = _simpler(parallel, kinds.best(kinds.flushing(known), deadline))
@@ -137,9 +139,10 @@ def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline)
     if taken is None:
         raise InfeasibleError("no schedule has a plan that fits, or none was found in time")
     if asynchronous is None:
-        reason = "Chosen: the fastest synchronous plan, as asynchronous ones were ruled out."
+        why = "asynchronous ones were ruled out" if staleness == "none" else "no asynchronous plan was found"
+        reason = f"Chosen: the fastest synchronous plan, as {why}."
     elif synchronous is None:
-        reason = "Chosen: the fastest asynchronous plan, as no synchronous plan fits."
+        reason = "Chosen: the fastest asynchronous plan, as no synchronous plan was found that fits."
     else:
         found = synchronous.sample_s / asynchronous.sample_s - 1
         enough = found >= gain
@@ -149,7 +152,7 @@ def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline)
             f"Chosen: {kind}, because the fastest asynchronous plan has {abs(found):.1%} {more} samples/s than the "
             f"fastest synchronous one, and {gain:.0%} more is asked for (--asynchronous-gain)."
         )
-    return SynchronyChoice(synchronous, asynchronous, gain, taken, reason)
+    return SynchronyChoice(synchronous, asynchronous, gain, taken, reason, parallel)
 
 
 def _interrupted(found: Sequence[Candidate], gain: float) -> SynchronyChoice:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeplan.plan.plan import Plan
+from pipeplan.planning.baselines import satisfies_options, uniform_grid
 from pipeplan.planning.charge_results import deepened
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
@@ -47,10 +48,32 @@ def best_in_time(
     """
     try:
         cuts = enumerate_cuts(problem, maximum_cuts, deadline.share(0.5))
-        gap = gap_of_many_cuts if len(cuts.ideals) > MANY_CUTS else 0.0
-        return best_plan(problem, cuts, deadline, gap), True
+        if len(cuts.ideals) <= MANY_CUTS:
+            return best_plan(problem, cuts, deadline), True
+        return _or_grid(problem, cuts, gap_of_many_cuts, deadline)
     except OutOfTime:
         return None, False
+
+
+def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline) -> tuple[ScoredPlan | None, bool]:
+    """The best plan that is found in time, or the best uniform grid if that is faster, which takes less time to find.
+
+    Also whether there was time to know it. Raises `OutOfTime` where neither is found.
+    """
+    grid = None
+    if not problem.options.grid and problem.options.stages is None and not problem.options.pins:
+        found = uniform_grid(problem, cuts, deadline.share(0.3))
+        if found.plan is not None and found.pace_s is not None and satisfies_options(found.plan, problem):
+            grid = ScoredPlan(found.plan, found.pace_s)
+    try:
+        best = best_plan(problem, cuts, deadline, gap)
+    except OutOfTime:
+        if grid is None:
+            raise
+        return grid, True
+    if best is None or grid is None:
+        return best, True
+    return min(best, grid, key=lambda one: one.pace_s), True
 
 
 def _solved(problem: Problem, cuts: Cuts, deadline: Deadline, gap: float) -> Plan | None:

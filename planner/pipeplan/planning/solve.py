@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,7 @@ STOPPED_CERTIFICATE = Certificate(None, "Ctrl-C came before a certificate was ma
 SHARES = {
     "choice": 0.5,
     "cuts": 0.5,
+    "grid": 0.2,
     "first": 0.5,
     "last": 0.8,
     "certificate": 0.5,
@@ -48,10 +49,9 @@ SHARES = {
     "diagnosis": 1.0,
 }
 """The share of the time left that each phase may take: the choice of a schedule, a minibatch size or a number of
-workers, the cuts, the first of two solvers, the last or only solver, the certificate, the baselines, the search for a
-simpler plan, the simulation.
-Where there is no plan, the diagnosis takes what the solvers leave. What a phase does not need is left to those after
-it."""
+workers, the cuts, data parallelism and the best uniform grid, the first of two solvers, the last or only solver, the
+certificate, the straight pipeline, the search for a simpler plan, the simulation. Where there is no plan, the diagnosis
+takes what the solvers leave. What a phase does not need is left to those after it."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,11 @@ def solve(
     *,
     report: Report | None = None,
     deadline: Deadline | None = None,
+    known: Sequence[Plan] = (),
 ) -> Outcome:
     """Find the best plan for a problem, cross-check the solvers, and compare the plan with the baselines.
+
+    Plans of the problem that are `known` are taken where the time limit comes before a faster one is found.
 
     The time limit, or Ctrl-C at any moment, ends the search with the best plan so far; what there was no time for says
     so. `report` is called with every change of phase, best plan and bound. A `deadline` that began earlier takes the
@@ -152,7 +155,7 @@ def solve(
     settings = settings or Settings()
     tracker = ProgressTracker(report)
     means = _Means(settings, deadline or Deadline.after(settings.time_limit_s), tracker)
-    search = _Search(problem, means)
+    search = _Search(problem, means, known)
     try:
         search.run()
     except KeyboardInterrupt:
@@ -176,13 +179,14 @@ class _Means:
 class _Search:
     """One solve: what each of its phases has found so far, so that it can end after any of them."""
 
-    def __init__(self, problem: Problem, means: _Means) -> None:
-        self._problem, self._means = problem, means
+    def __init__(self, problem: Problem, means: _Means, known: Sequence[Plan]) -> None:
+        self._problem, self._means, self._known = problem, means, known
         self._phases: dict[str, float] = {}
         self._cuts: Cuts | None = None
         self._results: tuple[Result, ...] = ()
         self._best: tuple[Plan, Evaluation] | None = None
         self._certificate = STOPPED_CERTIFICATE
+        self._quick: list[Baseline] = []
         self._compared: tuple[Baseline, ...] | None = None
         self._simulation = STOPPED if means.settings.simulate else NOT_SIMULATED
         self._simpler: SimplerPlan | None = None
@@ -195,10 +199,12 @@ class _Search:
         problem, means = self._problem, self._means
         with self._phase("cuts"):
             self._cuts = cuts = enumerate_cuts(problem, means.settings.maximum_cuts, means.share("cuts"))
+        with self._phase("grid"):
+            self._quick = baselines.quick_baselines(problem, cuts, means.share("grid"))
         self._results = results = _run_solvers(problem, cuts, means)
         self._phases.update({result.solver: result.seconds for result in results})
         _refuse_contradiction(problem, results)
-        self._best = _best_plan(problem, cuts, means, results)
+        self._best = _best_plan(problem, cuts, means, results, self._known)
         if any(result.interrupted for result in results):
             raise KeyboardInterrupt
         with self._phase("certificate"):
@@ -206,8 +212,8 @@ class _Search:
                 ends = means.share("certificate")
                 self._certificate = certificate_of(problem, cuts, results, self._best[1], ends)
         with self._phase("baselines"):
-            effort = max(result.effort for result in results)
-            self._compared = tuple(baselines.compute_baselines(problem, cuts, effort, means.share("baselines")))
+            straight = baselines.straight_pipelines(problem, cuts, means.share("baselines"))
+            self._compared = (*self._quick, *straight)
         if means.settings.simplest > 0:
             with self._phase("simplest"):
                 plan, score = self._finished()
@@ -247,11 +253,16 @@ class _Search:
         if self._simplification is not None:
             return plan, score
         if max(result.bound_s for result in self._results) < score.pace_s * (1 - TOLERANCE):
-            return _best_with_baselines(self._baselines(), self._problem, plan, score)
+            known = [*self._known, *(one.plan for one in self._baselines() if one.plan is not None)]
+            return _best_with_known(known, self._problem, plan, score)
         return plan, score
 
     def _baselines(self) -> tuple[Baseline, ...]:
-        return self._compared or tuple(baselines.unsearched_baselines(self._problem, baselines.STOPPED))
+        if self._compared is not None:
+            return self._compared
+        found = {one.name for one in self._quick}
+        unsearched = baselines.unsearched_baselines(self._problem, baselines.STOPPED)
+        return (*self._quick, *(one for one in unsearched if one.name not in found))
 
     def outcome(self) -> Outcome:
         """The outcome by what has been found. Raises `KeyboardInterrupt` if that is no plan."""
@@ -281,7 +292,7 @@ class _Search:
         if all(result.plan is None for result in self._results):
             raise KeyboardInterrupt("no plan was found until then")
         _refuse_contradiction(self._problem, self._results)
-        return _best_plan(self._problem, self._cuts, self._means, self._results, deepen=False)
+        return _best_plan(self._problem, self._cuts, self._means, self._results, self._known, deepen=False)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -299,13 +310,23 @@ def _refuse_contradiction(problem: Problem, results: tuple[Result, ...]) -> None
 
 
 def _best_plan(
-    problem: Problem, cuts: Cuts, means: _Means, results: tuple[Result, ...], *, deepen: bool = True
+    problem: Problem,
+    cuts: Cuts,
+    means: _Means,
+    results: tuple[Result, ...],
+    known: Sequence[Plan],
+    *,
+    deepen: bool = True,
 ) -> tuple[Plan, Evaluation]:
     """The best of the solvers' plans, with its score; `deepen` gives it the depths that bursts need.
+
+    Where they found none in time, it is one of the plans that are `known`.
 
     Raises `InfeasibleError` if there is no plan, and `KeyboardInterrupt` if Ctrl-C came before any was found.
     """
     plans: list[Plan] = [result.plan for result in results if result.plan is not None]
+    if all(result.status != Status.INFEASIBLE for result in results):
+        plans = plans or list(known)
     if not plans:
         if any(result.interrupted for result in results):
             raise KeyboardInterrupt("no plan was found until then")
@@ -320,12 +341,10 @@ def _best_plan(
     return deepened(plan, problem) if deepen else (plan, score)
 
 
-def _best_with_baselines(
-    compared: Iterable[Baseline], problem: Problem, plan: Plan, score: Evaluation
-) -> tuple[Plan, Evaluation]:
-    """The plan and its score, or a faster baseline, for a search that ended before it was finished."""
-    for candidate in (baseline.plan for baseline in compared):
-        if candidate is None or not satisfies_options(candidate, problem):
+def _best_with_known(known: Iterable[Plan], problem: Problem, plan: Plan, score: Evaluation) -> tuple[Plan, Evaluation]:
+    """The plan and its score, or a faster known plan, for a search that ended before it was finished."""
+    for candidate in known:
+        if not satisfies_options(candidate, problem):
             continue
         candidate_score = evaluate(candidate, problem)
         if candidate_score.pace_s < score.pace_s * (1 - TOLERANCE) and (

@@ -41,8 +41,6 @@ class Result:
     """Whether Ctrl-C ended the solver."""
     alone_bound_s: float | None = None
     """A lower bound, in seconds per minibatch, on the pace without what `charged` names; None where it is not known."""
-    effort: float = 0.0
-    """The cost of the DP's searches, as `SearchEffort` counts it."""
     charged: bool = False
     """Whether the solver minimised `Evaluation.pace_s`, with everything charged that the options ask for; otherwise it
     minimised `Evaluation.alone_s`."""

@@ -72,10 +72,10 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     """Of 60 s: the DP has 30 and takes 20, the ILP has 32 of the other 40 and takes 30, the rest has 10."""
     given: dict[str, float | None] = {}
     solve_by_dp, solve_by_ilp = dynamic_program.solve, integer_program.solve
-    make, compute = certificate.make_certificate, baselines.compute_baselines
+    make, compute = certificate.make_certificate, baselines.straight_pipelines
 
     def dp(problem: Problem, cuts: object, seconds: float | None = None, *rest: object, **more: object) -> Result:
-        if "DP" not in given:
+        if "DP" not in given and not problem.options.grid and problem.options.stages is None:
             given["DP"], clock[0] = seconds, clock[0] + 20.0
         return solve_by_dp(problem, cuts)  # type: ignore[arg-type]
 
@@ -99,7 +99,7 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     monkeypatch.setattr(dynamic_program, "solve", dp)
     monkeypatch.setattr(integer_program, "solve", ilp)
     monkeypatch.setattr(certify, "make_certificate", prove)
-    monkeypatch.setattr(baselines, "compute_baselines", compare)
+    monkeypatch.setattr(baselines, "straight_pipelines", compare)
     outcome = solve.solve(_problem(), Settings(time_limit_s=60.0, confirm_s=None))
     assert given == pytest.approx({"DP": 30.0, "ILP": 32.0, "certificate": 5.0, "baselines": 4.8})
     assert outcome.verdict.proven
@@ -117,7 +117,7 @@ def test_baselines_for_which_there_is_no_time_say_so(grid: bool) -> None:
     problem = _problem(options=Options(grid=grid))
     cuts = enumerate_cuts(problem, 1000)
     compared, known = (
-        baselines.compute_baselines(problem, cuts, 0.0, PASSED),
+        baselines.compute_baselines(problem, cuts, PASSED),
         baselines.compute_baselines(problem, cuts),
     )
     assert [one.name for one in compared] == [one.name for one in known]
@@ -216,7 +216,6 @@ def _raise_ctrl_c(*arguments: object, **named: object) -> None:
         (solve, "deepened"),
         (solve, "contradiction"),
         (certify, "make_certificate"),
-        (baselines, "uniform_grid"),
         (baselines, "straight_pipelines"),
         (solve, "choose_by_simulation"),
         (solve.contention, "least_pace_of_shared_cores_s"),
@@ -254,6 +253,7 @@ def test_ctrl_c_in_any_phase_after_the_dp_keeps_its_plan(
     ("target", "line"),
     [
         ("pipeplan.planning.solve.enumerate_cuts", "interrupted: the model's cuts were still being listed"),
+        ("pipeplan.planning.baselines.uniform_grid", "interrupted: no plan was found until then"),
         ("pipeplan.solvers.dp.pipeline_searches.terms_of", "interrupted: no plan was found until then"),
     ],
 )

@@ -162,7 +162,7 @@ def test_the_grid_beside_a_plan_is_what_asking_for_it_finds() -> None:
 
 
 @pytest.mark.parametrize("schedule", slow_but_for(["1f1b-flush"], ["1f1b-stashing", "1f1b-flush"]))
-def test_the_grid_beside_a_plan_takes_a_part_of_its_effort(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_grid_beside_a_plan_takes_so_much_effort_at_most(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(schedule=schedule, accumulate=8 if schedule == "1f1b-flush" else None, allow_copies=False)
     tight = _cluster(2, 2)
     tight = replace(tight, device=replace(tight.device, memory_bytes=30_000_000))
@@ -175,12 +175,28 @@ def test_the_grid_beside_a_plan_takes_a_part_of_its_effort(schedule: str, monkey
         dynamic_program.solve(grids, cuts, effort=less)
         assert less.over
         assert less.spent < less.most + 5000, "it ends within a step"
-    monkeypatch.setattr(baselines, "LEAST_EFFORT", 0)
-    found = [baselines.uniform_grid(problem, cuts, times * whole.spent / baselines.SHARE) for times in (0.5, 1.0)]
+    found = []
+    for share in (0.5, 1.0):
+        monkeypatch.setattr(baselines, "MOST_EFFORT", share * whole.spent)
+        found.append(baselines.uniform_grid(problem, cuts))
     assert [one.plan is None for one in found] == [True, False]
     assert found[0].remark == "the search was cut short to save time; --grid completes it"
-    again = dynamic_program.solve(problem, cuts), dynamic_program.solve(problem, cuts)
-    assert again[0].effort == again[1].effort > 0, "the clock has no part in it"
+    again = SearchEffort(), SearchEffort()
+    for effort in again:
+        dynamic_program.solve(problem, cuts, effort=effort)
+    assert again[0].spent == again[1].spent > 0, "the clock has no part in it"
+
+
+def test_a_grid_among_many_cuts_is_among_a_selection_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(_spread(60, sent=3_000_000), _cluster(2, 4))
+    cuts = enumerate_cuts(problem, 10_000)
+    among_all = baselines.uniform_grid(problem, cuts)
+    monkeypatch.setattr(baselines, "MOST_CELLS", 100)
+    selected = baselines.uniform_grid(problem, cuts)
+    assert (among_all.remark, selected.remark) == ("", baselines.ON_SELECTION)
+    assert among_all.pace_s is not None
+    assert selected.pace_s is not None
+    assert among_all.pace_s <= selected.pace_s <= among_all.pace_s * 1.2
 
 
 def shape_text(plan: Plan) -> str:

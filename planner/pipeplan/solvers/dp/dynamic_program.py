@@ -250,7 +250,7 @@ def solve(
     so_far.report = told
     result = _charged if problem.options.contention and so_far.best is not None else _alone
     answer = result(problem, cuts, so_far, deadline, gap, effort)
-    return replace(answer, effort=effort.spent, seconds=time.perf_counter() - began)
+    return replace(answer, seconds=time.perf_counter() - began)
 
 
 def _alone(

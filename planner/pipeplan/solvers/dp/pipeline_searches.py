@@ -204,7 +204,7 @@ class PipelineSearches:
     @property
     def selected_cuts(self) -> Cuts:
         """The cuts on which a fast plan is searched first, where there are many."""
-        return self.cuts.only(_cheap_cuts(self.cuts))
+        return self.cuts.only(cheap_cuts(self.cuts))
 
     def quick_batch(self) -> BisectionResult[FoundPipeline]:
         """A fast batch under a flush schedule, found on a selection of the cuts; `low` is 0, which bounds all others.
@@ -326,7 +326,7 @@ class PipelineSearches:
         return None if steps is None else FoundPipeline(terms, steps)
 
 
-def _cheap_cuts(cuts: Cuts) -> Flags:
+def cheap_cuts(cuts: Cuts) -> Flags:
     """A mask of `_SELECTED_CUTS` cuts: of each of as many equal parts of the work, that which fewest bytes cross."""
     part = np.minimum((cuts.work_s / cuts.work_s[-1] * _SELECTED_CUTS).astype(np.intp), _SELECTED_CUTS - 1)
     order = np.lexsort((np.arange(len(part)), cuts.sent + cuts.returned, part))
