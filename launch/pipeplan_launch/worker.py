@@ -105,6 +105,10 @@ def _build_and_run(options: RunOptions, plan: LaunchPlan, groups: Groups, run_st
     run_in_all(
         groups.everyone, lambda: consistency_check.check_agreement([one for one in fingerprints if one is not None])
     )
+    shared = {stages for one in fingerprints if one is not None for stages in one.shared_by()}
+    sharing = process_groups.shared_groups(plan, shared, groups, options.timeout_s)
+    if stage is not None and stage.training is not None:
+        stage.training.share(sharing)
     run_start, resumed = restore_in_all(stage, options, groups, run_start)
     if stage is not None:
         ActiveWorker(options, plan, groups, stage, run_start, resumed).run()

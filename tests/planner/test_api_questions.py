@@ -70,7 +70,7 @@ def test_rows_have_every_stage_with_plain_values(outcome: pipeplan.Outcome) -> N
     [
         ({"straigth": True}, "there is no option 'straigth'; did you mean 'straight' or"),
         ({"straight": "yes"}, "straight: expected true or false, found 'yes'"),
-        ({"stages": "two"}, "stages: expected a number, found 'two'"),
+        ({"stages": "two"}, "stages: expected a whole number, found 'two'"),
         ({"stages": 2.5}, "stages: "),
         ({"pin": "conv1"}, "expected a layer and a stage from 1 on, as in conv1=1, found 'conv1'"),
         ({"pin": 3}, "pin: expected a list, found 3"),

@@ -79,6 +79,7 @@ def allreduce(members: int, size: float, bandwidth: float, latency: float) -> fl
 def cuts(instance: Instance) -> list[int]:
     """Masks of layers that may lie before a cut: with all that they read from, and no group split."""
     groups = [*instance.together, *instance.joined]
+    groups += [layers for layers, _ in instance.tied if instance.kind not in FLUSHING]
     groups += [(source, *targets) for source, targets, _, _ in instance.tensors if source in instance.no_cut_after]
     needs = [(source, target) for source, targets, _, _ in instance.tensors for target in targets]
     masks = [sum(1 << layer for layer in set(group)) for group in groups]
@@ -171,7 +172,7 @@ class Costs:
 
     def _stage(self, before: int, after: int, start: int, end: int, recompute: bool) -> Stage:
         replicas, kind = end - start, self.instance.kind
-        weights = sum(layer["w"] for layer in self._members(before, after))
+        weights = sum(layer["w"] for layer in self._members(before, after)) + self._copies(before, after)
         speed = min(self.machines.speeds[start:end])
         forward, backward = (time / speed for time in self._times(before, after))
         backward += forward if recompute else 0.0
@@ -203,6 +204,22 @@ class Costs:
         if recompute:
             return constant + saved + sent[0], received[0]
         return constant, saved + received[0] + sent[0]
+
+    def _copies(self, before: int, after: int) -> float:
+        """Bytes of shared weights that these layers read and none of them has."""
+        mine = after & ~before
+        return sum(
+            size
+            for layers, size in self.instance.tied
+            if not mine >> layers[0] & 1 and any(mine >> i & 1 for i in layers)
+        )
+
+    def exchange(self, stage: Stage) -> float:
+        """Seconds that a stage pays at an update for the weights that it shares with others."""
+        mine, everyone = stage.after & ~stage.before, range(self.machines.workers)
+        bandwidth, _, latency = self.machines.rate(everyone)
+        held = [(size, sum(mine >> layer & 1 for layer in layers), len(layers)) for layers, size in self.instance.tied]
+        return sum(size / bandwidth + len(everyone) * latency for size, here, every in held if 0 < here < every)
 
     def link(self, stage: Stage, following: Stage) -> Link:
         """What joins two stages."""
@@ -248,7 +265,7 @@ class Costs:
         passes = sum(stage.work for stage in chain) + self.least[chain[0].before]
         transfers = sum(link.there + link.back + 2 * link.latency for link in self._joints(chain))
         exposed = max(max(0.0, stage.group - self.least[stage.before]) for stage in chain)
-        return passes + transfers + exposed
+        return passes + transfers + exposed + sum(self.exchange(stage) for stage in chain)
 
     def most(self, chain: Chain, pace: float) -> float:
         """A T or A with which these stages are no faster than `pace`."""

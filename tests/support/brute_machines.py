@@ -23,6 +23,8 @@ class Instance:
     inference: bool = False
     together: tuple[tuple[int, ...], ...] = ()
     """Of the profile."""
+    tied: tuple[tuple[tuple[int, ...], float], ...] = ()
+    """Layers that share weights, and their bytes, which the first of them has among its own."""
     stages: int | None = None
     max_replicas: int | None = None
     max_stages: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.plan.plan import Plan, Stage
@@ -11,6 +12,7 @@ from pipeplan.plan.schedules import FLUSH
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.ties import TiedWeights
 
 MS = 1e-3
 
@@ -38,6 +40,12 @@ def decoder(blocks: int, *, rotary: bool = False, tied: bool = False, minibatch:
         stream = name
     together = (("wte", "lm_head"),) if tied else ()
     return Profile(tuple(layers), tuple(tensors), minibatch, model_name="decoder", together=together)
+
+
+def tied_decoder(blocks: int, *layers: str) -> Profile:
+    """A decoder of which some layers, by default its embedding and its head, share a weight."""
+    tie = TiedWeights(("wte.weight = lm_head.weight",), layers or ("wte", "lm_head"), 100)
+    return replace(decoder(blocks), tied=(tie,))
 
 
 def chain(names: Sequence[str], *, minibatch: int = 4) -> Profile:

@@ -18,6 +18,7 @@ from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.ties import TiedWeights
 
 ACCUMULATING = ("2bw", "gpipe", "1f1b-flush")
 ALL_SCHEDULES = ("1f1b-stashing", "vertical-sync", *ACCUMULATING)
@@ -112,6 +113,21 @@ def corrected_instance(seed: int, *, layers: int = 6, schedule: str | None = Non
     whole = sum(layer["s"] + layer["w"] * (3 + found.state) for layer in found.layers)
     memory = found.memory if rng.random() < 0.3 else float(int(whole * rng.uniform(0.4, 1.6)) + 20)
     return replace(found, inference=False, corrected=True, memory=memory)
+
+
+def tied_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -> Instance:
+    """Like the others, with weights that two or three layers share, large enough to matter."""
+    rng = random.Random(f"tied {seed}")
+    draw = rng.choice([mixed_instance, mixed_instance, unequal_instance, crowded_instance])
+    found = draw(seed, layers=layers, schedule=schedule or rng.choice(["gpipe", "1f1b-flush", "1f1b-flush"]))
+    made, tied = [dict(layer) for layer in found.layers], []
+    for _ in range(rng.choice([1, 1, 2])):
+        if len(made) > 1:
+            sharing = tuple(sorted(rng.sample(range(len(made)), min(len(made), rng.choice([2, 2, 3])))))
+            size = float(rng.choice([5, 30, 100, 300]))
+            made[sharing[0]]["w"] += size
+            tied.append((sharing, size))
+    return replace(found, layers=made, tied=tuple(tied))
 
 
 def unequal_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -> Instance:
@@ -216,6 +232,10 @@ def to_problem(instance: Instance) -> Problem:
         minibatch=1,
         optimizer_state_ratio=instance.state,
         together=tuple(tuple(f"l{i}" for i in group) for group in instance.together),
+        tied=tuple(
+            TiedWeights((f"w{number}",), tuple(f"l{i}" for i in group), int(size))
+            for number, (group, size) in enumerate(instance.tied)
+        ),
     )
     unlimited = math.isinf(instance.memory)
     options = Options(

@@ -236,6 +236,8 @@ def train_on_whole_batches(
             inputs, target = _read(data, chosen)
             made.zero_grad()
             loss(model(*inputs), target).backward()
+            if recipe.clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
             made.step()
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 

@@ -196,6 +196,37 @@ SUBJECTS = {
     ),
 }
 
+
+class Decoder(nn.Module):
+    """A GPT whose head shares the embedding's weight, and whose blocks share one layer that neither end has."""
+
+    def __init__(self, width: int = 6, words: int = 7) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(3, width)
+        self.one, self.two, self.mix = Attention(width), Attention(width), nn.Linear(width, width)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, before: Tensor, also: Tensor) -> Tensor:
+        length = before.shape[1]
+        earlier = torch.ones(length, length, dtype=torch.bool, device=before.device).tril()
+        x = self.words(before) + self.words(also) + self.places(torch.arange(length, device=before.device))
+        x = self.mix(self.one(x, x, earlier))
+        x = self.norm1(x)
+        x = self.mix(self.two(x, x, earlier))
+        return self.head(self.norm2(x))
+
+
+CUT_TIES = {
+    "decoder": Subject(
+        Decoder,
+        lambda n: Sequences(_words(n, 3), _words(n, 3, seed=29), _words(n, 3, seed=37)),
+        ("norm1", "norm2"),
+    )
+}
+"""Models whose cuts separate layers that share weights, which only a flush allows."""
+
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "sgd-foreach": lambda p: SGD(p, lr=0.02, momentum=0.9, foreach=True),
     "sgd-fused": lambda p: SGD(p, lr=0.02, momentum=0.9, fused=True),

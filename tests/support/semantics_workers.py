@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from semantics_models import OPTIMIZERS, SUBJECTS, job_of
+from semantics_models import CUT_TIES, OPTIMIZERS, SUBJECTS, job_of
 from torch import Tensor
 from worker_host import launch_environment, start_workers
 
 from pipeplan_launch.tracing import split
 from pipeplan_launch.tracing.split import StageProgram
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
+
+ALL_SUBJECTS = {**SUBJECTS, **CUT_TIES}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Case:
     @property
     def cuts(self) -> tuple[str, ...]:
         """Where the second and later stages begin: with two stages, at a place that depends on the shape."""
-        cuts = SUBJECTS[self.subject].cuts
+        cuts = ALL_SUBJECTS[self.subject].cuts
         return cuts if len(self.replicas) == 3 else cuts[self.replicas[-1] > 1 :][: len(self.replicas) - 1]
 
 
@@ -87,7 +89,7 @@ def _prepare(folder: Path, case: Case) -> TracedModel:
 
 @cache
 def _traced(subject: str, dropout: bool, minibatch: int) -> TracedModel:
-    return trace_job(job_of(SUBJECTS[subject], next(iter(OPTIMIZERS)), 6, dropout), minibatch)
+    return trace_job(job_of(ALL_SUBJECTS[subject], next(iter(OPTIMIZERS)), 6, dropout), minibatch)
 
 
 def _work(traced: TracedModel, folder: Path, case: Case, rank: int) -> int:
@@ -95,7 +97,7 @@ def _work(traced: TracedModel, folder: Path, case: Case, rank: int) -> int:
     from pipeplan_launch import __main__
     from pipeplan_launch.runtime import stage_setup
 
-    job = job_of(SUBJECTS[case.subject], case.optimizer, case.samples, case.dropout, case.clip)
+    job = job_of(ALL_SUBJECTS[case.subject], case.optimizer, case.samples, case.dropout, case.clip)
     kept: list[StageProgram] = []
 
     def stage_program(*arguments: Any) -> StageProgram:

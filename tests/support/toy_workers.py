@@ -127,6 +127,7 @@ class ToyStage(nn.Module):
         self.layers = list(layers)
         self.receives, self.sends = CUTS[layers[0]], CUTS[layers[-1] + 1]
         self.model_inputs = (0,) if layers[0] == 0 else ()
+        self.shared: dict[str, tuple[int, ...]] = {}
         self._weights = {n: nn.Parameter(w) for layer in layers for n, w in initial()[layer].items()}
         self._state = {n: b for layer in layers for n, b in initial_buffers()[layer].items()}
         self.naming = StateDictNames({name: name for state in (*initial(), *initial_buffers()) for name in state})

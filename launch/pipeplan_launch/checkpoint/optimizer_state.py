@@ -99,10 +99,15 @@ def load_optimizer(
 
 
 def merge_optimizer_states(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The optimiser states of all stages as one."""
+    """The optimiser states of all stages as one. A parameter that several stages share is in it once."""
     merged: dict[str, Any] = {"groups": [], "state": {}}
+    seen: set[str] = set()
     for part in parts:
-        merged["groups"] += part["groups"]
+        for group in part["groups"]:
+            names = [name for name in group["names"] if name not in seen]
+            if names or not group["names"]:
+                merged["groups"].append({**group, "names": names})
+        seen.update(name for group in part["groups"] for name in group["names"])
         merged["state"] |= part["state"]
         if part.get("correction"):
             merged["correction"] = merged.get("correction", {}) | part["correction"]

@@ -46,11 +46,14 @@ class GradientReducer:
         group: dist.ProcessGroup | None,
         exchange: BucketExchange | None = None,
         streams: Streams | None = None,
+        stages: int = 1,
     ) -> None:
         """`parameters`: the trained ones, in the order of their first use. `group`: the stage's replicas, None where
         there is only one. `exchange`: None for the exact mean. `streams`: of the device, if all-reduces start at
-        `launch` only; None if they start as early as they can.
+        `launch` only; None if they start as early as they can. `stages`: the number of stages whose replicas the group
+        holds, if each of them has a copy of the parameters; the means of these stages are summed.
         """
+        self._stages = stages
         self._streams = streams
         self._to_launch: list[Tensor] = []
         """Tensors whose all-reduce waits for `launch`."""
@@ -156,7 +159,7 @@ class GradientReducer:
         waits, self._waits = self._waits, []
         for wait in waits:
             wait()
-        expected, weight = self._sending.total, float(self._share_total)
+        expected, weight = self._sending.total, float(self._share_total) / self._stages
         self._sending = None
         result: dict[str, Tensor] = {}
         for bucket in self._buckets or ():
@@ -279,8 +282,8 @@ def _raise(error: Exception) -> None:
 def _check_dense(name: str, gradient: Tensor) -> None:
     if gradient.layout is not torch.strided:
         raise LaunchError(
-            f"the gradient of {name!r} is sparse, which a stage with replicas does not support: "
-            "build its layer with sparse=False, or solve for a plan without replicas of it"
+            f"the gradient of {name!r} is sparse, which a stage with replicas does not support, nor one that shares it "
+            "with another stage: build its layer with sparse=False, or solve for a plan without replicas of it"
         )
 
 

@@ -30,6 +30,13 @@ class Fingerprint:
     """A number of samples or the digest of a sample, by a description for the user."""
     weights: str = ""
     """Digest of the stage's initial weights; empty if the stage has one replica."""
+    shared: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    """For every trained parameter of which other stages have copies, the digest of its initial value, and all these
+    stages."""
+
+    def shared_by(self) -> set[tuple[int, ...]]:
+        """The sets of stages that share parameters with this worker's."""
+        return {stages for _, stages in self.shared.values()}
 
 
 def data_fingerprint(name: str, dataset: Any, seed: int) -> dict[str, str]:
@@ -65,6 +72,20 @@ def check_agreement(fingerprints: Sequence[Fingerprint]) -> None:
                 f"the initial weights of stage {one.stage} differ between its replicas, ranks {before.rank} and "
                 f"{one.rank}: the job's model must be built the same way, from the same seed, in every process"
             )
+
+    _check_shared(fingerprints)
+
+
+def _check_shared(fingerprints: Sequence[Fingerprint]) -> None:
+    copies: dict[str, tuple[str, int]] = {}
+    for one in fingerprints:
+        for name, (mark, _) in one.shared.items():
+            first, rank = copies.setdefault(name, (mark, one.rank))
+            if first != mark:
+                raise LaunchError(
+                    f"the initial values of {name!r}, which several stages share, differ between ranks {rank} and "
+                    f"{one.rank}: the job's model must be built the same way, from the same seed, in every process"
+                )
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -65,6 +65,8 @@ class Groups:
     """The assignment of processes to workers, servers and devices."""
     edges: EdgeGroups | None = None
     """The groups for messages in the one order; None in mode `host`."""
+    backend: str = "gloo"
+    """The backend for tensors on the workers' devices."""
 
 
 def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> Groups:
@@ -110,7 +112,26 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> G
                 group = _group(list(stage.workers), backend, timeout)
                 own_replicas = group if rank in stage.workers else own_replicas
         edges = None if transport == HOST else make_edge_groups(plan, transport, backend, timeout)
-    return Groups(everyone, active, own_replicas, flush, attempt, assignment, edges)
+    return Groups(everyone, active, own_replicas, flush, attempt, assignment, edges, backend)
+
+
+def shared_groups(
+    plan: LaunchPlan, wanted: Collection[tuple[int, ...]], groups: Groups, timeout_s: float
+) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """A group of the workers of all stages for each tuple of stages. All workers call this, with the same tuples.
+
+    Where NCCL takes part in the one order these groups use Gloo: their all-reduces have no place in that order.
+    """
+    backend = groups.backend if groups.edges is None else "gloo"
+    with peer_loss_explained(f"rank {dist.get_rank()} could not connect to the other workers"):
+        return {
+            stages: _group(
+                [worker for stage in stages for worker in plan.pipeline[stage].workers],
+                backend,
+                timedelta(seconds=timeout_s),
+            )
+            for stages in sorted(wanted)
+        }
 
 
 def _nccl_device(plan: LaunchPlan, assignment: RankAssignment) -> torch.device:

@@ -44,6 +44,7 @@ class SleepingStage:
         self.receives: Sequence[EmulatedTensor] = _messages("before", stage.before)
         self.sends: Sequence[EmulatedTensor] = _messages("after", stage.after)
         self.model_inputs: Sequence[int] = ()
+        self.shared: Mapping[str, tuple[int, ...]] = {}
         self._layers = stage.layers
         self._weights = {
             # A layer without parameters has one number, so that it has a gradient and an update.

@@ -33,6 +33,7 @@ class StageOptimizer:
         self, place: WorkerPlace, flush: dist.ProcessGroup | None, staleness: StalenessOptions = AS_PLANNED
     ) -> None:
         """`flush`: all workers of all stages, if the schedule flushes. Raises `LaunchError`."""
+        self._place = place
         parameters = place.program.parameters_by_name()
         self.trained: dict[str, nn.Parameter] = _trainable(parameters)
         self.optimizer: Optimizer | None = None
@@ -58,7 +59,10 @@ class StageOptimizer:
     def clip(self, averaged: Mapping[str, Tensor]) -> None:
         """Clip the gradients of an update in place, as the job asks."""
         if self._clipping is not None:
-            self._clipping.clip(averaged.values())
+            # Of the stages that share a parameter, the first counts its gradient.
+            shared, stage = self._place.program.shared, self._place.stage
+            counted = [one for name, one in averaged.items() if shared.get(name, (stage,))[0] == stage]
+            self._clipping.clip(averaged.values(), counted)
 
     def step(self, averaged: Mapping[str, Tensor], *, fresh: bool = False) -> None:
         """Make the next version of the weights from gradients by parameter name, which are `fresh` if none is stale."""
@@ -201,11 +205,11 @@ class GradientClipping:
         self._limit, self._group, self._contributes = limit, group, contributes
         self._warns, self._where = warns, where
 
-    def clip(self, gradients: Collection[Tensor]) -> float:
-        """Scale gradients in place; returns their norm before that."""
+    def clip(self, gradients: Collection[Tensor], counted: Collection[Tensor] | None = None) -> float:
+        """Scale gradients in place; returns the norm before that, to which those `counted` contribute, or all."""
         if any(gradient.layout is not torch.strided for gradient in gradients):
             raise LaunchError("sparse gradients cannot be clipped: build the layer with sparse=False")
-        own = torch.nn.utils.get_total_norm(gradients)
+        own = torch.nn.utils.get_total_norm(gradients if counted is None else counted)
         norm = float(own)
         if self._group is not None:
             squares = torch.tensor([norm * norm if self._contributes else 0.0], dtype=torch.float64)

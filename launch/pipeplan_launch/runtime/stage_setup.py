@@ -129,8 +129,20 @@ def _load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -
             f"{traced.graph_hash[:19]}…, the plan's is {plan.graph_hash[:19]}…): profile and solve again"
         )
     program = build_stage_program(traced, plan.layers, stage, device)
+    _check_shared(plan, program)
     graph_hash, dynamic = traced.graph_hash, traced.dynamic_batch
     return replace(job, model=nn.Module()), program, graph_hash, dynamic
+
+
+def _check_shared(plan: LaunchPlan, program: Program) -> None:
+    """Raise `LaunchError` where stages share parameters under a schedule that does not sum their gradients."""
+    if plan.mode != "training" or plan.schedule.flushes:
+        return
+    for name, stages in program.shared.items():
+        raise LaunchError(
+            f"stages {', '.join(map(str, stages))} share the parameter {name!r}, and {plan.schedule.name} updates them "
+            "at different times: solve with --schedule 1f1b-flush or gpipe, or for a plan with its layers in one stage"
+        )
 
 
 def _with_data(job: Job, minibatch: int) -> Job:
@@ -188,6 +200,11 @@ def build_stage(
     fingerprint = _fingerprint(place, data.train if trains else None, test)
     if ordered is not data.train:
         fingerprint.data["the order of the training samples"] = digest(ordered)
+    if isinstance(transport, OrderedTransport) and trains and getattr(program, "shared", None):
+        raise LaunchError(
+            "stages share weights here, whose all-reduce among stages is not in the one order of --transport nccl and "
+            "batched: give --transport host"
+        )
     transport = transport or Transport(stage, rank, device, _neighbours(plan, stage), options.timeout_s)
     return WorkerStage(
         place=place,
@@ -210,7 +227,10 @@ def _fingerprint(place: WorkerPlace, train: Any, test: Any) -> Fingerprint:
         if dataset is not None:
             data |= data_fingerprint(name, dataset, place.seed)
     state = {**place.program.parameters_by_name(), **place.program.buffers_by_name()}
-    return Fingerprint(place.rank, place.stage, data, weights_digest(state) if place.replicas > 1 else "")
+    weights = weights_digest(state) if place.replicas > 1 else ""
+    shared = place.program.shared if train is not None else {}
+    digests = {name: (weights_digest({name: state[name]}), stages) for name, stages in shared.items()}
+    return Fingerprint(place.rank, place.stage, data, weights, digests)
 
 
 def own_transport(options: RunOptions, plan: LaunchPlan, rank: int, groups: Groups) -> OrderedTransport | None:

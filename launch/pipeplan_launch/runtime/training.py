@@ -65,7 +65,10 @@ class TrainingEngine(Engine):
         self._versions = self._optimiser.versions
         exchange = choose_exchange(averaging, place.plan, place.stage, place.rank, group, self.optimizer)
         streams = transport.streams if isinstance(transport, OrderedTransport) else None
-        self._reducer = GradientReducer(self.trained, group, exchange, streams)
+        own = {name: parameter for name, parameter in self.trained.items() if name not in place.program.shared}
+        self._reducer = GradientReducer(own, group, exchange, streams)
+        self._shared: list[GradientReducer] = []
+        """One reducer for each set of stages that share parameters with this one."""
         self._group = group
         self._updates_before = 0
         """Updates made before the segment."""
@@ -76,6 +79,14 @@ class TrainingEngine(Engine):
         """Latest minibatch received from each replica of the previous stage."""
         self._unsettled: list[int] = []
         """Minibatches whose gradients may still be on their way to the previous stage."""
+
+    def share(self, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
+        """Sum the gradients of parameters of which several stages have copies, over these process groups, by stages."""
+        for stages in sorted({*self.place.program.shared.values()}):
+            names = sorted(name for name in self.trained if self.place.program.shared.get(name) == stages)
+            if names:  # in an order that does not depend on the stage, as the buckets must be the same in all
+                parameters = {name: self.trained[name] for name in names}
+                self._shared.append(GradientReducer(parameters, groups[stages], stages=len(stages)))
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
         """Start an epoch, and its timeline. Segments of the epoch may end with short groups."""
@@ -95,7 +106,8 @@ class TrainingEngine(Engine):
         """Train on a segment. Afterwards the replicas of the stage agree on weights and buffers."""
         self._choose_schedule(segment.epoch)
         self._latest_received, self._unsettled = {}, []
-        self._reducer.reset()
+        for reducer in (self._reducer, *self._shared):
+            reducer.reset()
         self._updates_before = self._versions.number
         count = super().run(segment)
         if self._group is not None:
@@ -216,7 +228,9 @@ class TrainingEngine(Engine):
         if not place.is_first:  # before anything else, because the previous stage may be waiting
             self._send_gradients(index, state.inputs.received)
         step.send_s += lap()
-        self._reducer.add(self._versions.release(index), self._sample_share(index))
+        made = self._versions.release(index)
+        for reducer in (self._reducer, *self._shared):
+            reducer.add(made, self._sample_share(index))
         step.backward_s += lap()
         self.note(BACKWARD, index, lap, keep_brief=False)
         if index != self._own_members(index // self._group_size)[-1]:
@@ -255,7 +269,8 @@ class TrainingEngine(Engine):
     def _start_allreduce(self, group: int) -> None:
         lap = Stopwatch()
         with self._replica_loss_explained(f"gradients of group {group}"):
-            self._reducer.start(self._update_group(group))
+            for reducer in (self._reducer, *self._shared):
+                reducer.start(self._update_group(group))
         own = self._own_members(group)
         if own:
             self.step_of(own[-1]).sync_s += lap()
@@ -270,6 +285,8 @@ class TrainingEngine(Engine):
         own = self._own_members(group)
         with self._replica_loss_explained(f"gradients of group {group}"):
             averaged = self._reducer.finish()
+            for reducer in self._shared:
+                averaged = {**averaged, **reducer.finish()}
         synchronised = lap()
         self._note_allreduce(group, lap)
         with peer_loss_explained(
@@ -319,7 +336,9 @@ class TrainingEngine(Engine):
 
     def _replica_loss_explained(self, what: str) -> AbstractContextManager[None]:
         place = self.place
-        peers = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
+        stages = {place.stage}.union(*place.program.shared.values())
+        workers = [worker for stage in sorted(stages) for worker in place.plan.pipeline[stage].workers]
+        peers = [worker for worker in workers if worker != place.rank]
         return peer_loss_explained(
             f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {peers}"
         )

@@ -64,7 +64,7 @@ def _stages(traced: TracedModel, pipeline_layers: Sequence[Sequence[str]]) -> di
         for name in group[1:]:
             if stage_of[name] != stage_of[group[0]]:
                 raise LaunchError(
-                    f"layers {group[0]!r} and {name!r} share parameters or memory and must be in one stage, "
+                    f"layers {group[0]!r} and {name!r} share memory and must be in one stage, "
                     f"not in {stage_of[group[0]]} and {stage_of[name]}"
                 )
     return stage_of
@@ -81,6 +81,8 @@ class StageProgram(nn.Module):
     """Indices of the model's inputs that this stage reads from the data."""
     naming: StateDictNames
     """Names in the model's state_dict for the tensors of the stages."""
+    shared: Mapping[str, tuple[int, ...]]
+    """For every parameter of which other stages have a copy too, all stages that have one, in order."""
 
     def __init__(
         self,
@@ -101,6 +103,7 @@ class StageProgram(nn.Module):
         self.model_inputs = tuple(sorted({*self._train.inputs, *self._eval.inputs}))
         self.output_spec = output_spec(traced)
         self._hold(traced, device)
+        self.shared = shared_parameters(traced, stage_of, stage)
         self.naming = state_dict_names(traced, keep_unread=stage == 0)
         self._evaluation_problem = traced.evaluation_problem
         self._input_dimensions = {index: traced.input_dimensions(index) for index in self.model_inputs}
@@ -207,6 +210,16 @@ def _crossing(traced: TracedModel, stage_of: Mapping[str, int], stage: int) -> t
         for tensor in traced.tensors
         if stage_of[tensor.producer] < stage and any(stage_of[consumer] >= stage for consumer in tensor.consumers)
     )
+
+
+def shared_parameters(traced: TracedModel, stage_of: Mapping[str, int], stage: int) -> dict[str, tuple[int, ...]]:
+    """The parameters of a stage that layers in other stages read too, with all these stages, in order."""
+    shared: dict[str, tuple[int, ...]] = {}
+    for tie in traced.tied:
+        stages = tuple(sorted({stage_of[layer] for layer in tie.layers}))
+        if len(stages) > 1 and stage in stages:
+            shared |= dict.fromkeys(tie.names, stages)
+    return shared
 
 
 def output_spec(traced: TracedModel) -> Any:

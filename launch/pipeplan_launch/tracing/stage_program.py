@@ -41,6 +41,10 @@ class Program(Protocol):
 
     def buffers_by_name(self) -> Mapping[str, Tensor]: ...
 
+    @property
+    def shared(self) -> Mapping[str, tuple[int, ...]]:
+        """For every parameter of which other stages have a copy too, all stages that have one, in order."""
+
     def changing_state(self) -> Mapping[str, Tensor]:
         """Buffers, and tensors that are constants to autograd, that a forward in training mode may write, by name."""
 

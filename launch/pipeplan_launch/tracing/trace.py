@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -57,6 +58,16 @@ def dimension_at(dimension: Dimension, batch: int) -> int:
     return int(dimension.subs(dict.fromkeys(dimension.free_symbols, batch)))
 
 
+@dataclass(frozen=True)
+class TiedParameters:
+    """Parameters that several layers read."""
+
+    names: tuple[str, ...]
+    """Their first names in the model."""
+    layers: tuple[str, ...]
+    """The layers, in topological order."""
+
+
 @dataclass(frozen=True, eq=False)
 class TracedModel:
     """A model as a DAG of layers, which `split` cuts into stages."""
@@ -66,8 +77,11 @@ class TracedModel:
     tensors: tuple[TensorSpec, ...]
     """Every tensor that crosses between layers, once, in the order of production."""
     together: tuple[tuple[str, ...], ...]
-    """Groups of layers that must share a stage because of tied parameters, shared state, or memory that is written in
-    place."""
+    """Groups of layers that must share a stage because of shared state, parameters that are views of one memory, or
+    memory that is written in place."""
+    tied: tuple[TiedParameters, ...]
+    """Parameters that several layers read. Where these are in different stages, each stage has a copy, and the stages
+    sum its gradients."""
     graph_hash: str
     """Hash of layers, operators, edges and shapes: the same in every process with the same version of torch."""
     dynamic_batch: bool
@@ -136,6 +150,7 @@ def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
         layers=infos,
         tensors=tensors,
         together=_together(graph_module, grouping, behaviour, infos, job.model),
+        tied=_tied(infos),
         graph_hash=_hash(infos, tensors, graph_module, grouping, shapes_at, job.autocast),
         dynamic_batch=exported.dynamic_batch,
         minibatch=minibatch,
@@ -237,16 +252,31 @@ def _together(
     infos: tuple[LayerInfo, ...],
     model: nn.Module,
 ) -> tuple[tuple[str, ...], ...]:
-    """Groups of layers that must share a stage: they share parameters, or write to memory that others read."""
+    """Groups of layers that must share a stage: their parameters are views of one memory, or they write to memory that
+    others read."""
     groups: list[set[str]] = []
     storage_of = aliasing.storage_of_each(model.named_parameters())
-    for storage in set(storage_of.values()):
+    several = [storage for storage, count in Counter(storage_of.values()).items() if count > 1]
+    for storage in several:
         groups.append({info.name for info in infos if any(storage_of[name] == storage for name in info.parameters)})
     for nodes in aliasing.inseparable_nodes(graph_module.graph, behaviour):
         groups.append({grouping.layer_of[node] for node in nodes if node in grouping.layer_of})
     rank = {name: index for index, name in enumerate(grouping.names)}
     merged = [sorted(group, key=rank.__getitem__) for group in _union(groups)]
     return tuple(sorted((tuple(group) for group in merged if len(group) > 1), key=lambda group: rank[group[0]]))
+
+
+def _tied(infos: tuple[LayerInfo, ...]) -> tuple[TiedParameters, ...]:
+    """The parameters that several layers read, those of the same layers together."""
+    readers: dict[str, list[str]] = defaultdict(list)
+    for info in infos:
+        for name in info.parameters:
+            readers[name].append(info.name)
+    names_of: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for name, layers_ in readers.items():
+        if len(layers_) > 1:
+            names_of[tuple(layers_)].append(name)
+    return tuple(TiedParameters(tuple(names), found) for found, names in names_of.items())
 
 
 def _union(groups: list[set[str]]) -> list[set[str]]:

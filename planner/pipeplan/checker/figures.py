@@ -7,6 +7,7 @@ scalars or NumPy arrays. Times are seconds, sizes bytes, bandwidths bytes/s.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,9 @@ class StageFigures:
     sent_gradient: float
     """Gradient bytes sent to the previous stage."""
     parameters: float
-    """Bytes of parameters."""
+    """Bytes of parameters, copies of shared weights included."""
+    exchanged: tuple[float, ...]
+    """Bytes of each weight that the stage shares with another; 0 for those that it does not."""
     minibatch_bytes: float
     """Memory for each minibatch in flight, without weight versions."""
     memory_bytes: float
@@ -127,6 +130,21 @@ def copies_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
     return float(ring_allreduce_s(document.copies, float(model.parameters.sum()), link.allreduce, link.latency_s))
 
 
+def exchange_s(document: PlanDocument, figure: StageFigures) -> list[float]:
+    """What a stage is charged for the exchange of the gradients of each weight that it shares, in seconds."""
+    count = len(document.cluster.devices)
+    link = document.network.among(list(range(count)))
+    return [size / link.allreduce + count * link.latency_s if size else 0.0 for size in figure.exchanged]
+
+
+def awaited_s(document: PlanDocument, figures: Sequence[StageFigures], index: int) -> float:
+    """Time for which a stage synchronises its gradients: its own all-reduce, and all exchanges that it is part of."""
+    charged = [exchange_s(document, figure) for figure in figures]
+    parts = (sum(each) for each in zip(*charged, strict=True))
+    mine = zip(parts, charged[index], strict=True)
+    return figures[index].group_s + math.fsum(total for total, own in mine if own)
+
+
 def _lag(document: PlanDocument, index: int) -> int:
     """Update lag: 1 for a replicated stage of a pipeline, whose all-reduce is awaited one update later, otherwise 0."""
     return int(len(document.stages[index].workers) > 1 and len(document.stages) > 1)
@@ -142,7 +160,8 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
     speed = min(document.cluster.device_of(worker).speed for worker in stage.workers)
     forward = float(model.forward_s[inside].sum()) / speed
     backward = float(model.backward_s[inside].sum()) / speed + forward * stage.recompute
-    weights, replicas = float(model.parameters[inside].sum()), len(stage.workers) // copies
+    weights = float(model.parameters[inside].sum()) + model.copied(stage_set)
+    replicas = len(stage.workers) // copies
     hops, lanes = [FREE], 1
     if not last:
         hops = [network.among([*document.of_copy(c, index), *document.of_copy(c, index + 1)]) for c in range(copies)]
@@ -179,6 +198,7 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         received_gradient=incoming,
         sent_gradient=returned,
         parameters=weights,
+        exchanged=tuple(model.exchanged(stage_set)),
         minibatch_bytes=minibatch if model.training else 0.0,
         memory_bytes=memory,
         before_s=float((model.forward_s + model.backward_s + model.update_s)[earlier].sum()),

@@ -55,6 +55,8 @@ class CheckedModel:
     state_ratio: float
     """Bytes of the optimiser's state per byte of parameters."""
     training: bool
+    ties: tuple[tuple[int, int, float], ...] = ()
+    """Weights that layers in several stages may share: the layers as a bit set, the one that is charged, and bytes."""
     corrects: bool = False
     """Whether a stage keeps a step of the optimiser, as large as its weights, for each weight version but one."""
 
@@ -67,6 +69,14 @@ class CheckedModel:
         """The bit set of the layers with these names."""
         position = {name: index for index, name in enumerate(self.names)}
         return sum(1 << position[name] for name in layers)
+
+    def copied(self, stage: int) -> float:
+        """Bytes of shared weights that a set of layers needs and is not charged for."""
+        return sum(size for sharers, charged, size in self.ties if stage & sharers and not stage >> charged & 1)
+
+    def exchanged(self, stage: int) -> list[float]:
+        """Bytes of each weight that a set of layers shares with layers outside it; 0 for all others."""
+        return [size if stage & sharers not in (0, sharers) else 0.0 for sharers, _, size in self.ties]
 
     def cuts(self, limit: int) -> list[int]:
         """All cuts, from the empty one to the one with all layers. Raises an `InputError` where they exceed `limit`."""
@@ -96,11 +106,14 @@ class CheckedModel:
         return forward, backward
 
 
-def checked_model(profile: Profile, options: CheckedOptions, *, inference: bool, update_every: int = 1) -> CheckedModel:
+def checked_model(
+    profile: Profile, options: CheckedOptions, *, inference: bool, update_every: int = 1, synchronous: bool = False
+) -> CheckedModel:
     """The model of a profile, for training or for inference (no backward pass, no gradients, no saved activations).
 
-    `update_every` is the number of minibatches per update where all stages have it in common, otherwise 1. Raises an
-    `InputError` where the options name a layer that does not exist.
+    `update_every` is the number of minibatches per update where all stages have it in common, otherwise 1. Under a
+    `synchronous` schedule layers that share weights may be in different stages. Raises an `InputError` where the
+    options name a layer that does not exist.
     """
     layers, training = profile.layers, not inference
     position = {layer.name: index for index, layer in enumerate(layers)}
@@ -113,7 +126,8 @@ def checked_model(profile: Profile, options: CheckedOptions, *, inference: bool,
         )
         for tensor in profile.tensors
     )
-    groups = [*profile.together, *options.together]
+    apart = training and synchronous
+    groups = [*profile.together, *options.together, *(() if apart else (tie.layers for tie in profile.tied))]
     groups += [(edge.producer, *edge.consumers) for edge in profile.tensors if edge.producer in options.no_cut_after]
     for name in (
         *(name for group in groups for name in group),
@@ -136,6 +150,11 @@ def checked_model(profile: Profile, options: CheckedOptions, *, inference: bool,
         needs=needs,
         state_ratio=profile.optimizer_state_ratio,
         training=training,
+        ties=tuple(
+            (sum(1 << position[name] for name in set(tie.layers)), position[tie.layers[0]], float(tie.bytes))
+            for tie in profile.tied
+            if apart
+        ),
         corrects=options.correction == "ef",
     )
 

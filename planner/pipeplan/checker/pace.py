@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, GPIPE, PlanDocument
-from pipeplan.checker.figures import ROUNDING, StageFigures, group_wait, in_flight_depth, overlapped_s
+from pipeplan.checker.figures import ROUNDING, StageFigures, exchange_s, group_wait, in_flight_depth, overlapped_s
 
 AMONG_COPIES = "synchronisation among the copies of the pipeline"
 FILLING = "filling and draining the pipeline"
 EXPOSED = "gradient synchronisation"
+EXCHANGE = "exchange of the gradients of shared weights"
 
 
 class Load(NamedTuple):
@@ -50,11 +51,13 @@ class BatchParts:
     """Exposed all-reduce time."""
     copies_s: float
     """All-reduce among copies of the pipeline."""
+    shared_weights_s: float
+    """Exchange of the gradients of weights that several stages share."""
 
     @property
     def total_s(self) -> float:
         """The sum of all parts."""
-        return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.copies_s
+        return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.copies_s + self.shared_weights_s
 
 
 def steady_pace(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> float:
@@ -72,7 +75,12 @@ def slowest_resources(document: PlanDocument, figures: Sequence[StageFigures], a
     if document.schedule in FLUSHING:
         parts = batch_parts(document, figures, among_s)
         steady = [Load(parts.steady_s, name) for name in steady_resources(document, figures)]
-        rest = [(parts.work_s + parts.transfers_s, FILLING), (parts.exposed_s, EXPOSED), (parts.copies_s, AMONG_COPIES)]
+        rest = [
+            (parts.work_s + parts.transfers_s, FILLING),
+            (parts.exposed_s, EXPOSED),
+            (parts.copies_s, AMONG_COPIES),
+            (parts.shared_weights_s, EXCHANGE),
+        ]
         return busiest([*steady, *(Load(*part) for part in rest)])
     loads = [Load(load.seconds / document.copies, load.name) for load in _steady_loads(document, figures, among_s)]
     return busiest([*loads, Load(among_s / update_interval(document), AMONG_COPIES)])
@@ -129,6 +137,7 @@ def batch_parts(document: PlanDocument, figures: Sequence[StageFigures], among_s
         ),
         exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
         copies_s=among_s,
+        shared_weights_s=sum(sum(exchange_s(document, stage)) for stage in figures),
     )
 
 

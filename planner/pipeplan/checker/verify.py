@@ -13,7 +13,7 @@ from pipeplan.checker.charged_pace import ChargedPace, charged_pace
 from pipeplan.checker.ddp_overlap import exposed_allreduce_s
 from pipeplan.checker.description import check_description
 from pipeplan.checker.document import FLUSHING, PlanDocument
-from pipeplan.checker.figures import StageFigures, copies_allreduce_s, stage_figures, weight_versions
+from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s, stage_figures, weight_versions
 from pipeplan.checker.model import CheckedModel, checked_model
 from pipeplan.checker.pace import batch_parts, update_interval
 from pipeplan.checker.proof import NOT_SHOWN, ShownBound, check_claims
@@ -106,7 +106,13 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
     if not document.pace_s > 0:
         document.prediction["minibatch_s"].fail("expected more than 0 seconds")
     every = document.accumulate or 1 if document.accumulates else 1
-    model = checked_model(profile, document.options, inference=document.inference, update_every=every)
+    model = checked_model(
+        profile,
+        document.options,
+        inference=document.inference,
+        update_every=every,
+        synchronous=document.schedule in FLUSHING,
+    )
     structure = _try("structure", lambda: check_structure(document, model))
     if structure.holds is False:
         return CheckedPlan((structure,), None)
@@ -191,7 +197,7 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
             # Plans written before the optimiser's step was charged do not have this field.
             *([("update_s", figure.update_s)] if figure.update_s or node.get("update_s") else []),
             *([("executor_s", figure.executor_s)] if figure.executor_s or node.get("executor_s") else []),
-            ("sync_s", figure.group_s),
+            ("sync_s", awaited_s(document, figures, index)),
             *([("exposed_sync_s", exposed_allreduce_s(document, model))] if node.get("exposed_sync_s") else []),
             ("receive_bytes", figure.received),
             ("send_bytes", figure.sent),
@@ -237,7 +243,8 @@ def _check_batch(document: PlanDocument, figures: tuple[StageFigures, ...], amon
     """Check the stated parts of a batch."""
     stated = document.prediction["batch"]
     for key, value in vars(batch_parts(document, figures, among_s)).items():
-        if math.isfinite(value):
+        # A plan whose stages share no weights does not state their exchange.
+        if math.isfinite(value) and (value or key != "shared_weights_s" or stated.get(key)):
             _same(stated[key], value)
 
 

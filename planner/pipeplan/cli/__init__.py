@@ -34,7 +34,7 @@ pipeplan {__version__}: the best pipeline for training your model, proven, and r
   pipeplan solve …     find the best plan for a cluster
   ./plan/launch.sh     train with the plan
 
-pipeplan --help lists every command; pipeplan COMMAND --help has examples. Documentation: README.md and docs/.
+pipeplan --help lists every command; pipeplan COMMAND --help has examples; pipeplan docs lists the documentation.
 """
 
 # By name: the module and the help text, which stands here so that listing the commands imports none of them.
@@ -57,7 +57,8 @@ _COMMANDS = {
     "models": ("models", "List the bundled models."),
     "clusters": ("clusters", "List the bundled clusters."),
     "import": ("import_", "Convert a profile or link measurements of another tool."),
-    "completion": ("completion", "Print the completion script of a shell."),
+    "docs": ("docs", "Print a page of the documentation, or list all pages."),
+    "completion": ("shell.completion", "Print the completion script of a shell."),
 }
 
 

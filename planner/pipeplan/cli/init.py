@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option
-from pipeplan.cli.output import note, print_json, print_line
+from pipeplan.cli.output import note, print_json, print_line, status
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import InputError
 from pipeplan.first_steps import init
@@ -37,7 +37,8 @@ def command(folder: Path | None, workers: int | None, output: Path | None, force
     if folder is not None and output is not None and folder != output:
         raise InputError(f"two folders are given, {folder} and {output}: leave out one")
     place = folder or output or Path()
-    texts = init.starter_files(workers)
+    with status("looking at this machine …"):
+        texts = init.starter_files(workers)
     init.write_starter_files(place, texts, force=force)
     steps = init.next_commands(place, local_cluster(workers).device.kind)
     for name in texts:

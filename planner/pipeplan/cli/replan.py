@@ -12,6 +12,7 @@ from pipeplan.api import cluster as named_cluster
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json
 from pipeplan.cli.problem_options import checked_option_fields, problem_arguments
+from pipeplan.cli.shell.plan_completion import complete_lost
 from pipeplan.cli.solve_line import solve_line
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.cluster import Cluster
@@ -34,6 +35,7 @@ from pipeplan.util import interrupts
     "--lost",
     multiple=True,
     metavar="NAME,…",
+    shell_complete=complete_lost,
     help="Lost servers and workers: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the plan. "
     "Can be repeated.",
 )

@@ -10,6 +10,7 @@ import click
 
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import answer_console, is_watched, print_json, status
+from pipeplan.cli.shell.plan_completion import complete_fault
 from pipeplan.errors import InputError
 from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.profile_data.profile import Profile
@@ -31,6 +32,7 @@ NOT_AS_PROMISED = 1
 @click.option(
     "--fault",
     metavar="KIND[:WHERE][@WHEN]",
+    shell_complete=complete_fault,
     help="Inject a fault: cut:server1, flap:server1:3s, kill:worker3 or freeze:worker3, after @20 minibatches or @5s.",
 )
 @click.option(

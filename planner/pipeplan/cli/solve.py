@@ -32,9 +32,10 @@ from pipeplan.planning.choose_order import OrderChoice
 from pipeplan.planning.choose_schedule import EXTRAPOLATED, ScheduleChoice
 from pipeplan.planning.fewest_workers import FewestWorkers, search_fewest_workers
 from pipeplan.planning.solve import Outcome, solve
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.ties import held_layers
+from pipeplan.profile_data.ties import APART, held_layers
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
 from pipeplan.util.deadline import Deadline
@@ -230,7 +231,7 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
     note(source.text, dim=True)
     if warning := device_mismatch(built.problem.profile, built.problem.cluster):
         note(warning)
-    for line in (*_held_lines(built.problem.profile), *_batch_norm_lines(built.problem.profile, source.minibatch)):
+    for line in (*_held_lines(built.problem), *_batch_norm_lines(built.problem.profile, source.minibatch)):
         note(line)
     chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes), *_order_lines(built.orders)]
     for line in [
@@ -241,11 +242,16 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
         note(line, dim=True)
 
 
-def _held_lines(profile: Profile) -> list[str]:
+def _held_lines(problem: Problem) -> list[str]:
     """A line for each group of layers that keeps others in its stage, so that few places are left to cut."""
-    names = [layer.name for layer in profile.layers]
-    held = held_layers(names, edges(profile.tensors), profile.together)
-    return [group.text() for group in held if group.between]
+    profile, names = problem.profile, [layer.name for layer in problem.profile.layers]
+    tied = () if problem.options.flushes else tuple(tie.layers for tie in profile.tied)
+    lines = []
+    for group in held_layers(names, edges(profile.tensors), (*profile.together, *tied)):
+        if group.between:
+            apart = f", {APART}" if any(set(layers) <= set(group.group) for layers in tied) else ""
+            lines.append(group.text() + apart)
+    return lines
 
 
 def _batch_norm_lines(profile: Profile, own: int) -> list[str]:

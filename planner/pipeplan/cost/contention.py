@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.stage_times import executor_work_s, group_allreduce_time, units_of
+from pipeplan.cost.stage_times import executor_work_s, group_allreduce_time, parameter_bytes_of, units_of
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.problem import Problem
@@ -153,8 +153,7 @@ def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:
     """
     stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
     home = [stage_of[unit.layers[0]] for unit in problem.units]
-    weights = [float(unit.parameter_bytes) for unit in problem.units]
-    parameters = np.bincount(home, weights, len(plan.stages)).astype(float)
+    parameters = np.array([float(parameter_bytes_of(problem, stage)) for stage in plan.stages])
     forward, backward = problem.flow_arrays.crossing(np.array(home), len(plan.stages)).T
     return parameters, forward, backward
 

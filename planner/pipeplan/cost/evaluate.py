@@ -19,6 +19,7 @@ from pipeplan.cost.stage_times import (
     crossing_bytes,
     group_allreduce_time,
     minibatches_per_copy,
+    parameter_bytes_of,
     stage_times,
     units_of,
 )
@@ -206,7 +207,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
         boundary_gradient_bytes=timing.returned_bytes,
         boundary_s=max(timing.send_s, timing.return_s) / timing.links,
         depth_s=_depth_pace(plan, problem, links, index, times) if problem.training else 0.0,
-        parameter_bytes=sum(problem.units[unit].parameter_bytes for unit in units),
+        parameter_bytes=parameter_bytes_of(problem, stage),
         memory_bytes=memory,
         minibatch_bytes=minibatch,
         capacity_bytes=problem.capacity_of(stage.workers),
@@ -245,7 +246,7 @@ def _depth_pace(plan: Plan, problem: Problem, links: Links, index: int, times: S
 def _memory(plan: Plan, problem: Problem, index: int, unit_indices: list[int]) -> tuple[float, float]:
     """Memory of one worker of a stage, and its part for each minibatch in flight without weight versions, in bytes."""
     units = [problem.units[unit] for unit in unit_indices]
-    parameters = sum(unit.parameter_bytes for unit in units)
+    parameters = parameter_bytes_of(problem, plan.stages[index])
     received, sent = crossing_bytes(problem, plan, index - 1), crossing_bytes(problem, plan, index)
     fixed = formulas.fixed_memory(
         parameters,

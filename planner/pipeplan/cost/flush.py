@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.stage_times import StageTimes, copies_allreduce_time, minibatches_per_copy, units_of
+from pipeplan.cost.stage_times import (
+    StageTimes,
+    copies_allreduce_time,
+    minibatches_per_copy,
+    shared_exchange_s,
+    units_of,
+)
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE
 from pipeplan.problem.problem import Problem
@@ -35,12 +41,14 @@ class BatchTime:
     """The all-reduce among copies of the pipeline."""
     bound: str
     """The resource that limits the steady part, for messages."""
+    shared_weights_s: float = 0.0
+    """The exchange of the gradients of weights that layers in several stages share."""
 
     @property
     def total_s(self) -> float:
         """Seconds from one update to the next."""
-        total = formulas.flush_batch(self.work_s, self.transfers_s, self.steady_s, self.exposed_s, self.copies_s)
-        return float(total)
+        parts = self.work_s, self.transfers_s, self.steady_s, self.exposed_s, self.copies_s, self.shared_weights_s
+        return float(formulas.flush_batch(*parts))
 
     @property
     def longest(self) -> str:
@@ -50,6 +58,7 @@ class BatchTime:
             (self.work_s + self.transfers_s, "filling and draining the pipeline"),
             (self.exposed_s, "gradient synchronisation"),
             (self.copies_s, "synchronisation among the copies of the pipeline"),
+            (self.shared_weights_s, "exchange of the gradients of shared weights"),
         )
         return max(parts, key=lambda part: part[0])[1]
 
@@ -70,6 +79,7 @@ def batch_time(
         exposed_s=_longest_exposed(plan, problem, times),
         copies_s=copies_allreduce_time(plan, problem, links),
         bound=bound,
+        shared_weights_s=sum(shared_exchange_s(problem, stage) for stage in plan.stages),
     )
 
 

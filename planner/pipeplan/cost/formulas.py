@@ -193,15 +193,28 @@ def flush_exposed(allreduce_s: Any, before_s: Any) -> Any:
     return np.maximum(0.0, allreduce_s - before_s)
 
 
-def flush_batch(work_s: Any, transfers_s: Any, steady_s: Any, exposed_s: Any, copies_s: Any = 0.0) -> Any:
+def shared_weight_time(size: Any, bandwidth: Any, latency_s: Any, workers: Any) -> Any:
+    """What one stage is charged for the gradients of weights of which it has a shared copy: size / B + D · α.
+
+    B, α and D are the bandwidth, the latency and the number of workers of the whole cluster. Two or more stages hold a
+    copy, on K of these workers, so that their charges together are at least one ring all-reduce among the K workers,
+    which takes at most 2 · size / B + 2 (K-1) · α. "Shared weights".
+    """
+    return size / bandwidth + workers * latency_s
+
+
+def flush_batch(
+    work_s: Any, transfers_s: Any, steady_s: Any, exposed_s: Any, copies_s: Any = 0.0, shared_weights_s: Any = 0.0
+) -> Any:
     """Time from one update to the next of a synchronous pipeline, in seconds per batch.
 
     The first minibatch passes all stages forward and backward (`work_s`, including recomputation) and all boundaries in
     both directions (`transfers_s`). The others follow at the pace of the slowest resource (`steady_s`, the largest
-    `flush_steady`). Then come the largest `flush_exposed` and the all-reduce among copies of the pipeline. "Flush
+    `flush_steady`). Then come the largest `flush_exposed`, the all-reduce among copies of the pipeline, and the
+    exchange of the gradients of shared weights, the sum of `shared_weight_time` over all copies of them. "Flush
     schedules"; Huang et al., GPipe, NeurIPS 2019.
     """
-    return work_s + transfers_s + steady_s + exposed_s + copies_s
+    return work_s + transfers_s + steady_s + exposed_s + copies_s + shared_weights_s
 
 
 def flush_pace(steady_s: Any, minibatches: int) -> float:

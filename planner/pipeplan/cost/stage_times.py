@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +16,48 @@ from pipeplan.plan.plan import Plan, Stage, data_parallel
 from pipeplan.plan.schedules import FLUSHING, copied_share
 from pipeplan.problem.grid_shapes import GridShape, grid_sizes
 from pipeplan.problem.problem import Problem
+from pipeplan.problem.shared_weights import SharedWeight, copied_bytes
 
 
 def units_of(problem: Problem, stage: Stage) -> list[int]:
     """The indices of the units that a stage holds."""
     names = set(stage.layers)
     return [index for index, unit in enumerate(problem.units) if unit.layers[0] in names]
+
+
+def parameter_bytes_of(problem: Problem, stage: Stage) -> int:
+    """Bytes of all parameters that each worker of a stage holds, copies of shared weights included."""
+    units = units_of(problem, stage)
+    return sum(problem.units[unit].parameter_bytes for unit in units) + copied_bytes(problem.shared, set(units))
+
+
+def exchange_times(problem: Problem, shared: Sequence[SharedWeight] | None = None) -> tuple[float, ...]:
+    """Seconds that a stage is charged for exchanging the gradients of each shared weight, those of the problem if none
+    are given."""
+    shared = problem.shared if shared is None else shared
+    if not shared:
+        return ()
+    cluster = problem.whole or problem.cluster
+    rate = Links.of(cluster).allreduce_among(range(cluster.workers))
+    return tuple(float(formulas.shared_weight_time(one.bytes, *rate, cluster.workers)) for one in shared)
+
+
+def shared_exchange_s(problem: Problem, stage: Stage) -> float:
+    """Seconds that a stage is charged for exchanging the gradients of all its shared copies of weights."""
+    held = set(units_of(problem, stage)) if problem.shared else set[int]()
+    return sum(
+        time for weight, time in zip(problem.shared, exchange_times(problem), strict=True) if weight.split_by(held)
+    )
+
+
+def awaited_exchange_s(plan: Plan, problem: Problem, index: int) -> float:
+    """Seconds that stage `index` waits for the exchange of its gradients of shared weights among all their stages."""
+    held = [set(units_of(problem, stage)) if problem.shared else set[int]() for stage in plan.stages]
+    return sum(
+        time * sum(weight.split_by(units) for units in held)
+        for weight, time in zip(problem.shared, exchange_times(problem), strict=True)
+        if weight.split_by(held[index])
+    )
 
 
 def plain_data_parallel(problem: Problem, workers: int) -> Plan:
@@ -50,7 +87,7 @@ def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int)
     stage = plan.stages[index]
     if stage.replicas == 1 or plan.inference:
         return 0.0
-    size = sum(problem.units[unit].parameter_bytes for unit in units_of(problem, stage))
+    size = parameter_bytes_of(problem, stage)
     bandwidth, latency = links.allreduce_among(stage.workers)
     return float(formulas.ring_allreduce_time(stage.replicas, size, bandwidth, latency))
 
@@ -155,7 +192,7 @@ def _copy_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int)
     replicas = plan.stages[index].replicas // plan.copies
     if plan.inference or replicas == 1:
         return 0.0
-    size = sum(problem.units[unit].parameter_bytes for unit in units_of(problem, plan.stages[index]))
+    size = parameter_bytes_of(problem, plan.stages[index])
     rates = [links.allreduce_among(plan.copy(copy)[index]) for copy in range(plan.copies)]
     return max(float(formulas.ring_allreduce_time(replicas, size, *rate)) for rate in rates)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE
+from pipeplan.drawing.fitting_table import FittingTable
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import ON_FEWER, PARALLEL, Baseline
@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # `describe_cluster` is imported without waiting for the solv
     from pipeplan.planning.simulated import PlanSimulation
     from pipeplan.planning.solve import Outcome
 
+EXPENDABLE = ("link", "to next", "servers", "sync", "depth")
+"""Columns of the stages that are left out, the first one first, where a terminal is too narrow."""
 LONGEST_CONFIG = 15
 """Characters up to which the configuration of a baseline is shown."""
 
@@ -130,9 +132,9 @@ def describe_cluster(cluster: Cluster) -> str:
     return one_line(f"{devices} {name}" if first == 1 else f"{first} servers × {devices} {name}")
 
 
-def _stages(outcome: Outcome) -> Table:
+def _stages(outcome: Outcome) -> FittingTable:
     plan, score = outcome.plan, outcome.evaluation
-    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table = FittingTable(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, expendable=EXPENDABLE)
     limited = outcome.problem.options.memory
     least = min(cost.capacity_bytes for cost in score.stages)
     # In a heterogeneous cluster the column shows the share of each stage's own capacity.

@@ -119,6 +119,8 @@ def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Reso
             seconds, name = contention.card_loads(plan, problem, Links.of(problem.cluster)).busiest()
             loads.append(ResourceLoad(name, seconds))
             if score.bound == WAITS_FOR_UPDATE:
+                # That is the all-reduce of the only stage, which is listed once, with the wait for it.
+                loads = [load for load in loads if load.name != "gradient synchronisation of stage 1"]
                 loads.append(ResourceLoad(WAITS_FOR_UPDATE, score.pace_s))
     # Among equally busy resources, the one that the evaluator names as the bound comes first.
     return sorted(
@@ -135,6 +137,7 @@ def _parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
         ResourceLoad("its transfers", batch.transfers_s / minibatches),
         ResourceLoad("gradient synchronisation that is waited for", batch.exposed_s / minibatches),
         ResourceLoad("synchronisation among the copies of the pipeline", batch.copies_s / minibatches),
+        ResourceLoad("exchange of the gradients of shared weights", batch.shared_weights_s / minibatches),
     ]
 
 

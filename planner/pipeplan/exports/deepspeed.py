@@ -15,6 +15,7 @@ from pipeplan.errors import InputError
 from pipeplan.exports.files import header_lines, python_literal, workers_per_used_server
 from pipeplan.exports.layer_chains import ChainItem, chain_of
 from pipeplan.exports.target import ExportFile, refusal
+from pipeplan.exports.tied_weights import keep_ties, refuse_split_ties
 from pipeplan.exports.uniform_degrees import (
     GridDegrees,
     grid_degrees,
@@ -44,10 +45,12 @@ class DeepSpeed:
         if options.schedule == GPIPE:
             raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")
         groups = tuple(item.layers for item in items if len(item.layers) > 1)
-        return replace(restrict_to_synchronous_grid(self, options), together=(*options.together, *groups))
+        options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
+        return replace(options, together=(*options.together, *groups))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` if DeepSpeed cannot cut the model like this plan, or would run it differently."""
+        refuse_split_ties(self, problem.profile.tied, plan)
         items = _chain(self, problem.profile) if len(plan.stages) > 1 else ()
         grid = grid_degrees(self, problem, plan)
         if plan.schedule == GPIPE and grid.stages > 1:

@@ -132,7 +132,8 @@ class _Cuts:
         weighty = [index for index, layer in enumerate(profile.layers) if layer.parameter_bytes]
         self.last_weighty = weighty[-1] if weighty else len(profile.layers) - 1
         """Index of the last layer with weights. The loss comes after it, and reads the targets."""
-        self._together = [sorted((place[name], name) for name in group) for group in profile.together if group]
+        groups = [*profile.together, *(tie.layers for tie in profile.tied)]
+        self._together = [sorted((place[name], name) for name in group) for group in groups if group]
         sources = [place[layer.name] for layer in profile.layers if layer.name not in read]
         self._last_source = max(source for source in sources if source <= self.last_weighty)
         self._spans = [

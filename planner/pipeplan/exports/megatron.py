@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
 from pipeplan.exports.files import header_lines, workers_per_used_server
-from pipeplan.exports.module_stacks import BlockStack, shared_weights, stack_of
+from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weights, stack_of
 from pipeplan.exports.target import ExportFile, refusal
+from pipeplan.exports.tied_weights import refuse_split_ties
 from pipeplan.exports.uniform_degrees import (
     GridDegrees,
     grid_degrees,
@@ -25,6 +26,7 @@ from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import GPIPE
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.rendering.templates import load_template
 from pipeplan.util.text import one_line
 
@@ -39,17 +41,22 @@ class Megatron:
     title: str = "Megatron-LM core_v0.16.1"
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """Restrict to cuts between blocks, to a uniform grid, to 1F1B with a flush, and to no recomputation."""
+        """Restrict to cuts between blocks, to a uniform grid, to 1F1B with a flush, and to no recomputation.
+
+        The embedding and the head may share weights, whose gradients Megatron-LM sums over the first and last stage.
+        """
         stack = _stack(self, profile)
-        if shared := shared_weights(profile, stack):
+        if shared := shared_weights(profile.together, stack):
             raise InputError(
-                f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile "
-                f"it without (`tie_word_embeddings=False`); the export tells {self.title} not to share them either"
+                f"{shared[0]} and {shared[1]} share their weights or memory, and the profile keeps the whole model in "
+                "one stage for that: profile it anew, which tells the two apart, or without tied weights "
+                f"(`tie_word_embeddings=False`); the export tells {self.title} not to share them either"
             )
         if options.schedule == GPIPE:
             raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")
         restricted = restrict_to_synchronous_grid(self, options)
-        return replace(restricted, recompute=False, together=(*options.together, *_groups(stack)))
+        ties = tuple(tie.layers for tie in _other_ties(profile, stack))
+        return replace(restricted, recompute=False, together=(*options.together, *_groups(stack), *ties))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` if a plan has no layout, or Megatron-LM would run it differently."""
@@ -57,6 +64,7 @@ class Megatron:
         grid = grid_degrees(self, problem, plan)
         if plan.schedule == GPIPE and grid.stages > 1:
             raise refusal(self, plan, f"it has no schedule {GPIPE}")
+        refuse_split_ties(self, _other_ties(problem.profile, stack), plan)
         if not grid.stage_major:
             raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")
         for number, stage in enumerate(plan.stages, start=1):
@@ -77,7 +85,7 @@ class Megatron:
             blocks=len(stack.blocks),
             layout="|".join(_letters(stage, stack) for stage in plan.stages),
             degrees=grid,
-            untied=shared_weights(problem.profile, stack) is None,
+            untied=shared_weights(all_groups(problem.profile), stack) is None,
             servers=workers_per_used_server(problem.cluster, grid.count),
             in_flight=in_flight_difference(problem, plan, grid),
         )
@@ -97,6 +105,16 @@ def _stack(target: Megatron, profile: Profile) -> BlockStack:
         return stack_of(profile)
     except InputError as error:
         raise InputError(f"{target.title} cannot train this model: {error}") from None
+
+
+def _other_ties(profile: Profile, stack: BlockStack) -> list[TiedWeights]:
+    """The ties that Megatron-LM does not have: all but one weight that the embedding and the head share."""
+    ends = {*stack.before}, {*stack.after}
+    return [
+        tie
+        for tie in profile.tied
+        if len(tie.weights) > 1 or len(tie.layers) > 2 or tie.layers[0] not in ends[0] or tie.layers[-1] not in ends[1]
+    ]
 
 
 def _groups(stack: BlockStack) -> tuple[tuple[str, ...], ...]:

@@ -6,7 +6,7 @@ The paths of the modules alone decide: `transformer.h.3.ln_1` is a layer of bloc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeplan.errors import InputError
@@ -65,10 +65,15 @@ def stack_of(profile: Profile) -> BlockStack:
     return BlockStack(path, before, tuple(tuple(layer.name for layer in block) for block in blocks), after)
 
 
-def shared_weights(profile: Profile, stack: BlockStack) -> tuple[str, str] | None:
-    """A layer before the blocks and one after them that share weights, if there are any."""
+def all_groups(profile: Profile) -> list[tuple[str, ...]]:
+    """The groups of layers of a profile that share weights or memory."""
+    return [*profile.together, *(tie.layers for tie in profile.tied)]
+
+
+def shared_weights(groups: Iterable[Sequence[str]], stack: BlockStack) -> tuple[str, str] | None:
+    """A layer before the blocks and one after them that are in one of the groups, if there are any."""
     ends = (set(stack.before), set(stack.after))
-    for group in profile.together:
+    for group in groups:
         first, last = ([name for name in group if name in end] for end in ends)
         if first and last:
             return first[0], last[0]

@@ -9,6 +9,7 @@ from pipeplan.exports import layer_chains, uniform_degrees
 from pipeplan.exports.cut_boundaries import ModuleBoundaries
 from pipeplan.exports.files import header_lines, python_literal, python_number_list, torchrun_commands
 from pipeplan.exports.target import ExportFile
+from pipeplan.exports.tied_weights import keep_ties, refuse_split_ties
 from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Options, Problem
@@ -25,7 +26,7 @@ class TorchPipelining:
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to a uniform grid with a flush, cuts at modules, and stages that send to the next stage only."""
         boundaries = ModuleBoundaries(profile)
-        options = restrict_to_synchronous_grid(self, options)
+        options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
         return layer_chains.restrict_to_places(
             self, boundaries, layer_chains.compatible_places(boundaries, options), options
         )
@@ -33,6 +34,7 @@ class TorchPipelining:
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` for any other plan."""
         grid_degrees(self, problem, plan)
+        refuse_split_ties(self, problem.profile.tied, plan)
         layer_chains.cut_places(self, ModuleBoundaries(problem.profile), problem, plan)
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:

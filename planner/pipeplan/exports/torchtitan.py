@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pipeplan.errors import InputError
 from pipeplan.exports import uniform_degrees
 from pipeplan.exports.files import header_lines, python_literal, torchrun_commands
-from pipeplan.exports.module_stacks import BlockStack, shared_weights, stack_of
+from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weights, stack_of
 from pipeplan.exports.target import ExportFile, refusal
+from pipeplan.exports.tied_weights import keep_ties, refuse_split_ties
 from pipeplan.exports.uniform_degrees import grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.problem import Options, Problem
@@ -39,13 +40,13 @@ class Torchtitan:
         """Restrict to a uniform grid with a flush, cuts between blocks, and no recomputation."""
         stack = self._stack(profile, stages=2)
         groups = (names for names in stack.parts() if len(names) > 1)
-        return replace(
-            restrict_to_synchronous_grid(self, options), recompute=False, together=(*options.together, *groups)
-        )
+        options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
+        return replace(options, recompute=False, together=(*options.together, *groups))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` for any other plan."""
         grid, stack = grid_degrees(self, problem, plan), self._stack(problem.profile, stages=len(plan.stages))
+        refuse_split_ties(self, problem.profile.tied, plan)
         if not grid.stage_major:
             raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")
         for number, stage in enumerate(plan.stages, start=1):
@@ -97,10 +98,10 @@ class Torchtitan:
             stack = stack_of(profile)
         except InputError as error:
             raise InputError(f"{self.title} has no such model: {error}") from None
-        if stages > 1 and (shared := shared_weights(profile, stack)):
+        if stages > 1 and (shared := shared_weights(all_groups(profile), stack)):
             raise InputError(
-                f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage: profile "
-                "it with weights for each"
+                f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage here: "
+                "profile it with weights for each"
             )
         return stack
 

@@ -24,6 +24,7 @@ from pipeplan.plan.schedules import (
     copied_share,
     update_share,
 )
+from pipeplan.problem.shared_weights import SharedWeight, shared_weights
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import graph
@@ -206,15 +207,20 @@ class Problem:
     """Time of one all-reduce of all gradients among the copies."""
     unused: frozenset[int] = frozenset()
     """Workers of `cluster` that no stage may be on."""
+    whole: Cluster | None = None
+    """The cluster of all copies; None where `cluster` is the whole."""
     units: tuple[Unit, ...] = field(init=False)
     """The units of the model, in topological order."""
     flows: tuple[Flow, ...] = field(init=False)
     """The tensors between the units."""
+    shared: tuple[SharedWeight, ...] = field(init=False)
+    """The weights that units share, of which stages may hold copies; none unless the schedule is synchronous."""
 
     def __post_init__(self) -> None:
-        units, flows = _units_and_flows(self.profile, self.options)
+        units, flows, shared = _units_and_flows(self.profile, self.options)
         object.__setattr__(self, "units", units)
         object.__setattr__(self, "flows", flows)
+        object.__setattr__(self, "shared", shared)
         if self.work_s <= 0:
             raise InputError("the layers of the profile take no time at all: there is nothing to plan")
         stages = self.options.stages
@@ -291,7 +297,13 @@ class Problem:
         """This problem on another cluster, or on one of the `copies` equal components of a cluster."""
         # Copied rather than made anew: the units and the flows do not depend on the cluster.
         moved = copy(self)
-        for name, value in (("cluster", cluster), ("copies", copies), ("copies_allreduce_s", copies_allreduce_s)):
+        whole = (self.whole or self.cluster) if copies > 1 else None
+        for name, value in (
+            ("cluster", cluster),
+            ("copies", copies),
+            ("copies_allreduce_s", copies_allreduce_s),
+            ("whole", whole),
+        ):
             object.__setattr__(moved, name, value)
         moved._check_workers()
         return moved
@@ -307,15 +319,20 @@ class Problem:
         return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False, grid=False))
 
 
-def _units_and_flows(profile: Profile, options: Options) -> tuple[tuple[Unit, ...], tuple[Flow, ...]]:
-    """The units of a profile and the tensors between them; derived once for all options that they depend on."""
+def _units_and_flows(
+    profile: Profile, options: Options
+) -> tuple[tuple[Unit, ...], tuple[Flow, ...], tuple[SharedWeight, ...]]:
+    """The units of a profile, the tensors between them, and the weights that they share; derived once for all options
+    that they depend on."""
     arrows = user_groups(profile, options)
     key = "units and flows", tuple(arrows), options.inference, options.update_share
     if key not in profile.derived:
         groups = _contract(profile, arrows)
-        profile.derived[key] = tuple(_units(profile, groups, options)), tuple(_flows(profile, groups, options))
-    units, flows = profile.derived[key]
-    return units, flows
+        unit_of = {name: index for index, group in enumerate(groups) for name in group}
+        flows = tuple(_flows(profile, groups, options))
+        profile.derived[key] = tuple(_units(profile, groups, options)), flows, shared_weights(profile, unit_of)
+    units, flows, shared = profile.derived[key]
+    return units, flows, shared
 
 
 def _contract(profile: Profile, wanted: Iterable[tuple[str, ...]]) -> list[list[str]]:
@@ -332,7 +349,8 @@ def _contract(profile: Profile, wanted: Iterable[tuple[str, ...]]) -> list[list[
 
 
 def user_groups(profile: Profile, options: Options) -> list[tuple[str, ...]]:
-    """The groups of layers that the user's options keep in one stage, `together` or `no_cut_after`.
+    """The groups of layers that the options keep in one stage, `together` or `no_cut_after`, and unless the schedule is
+    synchronous the layers that share weights.
 
     Raises an `InputError` where the options name a layer that the profile does not have.
     """
@@ -341,7 +359,8 @@ def user_groups(profile: Profile, options: Options) -> list[tuple[str, ...]]:
         if name not in names:
             raise InputError(f"the profile has no layer {name!r}; {did_you_mean(name, names)}")
     uncut = [tensor for tensor in profile.tensors if tensor.producer in options.no_cut_after]
-    return [*options.together, *((tensor.producer, *tensor.consumers) for tensor in uncut)]
+    held = () if options.flushes else (tie.layers for tie in profile.tied)
+    return [*options.together, *((tensor.producer, *tensor.consumers) for tensor in uncut), *held]
 
 
 def _units(profile: Profile, groups: list[list[str]], options: Options) -> Iterator[Unit]:

@@ -18,6 +18,7 @@ from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
 from pipeplan.profile_data.profile_document import GRANULARITIES, PROFILE_FORMAT, PROFILE_VERSION, ProfileFields
 from pipeplan.profile_data.rescale import size_at
+from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.util import graph
 from pipeplan.util.files import read_document, write_json
 from pipeplan.util.numeric_fields import settle_numbers
@@ -52,7 +53,9 @@ class Profile:
     optimizer_state_ratio: float = 1.0
     """Bytes of optimiser state per byte of parameters: 1 for SGD with momentum, 2 for Adam."""
     together: tuple[tuple[str, ...], ...] = ()
-    """Groups of layers that must share a stage (tied weights, views of one storage)."""
+    """Groups of layers that must share a stage (views of one storage, memory that is written in place)."""
+    tied: tuple[TiedWeights, ...] = ()
+    """Weights that several layers share. Under a synchronous schedule these layers may be in different stages."""
     whole_forward_s: float | None = None
     """Forward time of the whole model in one piece; None where it was not measured."""
     whole_backward_s: float | None = None
@@ -142,6 +145,7 @@ class Profile:
             "peak_bytes": self.peak_bytes,
             **_measured_fields(self),
             "together": [list(group) for group in self.together],
+            **({"tied": [tie.to_json() for tie in self.tied]} if self.tied else {}),
             "sizes": [{"minibatch": size.minibatch, **_measured_fields(size)} for size in self.sizes],
         }
 
@@ -178,6 +182,7 @@ def check_profile(profile: Profile) -> None:
         for name in group:
             if name not in known:
                 raise InputError(f"`together` names a layer that does not exist: {name!r}")
+    _check_ties(profile)
     cycle = graph.find_cycle(names, edges(profile.tensors))
     if cycle:
         raise InputError(f"the layers form a cycle: {' → '.join(cycle)}")
@@ -188,6 +193,23 @@ def check_profile(profile: Profile) -> None:
         raise InputError(f"a minibatch size appears twice: {', '.join(map(str, counts))}")
     for size in profile.sizes:
         _check_size(profile, size)
+
+
+def _check_ties(profile: Profile) -> None:
+    parameters = {layer.name: layer.parameter_bytes for layer in profile.layers}
+    charged: Counter[str] = Counter()
+    for tie in profile.tied:
+        for name in tie.layers:
+            if name not in parameters:
+                raise InputError(f"`tied` names a layer that does not exist: {name!r}")
+        if len(set(tie.layers)) < max(2, len(tie.layers)):
+            raise InputError(f"`tied` needs two or more layers that differ, not {', '.join(tie.layers) or 'none'}")
+        charged[tie.layers[0]] += tie.bytes
+    for name, size in charged.items():
+        if size > parameters[name]:
+            raise InputError(
+                f"`tied` says that {size} bytes of the parameters of {name!r} are shared, and it has {parameters[name]}"
+            )
 
 
 def _check_size(profile: Profile, size: Size) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct
 
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor
+from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.util.typed import Amount, Bytes, Positive
 
 PROFILE_FORMAT = "pipeplan-profile"
@@ -63,6 +64,7 @@ class ProfileFields(SizeFields, kw_only=True):
     provenance: Provenance
     optimizer: OptimizerFields
     together: tuple[tuple[str, ...], ...]
+    tied: tuple[TiedWeights, ...] = ()
     peak_bytes: Bytes = 0
     sizes: tuple[SizeFields, ...] = ()
 
@@ -81,6 +83,7 @@ class ProfileFields(SizeFields, kw_only=True):
             "optimizer_name": self.optimizer.name,
             "optimizer_state_ratio": self.optimizer.state_bytes_per_parameter_byte,
             "together": self.together,
+            "tied": self.tied,
             "peak_bytes": self.peak_bytes,
             "sizes": tuple(size.record() for size in self.sizes),
         }

@@ -1,14 +1,33 @@
-"""Layers that must share a stage because they have weights or memory in common, and what that means for cuts."""
+"""Layers that have weights or memory in common, and what that means for cuts."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from pipeplan.util import graph
+from pipeplan.util.typed import Bytes
 
 MOST_NAMED = 3
+APART = "except under a synchronous schedule (1f1b-flush, gpipe): each of their stages then keeps a copy of the weights"
+"""What is true of tied weights beside what `HeldLayers.text` says."""
+
+
+@dataclass(frozen=True)
+class TiedWeights:
+    """Weights that several layers share, and nothing else: each layer reads all of them."""
+
+    weights: tuple[str, ...]
+    """Names of the weights in the model."""
+    layers: tuple[str, ...]
+    """The layers, in the order of the profile. The parameter bytes of the first include the weights."""
+    bytes: Bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that a profile holds under `tied`."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -24,10 +43,10 @@ class HeldLayers:
 
     def text(self, what: str = "weights or memory") -> str:
         """What this means for cuts, in one line for people; `what` the layers have in common."""
-        rest = len(self.group) - MOST_NAMED
-        named = [*map(repr, self.group[:MOST_NAMED]), *([f"{rest} more"] if rest > 0 else [])]
         between = f" with the {_layers(self.between)} between them" if self.between else ""
         left = f"{_layers(self.others)} can be in other stages" if self.others else "there is no place to cut"
+        rest = len(self.group) - MOST_NAMED
+        named = [*map(repr, self.group[:MOST_NAMED]), *([f"{rest} more"] if rest > 0 else [])]
         return f"{', '.join(named[:-1])} and {named[-1]} have {what} in common and stay in one stage{between}; {left}"
 
 

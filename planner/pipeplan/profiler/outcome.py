@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.layers import Tensor as Edge
+from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profiler.clock import Overhead, interquartile_range, median
 from pipeplan.profiler.passes import Aim, Samples
 from pipeplan_launch.tracing.trace import TracedModel
@@ -85,7 +87,8 @@ def measured_layers(measured: MeasuredSize, update_s: Mapping[str, float]) -> tu
 def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
     """Names of the parameters that each layer is charged for.
 
-    A tied parameter is in memory once, because its layers share a stage. The first of these layers is charged for it.
+    The first of the layers that read a tied parameter is charged for it. What a copy in another stage takes follows
+    from `tied_weights`.
     """
     charged: set[str] = set()
     own = {}
@@ -93,6 +96,20 @@ def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
         own[info.name] = tuple(name for name in info.parameters if name not in charged)
         charged.update(own[info.name])
     return own
+
+
+def tied_weights(traced: TracedModel) -> tuple[TiedWeights, ...]:
+    """The weights that several layers share, each by all its names in the model."""
+    names_of: dict[str, list[str]] = defaultdict(list)
+    for name, first in traced.state_names.items():
+        names_of[first].append(name)
+    sizes = {name: parameter.nbytes for name, parameter in traced.model.named_parameters()}
+    return tuple(
+        TiedWeights(
+            tuple(" = ".join(names_of[name]) for name in tie.names), tie.layers, sum(map(sizes.__getitem__, tie.names))
+        )
+        for tie in traced.tied
+    )
 
 
 def has_batch_norm(traced: TracedModel) -> bool:

@@ -27,7 +27,7 @@ from pipeplan.profiler.memory import (
 )
 from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
 from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
-from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, cpu_name, has_batch_norm
+from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, cpu_name, has_batch_norm, tied_weights
 from pipeplan.profiler.passes import BRIEF, THOROUGH, Aim, Passes, sample_notes, training_loss
 from pipeplan.profiler.remarks import batch_norm_remarks, layer_sum_remarks, tie_remarks, unread_parameter_remarks
 from pipeplan.profiler.stage_copies import copies_remarks, copies_seconds
@@ -214,6 +214,7 @@ def _profile(
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
         together=traced.together,
+        tied=tied_weights(traced),
         batch_norm=has_batch_norm(traced),
         whole_forward_s=first.whole_forward_s,
         whole_backward_s=first.whole_backward_s,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from pipeplan.profile_data.layers import Size
-from pipeplan.profile_data.ties import held_layers
-from pipeplan.profiler.outcome import has_batch_norm
+from pipeplan.profile_data.ties import APART, held_layers
+from pipeplan.profiler.outcome import has_batch_norm, tied_weights
 from pipeplan_launch.tracing.trace import TracedModel
 
 MAX_SUM_DEVIATION = 0.1
@@ -50,13 +50,19 @@ def batch_norm_remarks(traced: TracedModel, sizes: int) -> list[str]:
 
 
 def tie_remarks(traced: TracedModel) -> list[str]:
-    """A sentence for each group of layers that share weights, or that share memory and hold others between them."""
+    """A sentence for each group of layers that share weights, and for those that share memory and hold others between
+    them."""
     names_of: dict[str, list[str]] = defaultdict(list)
     for name, first in traced.state_names.items():
         names_of[first].append(name)
     names = [layer.name for layer in traced.layers]
     arrows = [(spec.producer, consumer) for spec in traced.tensors for consumer in spec.consumers]
     remarks = []
+    for tie in tied_weights(traced):
+        (held,) = held_layers(names, arrows, [tie.layers])
+        more = f" and {len(tie.weights) - MAX_NAMED_PARAMETERS} more" if len(tie.weights) > MAX_NAMED_PARAMETERS else ""
+        tied = ", ".join(tie.weights[:MAX_NAMED_PARAMETERS])
+        remarks.append(f"{held.text(f'the weights {tied}{more}')}, {APART}")
     for held in held_layers(names, arrows, traced.together):
         readers = [set(layer.parameters) for layer in traced.layers if layer.name in held.group]
         shared = [name for name in names_of if sum(name in read for read in readers) > 1]

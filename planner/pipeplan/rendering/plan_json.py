@@ -15,8 +15,9 @@ from pipeplan._version import __version__
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, waits_for_allreduce
+from pipeplan.cost.flush import BatchTime
 from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
-from pipeplan.cost.stage_times import group_allreduce_time
+from pipeplan.cost.stage_times import awaited_exchange_s, group_allreduce_time
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE
 from pipeplan.plan.updates import Updates
@@ -60,7 +61,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "minibatches_per_s": score.rate,
             "bound_by": score.bound,
             "copies_synchronisation_s": score.copies_s,
-            "batch": None if score.batch is None else asdict(score.batch),
+            "batch": None if score.batch is None else _batch(score.batch),
             "stages": [_stage_prediction(outcome, index) for index in range(len(outcome.plan.stages))],
         },
         "simulation": _simulation(outcome.simulation),
@@ -195,6 +196,12 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
     ]
 
 
+def _batch(batch: BatchTime) -> dict[str, Any]:
+    """The parts of a batch; the exchange of shared weights only where there is one."""
+    parts = asdict(batch)
+    return parts if batch.shared_weights_s else {key: parts[key] for key in parts if key != "shared_weights_s"}
+
+
 def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
     """Prediction for one stage, per minibatch on one replica, which the executor compares with its measurements."""
     stages = outcome.evaluation.stages
@@ -208,7 +215,8 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
         "backward_s": stage.layers_backward_s,
         "update_s": stage.update_s,
         **({"executor_s": stage.executor_s} if stage.executor_s else {}),
-        "sync_s": group_allreduce_time(outcome.plan, outcome.problem, links, index),
+        "sync_s": group_allreduce_time(outcome.plan, outcome.problem, links, index)
+        + awaited_exchange_s(outcome.plan, outcome.problem, index),
         **waiting,
         "receive_bytes": before.boundary_bytes if before else 0,
         "send_bytes": stage.boundary_bytes,

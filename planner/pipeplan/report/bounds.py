@@ -49,12 +49,14 @@ def _stated_loads(source: ReportSource, bound: str) -> list[time_breakdown.Resou
     batch = source.root["prediction"].get("batch")
     if batch is not None:
         minibatches = batch["minibatches"].integer(minimum=1) * source.plan.copies
+        shared = batch.get("shared_weights_s")
         parts = {
             f"{batch['bound'].text()}, minibatches 2 to {batch['minibatches'].integer()}": "steady_s",
             "the first minibatch's passes: filling and draining": "work_s",
             "its transfers": "transfers_s",
             "gradient synchronisation that is waited for": "exposed_s",
             "synchronisation among the copies of the pipeline": "copies_s",
+            **({"exchange of the gradients of shared weights": "shared_weights_s"} if shared else {}),
         }
         return [time_breakdown.ResourceLoad(name, batch[key].number() / minibatches) for name, key in parts.items()]
     loads = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, waits_for_allreduce
 from pipeplan.cost.evaluate import Evaluation, StageCost
-from pipeplan.cost.stage_times import group_allreduce_time
+from pipeplan.cost.stage_times import awaited_exchange_s, group_allreduce_time
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.scenario import CostModel, PredictedStage, Scenario, assemble_scenario
@@ -19,7 +19,11 @@ def scenario_of_plan(plan: Plan, problem: Problem, score: Evaluation) -> Scenari
     if waits_for_allreduce(plan) and options.contention:
         exposed_s = ddp_exposed_allreduce_s(plan, problem, links)
     figures = [
-        _figures(cost, group_allreduce_time(plan, problem, links, index), exposed_s)
+        _figures(
+            cost,
+            group_allreduce_time(plan, problem, links, index) + awaited_exchange_s(plan, problem, index),
+            exposed_s,
+        )
         for index, cost in enumerate(score.stages)
     ]
     model = CostModel(options.overlap, options.boundary == "parallel", options.contention)

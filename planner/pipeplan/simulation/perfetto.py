@@ -1,8 +1,8 @@
 """Writes a simulation, a run, or both as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing; see docs/trace.md.
 
-The format is Google's "Trace Event Format" in its JSON object form, with complete events `X`, counters `C`, metadata
-`M`, and `ts` and `dur` in microseconds. A server is shown as a process. A worker is shown as two threads: one for its
-actions, and one for the all-reduces that run beside them.
+The format is Google's "Trace Event Format" in its JSON object form, with complete events `X`, counters `C`, flows `s`
+and `f`, metadata `M`, and `ts` and `dur` in microseconds. A server is shown as a process. A worker is shown as two
+threads: one for its actions, and one for the all-reduces that run beside them.
 """
 
 from __future__ import annotations
@@ -50,6 +50,31 @@ class _Group:
                 yield _complete(bar, lane.stage, process, reduces if bar.kind == ALL_REDUCE else actions)
             for time_s, count in _in_flight(lane, self.scenario.schedule.trains):
                 yield _counter(f"in flight on worker {lane.worker}", process, actions, time_s, {"minibatches": count})
+        yield from self.flows(workers)
+
+    def flows(self, workers: Sequence[Lane]) -> Iterator[Event]:
+        """Arrows from each pass of a minibatch to its pass in the next stage: forwards up, backwards down."""
+        passes: dict[tuple[str, int, int], list[tuple[Bar, int]]] = {}
+        for lane in workers:
+            for bar in lane.bars:
+                if bar.kind in (FORWARD, BACKWARD):
+                    passes.setdefault((bar.kind, lane.stage, bar.action.index), []).append((bar, lane.worker))
+        for (kind, stage, index), parts in passes.items():
+            following = passes.get((kind, stage + (1 if kind == FORWARD else -1), index))
+            if following is None:
+                continue
+            what = "activations" if kind == FORWARD else "gradients"
+            common = {"name": what, "cat": "flow", "id": f"{self.name} {kind} {stage + 1} {index}"}
+            (left, sender), (met, receiver) = max(parts, key=_ends), min(following, key=_starts)
+            # An arrow is bound to the slice around its time, so that it leaves a nanosecond before the end.
+            leaves_s = max(left.start_s, left.end_s - 1e-9)
+            ends: tuple[tuple[str, int, float, Event], ...] = (
+                ("s", sender, leaves_s, {}),
+                ("f", receiver, met.start_s, {"bp": "e"}),
+            )
+            for phase, worker, time_s, more in ends:
+                place = {"pid": self.process(worker), "tid": _threads(worker)[0]}
+                yield {**common, "ph": phase, "ts": _times(time_s, time_s)["ts"], **place, **more}
 
     def named(self, process: int, text: str, order: int) -> Iterator[Event]:
         """The name of a process and its position: predicted and measured processes of a server are neighbours."""
@@ -120,6 +145,14 @@ def _document(scenario: Scenario, events: list[Event]) -> dict[str, Any]:
         "otherData": {"plan": scenario.config, "schedule": scenario.schedule.name},
         "traceEvents": sorted(events, key=lambda event: (event["ph"] != "M", event["ts"])),
     }
+
+
+def _ends(part: tuple[Bar, int]) -> float:
+    return part[0].end_s
+
+
+def _starts(part: tuple[Bar, int]) -> float:
+    return part[0].start_s
 
 
 def _threads(worker: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeplan.drawing.plan_table import describe_cluster
 from pipeplan.sweeps.points import SweepPoint
 from pipeplan.sweeps.sweep import PointAnswer
 
@@ -76,6 +77,7 @@ def row_records(rows: Sequence[SweepRow]) -> list[dict[str, Any]]:
             {
                 "servers": point.cluster.servers,
                 "workers": point.cluster.workers,
+                "devices": describe_cluster(point.cluster),
                 **{f"bandwidth_{name}_bytes_per_s": rate for name, rate in point.bandwidths.items()},
                 "memory_bytes": point.memory_bytes,
                 "minibatch": point.profile.minibatch,

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from pipeplan.drawing.plan_table import short_config
+from pipeplan.drawing.fitting_table import FittingTable
+from pipeplan.drawing.plan_table import describe_cluster, short_config
 from pipeplan.sweeps import plot
 from pipeplan.sweeps.rows import SweepRow, pareto_rows, varying_settings
 from pipeplan.util.text import one_line
@@ -19,6 +19,8 @@ LONGEST_CONFIG = 14
 MANY = 5
 """With so many settings in columns, the columns that follow from the others are left out."""
 PARETO = "*"
+EXPENDABLE = ("proven\nby", "a mini-\nbatch", "over\nDP", "plan")
+"""Columns that are left out, the first one first, where a terminal is too narrow."""
 
 
 def sweep_table(rows: Sequence[SweepRow]) -> Iterator[RenderableType]:
@@ -45,6 +47,9 @@ def scaling_plot(rows: Sequence[SweepRow]) -> list[str]:
 
 
 def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
+    if any(not row.point.cluster.uniform for row in rows):
+        for text, points in _points_by_cluster(rows).items():
+            yield f"Point{'s' * (len(points) > 1)} {', '.join(map(str, points))}: {text}."
     for number, row in enumerate(rows, start=1):
         if row.answer.why:
             yield f"Point {number}: {one_line(row.answer.why)}"
@@ -55,6 +60,14 @@ def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
         yield "(…) data parallelism does not fit in memory there."
     if any(row.cost is not None for row in rows):
         yield f"{PARETO} no other point is both as fast and as cheap. Idle servers are paid for."
+
+
+def _points_by_cluster(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
+    """The numbers of the points, by the servers that they have in words."""
+    points: dict[str, list[int]] = {}
+    for number, row in enumerate(rows, start=1):
+        points.setdefault(describe_cluster(row.point.cluster), []).append(number)
+    return points
 
 
 def _proof(proven: str) -> str:
@@ -73,8 +86,8 @@ def _shown(rows: Sequence[SweepRow]) -> list[str]:
     return names
 
 
-def _table(rows: Sequence[SweepRow], names: list[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+def _table(rows: Sequence[SweepRow], names: list[str]) -> FittingTable:
+    table = FittingTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, expendable=EXPENDABLE)
     columns = _columns(rows, names)
     for heading, _ in columns:
         table.add_column(heading, justify="left" if heading == "plan" else "right", no_wrap=heading != "plan")

@@ -247,6 +247,7 @@ class Plain:
     receives: Sequence[Any] = ()
     sends: Sequence[Any] = ()
     model_inputs = (0,)
+    shared: Mapping[str, tuple[int, ...]] = {}
 
     def __init__(self, run: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.weight = nn.Parameter(torch.linspace(-1, 1, WIDTH))

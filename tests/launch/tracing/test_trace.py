@@ -93,8 +93,31 @@ def test_frozen_layers_send_no_gradient() -> None:
         ("shared", (("block", "block#2"),)),
     ],
 )
-def test_together(name: str, groups: tuple[tuple[str, ...], ...]) -> None:
-    assert trace_job(build(name), 4).together == groups
+def test_layers_that_share_parameters_are_tied(name: str, groups: tuple[tuple[str, ...], ...]) -> None:
+    traced = trace_job(build(name), 4)
+    assert tuple(tie.layers for tie in traced.tied) == groups
+    assert not traced.together
+    for tie in traced.tied:
+        for layer in traced.layers:
+            assert {*tie.names} <= {*layer.parameters} or layer.name not in tie.layers
+
+
+class Views(nn.Module):
+    """Two layers whose parameters are different views of one memory, which no copy can stand for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.two.weight = nn.Parameter(self.one.weight.data.t())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(torch.relu(self.one(x)))
+
+
+def test_views_of_one_memory_stay_together() -> None:
+    traced = trace_job(Job(Views(), inputs=lambda n: torch.ones(n, 4)), 3)
+    assert traced.together == (("one", "two"),)
+    assert not traced.tied
 
 
 def test_in_place_writes_through_views_stay_together() -> None:

@@ -80,7 +80,10 @@ def _events(path: str) -> list[dict[str, Any]]:
     assert [event["ts"] for event in events] == sorted(event["ts"] for event in events)
     for event in events:
         assert isinstance(event["name"], str)
-        assert event["ph"] in "MXC"
+        assert event["ph"] in "MXCsf"
+        if event["ph"] in "sf":  # arrows
+            assert isinstance(event["id"], str)
+            continue
         assert isinstance(event["args"], dict)
         assert all(isinstance(event[key], int) for key in ("pid", "tid"))
         if event["ph"] == "X":

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem, ShellComplete
 from commandline import Run
 
 from pipeplan.cli import _COMMANDS, cli
-from pipeplan.cli.completion import INSTALL, PROGRAM, VARIABLE
+from pipeplan.cli.shell.completion import INSTALL, PROGRAM, VARIABLE
 from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.first_steps import init
 from pipeplan.plan.schedules import SCHEDULES
@@ -74,6 +74,7 @@ def test_commands_with_what_they_do() -> None:
         ("pipeplan export ", set(TARGET_NAMES)),
         ("pipeplan import --format ", {"pipedream", "nccl-tests"}),
         ("pipeplan completion ", {"bash", "zsh", "fish"}),
+        ("pipeplan docs how-to/s", {"how-to/slurm", "how-to/ssh"}),
     ],
 )
 def test_values(line: str, some: set[str], folder: Path) -> None:
@@ -159,3 +160,13 @@ def test_in_zsh(folder: Path) -> None:
     print -r -- ${_comps[pipeplan]}
     """
     assert in_shell(["zsh", "-f", "-c"], script, folder) == ["_pipeplan_completion"]
+
+
+def test_names_of_servers_and_workers_are_those_of_the_plan(folder: Path, run: Run) -> None:
+    assert words("pipeplan replan --lost s") == set()
+    assert run("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "-o", "some").code == 0
+    shutil.copytree("some", "plan", dirs_exist_ok=True)
+    assert words("pipeplan replan --lost ") == {f"{kind}{n}" for kind in ("server", "worker") for n in range(4)}
+    assert words("pipeplan replan some --lost server1,worker") == {f"server1,worker{n}" for n in range(4)}
+    assert words("pipeplan replay some --fault cut:") == {f"cut:server{n}" for n in range(4)}
+    assert words("pipeplan replay --fault kill:worker1") == {"kill:worker1"}

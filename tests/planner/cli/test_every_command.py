@@ -51,6 +51,7 @@ MUST = {
     "replay": "--json -q",
     "calibrate": "-o --force --json -q",
     "models": "--json -q",
+    "docs": "--json -q",
     "clusters": "--json -q",
     "import": "-o --force --json -q",
     "completion": "",

@@ -143,3 +143,11 @@ def test_a_name_is_for_one_server(run: Run) -> None:
     done = run("solve", "--cluster", "named.toml")
     assert done.code == 2
     assert "one name stands for 2 servers" in done.err
+
+
+def test_a_sweep_says_which_servers_a_row_has(run: Run) -> None:
+    done = run("sweep", "--cluster", "mixed.toml", "--servers", "1,2", "--straight")
+    assert "Point 1: 1 small." in done.out
+    assert "Point 2: 2 servers: 1 small + 2 big." in done.out
+    rows = json.loads(run("sweep", "--cluster", "mixed.toml", "--servers", "1,2", "--straight", "--json").out)["rows"]
+    assert [row["devices"] for row in rows] == ["1 small", "2 servers: 1 small + 2 big"]

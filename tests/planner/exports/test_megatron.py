@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from decoders import chain, decoder, grid, problem
+from decoders import chain, decoder, grid, problem, tied_decoder
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InputError
@@ -18,6 +18,8 @@ from pipeplan.exports.deepspeed import TARGET as DEEPSPEED
 from pipeplan.exports.megatron import FILE, TARGET
 from pipeplan.exports.module_stacks import stack_of
 from pipeplan.exports.target import ExportTarget, export_files
+from pipeplan.exports.torch_pipelining import TARGET as TORCH
+from pipeplan.exports.torchtitan import TARGET as TORCHTITAN
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE, STASHING
 from pipeplan.planning.solve import solve
@@ -84,6 +86,33 @@ def test_plain_data_parallelism_needs_no_layout_and_may_tie(tmp_path: Path) -> N
     assert found["--pipeline-model-parallel-size"] == "1"
     assert "--pipeline-model-parallel-layout" not in found
     assert "--untie-embeddings-and-output-weights" not in found
+
+
+def test_an_embedding_and_a_head_that_share_a_weight_are_tied_by_megatron_itself(tmp_path: Path) -> None:
+    profile = tied_decoder(5)
+    options = TARGET.restrict(profile, Options(accumulate=8, stages=3))
+    outcome = solve(problem(profile, options=options))
+    assert {"wte"} <= {*outcome.plan.stages[0].layers}
+    assert {"lm_head"} <= {*outcome.plan.stages[2].layers}
+    found = arguments(tmp_path, outcome.problem, outcome.plan)
+    assert found["--pipeline-model-parallel-size"] == "3"
+    assert "--untie-embeddings-and-output-weights" not in found
+
+
+def test_other_weights_that_stages_share_are_refused_by_name() -> None:
+    profile = tied_decoder(5, "h.0.attn", "h.4.attn")
+    plan = grid(profile, ["h.1.ln"])
+    for target in (TARGET, DEEPSPEED, TORCH, TORCHTITAN):
+        with pytest.raises(
+            InputError, match=r"stages 1 and 2 share wte\.weight .* whose gradients this export does not"
+        ):
+            export_files(target, problem(profile), plan)
+    for target in (DEEPSPEED, TORCH, TORCHTITAN):
+        with pytest.raises(InputError, match=r"stages 1 and 2 share wte\.weight|wte and lm_head share their weights"):
+            export_files(target, problem(tied_decoder(5)), plan)
+    outcome = solve(problem(profile, options=TARGET.restrict(profile, Options(accumulate=8))))
+    assert "h.4.attn" in next(stage for stage in outcome.plan.stages if "h.0.attn" in stage.layers).layers
+    assert FILE in export_files(TARGET, outcome.problem, outcome.plan)
 
 
 @pytest.mark.parametrize("rotary", [False, True], ids=["plain", "rotary"])

@@ -14,6 +14,7 @@ from pipeplan.cli.models import command as models_command
 from pipeplan.cli.profile import command as profile_command
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profiler import ProfilerOptions, profile_model
 from pipeplan_launch.job.bundled_models import BUNDLED
 
@@ -71,7 +72,8 @@ def test_buffers_skips_and_ties_are_charged_once(tmp_path: Path) -> None:
     )
     profile = profile_model(f"{job}:make", QUICK)
     assert sum(layer.parameter_bytes for layer in profile.layers) == (5 * 4 + 5) * 4
-    assert profile.together == (("a", "b"),)
+    assert not profile.together
+    assert profile.tied == (TiedWeights(("a.weight = b.weight",), ("a", "b"), 5 * 4 * 4),)
     assert (profile.optimizer_name, profile.optimizer_state_ratio) == ("Adam", 2.0)
     assert "sum of the outputs" in profile.provenance.how
 

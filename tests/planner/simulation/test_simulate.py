@@ -338,7 +338,7 @@ def test_a_trace_has_the_fields_that_viewers_require() -> None:
     replayed = simulate_schedule(scenario, 6)
     document = json.loads(json.dumps(trace_document(scenario, replayed), allow_nan=False))
     events = document["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    assert {event["ph"] for event in events} == {"M", "X", "C", "s", "f"}
     for event in events:
         assert isinstance(event["name"], str)
         assert all(isinstance(event[key], int) for key in ("pid", "tid"))
@@ -353,6 +353,30 @@ def test_a_trace_has_the_fields_that_viewers_require() -> None:
     assert (forward["ts"], forward["dur"], forward["tid"]) == (0.0, 1e6, 3)
     assert sum(event["ph"] == "X" and event["name"][0] in "FB" for event in events) == 2 * 2 * 6
     _rows_do_not_overlap(events)
+
+
+def test_arrows_lead_from_each_pass_to_that_of_the_next_stage() -> None:
+    """Every arrow leaves and meets an event of its own minibatch, in two stages that are neighbours."""
+    scenario = _scenario((2, 3, 1.0, 2.0), (1, 1, 0.5, 1.0), (1, 1, 0.5, 1.0), hop=StageBoundary(0.25, 0.25))
+    events = trace_document(scenario, simulate_schedule(scenario, 6))["traceEvents"]
+    arrows: dict[str, dict[str, dict[str, object]]] = {}
+    for event in events:
+        if event["ph"] in "sf":
+            arrows.setdefault(event["id"], {})[event["ph"]] = _pass_at(events, event)
+    assert len(arrows) == 2 * 2 * 6
+    for ends in arrows.values():
+        left, met = ends["s"], ends["f"]
+        assert left["name"] == met["name"]
+        step = 1 if left["cat"] == "forward" else -1
+        assert met["args"]["stage"] == left["args"]["stage"] + step  # type: ignore[index]
+        assert left["ts"] + left["dur"] <= met["ts"] + 1e-3  # type: ignore[operator]
+
+
+def _pass_at(events: list[dict[str, object]], arrow: dict[str, object]) -> dict[str, object]:
+    """The only event of the arrow's thread at its time, or the one that starts then."""
+    row = [one for one in events if one["ph"] == "X" and (one["pid"], one["tid"]) == (arrow["pid"], arrow["tid"])]
+    (found,) = [one for one in row if one["ts"] <= arrow["ts"] < one["ts"] + one["dur"]]  # type: ignore[operator]
+    return found
 
 
 def _rows_do_not_overlap(events: list[dict[str, float]]) -> None:

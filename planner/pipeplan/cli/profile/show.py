@@ -18,7 +18,7 @@ from pipeplan.profile_data.bundled import load_profile
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import write_text
 from pipeplan.util.text import one_line
-from pipeplan.util.units import show_time
+from pipeplan.util.units import show_size, show_time
 
 ORIGINS = {
     "measured": "measured on",
@@ -124,6 +124,9 @@ def profile_heading(profile: Profile) -> list[str]:
     for group in profile.together:
         rest = f" and {len(group) - 3} more" if len(group) > 3 else ""
         lines.append(f"  layers that stay together: {', '.join(group[:3])}{rest}")
+    for tie in profile.tied:
+        rest = f" and {len(tie.layers) - 3} more" if len(tie.layers) > 3 else ""
+        lines.append(f"  layers that share {show_size(tie.bytes)} of weights: {', '.join(tie.layers[:3])}{rest}")
     lines += [f"  note: {note}" for note in origin.notes]
     lines.append("  times and sizes are for one minibatch: ms, and MiB of 2^20 or GiB of 2^30 bytes")
     lines.append(f"  {profile.digest()}")

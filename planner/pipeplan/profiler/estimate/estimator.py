@@ -19,7 +19,7 @@ from pipeplan.profiler.estimate.roofline import total_seconds
 from pipeplan.profiler.estimate.work import Work
 from pipeplan.profiler.optimizer_step import optimizer_state
 from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
-from pipeplan.profiler.outcome import charged_parameters, has_batch_norm
+from pipeplan.profiler.outcome import charged_parameters, has_batch_norm, tied_weights
 from pipeplan.profiler.passes import training_loss
 from pipeplan.profiler.remarks import tie_remarks
 from pipeplan_launch.errors import LaunchError
@@ -174,6 +174,7 @@ def _profile(
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
         together=traced.together,
+        tied=tied_weights(traced),
         batch_norm=has_batch_norm(traced),
         sizes=tuple(others),
     )

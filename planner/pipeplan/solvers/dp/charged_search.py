@@ -299,7 +299,7 @@ class ChargedFlushSearch(_Charging, HeterogeneousFlushSearch):
     def _added(self, stage: StageTerms, states: SearchStates, which: Ints, runs: Ints, target: Ints) -> Floats | None:
         assert states.extra is not None
         passes = pass_times(self.terms, stage, 1.0)[1][target] / self.terms.runs.speed[runs]
-        added: Floats = states.extra[which] + passes
+        added: Floats = states.extra[which] + passes + stage.exchange_s[target]
         return added + self._round_trip_s(stage, states, which, runs)
 
 

@@ -1,7 +1,8 @@
 """The fastest pipeline under the flush schedules, gpipe and 1f1b-flush (docs/cost-model.md, "Flush schedules").
 
 The time from one update to the next is W + V + Σ bounds. W is the work of all layers. V is a sum over stages: their
-transfers both ways, and the work that they do twice. Each bound is a maximum over stages and boundaries:
+transfers both ways, the work that they do twice, and the exchange of the gradients of shared weights. Each bound is a
+maximum over stages and boundaries:
 
     1f1b-flush   steady, exposed                 gpipe   forward, backward, exposed
 
@@ -255,9 +256,10 @@ class FlushSearch(UniformSearch):
         return least
 
     def extra(self, stage: StageTerms, before: Floats, target: Ints, joined: Ints) -> Floats:
-        """The sum behind a stage plus its own part: transfers both ways over its boundary, and work done twice."""
+        """The sum behind a stage plus its own part: transfers both ways over its boundary, work done twice, and the
+        exchange of the gradients of shared weights."""
         terms, cut = self.terms, stage.cut
-        added = before
+        added = before if terms.shared is None else before + stage.exchange_s[target]
         if not stage.is_last:
             both = float(terms.cuts.sent[cut] + terms.cuts.returned[cut])
             bandwidth, latency = terms.links.sendrecv_bandwidth[joined], terms.links.sendrecv_latency[joined]

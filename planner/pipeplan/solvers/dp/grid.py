@@ -138,8 +138,23 @@ class UniformGrids:
         """Seconds of one all-reduce of every stage among so many replicas."""
         if not self.terms.training:
             return np.zeros((len(self.terms.cuts.ideals),) * 2)
-        size = self.between(self.terms.cuts.parameters)
+        size, shared = self.between(self.terms.cuts.parameters), self.terms.shared
+        if shared is not None:
+            size = size + np.where(self.nested, shared.copied(*self._ends), 0.0)
         return np.asarray(formulas.ring_allreduce_time(replicas, size, bandwidth, latency_s))
+
+    @property
+    def _ends(self) -> tuple[Ints, Ints]:
+        """The cuts at which every stage starts and ends, from every cut (rows) to every cut (columns)."""
+        starts, ends = np.indices((len(self.terms.cuts.ideals),) * 2)
+        return starts, ends
+
+    def exchange_s(self) -> Floats:
+        """Seconds that every stage is charged for exchanging the gradients of shared weights."""
+        shared, count = self.terms.shared, len(self.terms.cuts.ideals)
+        if shared is None:
+            return np.zeros((count, count))
+        return np.where(self.nested, shared.exchanged_s(*self._ends), 0.0)
 
     def exposed_s(self, allreduce: Floats) -> Floats:
         """The part of an all-reduce that a flush waits for."""
@@ -241,10 +256,11 @@ class GridBatchObjective:
 
     @cached_property
     def _added(self) -> dict[tuple[float, ...], Floats]:
-        """A stage's part of the sum that depends on the plan: its own passes where devices differ, else 0."""
-        work = self.grids.work_s
+        """A stage's part of the sum that depends on the plan: its own passes where devices differ, and the exchange of
+        the gradients of shared weights."""
+        work, exchange_s = self.grids.work_s, self.grids.exchange_s()
         uniform = self.terms.problem.cluster.uniform and not self.terms.parallel
-        return {key: (self.grids.executor_s if uniform else work) / key[1] for key in self._keys}
+        return {key: exchange_s + (self.grids.executor_s if uniform else work) / key[1] for key in self._keys}
 
     @cached_property
     def _bounded(self) -> dict[tuple[float, ...], list[Floats]]:

@@ -184,6 +184,7 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
         """Every new state, with the sum behind its stage plus the stage's own passes and transfers."""
         assert states.extra is not None
         added = states.extra[which] + pass_times(self.terms, stage, self.terms.runs.speed[runs][:, None])[1].T
+        added = added + stage.exchange_s[:, None]
         added = added + self._round_trip_s(stage, states, which, runs)
         columns = self._columns(stage, states, rows, which, runs)
         target, column = np.nonzero(np.isfinite(demand))

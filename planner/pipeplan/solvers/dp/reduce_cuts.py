@@ -1,8 +1,8 @@
 """Leaves out cuts that provably cannot matter, before any search.
 
-Let v be a unit without cost: no work and no parameters, and, if memory is limited, nothing saved and no buffers. It may
-move across a cut, which only changes the bytes that cross. Let c(I) be these bytes, for each direction on its own. The
-cut I is left out in two cases:
+Let v be a unit without cost: no work, no parameters of its own or shared, and, if memory is limited, nothing saved and
+no buffers. It may move across a cut, which only changes the bytes that cross. Let c(I) be these bytes, for each
+direction on its own. The cut I is left out in two cases:
 
   later    v ∈ I, nothing in I reads v, and c(I - v) ≤ c(I). Every plan with the cut I is matched by a plan without it:
            take v out of I and out of all smaller cuts I' that hold it. Removing v adds the bytes of tensors that v
@@ -32,7 +32,7 @@ def prune_cuts(problem: Problem, cuts: Cuts) -> Cuts:
     position = {ideal: index for index, ideal in enumerate(cuts.ideals)}
     kept = np.ones(len(cuts.ideals), dtype=bool)
     for unit, costs in enumerate(problem.units):
-        if not _is_costless(problem, costs):
+        if not _is_costless(problem, costs) or any(unit in weight.units for weight in problem.shared):
             continue
         bit = 1 << unit
         for index in (np.flatnonzero(kept[1:-1]) + 1).tolist():

@@ -10,10 +10,12 @@ import numpy as np
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
+from pipeplan.cost.stage_times import exchange_times
 from pipeplan.plan import schedules
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.problem.problem import Problem
+from pipeplan.problem.shared_weights import SharedInCuts
 from pipeplan.solvers.dp.replicas import ReplicaIntervals, allowed_replicas
 from pipeplan.solvers.dp.topology import ComponentLayout
 
@@ -52,6 +54,14 @@ class CostTerms:
     def links(self) -> Links:
         """The rates of the cluster's levels."""
         return Links.of(self.problem.cluster)
+
+    @cached_property
+    def shared(self) -> SharedInCuts | None:
+        """What weights that units share add to stages; None where there are none."""
+        problem = self.problem
+        if not problem.shared:
+            return None
+        return SharedInCuts.of(problem.shared, self.cuts.ideals, exchange_times(problem))
 
     @property
     def workers(self) -> int:
@@ -265,8 +275,15 @@ class StageTerms:
 
     @cached_property
     def parameters(self) -> Floats:
-        """Bytes of parameters."""
-        return self._difference(self.terms.cuts.parameters)
+        """Bytes of parameters, copies of shared weights included."""
+        own, shared = self._difference(self.terms.cuts.parameters), self.terms.shared
+        return own if shared is None else own + shared.copied(self.targets, self.ends)
+
+    @cached_property
+    def exchange_s(self) -> Floats:
+        """Seconds per update that the stages are charged for exchanging the gradients of shared weights."""
+        shared = self.terms.shared
+        return np.zeros(len(self.targets)) if shared is None else shared.exchanged_s(self.targets, self.ends)
 
     def allowed(self, within: float) -> ReplicaIntervals:
         """The numbers of replicas that are fast enough, by level and stage."""

@@ -4,8 +4,9 @@
 schedules". T is the time from one update to the next in units of U, X the transfers of the first minibatch, A the
 steady part and E the exposed all-reduce.
 
-(12) T is the work of all stages + X + A + E + the all-reduce among copies. The work is the sum of the shares c and of
-     the work that is done twice. In gpipe A is the sum of two variables, one for forward and one for backward passes.
+(12) T is the work of all stages + X + A + E + the all-reduce among copies + what (20) charges. The work is the sum of
+     the shares c and of the work that is done twice. In gpipe A is the sum of two variables, one for forward and one
+     for backward passes.
 (13) A ≥ (n(r) - 1) · c[π], and A ≥ (n(k) - 1) · e[p,n] for a boundary with k links.
 (14) X is the sum over the cuts of x[p], where x[p] is at least e[p,n] of both directions plus two latencies if a
      placement ends at p.
@@ -59,6 +60,7 @@ class FlushObjective:
                 program.at_most([*scale_terms(passes, rounds), (part, -1.0)])
         among = model.problem.copies_allreduce_s / model.unit_s
         parts = [*work, *self._transfers, *((part, 1.0) for part in self.steady), (self.exposed, 1.0)]
+        parts += model.shared.exchange(range(model.workers), model.unit_s)
         program.at_most([*parts, (program.one, among), (model.pace, -1.0)])
 
     def _passes(self, place: Place, factor: float, whole: list[Term]) -> list[list[Term]]:

@@ -57,8 +57,8 @@ weight versions are too few (2BW). The optimum without depths is then a lower bo
 
 A stage that recomputes has its forward work twice in (4); in (11) its saved bytes and its output count once.
 
-With a flush the objective differs: `flush` has it in (12) to (15). T in (8) to (10) is then the pace within a
-batch, and a stage that holds all minibatches of an update is exempt from (10).
+With a flush the objective differs: `flush` has it in (12) to (15), and `shared_weights` copies of weights in (20). T in
+(8) to (10) is then the pace within a batch, and a stage that holds all minibatches of an update is exempt from (10).
 
 For a uniform grid (`Options.grid`) only the placements of some grid are candidates, and for each shape of S stages with
 r replicas there is
@@ -120,7 +120,7 @@ from dataclasses import replace
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention, formulas
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.cost.stage_times import exchange_times, plain_data_parallel
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.grid_shapes import data_parallel_grid_size, grid_shapes
 from pipeplan.problem.problem import Problem
@@ -255,6 +255,7 @@ class _IlpSearch:
         batch = max(inner.work_s / fastest, count * inner.work_s / inner.cluster.total_speed)
         # The factor of `slowest` counts each boundary once for filling, and the slowest one for all minibatches.
         most = (count + inner.cluster.workers) * slowest / charges.scale + _most_shared(inner)
+        most += inner.cluster.workers * sum(exchange_times(inner)) / charges.scale
         return max(low, batch / charges.scale), min(self.upper, most)
 
     def _record_refusal(self, reason: str) -> bool:

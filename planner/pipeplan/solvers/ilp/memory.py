@@ -32,6 +32,10 @@ def limit_memory_at_depth_one(model: PlacementModel) -> None:
     ratio = problem.state_ratio
     versions = {DOUBLE_BUFFERED: 2}.get(options.schedule, 1) if problem.training else 0
     unit = memory_unit(problem)
+    copied = float(
+        formulas.fixed_memory(1.0, 0.0, 0.0, ratio, problem.training)
+        + formulas.version_memory(1.0, versions, options.copies_per_version)
+    )
     sizes = [
         float(
             formulas.fixed_memory(block.parameters, block.buffers, 0.0, ratio, problem.training)
@@ -44,7 +48,7 @@ def limit_memory_at_depth_one(model: PlacementModel) -> None:
     for worker in range(model.workers):
         placements = [placement for placement in model.placements.all if placement.start == worker]
         room = [(model.used[placement], -problem.capacity_of(placement.workers) / unit) for placement in placements]
-        model.program.at_most([*model.sum_at(worker, sizes), *room])
+        model.program.at_most([*model.sum_at(worker, sizes), *model.shared.bytes_at(worker, copied / unit), *room])
 
 
 class MemoryConstraints:
@@ -75,9 +79,12 @@ class MemoryConstraints:
 
     def _fixed(self, index: int) -> float:
         block = self.model.layers.blocks[index]
-        ratio = self.model.problem.state_ratio
-        size = formulas.fixed_memory(block.parameters, block.buffers, 0.0, ratio, self.training)
-        versions = formulas.version_memory(block.parameters, self.versions, self.copies_per_version)
+        return self._fixed_of(block.parameters, block.buffers)
+
+    def _fixed_of(self, parameters: float, buffers: float) -> float:
+        """Memory that these bytes take at every depth."""
+        size = formulas.fixed_memory(parameters, buffers, 0.0, self.model.problem.state_ratio, self.training)
+        versions = formulas.version_memory(parameters, self.versions, self.copies_per_version)
         return float(size + versions) / self.unit
 
     def _per_cut(self, sizes: list[float]) -> list[list[Term]]:
@@ -97,6 +104,7 @@ class MemoryConstraints:
         before = worker - 1 if worker else model.workers - 1
         terms = [
             *model.sum_at(worker, self.fixed),
+            *model.shared.bytes_at(worker, self._fixed_of(1.0, 0.0)),
             (self._where_used(f"u_{worker}", [*both[before], *both[worker]], placements), 1.0),
         ]
         if self.depths is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pipeplan.cluster_data.links import Links
@@ -29,6 +29,7 @@ from pipeplan.solvers.ilp.linear_program import (
     solution_value,
 )
 from pipeplan.solvers.ilp.placements import Placement, PlacementSet
+from pipeplan.solvers.ilp.shared_weights import SharedCopies
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 Place = tuple[int, int]
@@ -93,7 +94,12 @@ class PlacementModel:
         self.work = self.share("c", [block.work_s / self.unit_s / self.fastest for block in self.layers.blocks])
         """Shares c, in thousandths of U on the fastest device."""
         self.total = max(1.0, sum(block.parameters for block in self.layers.blocks))
-        self.parameters = self.share("w", [block.parameters / self.total for block in self.layers.blocks])
+        self.shared = SharedCopies(self.program, problem, self.layers, self.starts)
+        self.parameters = self.share(
+            "w",
+            [block.parameters / self.total for block in self.layers.blocks],
+            lambda worker: self.shared.bytes_at(worker, THOUSANDTHS / self.total),
+        )
         """Shares w, in thousandths of the whole model's parameters."""
         self.crossing = self._cross()
         self.own: dict[Place, Variable] = {}
@@ -281,17 +287,21 @@ class PlacementModel:
 
     # -- constraint (4) --
 
-    def share(self, name: str, amounts: list[float]) -> dict[Place, Variable]:
+    def share(
+        self, name: str, amounts: list[float], more: Callable[[int], list[Term]] | None = None
+    ) -> dict[Place, Variable]:
         """Add shares of the amounts, given by block: for each place, their sum over the stage that is there.
 
-        The shares stand for the product of a sum over layers and the choice of replicas.
+        The shares stand for the product of a sum over layers and the choice of replicas. `more` gives further terms of
+        the sum, in thousandths, for the stage that starts at a worker.
         """
         amounts = [THOUSANDTHS * amount for amount in amounts]
         shares = {place: self.program.number(f"{name}_{place[0]}_{place[1]}") for place in self.at}
         total = sum(amounts)
         for worker in range(self.workers):
             parts = [(shares[place], 1.0) for place in self.places(worker)]
-            self.program.equal([*parts, *negate_terms(self.sum_at(worker, amounts))])
+            terms = [*self.sum_at(worker, amounts), *(more(worker) if more else [])]
+            self.program.equal([*parts, *negate_terms(terms)])
         for place, share in shares.items():
             self.program.at_most([(share, 1.0), *self.selected(place, -total)])
         return shares

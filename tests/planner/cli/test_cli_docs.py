@@ -1,0 +1,36 @@
+"""`pipeplan docs`: the pages that come with the package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from commandline import Run
+from repository import ROOT
+
+
+def test_all_pages_are_listed_with_their_titles(run: Run) -> None:
+    done = run("docs")
+    assert done.code == 0
+    listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.out.splitlines()}
+    assert set(listed) == {
+        path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in ROOT.glob("docs/**/*.md")
+    }
+    assert listed["sweep"].lower().startswith("sweep")
+    assert str(ROOT / "docs") in done.err
+    documents = json.loads(run("docs", "--json").out)
+    assert [one["page"] for one in documents] == list(listed)
+    assert all(Path(one["file"]).is_file() for one in documents)
+
+
+def test_a_page_is_printed_as_it_is(run: Run) -> None:
+    text = (ROOT / "docs" / "how-to" / "slurm.md").read_text(encoding="utf-8")
+    for name in ("how-to/slurm", "docs/how-to/slurm.md"):
+        assert run("docs", name).out == text
+    assert json.loads(run("docs", "how-to/slurm", "--json").out)["text"] == text
+
+
+def test_an_unknown_page_is_one_line(run: Run) -> None:
+    done = run("docs", "swep")
+    assert (done.code, done.out, done.err) == (2, "", "error: there is no page 'swep'; did you mean 'sweep'?\n")
+    assert run("docs", "../README").code == 2
