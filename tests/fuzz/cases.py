@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import random
 import shutil
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from mutations import as_json, as_toml, damaged, damaged_text
 from pipeplan.cli import _COMMANDS
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES
 from pipeplan.problem.problem import BOUNDARIES
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.plan.stage_files import load_plan
 
 INTEGERS = ["1", "2", "2", "3", "4", "0", "-1", "16", "1000000", str(10**24), "x", "", "1.5", "nan"]
 FLOATS = ["0", "1", "0.5", "2", "-1", "nan", "inf", "-inf", "1e300", "1e-300", "x", ""]
@@ -178,3 +182,58 @@ def replaying(rng: random.Random, folders: list[Path]) -> list[str]:
     # A plan that is not damaged enough is replayed for half a minute: tests/planner/replay has the damaged ones.
     name = rng.choice([name for name in known if name != "replay"])
     return [name, "plan", *options(known[name], rng, 0.15, ["a"])]
+
+
+ODD_FILES = (
+    "folder",
+    "pipe",
+    "/dev/zero",
+    "/dev/null",
+    "/dev/full",
+    "loop",
+    "nowhere",
+    "empty",
+    "sparse",
+    "digits",
+    "\x1b",
+)
+
+
+def odd_files(rng: random.Random, folders: list[Path]) -> list[str]:
+    """Arguments of any command, in which one or two paths are of what is no ordinary file."""
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    Path("loop").symlink_to("loop")
+    Path("nowhere").symlink_to("missing/file")
+    Path("empty").touch()
+    Path("digits").write_text('{"format": "pipeplan-profile", "version": ' + "9" * rng.choice([300, 5000, 10**6]) + "}")
+    with Path("sparse").open("wb") as file:
+        file.truncate(1 << 36)
+    if rng.random() < 0.5:
+        arguments = solving(rng, "none")
+    else:
+        arguments = replaying(rng, folders) if rng.random() < 0.5 else looking(rng, folders)
+    places = [place for place, one in enumerate(arguments[1:], 1) if Path(one).exists() or one in ("A", "C", "plan")]
+    for place in rng.sample(places, min(len(places), rng.choice([1, 1, 2]))):
+        arguments[place] = rng.choice(ODD_FILES)
+    return arguments
+
+
+def executor_reads(rng: random.Random, folders: list[Path]) -> str:
+    """What is wrong with how the executor reads a damaged copy of a plan's stage files, empty where nothing is.
+
+    Their checksums fit or are left out, so that the damage gets past them.
+    """
+    shutil.copytree(rng.choice(folders), "plan")
+    path = rng.choice(sorted(Path("plan/stages").glob("*.json")))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["model"]["ref"] = "mnist"
+    content.pop("checksum")
+    _write(path, content, as_json, rng, harm=True)
+    try:
+        load_plan(Path("plan"))
+    except LaunchError as error:
+        return "" if "\n" not in str(error) and len(str(error)) < 1200 else f"not one clear line: {str(error)[:300]!r}"
+    except Exception:
+        return traceback.format_exc()
+    return ""

@@ -17,9 +17,10 @@ from unittest import mock
 
 from pipeplan.cli import main
 
-LIMIT_S = 60
+LIMIT_S = 30
 """Not a measure of speed: what takes so long on problems of a few layers does not end at all."""
-MEMORY_BYTES = 6 << 30
+MEMORY_BYTES = 1 << 30
+"""Address space that a call may take beyond what the process has already."""
 
 
 class Hang(BaseException):
@@ -66,7 +67,8 @@ def _limited() -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, stop)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, hard))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, hard))
     signal.alarm(LIMIT_S)
     try:
         yield
@@ -78,7 +80,11 @@ def _limited() -> Iterator[None]:
 
 def listing(folder: Path) -> dict[str, bytes]:
     """Every file in a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.stat().st_size < 1 << 26
+    }
 
 
 def complaint(ended: Ended, before: dict[str, bytes], after: dict[str, bytes]) -> str:

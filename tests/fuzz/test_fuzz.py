@@ -17,8 +17,9 @@ from extents import slow_but_for
 
 STEP = 25
 """Cases of one test; a case is named by its kind and its seed."""
-QUICK, LONG = 50, 2500
-"""Cases of every kind: in the default suite, and in the slow one (the five kinds make 12,750)."""
+QUICK, LONG = 50, 2850
+"""Cases of every kind: in the default suite, and in the slow one (the seven kinds make 20,300)."""
+pytestmark = pytest.mark.fuzz
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +41,9 @@ KINDS: dict[str, Case] = {
     "import": lambda rng, planned: cases.importing(rng),
     "plan": cases.replaying,
     "look": cases.looking,
+    "odd files": cases.odd_files,
 }
+READ_BY_EXECUTOR = "stages"
 
 
 def _run(kind: str, seed: int, planned: list[Path], folder: Path) -> str:
@@ -48,6 +51,9 @@ def _run(kind: str, seed: int, planned: list[Path], folder: Path) -> str:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     os.chdir(folder)
+    if kind == READ_BY_EXECUTOR:
+        wrong = cases.executor_reads(random.Random(f"{kind} {seed}"), planned)
+        return f"{kind} {seed}: {wrong}" if wrong else ""
     arguments = KINDS[kind](random.Random(f"{kind} {seed}"), planned)
     before = listing(folder)
     ended = call(arguments)
@@ -63,7 +69,7 @@ def _all(kind: str, seeds: range, planned: list[Path], folder: Path, monkeypatch
 
 
 @pytest.mark.parametrize("start", slow_but_for([2000], range(2000, 2000 + 2 * QUICK, STEP)))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, READ_BY_EXECUTOR])
 def test_any_input_ends_well(
     kind: str, start: int, planned: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,7 +78,7 @@ def test_any_input_ends_well(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(100_000, 100_000 + LONG, STEP))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, READ_BY_EXECUTOR])
 def test_any_input_ends_well_at_length(
     kind: str, start: int, planned: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

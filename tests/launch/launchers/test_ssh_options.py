@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,22 @@ def test_wrong_lines_are_refused(tmp_path: Path, line: str, message: str) -> Non
     assert str(error.value) == f"{tmp_path}/hosts, line 2: {message}"
     with pytest.raises(LaunchError, match="cannot read"):
         read_hosts(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", "Is a directory"),
+        ("pipe", "it is a device or a pipe, not a regular file"),
+        ("/dev/zero", "it is a device or a pipe, not a regular file"),
+        ("endless", "it has more than 1 MiB"),
+    ],
+)
+def test_a_hosts_file_is_a_file_of_few_lines(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "endless").open("wb") as file:
+        file.truncate(1 << 36)
+    with pytest.raises(LaunchError) as error:
+        read_hosts(str(tmp_path / name))
+    assert str(error.value) == f"cannot read {tmp_path / name}: {message}"
