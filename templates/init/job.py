@@ -46,11 +46,11 @@ class Net(nn.Module):
 def spirals() -> Data:
     """Put your data here: map-style data sets of pairs (input, target), without a DataLoader."""
     fixed = torch.Generator().manual_seed(0)  # every worker must see the same data
-    arm = torch.randint(3, (5120,), generator=fixed)
-    along = torch.rand(5120, generator=fixed)
-    angle = 4 * along + 2.1 * arm + 0.2 * torch.randn(5120, generator=fixed)
+    arm = torch.randint(3, (17408,), generator=fixed)
+    along = torch.rand(17408, generator=fixed)
+    angle = 4 * along + 2.1 * arm + 0.2 * torch.randn(17408, generator=fixed)
     points = torch.stack((along * angle.cos(), along * angle.sin()), dim=1)
-    return Data(train=TensorDataset(points[:4096], arm[:4096]), test=TensorDataset(points[4096:], arm[4096:]))
+    return Data(train=TensorDataset(points[:16384], arm[:16384]), test=TensorDataset(points[16384:], arm[16384:]))
 
 
 def build() -> Job:
@@ -60,7 +60,7 @@ def build() -> Job:
         loss=nn.functional.cross_entropy,  # loss(output, target), the mean over the minibatch
         data=spirals,  # called by each worker that reads data
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-        minibatch=64,  # samples that go through the pipeline as one piece
+        minibatch=16,  # samples that go through the pipeline as one piece
         # scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10),
         # clip_norm=1.0,
         # autocast=torch.bfloat16,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -67,7 +68,12 @@ def test_split_equals_whole(name: str) -> None:
         assert_same([loss, *tree_leaves(output)], [expected_loss, *tree_leaves(expected)])
         ours, theirs = dict(job.model.named_parameters()), dict(whole.named_parameters())
         assert {one.dtype for one in ours.values()} == {torch.float32}
-        assert_same([one.grad for one in ours.values()], [theirs[name].grad for name in ours])
+        held = Counter(id(one) for stage in stages for one in stage.parameters())
+        alone = [name for name, one in ours.items() if held[id(one)] == 1]
+        assert_same([ours[name].grad for name in alone], [theirs[name].grad for name in alone])
+        for name in ours.keys() - set(alone):
+            # One process adds the gradients of both uses in bfloat16, stages add theirs in 32 bits.
+            torch.testing.assert_close(ours[name].grad, theirs[name].grad, rtol=2**-7, atol=2**-12)
         assert_same(list(job.model.buffers()), list(whole.buffers()))
 
         with torch.no_grad(), under_autocast():

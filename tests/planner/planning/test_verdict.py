@@ -86,9 +86,9 @@ def test_a_disagreement_is_raised_and_both_plans_are_written(
 ) -> None:
     honest = dynamic_program.solve
 
-    def pessimist(*arguments: object) -> Result:
+    def pessimist(*arguments: object, **named: object) -> Result:
         """A program that claims as its bound more than it found."""
-        result = honest(*arguments)  # type: ignore[arg-type]
+        result = honest(*arguments, **named)  # type: ignore[arg-type]
         return replace(result, bound_s=result.bound_s * 2)
 
     monkeypatch.setattr(dynamic_program, "solve", pessimist)
