@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING
@@ -30,6 +31,10 @@ from pipeplan.util.units import show_pace
 
 GAIN = 0.1
 """The gain, relative to the synchronous plan's samples per second, below which an asynchronous plan is not taken."""
+
+
+HARDLY_ANY = 0.02
+"""The share of the pace below which a stage is said to do hardly any work."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,12 @@ def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline)
         reason = "Chosen: the fastest asynchronous plan, as no synchronous plan was found that fits."
     else:
         found = synchronous.sample_s / asynchronous.sample_s - 1
+        if found >= gain and _only_averages_late(asynchronous):
+            reason = (
+                "Chosen: synchronous, because the fastest asynchronous plan is data parallelism but for a stage of "
+                f"hardly any work, and is {found:.1%} faster only as its gradients are averaged late."
+            )
+            return SynchronyChoice(synchronous, asynchronous, gain, synchronous, reason, parallel)
         enough = found >= gain
         taken = asynchronous if enough else synchronous
         kind, more = ("asynchronous" if enough else "synchronous"), "more" if found >= 0 else "fewer"
@@ -153,6 +164,17 @@ def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline)
             f"fastest synchronous one, and {gain:.0%} more is asked for (--asynchronous-gain)."
         )
     return SynchronyChoice(synchronous, asynchronous, gain, taken, reason, parallel)
+
+
+def _only_averages_late(candidate: Candidate) -> bool:
+    """Whether a plan is data parallelism but for stages that do hardly any work.
+
+    In a pipeline of several stages a replica goes on before its all-reduce ends, which data parallelism may not. So a
+    stage of a single cheap layer can make a plan faster although nothing is gained by the pipeline itself.
+    """
+    score = evaluate(candidate.plan, candidate.problem)
+    work = sorted(stage.compute_s for stage in score.stages)
+    return len(work) > 1 and work[-2] < HARDLY_ANY * score.pace_s
 
 
 def _interrupted(found: Sequence[Candidate], gain: float) -> SynchronyChoice:

@@ -9,11 +9,13 @@ import pytest
 from commandline import Run
 
 import pipeplan
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.from_options import BuiltProblem, build_problem
 from pipeplan.planning.choose_schedule import choose_schedule, known_sizes
-from pipeplan.planning.choose_synchrony import SynchronyChoice
+from pipeplan.planning.choose_synchrony import SynchronyChoice, choose_synchrony
 from pipeplan.problem.problem import Options
-from pipeplan.profile_data.profile import Size
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile, Size
 
 
 def _built(name: str, cluster: str, **options: object) -> BuiltProblem:
@@ -140,3 +142,18 @@ def test_a_correction_is_for_the_asynchronous_plan_alone() -> None:
     assert choice.asynchronous is not None
     assert choice.asynchronous.problem.options.correction == "ef"
     assert choice.synchronous.problem.options.correction == "none"
+
+
+def test_a_stage_of_hardly_any_work_is_no_reason_for_stale_gradients() -> None:
+    """The second layer has all weights, and its all-reduce ends after the backward pass."""
+    layers = (Layer("places", 1e-6, 1e-6, 0, 0), Layer("rest", 0.01, 0.02, 300_000_000, 0))
+    profile = Profile(layers, (Tensor("t", "places", ("rest",), 1000, 1000),), 4)
+    cluster = Cluster("four", Device("d", "cuda", 1 << 34), (Level("server", 4, 1e10),))
+    options = Options(memory=False)
+    choice = choose_synchrony(profile, cluster, options, None, "any", 0.1, 1000)
+    assert choice.asynchronous is not None
+    assert choice.asynchronous.plan.config == "1-3"
+    assert choice.synchronous is not None
+    assert choice.synchronous.sample_s > choice.asynchronous.sample_s * 1.1
+    assert choice.taken is choice.synchronous
+    assert "gradients are averaged late" in choice.reason
