@@ -119,8 +119,8 @@ def _explanation(model: PaceModel, stage: StageBusyTimes, name: str) -> str:
         return f"its layers were {'calibrated' if name == PASSES else 'profiled'} under another load; {_CALIBRATE}"
     if name == "update_s":
         if slower and stage.versions > 1:
-            copies = f"copies of its weights, for the {stage.versions} versions that it may keep, are not predicted"
-            return f"{copies}; {_CALIBRATE}"
+            copies = f"its weights are copied for the {stage.versions} versions that it may keep"
+            return f"its optimiser was profiled alone, and {copies}; {_CALIBRATE}"
         return f"its optimiser was profiled under another load; {_CALIBRATE}"
     if name == "sync_s":
         return "their link, and the slowest of the replicas, decide" if slower else "they hide behind computing"
