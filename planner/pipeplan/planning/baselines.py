@@ -29,7 +29,7 @@ MOST_CELLS, MOST_WORKERS = 20_000, 1024
 """The largest product of cuts and workers for which the search for a grid is among all cuts, and the most workers for
 which it is made."""
 ON_SELECTION = "among a selection of the cuts; --grid searches all"
-MOST_EFFORT = 3_000_000
+MOST_EFFORT = 1_000_000
 """Effort that the search for a grid may take (`SearchEffort` counts rows; one takes about a microsecond)."""
 
 
@@ -143,8 +143,9 @@ def uniform_grid(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE)
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
         cuts, remark = cuts.only(cheap_cuts(cuts)), ON_SELECTION
     result = dynamic_program.solve(grids, cuts, deadline.left_s, effort=grid_effort)
-    if grid_effort.over and not remark and not result.interrupted:
-        cuts, remark, grid_effort = cuts.only(cheap_cuts(cuts)), ON_SELECTION, SearchEffort(MOST_EFFORT)
+    selected = cuts.only(cheap_cuts(cuts))
+    if grid_effort.over and len(selected.ideals) < len(cuts.ideals) and not result.interrupted:
+        cuts, remark, grid_effort = selected, ON_SELECTION, SearchEffort(MOST_EFFORT)
         result = dynamic_program.solve(grids, cuts, deadline.left_s, effort=grid_effort)
     if result.interrupted:
         raise KeyboardInterrupt

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan
@@ -166,6 +167,11 @@ def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline)
     return SynchronyChoice(synchronous, asynchronous, gain, taken, reason, parallel)
 
 
+def _least_pace_s(problem: Problem) -> float:
+    """A pace that no plan beats: all work on all workers, or on the cores that they share."""
+    return max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
+
+
 def _only_averages_late(candidate: Candidate) -> bool:
     """Whether a plan is data parallelism but for stages that do hardly any work.
 
@@ -226,6 +232,9 @@ class _PlanKinds:
         """The fastest plan of these problems, or of those for which there was time; None if there is none."""
         before = len(self.found)
         for problem, extrapolated in problems:
+            least_s = _least_pace_s(problem) / problem.profile.minibatch
+            if any(one.sample_s <= least_s for one in self.found[before:]):
+                continue
             best, _ = best_in_time(problem, self.maximum_cuts, deadline.share(0.5))
             if best is not None:
                 self.found.append(Candidate(problem, best.plan, best.pace_s, extrapolated))
