@@ -53,7 +53,7 @@ def test_nothing_is_named_where_the_pace_is_as_predicted() -> None:
 @pytest.mark.parametrize(
     ("term", "kind", "words"),
     [
-        ("update_s", "update", "copies of its weights, for the 3 versions"),
+        ("update_s", "update", "its weights are copied for the 3 versions"),
         ("sync_s", "all-reduce", "waiting for all-reduces at stage 0 takes 12 ms a minibatch, which the prediction"),
         ("load_s", "reading of samples", "`Data(processes=…)` reads ahead"),
         ("send_s", "handing over of tensors", "handing tensors over at stage 0 takes 12 ms"),

@@ -133,11 +133,12 @@ def test_an_interrupt_that_a_solver_caught_ends_the_sweep(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("pipeplan.sweeps.sweep.solve_point", caught)
     told: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
     assert not solve_points(
         sweep_points(_profile(), [_cluster()], Options(), SweepAxes()), DP, 1, lambda number, _: told.append(number)
     )
     assert told == [], "what an interrupted solver gives is no answer"
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_two_solvers_are_both_named() -> None:
