@@ -190,7 +190,7 @@ def _interrupted(found: Sequence[Candidate], gain: float) -> SynchronyChoice:
     stale = [one for one in found if not one.updates.synchronous]
     drained = [one for one in found if one.updates.synchronous]
     asynchronous, synchronous = (min(kind, key=lambda one: one.sample_s, default=None) for kind in (stale, drained))
-    taken = synchronous or asynchronous or found[0]
+    taken = min(drained or stale, key=lambda one: one.sample_s)
     return SynchronyChoice(synchronous, asynchronous, gain, taken, "Chosen: what was found before Ctrl-C came.")
 
 

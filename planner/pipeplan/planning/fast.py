@@ -50,15 +50,15 @@ def best_in_time(
         cuts = enumerate_cuts(problem, maximum_cuts, deadline.share(0.5))
         if len(cuts.ideals) <= MANY_CUTS:
             return best_plan(problem, cuts, deadline), True
-        return _or_grid(problem, cuts, gap_of_many_cuts, deadline)
+        return _or_grid(problem, cuts, gap_of_many_cuts, deadline), True
     except OutOfTime:
         return None, False
 
 
-def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline) -> tuple[ScoredPlan | None, bool]:
+def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline) -> ScoredPlan | None:
     """The best plan that is found in time, or the best uniform grid if that is faster, which takes less time to find.
 
-    Also whether there was time to know it. Raises `OutOfTime` where neither is found.
+    Raises `OutOfTime` where neither is found.
     """
     grid = None
     if not problem.options.grid and problem.options.stages is None and not problem.options.pins:
@@ -70,10 +70,10 @@ def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline) -> tu
     except OutOfTime:
         if grid is None:
             raise
-        return grid, True
+        return grid
     if best is None or grid is None:
-        return best, True
-    return min(best, grid, key=lambda one: one.pace_s), True
+        return best
+    return min(best, grid, key=lambda one: one.pace_s)
 
 
 def _solved(problem: Problem, cuts: Cuts, deadline: Deadline, gap: float) -> Plan | None:
