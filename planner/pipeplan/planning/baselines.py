@@ -54,19 +54,11 @@ class Baseline:
         return None if self.pace_s is None or pace_s == 0 or not self.fits else self.pace_s / pace_s
 
 
-def compute_baselines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:
-    """The baselines of a problem. Data parallelism is scored even where it does not fit in memory, with a remark.
-
-    A baseline that is not found before the deadline or Ctrl-C has a remark that says so.
-    """
-    first = quick_baselines(problem, cuts, deadline.share(0.5))
-    return [*first, *straight_pipelines(problem, cuts, deadline)]
-
-
 def quick_baselines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:
     """The baselines that are found so quickly that a solve begins with them: data parallelism and the best grid.
 
-    Raises `KeyboardInterrupt` on Ctrl-C.
+    Data parallelism is scored even where it does not fit in memory, with a remark. A baseline that is not found before
+    the deadline has a remark that says so. Raises `KeyboardInterrupt` on Ctrl-C.
     """
     everyone = data_parallelism(problem)
     found = [everyone, *fewer_workers(problem, cuts, everyone, deadline.share(0.2))]
