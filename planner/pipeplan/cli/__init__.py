@@ -131,6 +131,9 @@ def cli(context: click.Context) -> None:
 
 def main() -> None:
     """Run the command line and exit."""
+    # A stream that the caller has closed is None; what goes there goes nowhere.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # print question marks where the encoding lacks a character
             stream.reconfigure(errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -68,3 +69,8 @@ def test_progress_is_drawn_in_terminals_only(capsys: pytest.CaptureFixture[str])
         show("still working")
         update(1, 2, "half done")
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_closed_standard_output_is_no_error() -> None:
+    command = f"{sys.executable} -m pipeplan clusters >&-"
+    assert subprocess.run(["bash", "-c", command], capture_output=True).returncode == 0

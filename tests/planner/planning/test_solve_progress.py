@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 from commandline import Run
@@ -37,7 +38,9 @@ def test_a_solve_reports_its_phases_and_bounds_that_hold() -> None:
 def test_the_dp_reports_a_bound_before_it_ends() -> None:
     states: list[SolveProgress] = []
     settings = Settings(solver="dp", certify=False)
-    pipeplan.solve(long_chain(40, scale=300.0), pipeplan.cluster("A"), settings=settings, progress=states.append)
+    chain = long_chain(40, scale=300.0)
+    options: dict[str, Any] = {"schedule": "1f1b-stashing", "simplest": 0.0}
+    pipeplan.solve(chain, pipeplan.cluster("A"), settings=settings, progress=states.append, **options)
     searching = [state for state in states if state.phase == "DP"]
     assert len({state.bound_s for state in searching}) > 2
     bounds = [state.bound_s or 0.0 for state in searching]

@@ -7,10 +7,13 @@ has found.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
 import threading
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pulp
@@ -73,8 +76,36 @@ def _highs(program: pulp.LpProblem, seconds: float | None, gap: float, confirm: 
     return answer
 
 
+@cache
+def _swallow_banner() -> None:
+    """Make the first model of HiGHS in this process while standard output goes nowhere.
+
+    highspy 1.16 prints a banner when the first model is made, before its output can be turned off. C's buffers are
+    emptied before and after, or the banner would be printed at exit.
+    """
+    import highspy
+
+    first_model: Any = highspy.Highs
+    empty_buffers = ctypes.CDLL(None).fflush
+    empty_buffers(None)
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed, so that nothing can be printed
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        first_model()
+        empty_buffers(None)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, presolve: str) -> MilpOutcome:
     """Run HiGHS once, with `presolve` `on` or `off`."""
+    _swallow_banner()
     solver: Any = pulp.getSolver(
         "HiGHS",
         msg=False,

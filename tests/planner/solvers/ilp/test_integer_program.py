@@ -5,6 +5,8 @@ from __future__ import annotations
 import _thread
 import math
 import random
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -269,3 +271,21 @@ def test_a_boundary_of_parallel_links_carries_more_than_one_link_does() -> None:
     found = solve_by_ilp(problem, pace_s)
     assert found.status == Status.OPTIMAL
     assert found.objective_s == pytest.approx(pace_s, rel=1e-6)
+
+
+_ONE_PROGRAM = """
+import pulp
+from pipeplan.solvers.ilp import backend
+program = pulp.LpProblem("one", pulp.LpMinimize)
+x = pulp.LpVariable("x", 2, 5, cat="Integer")
+program += x
+program += x >= 2.5
+assert backend.run(program, "highs", None, 0.0).proven
+print("done")
+"""
+
+
+def test_the_solver_prints_nothing() -> None:
+    """The banner of highspy 1.16 would come before what `solve --json` prints."""
+    done = subprocess.run([sys.executable, "-c", _ONE_PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout == "done\n"
