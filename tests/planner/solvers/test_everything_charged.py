@@ -50,7 +50,7 @@ def _matters(seed: int) -> bool:
 
 
 def test_it_finds_what_trying_every_plan_finds() -> None:
-    assert sum(_matters(seed) for seed in range(60)) > 5, "chosen so that what is shared often matters"
+    assert sum(_matters(seed) for seed in range(30)) > 2, "chosen so that what is shared often matters"
 
 
 @pytest.mark.slow
