@@ -22,7 +22,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.choose_schedule import EXTRAPOLATED, STALENESS, known_sizes, minibatch_sizes
-from pipeplan.planning.fast import best_in_time
+from pipeplan.planning.fast import USEFUL, best_in_time, best_of_known
 from pipeplan.planning.simplest import LEAST_GAIN
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
@@ -232,11 +232,16 @@ class _PlanKinds:
         """The fastest plan of these problems, or of those for which there was time; None if there is none."""
         before = len(self.found)
         for problem, extrapolated in problems:
-            least_s = _least_pace_s(problem) / problem.profile.minibatch
-            if any(one.sample_s <= least_s for one in self.found[before:]):
+            best_sample_s = min((one.sample_s for one in self.found[before:]), default=float("inf"))
+            useful_s = best_sample_s * problem.profile.minibatch
+            if _least_pace_s(problem) >= useful_s:
                 continue
-            best, _ = best_in_time(problem, self.maximum_cuts, deadline.share(0.5))
-            if best is not None:
+            # Plans of other kinds have stages that may do well here, too.
+            known = best_of_known((one.plan for one in self.found), problem)
+            enough_s = useful_s if known is None else min(useful_s, known.pace_s * USEFUL)
+            found, _ = best_in_time(problem, self.maximum_cuts, deadline.share(0.5), useful_s=enough_s)
+            best = min((one for one in (found, known) if one is not None), key=lambda one: one.pace_s, default=None)
+            if best is not None and best.pace_s < useful_s:
                 self.found.append(Candidate(problem, best.plan, best.pace_s, extrapolated))
         return min(self.found[before:], key=lambda one: one.sample_s, default=None)
 

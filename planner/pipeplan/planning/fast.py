@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import satisfies_options, uniform_grid
 from pipeplan.planning.charge_results import deepened
@@ -13,6 +16,8 @@ from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.result import Status
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
+USEFUL = 1 + 1e-6
+"""A plan whose pace is that of a known plan times this is of no use, but for rounding the known plan itself is."""
 MANY_CUTS = 96
 """With more cuts than this, the proof of a best plan takes much longer than finding one that is nearly as fast."""
 
@@ -25,14 +30,34 @@ class ScoredPlan:
     pace_s: float
 
 
-def best_plan(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE, gap: float = 0.0) -> ScoredPlan | None:
+def best_of_known(plans: Iterable[Plan], problem: Problem) -> ScoredPlan | None:
+    """The fastest of some plans, made for any schedule, under this problem's; None if none of them is a plan of it."""
+    best: ScoredPlan | None = None
+    for known in plans:
+        if not satisfies_options(known, problem):
+            continue
+        plan = depths.assign_depths(known, problem, problem.work_s / problem.cluster.total_speed)
+        score = evaluate(plan, problem)
+        if (score.fits or not problem.options.memory) and (best is None or score.pace_s < best.pace_s):
+            best = ScoredPlan(plan, score.pace_s)
+    return best
+
+
+def best_plan(
+    problem: Problem,
+    cuts: Cuts,
+    deadline: Deadline = NO_DEADLINE,
+    gap: float = 0.0,
+    useful_s: float = float("inf"),
+) -> ScoredPlan | None:
     """The best plan of a problem, or the best that is found in time; None if no plan satisfies the constraints.
 
-    The search may stop at a plan that is within the relative `gap` of the best.
+    The search may stop at a plan that is within the relative `gap` of the best, and at any plan where none has a pace
+    below `useful_s`, in seconds per minibatch.
 
     Raises `OutOfTime` where no plan is found before the deadline.
     """
-    plan = _solved(problem, cuts, deadline, gap)
+    plan = _solved(problem, cuts, deadline, gap, useful_s)
     if plan is None:
         return None
     plan, score = deepened(plan, problem)
@@ -40,7 +65,11 @@ def best_plan(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE, ga
 
 
 def best_in_time(
-    problem: Problem, maximum_cuts: int, deadline: Deadline, gap_of_many_cuts: float = 0.0
+    problem: Problem,
+    maximum_cuts: int,
+    deadline: Deadline,
+    gap_of_many_cuts: float = 0.0,
+    useful_s: float = float("inf"),
 ) -> tuple[ScoredPlan | None, bool]:
     """`best_plan` of a problem whose cuts are still to be listed, and whether there was time to know it.
 
@@ -49,13 +78,13 @@ def best_in_time(
     try:
         cuts = enumerate_cuts(problem, maximum_cuts, deadline.share(0.5))
         if len(cuts.ideals) <= MANY_CUTS:
-            return best_plan(problem, cuts, deadline), True
-        return _or_grid(problem, cuts, gap_of_many_cuts, deadline), True
+            return best_plan(problem, cuts, deadline, useful_s=useful_s), True
+        return _or_grid(problem, cuts, gap_of_many_cuts, deadline, useful_s), True
     except OutOfTime:
         return None, False
 
 
-def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline) -> ScoredPlan | None:
+def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, useful_s: float) -> ScoredPlan | None:
     """The best plan that is found in time, or the best uniform grid if that is faster, which takes less time to find.
 
     Raises `OutOfTime` where neither is found.
@@ -66,7 +95,7 @@ def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline) -> Sc
         if found.plan is not None and found.pace_s is not None and satisfies_options(found.plan, problem):
             grid = ScoredPlan(found.plan, found.pace_s)
     try:
-        best = best_plan(problem, cuts, deadline, gap)
+        best = best_plan(problem, cuts, deadline, gap, useful_s)
     except OutOfTime:
         if grid is None:
             raise
@@ -76,9 +105,9 @@ def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline) -> Sc
     return min(best, grid, key=lambda one: one.pace_s)
 
 
-def _solved(problem: Problem, cuts: Cuts, deadline: Deadline, gap: float) -> Plan | None:
+def _solved(problem: Problem, cuts: Cuts, deadline: Deadline, gap: float, useful_s: float) -> Plan | None:
     """The plan of the DP, or None if it proves that there is none."""
-    result = dynamic_program.solve(problem, cuts, deadline.left_s, gap)
+    result = dynamic_program.solve(problem, cuts, deadline.left_s, gap, useful_s=useful_s)
     if result.interrupted:
         raise KeyboardInterrupt
     if result.plan is None and result.status != Status.INFEASIBLE and deadline.passed:

@@ -17,6 +17,7 @@ from pipeplan.planning.baselines import Baseline, satisfies_options
 from pipeplan.planning.certify import certificate_of
 from pipeplan.planning.charge_results import charge_result, deepened
 from pipeplan.planning.choose_synchrony import SynchronyChoice
+from pipeplan.planning.fast import USEFUL, best_of_known
 from pipeplan.planning.infeasibility import why_infeasible
 from pipeplan.planning.outcome_views import outcome_html, outcome_lines, stage_rows
 from pipeplan.planning.progress import ProgressTracker, Report
@@ -201,7 +202,7 @@ class _Search:
             self._cuts = cuts = enumerate_cuts(problem, means.settings.maximum_cuts, means.share("cuts"))
         with self._phase("grid"):
             self._quick = baselines.quick_baselines(problem, cuts, means.share("grid"))
-        self._results = results = _run_solvers(problem, cuts, means)
+        self._results = results = _run_solvers(problem, cuts, means, self._known)
         self._phases.update({result.solver: result.seconds for result in results})
         _refuse_contradiction(problem, results)
         self._best = _best_plan(problem, cuts, means, results, self._known)
@@ -354,14 +355,16 @@ def _best_with_known(known: Iterable[Plan], problem: Problem, plan: Plan, score:
     return plan, score
 
 
-def _run_solvers(problem: Problem, cuts: Cuts, means: _Means) -> tuple[Result, ...]:
-    """The results of the solvers that the settings name, the DP first."""
+def _run_solvers(problem: Problem, cuts: Cuts, means: _Means, known: Sequence[Plan]) -> tuple[Result, ...]:
+    """The results of the solvers that the settings name, the DP first, which looks for nothing slower than `known`."""
     settings, tracker = means.settings, means.tracker
     results: list[Result] = []
     if settings.solver != "ilp":
         tracker.phase("DP")
         ends = means.share("last" if settings.solver == "dp" else "first")
-        found = dynamic_program.solve(problem, cuts, ends.left_s, settings.gap, tracker.narrowed)
+        best_known = best_of_known(known, problem)
+        useful_s = float("inf") if best_known is None else best_known.pace_s * USEFUL
+        found = dynamic_program.solve(problem, cuts, ends.left_s, settings.gap, tracker.narrowed, useful_s=useful_s)
         results.append(charge_result(found, problem))
         # If the DP was interrupted, the user does not want to wait for a second solver.
         if settings.solver == "dp" or found.interrupted:

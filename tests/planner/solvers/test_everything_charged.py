@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from brute_force import best
 from brute_machines import Instance
+from extents import first_few
 from instances import (
     ALL_SCHEDULES,
     crowded_instance,
@@ -20,7 +21,9 @@ from instances import (
 from solver_contract import solve_by_dp
 
 from pipeplan.cost.evaluate import evaluate
+from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.result import Status
 
 
@@ -57,3 +60,24 @@ def test_it_finds_what_trying_every_plan_finds() -> None:
 @pytest.mark.parametrize("start", range(1000, 3000, 100))
 def test_it_finds_what_trying_every_plan_finds_at_length(start: int) -> None:
     assert sum(_matters(seed) for seed in range(start, start + 100)) > 5
+
+
+def _ends_early(seed: int) -> bool:
+    """Hold the DP with a pace from which plans are of no use to the DP without; whether it ended early."""
+    _, problem = _drawn(seed)
+    cuts = enumerate_cuts(problem, 1000)
+    whole = dynamic_program.solve(problem, cuts)
+    if whole.plan is None:
+        return False
+    barely = dynamic_program.solve(problem, cuts, useful_s=whole.objective_s * (1 + 1e-6))
+    assert barely.objective_s == pytest.approx(whole.objective_s, rel=1e-9), seed
+    assert barely.bound_s == pytest.approx(whole.objective_s, rel=1e-9), seed
+    nothing = dynamic_program.solve(problem, cuts, useful_s=whole.objective_s * 0.95)
+    assert nothing.objective_s >= whole.objective_s * (1 - 1e-9), seed
+    assert whole.objective_s * 0.95 <= nothing.bound_s * (1 + 1e-9) <= whole.objective_s * (1 + 2e-9), seed
+    return nothing.bound_s < whole.objective_s * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("seeds", first_few(range(400), 24))
+def test_a_search_ends_where_only_slower_plans_are_left(seeds: range) -> None:
+    assert sum(_ends_early(seed) for seed in seeds) > len(seeds) / 20

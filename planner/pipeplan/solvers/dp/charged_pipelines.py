@@ -58,6 +58,8 @@ class ChargedPipelines:
     deadline: float | None = None
     gap: float = 0.0
     effort: SearchEffort = field(default_factory=SearchEffort)
+    useful_s: float = float("inf")
+    """Plans with at least this pace are of no use: the search may end when it knows that all others are slower."""
     report: Callable[[float, float], None] = lambda bound, best: None
     """Is called with the bound and the pace of the best plan, in seconds per minibatch, as they change."""
     _known: dict[tuple[PlanSpace, bool], SharedResources] = field(default_factory=dict)
@@ -71,6 +73,9 @@ class ChargedPipelines:
     def best(self, regions: list[Region], known: ChargedPipeline) -> BisectionResult[ChargedPipeline]:
         """The fastest pipeline of these regions, at most as slow as the `known` one, with the bound reached."""
         regions = [self._with_floor(region) for region in regions if region.low_s < known.pace_s]
+        low = min([known.pace_s, *(region.low_s for region in regions)])
+        if low >= min(self.useful_s, known.pace_s):
+            return BisectionResult(low, known.pace_s, known)
         if self.problem.options.flushes:
             return self._best_batch(regions, known)
         result = self._bisect(regions, known, memory=False)
@@ -191,13 +196,14 @@ class ChargedPipelines:
         The fastest batch whose resources are busy for at most a limit bounds every plan that keeps within the limit.
         All other plans are slower than the limit.
         """
-        low, limit = region.low_s, best.pace_s
-        while low < best.pace_s * (1 - 2 * PRECISION):
-            bound, found = self._fastest_batch(region, limit, best.pace_s)
+        low, limit = region.low_s, min(best.pace_s, self.useful_s)
+        while low < min(best.pace_s * (1 - 2 * PRECISION), self.useful_s):
+            below = min(best.pace_s, self.useful_s)
+            bound, found = self._fastest_batch(region, limit, below)
             if found is not None and found.pace_s < best.pace_s:
                 best = found
             low = max(low, min(bound, limit))
-            limit = best.pace_s * (1 - PRECISION)
+            limit = min(best.pace_s, self.useful_s) * (1 - PRECISION)
             if limit > low * (1 + 3e-4):
                 limit = (low * limit) ** 0.5 if low > 0 else limit / 2
         return min(low, best.pace_s), best

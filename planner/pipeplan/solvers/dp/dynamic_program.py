@@ -232,12 +232,14 @@ def solve(
     gap: float = 0.0,
     report: Callable[[float, float], None] = lambda bound, best: None,
     effort: SearchEffort | None = None,
+    useful_s: float = float("inf"),
 ) -> Result:
     """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
 
     A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan so far and
-    the bound reached. With `options.contention` everything is charged, otherwise every link is used alone. `report` is
-    called with the bound and the pace of the best plan, in seconds per minibatch, as they change.
+    the bound reached; so does the knowledge that no plan has a pace below `useful_s`, in seconds per minibatch. With
+    `options.contention` everything is charged, otherwise every link is used alone. `report` is called with the bound
+    and the pace of the best plan, in seconds per minibatch, as they change.
     """
     began, deadline, effort = time.perf_counter(), Deadline.after(seconds).at, effort or SearchEffort()
     # A bound on a selection of the cuts holds for no other cuts.
@@ -248,14 +250,14 @@ def solve(
     search = _search_grids if problem.options.grid else _search_spaces
     search(problem, cuts, deadline, gap, effort, so_far)
     so_far.report = told
-    result = _charged if problem.options.contention and so_far.best is not None else _alone
-    answer = result(problem, cuts, so_far, deadline, gap, effort)
+    if problem.options.contention and so_far.best is not None:
+        answer = _charged(problem, cuts, so_far, deadline, gap, effort, useful_s)
+    else:
+        answer = _alone(problem, cuts, so_far)
     return replace(answer, seconds=time.perf_counter() - began)
 
 
-def _alone(
-    problem: Problem, cuts: Cuts, so_far: _BestSoFar, deadline: float | None, gap: float, effort: SearchEffort
-) -> Result:
+def _alone(problem: Problem, cuts: Cuts, so_far: _BestSoFar) -> Result:
     """The result of the searches without shared resources, with the proven bound."""
     finished, interrupted = so_far.finished, so_far.interrupted
     if so_far.best is None:
@@ -271,16 +273,22 @@ def _alone(
 
 
 def _charged(
-    problem: Problem, cuts: Cuts, so_far: _BestSoFar, deadline: float | None, gap: float, effort: SearchEffort
+    problem: Problem,
+    cuts: Cuts,
+    so_far: _BestSoFar,
+    deadline: float | None,
+    gap: float,
+    effort: SearchEffort,
+    useful_s: float,
 ) -> Result:
     """The result with everything charged: the search goes on from the bounds without shared resources."""
     assert so_far.best is not None
     pace, space, pipeline = so_far.best
     if problem.cluster.workers > MOST_WORKERS:
         note = f"what workers share is charged exactly on at most {MOST_WORKERS} workers"
-        return replace(_alone(problem, cuts, so_far, deadline, gap, effort), note=note)
+        return replace(_alone(problem, cuts, so_far), note=note)
     bound = max(so_far.bound, contention.least_pace_of_shared_cores_s(problem))
-    searches = ChargedPipelines(problem, cuts, deadline, gap, effort, so_far.report)
+    searches = ChargedPipelines(problem, cuts, deadline, gap, effort, useful_s, so_far.report)
     known = searches.charge(Region(space, None, bound), pipeline, pace)
     interval = BisectionResult(bound, known.pace_s, known, so_far.finished, so_far.interrupted, gap)
     if so_far.finished and not interval.closed:
