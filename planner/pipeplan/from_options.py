@@ -15,7 +15,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
 from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
-from pipeplan.planning.choose_synchrony import GAIN, SynchronyChoice, choose_synchrony
+from pipeplan.planning.choose_synchrony import BEST, GAIN, SynchronyChoice, choose_synchrony
 from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
@@ -25,8 +25,6 @@ from pipeplan.util.text import did_you_mean
 from pipeplan.util.typed import decode
 
 AUTO: Literal["auto"] = "auto"
-BEST: Literal["best"] = "best"
-"""The schedule of the synchronous plan, unless an asynchronous one is faster by a given gain."""
 SERVER_ORDERS = ("any", "listed")
 """Orders in which a pipeline may run through servers that differ: any, or only that of the cluster file."""
 

@@ -16,6 +16,7 @@ from pipeplan.errors import InputError
 from pipeplan.explanation.explain import Explanation, RobustnessSettings, explain_plan
 from pipeplan.from_options import OptionKeywords, checked_keywords, options_for
 from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.choose_synchrony import BEST
 from pipeplan.planning.simplest import WITHIN
 from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.profile_data.profile import Profile
@@ -23,7 +24,7 @@ from pipeplan.replanning.replan import RELAXED, ReplanReport
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.units import parse_rate, parse_size
 
-SEARCH = Settings(solver="dp", certify=False, simulate=False)
+SEARCH = Settings(solver="dp", certify=False, simulate=False, simplest=WITHIN)
 """The dynamic program alone, as `explain` and `sweep` of the command line use it."""
 
 
@@ -71,9 +72,11 @@ def sweep(
     """The best plan for every combination of the values given, as rows that go into a data frame.
 
     `clusters` is one or several, as in `[pipeplan.cluster("A", servers=n) for n in (1, 2, 4)]`. `bandwidth` has rates
-    by the name of a level, as text (`25 Gbit/s`) or in bytes/s, `memory` sizes of a device, as text or in bytes. The
-    `price` of a server for an hour is by default that of the cluster. `options` are those of `solve`. Rows have the
-    names of `pipeplan sweep --csv`, in seconds, bytes and bytes/s; a point without a plan has the reason in `why`.
+    by the name of a level, as text (`25 Gbit/s`) or in bytes/s, `memory` sizes of a device, as text or in bytes.
+    Without a `schedule` every point takes the synchronous plan unless an asynchronous one is 10% faster, as `solve`
+    does. The `price` of a server for an hour is by default that of the cluster. `options` are those of `solve`. Rows
+    have the names of `pipeplan sweep --csv`, in seconds, bytes and bytes/s; a point without a plan has the reason in
+    `why`.
     Several `jobs` are processes, which need the script's own code under `if __name__ == "__main__":`. Raises
     `InputError`, and `KeyboardInterrupt` for Ctrl-C.
     """
@@ -91,8 +94,11 @@ def sweep(
         schedule,
     )
     fields = checked_keywords(options)
+    named = [name for name in schedule if name != BEST]
     # Each point has its schedule set; until then any will do that agrees with the other options.
-    fields |= {"schedule": max(schedule, key=lambda name: name in ACCUMULATING)} if schedule else {}
+    fields |= {"schedule": max(named, key=lambda name: name in ACCUMULATING)} if named else {}
+    if not schedule and not {"schedule", "accumulate", "inference"} & fields.keys():
+        axes = replace(axes, schedules=(BEST,))
     points = sweep_points(profile, listed, options_for(listed[0].device.kind, **fields), axes)
     answers: dict[int, PointAnswer] = {}
     if not solve_points(points, settings, jobs, answers.__setitem__):

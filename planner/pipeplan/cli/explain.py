@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,9 +19,9 @@ from pipeplan.explanation.explain import RobustnessSettings, explain_plan, expla
 from pipeplan.explanation.terminal import explanation_parts
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.infeasibility import Diagnosis, diagnose
-from pipeplan.planning.solve import Settings
 from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Problem
+from pipeplan.questions import SEARCH
 from pipeplan.util import interrupts
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import parse_share
@@ -69,9 +70,11 @@ def command(
     pipeplan explain plan
     """
     wishes = RobustnessSettings(samples, seed, None if spread is None else parse_share(spread, "--spread"))
-    problem, plan, origin, proof = _subject(profile_option, arguments)
-    settings = Settings(solver=solver, certify=False, simulate=False)
-    note(origin, dim=True)
+    settings = replace(SEARCH, solver=solver)
+    with status("choosing between synchronous and asynchronous plans …"):
+        problem, plan, origin, proof = _subject(profile_option, arguments, Deadline.after(settings.time_limit_s))
+    for line in origin:
+        note(line, dim=True)
     try:
         with status("") as show_status, interrupts.remember_interrupt() as interrupted:
 
@@ -90,19 +93,21 @@ def command(
         print_answer(explanation_parts(explanation), fold=True, narrow=True)
 
 
-def _subject(profile: Path | None, arguments: dict[str, Any]) -> tuple[Problem, Plan | None, str, str | None]:
-    """The problem, the plan to explain (None: the best one), a line on where they come from, and what is shown of the
-    plan."""
+def _subject(
+    profile: Path | None, arguments: dict[str, Any], deadline: Deadline
+) -> tuple[Problem, Plan | None, list[str], str | None]:
+    """The problem, the plan to explain (None: the one that a solve takes), lines on where they come from, and what is
+    shown of the plan."""
     path: Path | None = arguments["profile"]
     if path is not None and plan_file.is_plan(path):
         _refuse_problem_options(path)
         problem, plan = plan_file.read_plan(path, profile)
         shown = check_readable_plan(plan_file.read_plan_document(path), problem.profile).proof
-        return problem, plan, f"plan: {path}, made from {_source(problem)}", shown
+        return problem, plan, [f"plan: {path}, made from {_source(problem)}"], shown
     if profile is not None and path is not None:
         raise InputError(f"{path} is not a plan but a profile: leave out --profile")
-    problem, origin = problem_of(arguments | {"profile": path or profile})
-    return problem, None, origin, None
+    built, origin = problem_of(arguments | {"profile": path or profile}, deadline)
+    return built.problem, None, [origin, *([] if built.synchrony is None else [built.synchrony.reason])], None
 
 
 def _source(problem: Problem) -> str:

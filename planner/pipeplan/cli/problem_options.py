@@ -16,10 +16,11 @@ from pipeplan.cli.options import Complete, bundled_clusters, bundled_profiles, c
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING, CORRECTIONS, SCHEDULES, STASHING
 from pipeplan.problem.plan_profile import PROFILE
-from pipeplan.problem.problem import BOUNDARIES, Options, Problem
+from pipeplan.problem.problem import BOUNDARIES, Options
 from pipeplan.profile_data.bundled import bundled_profile_paths, load_profile
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import describe_rescaling
+from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import one_line
 
 DEFAULT_PROFILE = Path(PROFILE)
@@ -170,11 +171,16 @@ def problem_arguments(*without: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def problem_of(arguments: dict[str, Any]) -> tuple[Problem, str]:
-    """The problem that the arguments describe, and a line on where its profile comes from."""
+def problem_of(arguments: dict[str, Any], deadline: Deadline) -> tuple[from_options.BuiltProblem, str]:
+    """The problem that the arguments describe, and a line on where its profile comes from.
+
+    The choice between synchronous and asynchronous plans, where the arguments leave it open, has a share of the time
+    until the deadline.
+    """
     source = read_profile(arguments.get("profile"), arguments.get("minibatch"))
     machines = cluster(arguments["cluster_name"], servers=arguments.get("servers"), workers=arguments.get("workers"))
-    return Problem(source.profile, machines, options_of(arguments, machines.device.kind)), source.text
+    fields = checked_option_fields(arguments)
+    return from_options.build_problem(source.profile, machines, deadline=deadline, **fields), source.text
 
 
 def options_of(arguments: dict[str, Any], kind: str) -> Options:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +17,11 @@ from pipeplan.cli.problem_options import check_schedules, options_of, problem_ar
 from pipeplan.cli.solver_options import positive_time_limit
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.choose_synchrony import BEST
 from pipeplan.planning.solve import Settings
 from pipeplan.problem.problem import Options
 from pipeplan.profile_data.profile import Profile
+from pipeplan.questions import SEARCH
 from pipeplan.sweeps import plot, rows
 from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
 from pipeplan.sweeps.rows import SweepRow
@@ -49,7 +51,7 @@ class _Outputs:
 )
 @click.option("--memory", metavar="8GiB,16GiB", help="Memory sizes of a device.")
 @click.option("--minibatch", metavar="32,64", help="Minibatch sizes, as in solve --minibatch.")
-@click.option("--schedule", metavar="A,B", help="Training schedules.")
+@click.option("--schedule", metavar="A,B", help="Training schedules, among them best, the default, as in solve.")
 @click.option(
     "--price", type=click.FloatRange(min=0), help="Price of a server for an hour  [default: that of the cluster]"
 )
@@ -94,12 +96,12 @@ def command(
     pipeplan sweep --cluster A --servers 1,2,4,8 --bandwidth cluster=10Gbit/s,25Gbit/s
     pipeplan sweep profile.json --cluster A --memory 8GiB,16GiB --minibatch 32,64 --price 12.24 --csv sweep.csv
     """
-    settings = Settings(solver=solver, time_limit_s=positive_time_limit(time_limit), certify=False, simulate=False)
+    settings = replace(SEARCH, solver=solver, time_limit_s=positive_time_limit(time_limit))
     axes = SweepAxes(
         bandwidths=_bandwidths(bandwidth),
         memory=_listed(memory, "--memory", parse_size),
         minibatch=_listed(minibatch, "--minibatch", _integer),
-        schedules=_listed(schedule, "--schedule", _text),
+        schedules=_schedules(schedule, arguments),
     )
     profile, origin = _profile(arguments)
     grid = _points(
@@ -133,10 +135,18 @@ def _points(
     return sweep_points(profile, clusters, _options(arguments, clusters[0].device.kind, axes), axes)
 
 
+def _schedules(text: str | None, arguments: Mapping[str, Any]) -> list[str]:
+    """The schedules that are named; where nothing says which, the choice is left to pipeplan."""
+    if text is None and arguments["accumulate"] is None and not arguments["inference"]:
+        return [BEST]
+    return _listed(text, "--schedule", _text)
+
+
 def _options(arguments: dict[str, Any], kind: str, axes: SweepAxes) -> Options:
-    check_schedules(axes.schedules, arguments)
+    named = [name for name in axes.schedules if name != BEST]
+    check_schedules(named, arguments)
     # `points` sets the schedule of each point. Until then any of them will do that agrees with the other arguments.
-    last = max(axes.schedules, key=lambda name: name in ACCUMULATING, default=None)
+    last = max(named, key=lambda name: name in ACCUMULATING, default=None)
     return options_of(arguments | {"schedule": last}, kind)
 
 

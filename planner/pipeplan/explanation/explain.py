@@ -67,7 +67,7 @@ def explain_plan(
     *,
     proof: str | None = None,
 ) -> Explanation:
-    """Explain a plan, by default the best one; `proof` is what is shown about a given plan.
+    """Explain a plan, by default the one that the solve takes; `proof` is what is shown about a given plan.
 
     Raises `InfeasibleError` if no plan fits.
     """

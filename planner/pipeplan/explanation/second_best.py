@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.fast import best_plan
+from pipeplan.planning.fast import USEFUL, best_plan
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Options, Problem
@@ -76,8 +76,10 @@ def find_alternatives(
         progress(f"looking for a second choice: {part}")
         try:
             restricted = replace(problem, options=options)
-            hopeless = len(alternatives) >= ENOUGH and _bound(restricted, cuts) > _paces(alternatives)[ENOUGH - 1]
-            rival = None if hopeless else best_plan(restricted, cuts)
+            # What is no faster than the last alternative that is shown need not be known exactly.
+            useful_s = USEFUL * _paces(alternatives)[ENOUGH - 1] if len(alternatives) >= ENOUGH else float("inf")
+            hopeless = useful_s < float("inf") and not dynamic_program.may_reach(restricted, cuts, useful_s)
+            rival = None if hopeless else best_plan(restricted, cuts, useful_s=useful_s)
         except InputError:
             continue
         searched.append(part)
@@ -101,11 +103,6 @@ def _contended(plan: Plan, problem: Problem) -> bool:
     """Whether shared network cards slow a plan; then it is not proven to be the best, and its pace bounds no other."""
     score = evaluate(plan, problem)
     return score.pace_s > score.alone_s * (1 + TOLERANCE)
-
-
-def _bound(problem: Problem, cuts: Cuts) -> float:
-    """A lower bound on every pace: the best one with unlimited memory, which is found much faster than with a limit."""
-    return dynamic_program.solve(problem.without_memory_limit(), cuts).bound_s
 
 
 def _paces(alternatives: list[Alternative]) -> list[float]:

@@ -19,6 +19,7 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.fast import ScoredPlan, best_plan
+from pipeplan.planning.simplest import simplest_plan
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
@@ -169,17 +170,20 @@ def cluster_changes(cluster: Cluster) -> Iterator[ClusterChange]:
 
 
 def change_effects(problem: Problem, cuts: Cuts, plan: Plan, pace_s: float) -> Iterator[ChangeEffect]:
-    """The best plan after every change, compared with the present best plan and its pace.
+    """The plan that a solve would take after every change, compared with the present one and its pace.
 
-    The cuts serve all changes, because they do not depend on the cluster.
+    It is the simplest of the nearly fastest plans. The cuts serve all changes, because they do not depend on the
+    cluster.
     """
     for change in cluster_changes(problem.cluster):
         try:
-            best = best_plan(problem.within(change.make()), cuts)
+            cluster = change.make()
+            best = best_plan(problem.within(cluster), cuts)
         except InputError as error:
             yield ChangeEffect(change.name, None, None, remark=str(error))
             continue
         if best is None:
             yield ChangeEffect(change.name, None, None, remark="no plan")
             continue
-        yield ChangeEffect(change.name, best.pace_s, pace_s / best.pace_s, best.plan.config)
+        simple = simplest_plan(problem.within(cluster), cuts, best)
+        yield ChangeEffect(change.name, simple.pace_s, pace_s / simple.pace_s, simple.plan.config)

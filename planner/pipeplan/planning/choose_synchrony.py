@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention
@@ -30,6 +30,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.units import show_pace
 
+BEST: Literal["best"] = "best"
+"""The schedule of the synchronous plan, unless an asynchronous one is faster by a given gain."""
 GAIN = 0.1
 """The gain, relative to the synchronous plan's samples per second, below which an asynchronous plan is not taken."""
 

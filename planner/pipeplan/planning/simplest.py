@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import Baseline, satisfies_options
-from pipeplan.planning.fast import MANY_CUTS, best_plan
+from pipeplan.planning.baselines import Baseline, satisfies_options, uniform_grid
+from pipeplan.planning.fast import MANY_CUTS, USEFUL, ScoredPlan, best_plan
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Options, Problem
-from pipeplan.util.deadline import Deadline, OutOfTime
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 WITHIN = 0.02
 """A simpler plan may be slower than the fastest one by this share of its pace."""
@@ -86,6 +86,14 @@ def find_simpler(
     return None
 
 
+def simplest_plan(problem: Problem, cuts: Cuts, fastest: ScoredPlan, deadline: Deadline = NO_DEADLINE) -> ScoredPlan:
+    """The plan that a solve with its default choices would take, given the fastest one."""
+    score = evaluate(fastest.plan, problem)
+    grid = None if len(fastest.plan.stages) == 1 else uniform_grid(problem, cuts, deadline.share(0.3)).plan
+    simpler = find_simpler(problem, cuts, fastest.plan, score, WITHIN, grid, deadline)
+    return fastest if simpler is None else ScoredPlan(simpler.plan, simpler.score.pace_s)
+
+
 def _simplicity(plan: Plan, problem: Problem) -> tuple[bool, bool, int, int]:
     """A key that is less for simpler plans."""
     stages = len(plan.stages)
@@ -108,9 +116,11 @@ class _FewerStages:
         """Plans that may be within a share of the pace `fastest_s`, and the share; the simplest kind first."""
         options = self.problem.options
         if options.stages in (None, 1) and all(stage == 1 for _, stage in options.pins):
-            alone = self._best(replace(options, stages=1, max_stages=None, allow_copies=False))
+            share = max(within, LEAST_GAIN)
+            parallel = replace(options, stages=1, max_stages=None, allow_copies=False)
+            alone = self._best(parallel, fastest_s * (1 + share))
             if alone is not None:
-                yield alone, max(within, LEAST_GAIN)
+                yield alone, share
         limit = fastest_s * (1 + within)
         if grid is not None and satisfies_options(grid, self.problem) and self._pace(grid) <= limit:
             shaped = replace(options, grid=True, allow_copies=False)
@@ -124,17 +134,21 @@ class _FewerStages:
         low, high = 0, len(plan.stages)
         while high - low > 1:
             middle = (low + high) // 2
-            found = self._best(replace(options, max_stages=middle))
+            found = self._best(replace(options, max_stages=middle), limit)
             if found is not None and self._pace(found) <= limit:
                 plan, high = found, len(found.stages)
             else:
                 low = middle
         return plan
 
-    def _best(self, options: Options) -> Plan | None:
-        """The best plan under these options, or None where there is none, or none is found in time."""
+    def _best(self, options: Options, limit_s: float) -> Plan | None:
+        """The best plan under these options, or None where there is none, or none is found in time.
+
+        Where it is slower than the limit, it may be any plan.
+        """
+        problem, useful_s = replace(self.problem, options=options), limit_s * USEFUL
         try:
-            best = best_plan(replace(self.problem, options=options), self.cuts, self.deadline.share(0.5), self.gap)
+            best = best_plan(problem, self.cuts, self.deadline.share(0.5), self.gap, useful_s)
         except OutOfTime:
             return None
         return None if best is None else best.plan

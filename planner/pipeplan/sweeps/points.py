@@ -11,6 +11,7 @@ from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import INFERENCE
+from pipeplan.planning.choose_synchrony import BEST
 from pipeplan.problem.problem import Options
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.units import show_rate, show_size
@@ -28,6 +29,7 @@ class SweepAxes:
     """Memory of a device, in bytes."""
     minibatch: Sequence[int] = ()
     schedules: Sequence[str] = ()
+    """By name; `best` leaves the choice to pipeplan, as in `pipeplan solve`."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,15 @@ class SweepPoint:
     profile: Profile
     cluster: Cluster
     options: Options
+    chooses: bool = False
+    """Whether the schedule is left to pipeplan, which takes the synchronous plan unless another is much faster."""
 
     @property
     def schedule(self) -> str:
-        """Name of the schedule."""
-        return INFERENCE if self.options.inference else self.options.schedule
+        """Name of the schedule; `best` where it is left to pipeplan."""
+        if self.options.inference:
+            return INFERENCE
+        return BEST if self.chooses else self.options.schedule
 
     @property
     def memory_bytes(self) -> int:
@@ -93,7 +99,8 @@ def sweep_points(profile: Profile, clusters: Sequence[Cluster], options: Options
         for size in axes.minibatch or [profile.minibatch]:
             scaled = profile if size == profile.minibatch else profile.rescaled(size)
             for schedule in axes.schedules or [options.schedule]:
-                points.append(SweepPoint(scaled, cluster, replace(options, schedule=schedule)))
+                named = options if schedule == BEST else replace(options, schedule=schedule)
+                points.append(SweepPoint(scaled, cluster, named, chooses=schedule == BEST))
     return points
 
 

@@ -27,9 +27,14 @@ class SweepRow:
     """Price of the whole cluster, idle servers included."""
 
     @property
+    def minibatch(self) -> int:
+        """Samples of a minibatch of the plan, or of the point if it has no plan."""
+        return self.answer.minibatch or self.point.profile.minibatch
+
+    @property
     def rate(self) -> float | None:
         """Samples per second; None if there is no plan."""
-        return None if self.answer.pace_s is None else self.point.profile.minibatch / self.answer.pace_s
+        return None if self.answer.pace_s is None else self.minibatch / self.answer.pace_s
 
     @property
     def cost(self) -> float | None:
@@ -80,8 +85,9 @@ def row_records(rows: Sequence[SweepRow]) -> list[dict[str, Any]]:
                 "devices": describe_cluster(point.cluster),
                 **{f"bandwidth_{name}_bytes_per_s": rate for name, rate in point.bandwidths.items()},
                 "memory_bytes": point.memory_bytes,
-                "minibatch": point.profile.minibatch,
-                "schedule": point.schedule,
+                "minibatch": row.minibatch,
+                "schedule": answer.schedule or point.schedule,
+                "synchronous": None if answer.pace_s is None else answer.synchronous,
                 "minibatch_s": answer.pace_s,
                 "samples_per_s": row.rate,
                 "ideal_samples_per_s": point.ideal_rate,

@@ -17,11 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pipeplan.errors import DisagreementError, PipeplanError
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.plan.updates import Updates
+from pipeplan.planning.choose_synchrony import GAIN, choose_synchrony
+from pipeplan.planning.solve import SHARES, Outcome, Settings, solve
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.result import Status
 from pipeplan.sweeps.points import SweepPoint
 from pipeplan.util import interrupts
+from pipeplan.util.deadline import Deadline
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ class PointAnswer:
     """The reason if there is no plan."""
     contradiction: bool = False
     """Whether the solvers contradicted each other."""
+    minibatch: int = 0
+    """Samples of a minibatch of the plan, which the choice of a schedule may have made smaller."""
+    schedule: str = ""
+    synchronous: bool = True
+    """Whether no gradient of the plan is stale."""
 
 
 OnAnswer = Callable[[int, PointAnswer], None]
@@ -53,7 +61,7 @@ OnAnswer = Callable[[int, PointAnswer], None]
 def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
     """Solve one point. An error becomes part of the answer."""
     try:
-        outcome = solve(Problem(point.profile, point.cluster, point.options), settings)
+        outcome = _solved(point, settings)
     except PipeplanError as error:
         return PointAnswer(why=str(error), contradiction=isinstance(error, DisagreementError))
     baseline = outcome.baselines[0]
@@ -62,10 +70,23 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
         over_parallelism=baseline.gain(outcome.evaluation.pace_s),
         parallelism_fits=baseline.pace_s is None or not baseline.remark,
         config=outcome.plan.config,
+        minibatch=outcome.problem.profile.minibatch,
+        schedule=point.schedule if outcome.plan.inference else outcome.plan.schedule,
+        synchronous=outcome.plan.inference or Updates.of(outcome.plan, outcome.problem.profile.minibatch).synchronous,
         bound=outcome.evaluation.bound,
         busy=outcome.plan.busy,
         proven=_proven(outcome),
     )
+
+
+def _solved(point: SweepPoint, settings: Settings) -> Outcome:
+    """The outcome of a point, after a choice of the schedule where that is left open."""
+    if not point.chooses:
+        return solve(Problem(point.profile, point.cluster, point.options), settings)
+    deadline = Deadline.after(settings.time_limit_s)
+    cuts, ends = settings.maximum_cuts, deadline.share(SHARES["choice"])
+    taken = choose_synchrony(point.profile, point.cluster, point.options, None, "any", GAIN, cuts, ends).taken
+    return solve(taken.problem, settings, deadline=deadline, known=(taken.plan,))
 
 
 def _proven(outcome: Outcome) -> str:

@@ -56,10 +56,22 @@ def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
     solved = {row.answer.proven for row in rows if not row.answer.why}
     if len(solved) == 1:
         yield f"Every plan: {_proof(solved.pop())}."
+    yield from _choices(rows)
     if not all(row.answer.parallelism_fits for row in rows):
         yield "(…) data parallelism does not fit in memory there."
     if any(row.cost is not None for row in rows):
         yield f"{PARETO} no other point is both as fast and as cheap. Idle servers are paid for."
+
+
+def _choices(rows: Sequence[SweepRow]) -> Iterator[str]:
+    """Lines on the points whose plans are asynchronous, or have other minibatches than the point."""
+    stale = {number: row.answer.schedule for number, row in enumerate(rows, start=1) if not row.answer.synchronous}
+    if stale:
+        numbers, schedules = ", ".join(map(str, stale)), ", ".join(sorted(set(stale.values())))
+        yield f"Point{'s' * (len(stale) > 1)} {numbers}: asynchronous ({schedules}), so that gradients are stale."
+    for number, row in enumerate(rows, start=1):
+        if row.minibatch != row.point.profile.minibatch:
+            yield f"Point {number}: the plan has minibatches of {row.minibatch}."
 
 
 def _points_by_cluster(rows: Sequence[SweepRow]) -> dict[str, list[int]]:

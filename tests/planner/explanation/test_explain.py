@@ -413,15 +413,25 @@ def test_a_written_plan_is_explained_with_its_profile(run: Run) -> None:
         assert complaint in done.err.splitlines()[-1]
 
 
+def test_without_a_schedule_it_explains_the_plan_of_a_solve(run: Run) -> None:
+    ways = ("gnmt8-v100", "--cluster", "B")
+    explained = json.loads(run("explain", *ways, "--samples", "0", "--json").out)
+    solved = json.loads(run("solve", *ways, "--no-write", "--solver", "dp", "--json").out)
+    assert explained["plan"]["config"] == solved["plan"]["config"]
+    assert explained["minibatch_s"] == solved["prediction"]["minibatch_s"]
+    assert solved["choice"]["reason"] in run("explain", *ways, "--samples", "0").err
+
+
 def test_where_nothing_fits_it_says_what_would(run: Run) -> None:
     _save(saved=30 << 30)
-    done = run("explain", "--cluster", "A")
+    arguments = ("explain", "--cluster", "A", "--schedule", "1f1b-stashing")
+    done = run(*arguments)
     assert done.code == 2
     assert "too large for any device" in done.out
     assert "Least device memory that suffices: 30 GiB" in done.out
     assert "error: nothing fits in memory: layer 'l3' alone needs 30 GiB" in done.err
     assert max(map(len, done.out.splitlines())) <= 80
-    document = json.loads(run("explain", "--cluster", "A", "--json").out)
+    document = json.loads(run(*arguments, "--json").out)
     assert document["feasible"] is False
     assert document["oversized"][0]["layers"] == ["l3"]
     assert document["enough_memory"]["bytes"] >= 30 << 30

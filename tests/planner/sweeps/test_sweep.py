@@ -266,7 +266,7 @@ def test_a_table_of_80_columns_and_files(run: Run) -> None:
     _save(2 * GIB)
     done = run(
         *("sweep", *ROOM, "--memory", "1GiB,16GiB", "--minibatch", "4,8", "--price", "3"),
-        *("--csv", "out/s.csv", "--svg", "s.svg"),
+        *("--csv", "out/s.csv", "--svg", "s.svg", "--schedule", "1f1b-stashing"),
     )
     assert done.code == 0, done.err
     assert max(map(len, done.out.splitlines())) <= 80
@@ -296,6 +296,27 @@ def test_a_table_of_everything_still_has_80_columns(run: Run) -> None:
     row = next(line for line in lines if line.startswith(" 64 ")).split()
     assert row[1:7] == ["2", "160", "25", "16", "8", "2bw"]
     assert "…" not in "".join(line for line in lines if line[:3].strip().isdigit()), "nothing is cut off"
+
+
+def test_without_a_schedule_every_point_has_the_plan_of_a_solve(run: Run) -> None:
+    ways = ("vgg16-v100", "--cluster", "A", "--servers", "1,2", "--bandwidth", "cluster=10Gbit/s,100Gbit/s")
+    done = run("sweep", *ways, "--jobs", "1")
+    assert "Point 3: asynchronous (1f1b-stashing), so that gradients are stale." in done.out
+    rows = json.loads(run("sweep", *ways, "--jobs", "1", "--json").out)["rows"]
+    assert [row["config"] for row in rows] == ["4", "4", "7-1", "8"]
+    assert [row["synchronous"] for row in rows] == [True, True, False, True]
+    solved = json.loads(run("solve", *ways[:4], "2", "--no-write", "--json").out)
+    assert (solved["plan"]["config"], solved["prediction"]["minibatch_s"]) == ("7-1", rows[2]["minibatch_s"])
+
+
+def test_a_smaller_minibatch_that_was_chosen_is_said(run: Run) -> None:
+    _save(9 * GIB)
+    ways = ("sweep", "--cluster", "A", "--servers", "1", "--minibatch", "8", "--jobs", "1")
+    done = run(*ways)
+    assert "Point 1: the plan has minibatches of 4." in done.out
+    (row,) = json.loads(run(*ways, "--json").out)["rows"]
+    assert row["minibatch"] == 4
+    assert row["samples_per_s"] == pytest.approx(4 / row["minibatch_s"])
 
 
 def test_json_and_no_price(run: Run) -> None:

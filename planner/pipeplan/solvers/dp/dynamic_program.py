@@ -225,6 +225,23 @@ def is_feasible(problem: Problem, cuts: Cuts, deadline: float | None = None) -> 
     return any(search.feasible() for search in searches)
 
 
+def may_reach(problem: Problem, cuts: Cuts, pace_s: float) -> bool:
+    """Whether some plan may have a pace below `pace_s`, in seconds per minibatch.
+
+    If not, no plan has such a pace even with unlimited memory and with every shared resource to itself.
+    """
+    if problem.options.grid:
+        return True
+    problem = problem.without_memory_limit()
+    for space in plan_spaces(problem):
+        below = pace_s * minibatches_of(problem) if problem.options.flushes else space.inner_pace(problem, pace_s)
+        if below is None or space.floor(problem) >= pace_s:
+            continue
+        if PipelineSearches(space.inner(problem), cuts, gap=1.0, below=below).best().best is not None:
+            return True
+    return False
+
+
 def solve(
     problem: Problem,
     cuts: Cuts,
