@@ -3,7 +3,9 @@
     PYTHONPATH=tests/support python tests/benchmarks/chaos.py [--minutes 10] [--every 10] [--seed 0] [--workers 3]
 
 Profiles and plans the bundled `mnist` model for this machine and trains it while workers and the launcher are killed,
-frozen and stopped, checkpoints are damaged and the disk is full or slow. Whatever ends is started again by `--resume`.
+frozen and stopped, checkpoints are damaged, the disk is full or slow, the network is cut, clocks step, and losses are
+no numbers. Whatever ends is started again by `--resume`. All runs in a network namespace of its own, where there is
+leave to make one; without, the network is not cut.
 Afterwards an undisturbed run trains as far. Printed are the faults, and whether every loss is the same bit by bit,
 every checkpoint that was complete at a fault was gone on from (or the one before, where it was damaged), and no
 process, shared memory or temporary file is left (but for the folder of a launcher that was killed, one each). Status 0
@@ -17,6 +19,8 @@ import os
 import random
 import re
 import resource
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,15 +31,52 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM
 
+import faulty_time
 from faults import EPOCH, plan_mnist
 from launching import PATIENCE_S, Launch, curve, last_step
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan_launch.emulation.network_namespaces import OWN_NAMESPACES
+
 OPTIONS = ("--epochs", "1000000", "--max-minibatches", str(EPOCH), "--log-every", "0", "--restarts", "1000")
 OPTIONS += ("--checkpoint-minibatches", "10", "--evaluate-every", "1000", "--timeout", "10")
 NAME = re.compile(r"checkpoints/(epoch-\d+-sample-\d+)")
 BURST_BYTES = 1 << 28
+JOB = """
+from dataclasses import replace
+from pathlib import Path
+
+from torch.utils.data import Dataset
+
+from pipeplan_launch.models import mnist
+
+POISON = Path(__file__).with_name("poison")
+
+
+class Poisoned(Dataset):
+    def __init__(self, clean):
+        self.clean = clean
+
+    def __len__(self):
+        return len(self.clean)
+
+    def __getitem__(self, index):
+        image, label = self.clean[index]
+        return (image * float("nan") if POISON.exists() else image), label
+
+
+def data():
+    clean = mnist.digits()
+    return replace(clean, train=Poisoned(clean.train))
+
+
+def build():
+    return replace(mnist.build(), data=data)
+"""
+"""The bundled job, whose samples are no numbers while the file `poison` is there."""
+CUT_S = (0.5, 20.0)
+"""Least and most seconds for which the network is cut."""
 FULL_BYTES = 1000
 """Largest file that workers may write while the disk stands for a full one: less than any checkpoint."""
 
@@ -65,7 +106,9 @@ class Runs:
 
     def __init__(self, script: Path, run: Path) -> None:
         self._script, self.run = script, run
-        self.launch = Launch(script, run, *OPTIONS)
+        self.folder = run.parent
+        self._clock = faulty_time.environment(self.folder)
+        self.launch = Launch(script, run, *OPTIONS, **self._clock)
         self.started = 1
         self._lines = 0
 
@@ -74,7 +117,7 @@ class Runs:
         self.launch.wait()
         _soon(lambda: not self.launch.started(), "end of all processes")
         self.launch.__exit__(None, None, None)
-        self.launch, self._lines = Launch(self._script, self.run, *OPTIONS, "--resume"), 0
+        self.launch, self._lines = Launch(self._script, self.run, *OPTIONS, "--resume", **self._clock), 0
         self.started += 1
 
     def go_on(self) -> None:
@@ -205,6 +248,35 @@ def slow_disk(runs: Runs, draw: random.Random) -> None:
     path.unlink()
 
 
+def cut(runs: Runs, draw: random.Random) -> None:
+    """Nothing reaches anybody over the network for a while."""
+    _loopback("down")
+    time.sleep(draw.uniform(*CUT_S))
+    _loopback("up")
+
+
+def _loopback(state: str) -> None:
+    subprocess.run(["ip", "link", "set", "lo", state], check=True)
+
+
+def clock_step(runs: Runs, draw: random.Random) -> None:
+    """The clocks of all processes step by an hour, and after a while back."""
+    faulty_time.step(runs.folder, draw.choice([-3600.0, 3600.0]))
+    time.sleep(draw.uniform(1, 12))
+    faulty_time.step(runs.folder, 0.0)
+
+
+def not_a_number(runs: Runs, draw: random.Random) -> None:
+    """Samples are no numbers, so that the run stops; then they are in order again."""
+    poison = runs.folder / "poison"
+    poison.touch()
+    runs.launch.wait()
+    poison.unlink()
+    if not runs.launch.said("the loss became non-finite"):
+        raise SystemExit(f"a loss that is no number is not said: {runs.launch.lines[-5:]}")
+    runs.resume()
+
+
 FAULTS: dict[str, Fault] = {
     "kill": kill,
     "kill all": kill_all,
@@ -218,6 +290,8 @@ FAULTS: dict[str, Fault] = {
     "removed tensors": _damage(_remove_tensors),
     "disk full": disk_full,
     "slow disk": slow_disk,
+    "clock step": clock_step,
+    "not a number": not_a_number,
 }
 DAMAGING = ("flipped manifest", "truncated tensors", "removed tensors")
 
@@ -242,7 +316,7 @@ def chaos(script: Path, folder: Path, *, minutes: float, every_s: float, seed: i
     with suppress(SystemExit):
         _soon(lambda: not set(os.listdir("/dev/shm")) - shared, "end of shared memory")
     found.left += [f"/dev/shm/{name}" for name in sorted(set(os.listdir("/dev/shm")) - shared)]
-    known = {"faulty", "profile.json", "plan"}
+    known = {"faulty", "profile.json", "plan", "job.py", "clock", "sitecustomize.py", "__pycache__"}
     others = sorted(path.name for path in folder.iterdir() if path.name not in known)
     kills = sum(found.faults[name] for name in ("launcher killed", *DAMAGING))
     found.left += [name for name in others if not name.startswith(("pipeplan-", "torchinductor_"))]
@@ -281,6 +355,16 @@ def _is_that_of(losses: dict[tuple[int, int], float], script: Path, run: Path) -
     return all(undisturbed.get(place) == loss for place, loss in losses.items())
 
 
+_IN_NAMESPACES = (*OWN_NAMESPACES, "--mount-proc")
+
+
+def _namespaces_work() -> bool:
+    """Whether this user may make namespaces, and has the command that cuts the network there."""
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        return False
+    return subprocess.run([*_IN_NAMESPACES, "true"], capture_output=True, check=False).returncode == 0
+
+
 def main() -> int:
     """Print the table; the status is 0 if all is as it should be."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -288,9 +372,17 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=10.0, help="most seconds from one fault to the next")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--in-namespace", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.in_namespace:
+        _loopback("up")
+        FAULTS["cut"] = cut
+    elif _namespaces_work():
+        os.execvp(OWN_NAMESPACES[0], [*_IN_NAMESPACES, sys.executable, *sys.argv, "--in-namespace"])
     with tempfile.TemporaryDirectory() as folder:
-        script = plan_mnist(Path(folder), given.workers, given.workers)
+        job = Path(folder) / "job.py"
+        job.write_text(JOB)
+        script = plan_mnist(Path(folder), given.workers, given.workers, f"{job}:build")
         result = chaos(script, Path(folder), minutes=given.minutes, every_s=given.every, seed=given.seed)
     table = Table("faults", "resumed", "minibatches", "same losses", "lost", "left")
     counts = [str(sum(result.faults.values())), str(result.resumed), str(result.minibatches)]

@@ -50,11 +50,11 @@ class Soak:
         return self.status == 0 and self.same and self.restarts == self.kills
 
 
-def plan_mnist(folder: Path, workers: int, stages: int) -> Path:
-    """launch.sh of the best plan for the bundled model with so many stages."""
+def plan_mnist(folder: Path, workers: int, stages: int, model: str = "mnist") -> Path:
+    """launch.sh of the best plan for the bundled model, or another, with so many stages."""
     profile, plan = folder / "profile.json", folder / "plan"
     cluster = ["--cluster", "local", "--workers", str(workers), "--stages", str(stages)]
-    for arguments in (["profile", "mnist", "-o", str(profile)], ["solve", str(profile), *cluster, "-o", str(plan)]):
+    for arguments in (["profile", model, "-o", str(profile)], ["solve", str(profile), *cluster, "-o", str(plan)]):
         subprocess.run([*PIPEPLAN, *arguments], check=True, capture_output=True)
     return plan / "launch.sh"
 
