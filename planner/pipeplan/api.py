@@ -22,6 +22,7 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.cluster_data.machine_costs import with_machine_costs
+from pipeplan.cost.throughput import RunSize
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
 from pipeplan.exports.target import export_files, export_target, write_export
 from pipeplan.from_options import OptionKeywords, build_problem, checked_keywords
@@ -157,6 +158,9 @@ def solve(
     server_order: str = "any",
     fewest_workers_within: float | None = None,
     simplest: float = WITHIN,
+    epochs: int | None = None,
+    dataset_size: int | None = None,
+    tokens_per_sample: int | None = None,
     progress: Callable[[SolveProgress], None] | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Outcome:
@@ -176,6 +180,9 @@ def solve(
     files. Servers that differ are put in the best order, which `outcome.problem.cluster` has then, unless
     `server_order="listed"`. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.
 
+    `outcome.throughput` has samples and tokens per second, the share of the peak, prices, and the time of `epochs` over
+    `dataset_size` samples of `tokens_per_sample`, by default those of the profile, as far as all this is known.
+
     `progress` is called whenever the phase, the best plan or the bound changes. The search ends with the best plan so
     far after `settings.time_limit_s` seconds, or at Ctrl-C.
 
@@ -191,6 +198,8 @@ def solve(
     if not 0 <= simplest <= 1:
         raise InputError(f"the share by which the simplest plan may be slower lies between 0 and 1, not {simplest:g}")
     settings = replace(settings or Settings(), simplest=simplest)
+    size = RunSize(epochs, dataset_size, tokens_per_sample)
+    size.check(profile, inference=bool(options.get("inference")))
     deadline = Deadline.after(settings.time_limit_s)
     built = build_problem(
         profile,
@@ -211,7 +220,7 @@ def solve(
         ).outcome
     else:
         outcome = solve_problem(built.problem, settings, report=progress, deadline=deadline, known=built.known)
-    return replace(outcome, synchrony=built.synchrony)
+    return replace(outcome, synchrony=built.synchrony, run_size=size)
 
 
 def simulate(plan: Outcome | str | os.PathLike[str], minibatches: int | None = None) -> Simulated:
