@@ -72,6 +72,8 @@ class RunOptions:
     """The options about gradients that are some updates old."""
     transport: str = AUTO
     """How messages travel between stages: `auto`, or one of `transport_modes.MODES`."""
+    compile_backend: str | None = None
+    """The backend of torch.compile that compiles the stages; None for none."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +90,19 @@ class WorkerStage:
     fingerprint: Fingerprint
 
 
-def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, Program, str, bool]:
+def load_stage(
+    plan: LaunchPlan, stage: int, seed: int, device: torch.device, compile_backend: str | None = None
+) -> tuple[Job, Program, str, bool]:
     """(job without its model, this stage's program, graph hash, whether it runs at any batch size).
 
-    An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
-    keeps only the parameters of its own stage.
+    A `compile_backend` of torch.compile compiles the program, unless it is an emulated one, which computes nothing and
+    is built from its file. Otherwise every worker builds the whole model from the same seed, and keeps only the
+    parameters of its own stage.
     """
     if plan.emulated:
         return *load_emulated_stage(stage, plan.emulated[stage]), "emulated", True
     with _one_garbage_collection():
-        return _load_stage(plan, stage, seed, device)
+        return _load_stage(plan, stage, seed, device, compile_backend)
 
 
 @contextmanager
@@ -118,7 +123,9 @@ def _one_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, Program, str, bool]:
+def _load_stage(
+    plan: LaunchPlan, stage: int, seed: int, device: torch.device, compile_backend: str | None
+) -> tuple[Job, Program, str, bool]:
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
         job = _with_data(job, plan.minibatch)
@@ -130,6 +137,8 @@ def _load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -
         )
     program = build_stage_program(traced, plan.layers, stage, device)
     _check_shared(plan, program)
+    if compile_backend is not None:
+        program.compile_with(compile_backend)
     graph_hash, dynamic = traced.graph_hash, traced.dynamic_batch
     return replace(job, model=nn.Module()), program, graph_hash, dynamic
 
@@ -178,7 +187,7 @@ def build_stage(
     assert position is not None
     stage, replica = position
     device = device_of(plan)
-    job, program, graph_hash, dynamic = load_stage(plan, stage, seed, device)
+    job, program, graph_hash, dynamic = load_stage(plan, stage, seed, device, options.compile_backend)
     if job.data is None:
         raise LaunchError(f"{plan.model_ref!r} has no data to run on: return Job(model, data=...)")
     with user_code_errors("the job's data"):
