@@ -32,7 +32,7 @@ from pipeplan_launch.runtime.inference import ForwardEngine
 from pipeplan_launch.runtime.sleeping_stage import load_emulated_stage
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder
-from pipeplan_launch.tracing.split import build_stage_program
+from pipeplan_launch.tracing.split import StageProgram, build_stage_program
 from pipeplan_launch.tracing.stage_program import Program
 from pipeplan_launch.tracing.trace import trace_job
 
@@ -90,19 +90,16 @@ class WorkerStage:
     fingerprint: Fingerprint
 
 
-def load_stage(
-    plan: LaunchPlan, stage: int, seed: int, device: torch.device, compile_backend: str | None = None
-) -> tuple[Job, Program, str, bool]:
+def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, Program, str, bool]:
     """(job without its model, this stage's program, graph hash, whether it runs at any batch size).
 
-    A `compile_backend` of torch.compile compiles the program, unless it is an emulated one, which computes nothing and
-    is built from its file. Otherwise every worker builds the whole model from the same seed, and keeps only the
-    parameters of its own stage.
+    An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
+    keeps only the parameters of its own stage.
     """
     if plan.emulated:
         return *load_emulated_stage(stage, plan.emulated[stage]), "emulated", True
     with _one_garbage_collection():
-        return _load_stage(plan, stage, seed, device, compile_backend)
+        return _load_stage(plan, stage, seed, device)
 
 
 @contextmanager
@@ -123,9 +120,7 @@ def _one_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _load_stage(
-    plan: LaunchPlan, stage: int, seed: int, device: torch.device, compile_backend: str | None
-) -> tuple[Job, Program, str, bool]:
+def _load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, Program, str, bool]:
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
         job = _with_data(job, plan.minibatch)
@@ -137,8 +132,6 @@ def _load_stage(
         )
     program = build_stage_program(traced, plan.layers, stage, device)
     _check_shared(plan, program)
-    if compile_backend is not None:
-        program.compile_with(compile_backend)
     graph_hash, dynamic = traced.graph_hash, traced.dynamic_batch
     return replace(job, model=nn.Module()), program, graph_hash, dynamic
 
@@ -187,7 +180,9 @@ def build_stage(
     assert position is not None
     stage, replica = position
     device = device_of(plan)
-    job, program, graph_hash, dynamic = load_stage(plan, stage, seed, device, options.compile_backend)
+    job, program, graph_hash, dynamic = load_stage(plan, stage, seed, device)
+    if options.compile_backend is not None and isinstance(program, StageProgram):  # an emulated one computes nothing
+        program.compile_with(options.compile_backend)
     if job.data is None:
         raise LaunchError(f"{plan.model_ref!r} has no data to run on: return Job(model, data=...)")
     with user_code_errors("the job's data"):
