@@ -204,11 +204,6 @@ def build_stage(
     fingerprint = _fingerprint(place, data.train if trains else None, test)
     if ordered is not data.train:
         fingerprint.data["the order of the training samples"] = digest(ordered)
-    if isinstance(transport, OrderedTransport) and trains and program.shared:
-        raise LaunchError(
-            "stages share weights here, whose all-reduce among stages is not in the one order of --transport nccl and "
-            "batched: give --transport host"
-        )
     transport = transport or Transport(stage, rank, device, _neighbours(plan, stage), options.timeout_s)
     return WorkerStage(
         place=place,
