@@ -30,9 +30,16 @@ PLANS = {
     "data parallelism": ("--stages", "1", "--schedule", "1f1b-stashing"),
     "1f1b-flush, 2 stages, 2 x 32": ("--stages", "2", "--schedule", "1f1b-flush", "--accumulate", "2"),
     "1f1b-flush, 2 stages, 4 x 16": (
-        *["--stages", "2", "--schedule", "1f1b-flush", "--accumulate", "4", "--minibatch", "16"],
+        "--stages",
+        "2",
+        "--schedule",
+        "1f1b-flush",
+        "--accumulate",
+        "4",
+        "--minibatch",
+        "16",
     ),
-    "2bw, 2 stages, 2 x 32": ("--stages", "2", "--schedule", "2bw", "--accumulate", "2"),
+    "2bw, 2 stages, 4 x 16": ("--stages", "2", "--schedule", "2bw", "--accumulate", "4", "--minibatch", "16"),
     "1f1b-stashing, 2 stages": ("--stages", "2", "--schedule", "1f1b-stashing"),
 }
 
