@@ -42,6 +42,7 @@ from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import scenario
+from pipeplan.simulation.message_order import check_transport
 from pipeplan.simulation.simulate import Simulated
 from pipeplan.simulation.simulate import simulate as simulate_scenario
 from pipeplan.util.deadline import Deadline
@@ -223,15 +224,21 @@ def solve(
     return replace(outcome, synchrony=built.synchrony, run_size=size)
 
 
-def simulate(plan: Outcome | str | os.PathLike[str], minibatches: int | None = None) -> Simulated:
+def simulate(
+    plan: Outcome | str | os.PathLike[str], minibatches: int | None = None, *, transport: str = "host"
+) -> Simulated:
     """Replay a plan, given as an outcome or a folder, in simulated time, with the schedule that the executor runs.
 
     The default number of `minibatches` is enough for a steady state. The result's `report` holds the pace and more.
+    With the `transport` `nccl` or `batched`, messages keep the one order that launch.sh's `--transport` has.
     Raises `InputError` if the folder holds no valid plan.
     """
+    check_transport(transport)
     if isinstance(plan, Outcome):
-        return simulate_scenario(scenario.scenario_from_document(Node(plan_document(plan), "plan.json")), minibatches)
-    return simulate_scenario(scenario.read_scenario(Path(plan)), minibatches)
+        played = scenario.scenario_from_document(Node(plan_document(plan), "plan.json"))
+    else:
+        played = scenario.read_scenario(Path(plan))
+    return simulate_scenario(replace(played, transport=transport), minibatches)
 
 
 def render(outcome: Outcome, folder: str | os.PathLike[str] = "plan", *, force: bool = False) -> Path:

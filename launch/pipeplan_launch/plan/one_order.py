@@ -37,6 +37,8 @@ Place = tuple[int, int]
 """A worker as (stage, replica)."""
 Crossing = tuple[int, int]
 """(stage that sends activations, later stage that receives them). Gradients go the other way."""
+MOST_UNSETTLED = 2
+"""Messages of one direction to one worker that may be on their way. Before a third, computing waits for the oldest."""
 GRADIENT_SLOTS = 2
 """Slots of a ring for gradients: one in use and one under way."""
 _TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.REDUCE: 0, ActionKind.UPDATE: 0}
