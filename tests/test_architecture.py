@@ -230,7 +230,8 @@ def test_only_some_rooms_of_the_planner_use_the_executor() -> None:
             used.setdefault(room_of(module), set()).update(theirs)
     assert set(used) == {"pipeplan.cli", "pipeplan.rendering", "pipeplan.replay", "pipeplan.simulation"}
     assert used["pipeplan.rendering"] == {"pipeplan_launch.checked_json"}, "the executor checks what is written for it"
-    assert used["pipeplan.simulation"] == {"pipeplan_launch.plan.schedule"}, "what is simulated is what runs"
+    simulated = {"pipeplan_launch.plan.schedule", "pipeplan_launch.plan.one_order"}
+    assert used["pipeplan.simulation"] == simulated, "what is simulated is what runs"
     assert used["pipeplan.replay"] == {
         "pipeplan_launch.checked_json",
         "pipeplan_launch.emulation.network_namespaces",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pipeplan_launch.command_line import staleness_options, worker_parser
+from pipeplan_launch.command_line import compile_backend, staleness_options, worker_parser
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.signals import Interrupted, catch_signals, die_with_parent, launcher_pid
 from pipeplan_launch.errors import LaunchError, PeerLost, terminal_line
@@ -46,6 +46,7 @@ def options_from(arguments: Sequence[str] | None) -> RunOptions:
         averaging=GradientAveraging(parsed.compress, parsed.significance),
         staleness=staleness_options(parsed),
         transport=parsed.transport,
+        compile_backend=compile_backend(parsed),
     )
 
 

@@ -103,6 +103,20 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         "--restarts", type=_natural, default=3, metavar="N", help="maximum number of restarts after faults (3)"
     )
 
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile every stage by torch.compile; results then differ in the last bits from those without",
+    )
+    parser.add_argument(
+        "--compile-backend", metavar="NAME", help="compile every stage by this backend of torch.compile (inductor)"
+    )
+
+
+def compile_backend(parsed: argparse.Namespace) -> str | None:
+    """The backend of torch.compile on a parsed command line; None where nothing is to be compiled."""
+    return parsed.compile_backend or ("inductor" if parsed.compile else None)
+
 
 def _add_staleness_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

@@ -6,8 +6,11 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+TRACING = ("torch.distributed", "torch.export", "torch._dynamo", "torch.utils._sympy.interp")
+"""The parts of torch without which no model can be traced, and the libraries that these parts need in turn."""
 OLDEST = (2, 8)
 """The oldest torch that the executor supports, as in pyproject.toml."""
 
@@ -28,20 +31,22 @@ def version_problem() -> tuple[str, str] | None:
     return None
 
 
-def import_problem() -> tuple[str, str] | None:
+def import_problem(parts: Sequence[str] = ("torch.distributed",)) -> tuple[str, str] | None:
     """(problem, remedy) where torch is missing, too old or cannot be imported; None where it is usable.
 
-    Imports torch, since a library that it needs may be missing.
+    Imports torch and these `parts` of it, since a library that it needs may be missing.
     """
     if problem := version_problem():
         return problem
-    try:
-        importlib.import_module("torch.distributed")
-    except Exception as error:  # importing a broken installation may raise anything
-        spec = importlib.util.find_spec("torch")
-        place = f" ({spec.origin})" if spec is not None and spec.origin is not None else ""
-        message = " ".join(str(error).split()) or type(error).__name__
-        return f"torch cannot be imported{place}: {message}", "install it anew: pip install 'pipeplan[torch]'"
+    for name in ("torch", *parts):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # importing a broken installation may raise anything
+            spec = importlib.util.find_spec("torch")
+            place = f" ({spec.origin})" if spec is not None and spec.origin is not None else ""
+            message = " ".join(str(error).split()) or type(error).__name__
+            what = "torch cannot be imported" if name == "torch" else f"torch is broken: {name} cannot be imported"
+            return f"{what}{place}: {message}", "install it anew: pip install 'pipeplan[torch]'"
     return None
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeplan_launch import child_processes
+from pipeplan_launch.allocator import grow_gpu_memory
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import restart_state, servers
 from pipeplan_launch.elastic.signals import LAUNCHER_VARIABLE, watch_signals
@@ -62,6 +63,7 @@ def _launch(arguments: list[str], folder: Path) -> int:
     if problem := import_problem():
         raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
     options = _worker_options(arguments)
+    import torch
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -70,6 +72,7 @@ def _launch(arguments: list[str], folder: Path) -> int:
     from pipeplan_launch import worker_monitor
     from pipeplan_launch.worker_monitor import StoreReachability
 
+    grow_gpu_memory(os.environ, torch.__version__)
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     watch_signals(_forward_signal)
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())

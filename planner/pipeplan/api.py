@@ -22,6 +22,7 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.cluster_data.machine_costs import with_machine_costs
+from pipeplan.cost.throughput import RunSize
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
 from pipeplan.exports.target import export_files, export_target, write_export
 from pipeplan.from_options import OptionKeywords, build_problem, checked_keywords
@@ -41,6 +42,7 @@ from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import scenario
+from pipeplan.simulation.message_order import check_transport
 from pipeplan.simulation.simulate import Simulated
 from pipeplan.simulation.simulate import simulate as simulate_scenario
 from pipeplan.util.deadline import Deadline
@@ -157,6 +159,9 @@ def solve(
     server_order: str = "any",
     fewest_workers_within: float | None = None,
     simplest: float = WITHIN,
+    epochs: int | None = None,
+    dataset_size: int | None = None,
+    tokens_per_sample: int | None = None,
     progress: Callable[[SolveProgress], None] | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Outcome:
@@ -176,6 +181,9 @@ def solve(
     files. Servers that differ are put in the best order, which `outcome.problem.cluster` has then, unless
     `server_order="listed"`. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.
 
+    `outcome.throughput` has samples and tokens per second, the share of the peak, prices, and the time of `epochs` over
+    `dataset_size` samples of `tokens_per_sample`, by default those of the profile, as far as all this is known.
+
     `progress` is called whenever the phase, the best plan or the bound changes. The search ends with the best plan so
     far after `settings.time_limit_s` seconds, or at Ctrl-C.
 
@@ -191,6 +199,8 @@ def solve(
     if not 0 <= simplest <= 1:
         raise InputError(f"the share by which the simplest plan may be slower lies between 0 and 1, not {simplest:g}")
     settings = replace(settings or Settings(), simplest=simplest)
+    size = RunSize(epochs, dataset_size, tokens_per_sample)
+    size.check(profile, inference=bool(options.get("inference")))
     deadline = Deadline.after(settings.time_limit_s)
     built = build_problem(
         profile,
@@ -211,18 +221,24 @@ def solve(
         ).outcome
     else:
         outcome = solve_problem(built.problem, settings, report=progress, deadline=deadline, known=built.known)
-    return replace(outcome, synchrony=built.synchrony)
+    return replace(outcome, synchrony=built.synchrony, run_size=size)
 
 
-def simulate(plan: Outcome | str | os.PathLike[str], minibatches: int | None = None) -> Simulated:
+def simulate(
+    plan: Outcome | str | os.PathLike[str], minibatches: int | None = None, *, transport: str = "host"
+) -> Simulated:
     """Replay a plan, given as an outcome or a folder, in simulated time, with the schedule that the executor runs.
 
     The default number of `minibatches` is enough for a steady state. The result's `report` holds the pace and more.
+    With the `transport` `nccl` or `batched`, messages keep the one order that launch.sh's `--transport` has.
     Raises `InputError` if the folder holds no valid plan.
     """
+    check_transport(transport)
     if isinstance(plan, Outcome):
-        return simulate_scenario(scenario.scenario_from_document(Node(plan_document(plan), "plan.json")), minibatches)
-    return simulate_scenario(scenario.read_scenario(Path(plan)), minibatches)
+        played = scenario.scenario_from_document(Node(plan_document(plan), "plan.json"))
+    else:
+        played = scenario.read_scenario(Path(plan))
+    return simulate_scenario(replace(played, transport=transport), minibatches)
 
 
 def render(outcome: Outcome, folder: str | os.PathLike[str] = "plan", *, force: bool = False) -> Path:

@@ -55,7 +55,11 @@ function tiles(report) {
       `a minibatch; ${digits(prediction.minibatches_per_s)} a second`,
     ),
     prediction.samples_per_s
-      ? figureTile("Throughput", showCount(Math.round(prediction.samples_per_s)), "samples a second")
+      ? figureTile(
+          "Throughput",
+          showCount(Math.round(prediction.samples_per_s)),
+          ["samples a second", ...(prediction.in_units || [])].join("; "),
+        )
       : null,
     baselineTile(report),
     memoryTile(report),

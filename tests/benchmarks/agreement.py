@@ -2,6 +2,7 @@
 
     python tests/benchmarks/agreement.py [PLANS]
     python tests/benchmarks/agreement.py bundled [MODEL …]
+    python tests/benchmarks/agreement.py ordered [PLANS]
 
 The first form: random plans (PLANS of each kind, else 100) with up to 4 stages of up to 4 replicas, one layer each,
 links that nothing else shares, depths as the planner gives them. Transfers take up to 0.5 of a balanced pace, the
@@ -11,6 +12,9 @@ predicted, minus 1.
 The second form: the best plans of bundled profiles by the formulas alone, on clusters A and B, for every schedule, with
 32 minibatches per update, and with everything charged; beside each plain data parallelism and the best uniform grid.
 All figures are seconds over the predicted pace of the best plan (two minutes).
+
+The third form: the random plans of the first, whose messages keep one order (`pipeplan simulate --transport`). The
+share is the replayed pace over that of messages that start at once, minus 1.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import math
 import random
 import statistics
 import sys
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -105,9 +110,9 @@ def difference(plan: Plan, problem: Problem) -> float:
     return simulated_s(plan, problem) / evaluate(plan, problem).pace_s - 1.0
 
 
-def simulated_s(plan: Plan, problem: Problem) -> float:
+def simulated_s(plan: Plan, problem: Problem, transport: str = "host") -> float:
     """Replayed pace, in seconds per minibatch."""
-    scenario = scenario_of_plan(plan, problem, evaluate(plan, problem))
+    scenario = replace(scenario_of_plan(plan, problem, evaluate(plan, problem)), transport=transport)
     count = enough_minibatches(scenario)
     steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady
     assert steady is not None
@@ -133,8 +138,27 @@ def print_bundled(names: list[str]) -> None:
     Console(width=160).print(table)
 
 
+def print_ordered(count: int) -> None:
+    """Print what the one order of messages costs."""
+    table = Table("schedule", "plans", "number", "transport", "least", "median", "most", "slower by over 1%")
+    for schedule, kind in itertools.product(SCHEDULES, KINDS[1:]):
+        random_ = random.Random(7)
+        plans = [sample(kind, schedule, random_) for _ in range(count)]
+        plans = [one for one in plans if all(math.isfinite(stage.depth_s) for stage in evaluate(*one).stages)]
+        free = [simulated_s(*one) for one in plans]
+        for transport in ("nccl", "batched"):
+            found = [simulated_s(*one, transport) / pace - 1.0 for one, pace in zip(plans, free, strict=True)]
+            shares = (f"{100 * share:+.1f}%" for share in (min(found), statistics.median(found), max(found)))
+            slower = sum(share > 0.01 for share in found) / len(found)
+            table.add_row(schedule, kind, str(len(found)), transport, *shares, f"{slower:.0%}")
+    Console(width=140).print(table)
+
+
 def main() -> None:
     """Print the table that was asked for."""
+    if sys.argv[1:2] == ["ordered"]:
+        print_ordered(int(sys.argv[2]) if len(sys.argv) > 2 else 100)
+        return
     if sys.argv[1:2] == ["bundled"]:
         print_bundled(sys.argv[2:] or list(MODELS))
         return

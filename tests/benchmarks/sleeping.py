@@ -39,6 +39,8 @@ class How:
     """Whether messages go through shared memory. Otherwise all go over Gloo."""
     pinned: bool = False
     """Whether each worker is bound to one core, evenly. Linux may otherwise leave a core idle."""
+    transport: str = "auto"
+    """The value of --transport."""
 
 
 def run(folder: Path, replicas: Sequence[int], load: Load, minibatches: int, how: How | None = None) -> dict[str, Any]:
@@ -134,5 +136,6 @@ def work(rank: int, world: int, port: int, folder: Path, how: How) -> None:
     TrainingEngine.run = timed  # type: ignore[method-assign]
     with open(os.devnull, "w") as sink:
         sys.stdout = sys.stderr = sink
-        status = __main__.main([str(folder), "--epochs", "1", "--threads", "1", "--run-dir", str(folder / "run")])
+        options = ["--epochs", "1", "--threads", "1", "--run-dir", str(folder / "run"), "--transport", how.transport]
+        status = __main__.main([str(folder), *options])
         os._exit(status)

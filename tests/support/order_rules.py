@@ -23,10 +23,17 @@ class Drained:
     crossings: Sequence[Crossing]
     count: int
     end: int
+    shared: Sequence[tuple[int, ...]] = ()
+    """Sets of stages that share weights."""
+
+    @property
+    def replicas(self) -> list[int]:
+        return [shape.replicas for shape in self.pipeline]
 
     def __str__(self) -> str:
         shapes = [(one.replicas, one.depth, one.accumulate) for one in self.pipeline]
-        return f"{self.schedule.name} {shapes} {list(self.crossings)}, {self.end} of {self.count}"
+        ties = f", tied {list(self.shared)}" if self.shared else ""
+        return f"{self.schedule.name} {shapes} {list(self.crossings)}, {self.end} of {self.count}{ties}"
 
 
 def random_run(seed: int) -> list[Drained]:
@@ -40,28 +47,32 @@ def random_run(seed: int) -> list[Drained]:
     if draw.random() < 0.5:
         skips = [(a, b) for a in range(stages) for b in range(a + 2, stages)]
         crossings += draw.sample(skips, min(len(skips), draw.randint(1, 2)))
+    shared = []
+    if schedule.flushes and draw.random() < 0.6:
+        sizes = [draw.randint(2, stages) for _ in range(draw.randint(1, 2))]
+        shared = sorted({tuple(sorted(draw.sample(range(stages), size))) for size in sizes})
     run = []
     for _ in range(draw.randint(1, 3)):
         count = draw.randint(1, 3 * max(shape.replicas * shape.depth for shape in pipeline))
         end = draw.randint(1, count) if draw.random() < 0.4 else count
-        run.append(Drained(schedule, pipeline, crossings, count, end))
+        run.append(Drained(schedule, pipeline, crossings, count, end, shared))
         if draw.random() < 0.5:
             tests = draw.randint(1, 12)
             run.append(Drained(SCHEDULES["forward-only"], pipeline, crossings, tests, tests))
     return run
 
 
-def as_steps(nodes: Iterable[Node], segment: int = 0) -> list[Step]:
-    """The nodes as steps of devices that do one thing at a time."""
-    return [Step(f"{segment} {_label(node)}", _devices(node)) for node in nodes]
+def as_steps(nodes: Iterable[Node], replicas: Sequence[int] = (), segment: int = 0) -> list[Step]:
+    """The nodes as steps of devices that do one thing at a time. `replicas` of every stage."""
+    return [Step(f"{segment} {_label(node)}", _devices(node, replicas)) for node in nodes]
 
 
-def _devices(node: Node) -> tuple[Device, ...]:
+def _devices(node: Node, replicas: Sequence[int]) -> tuple[Device, ...]:
     if isinstance(node, Computation):
         return (node.place,)
     if isinstance(node, Transfer):
         return (node.source, node.destination)
-    return tuple((node.stage, replica) for replica in range(node.replicas))
+    return tuple((stage, replica) for stage in node.stages for replica in range(replicas[stage]))
 
 
 def _label(node: Node) -> str:
@@ -69,7 +80,7 @@ def _label(node: Node) -> str:
         return f"{node.action} at {node.place}"
     if isinstance(node, Transfer):
         return f"{node.direction.name.lower()} of {node.minibatch} from {node.source} to {node.destination}"
-    return f"all-reduce of {node.group} at {node.stage}"
+    return f"all-reduce of {node.group} at {', '.join(map(str, node.stages))}"
 
 
 def check_nodes(nodes: Sequence[Node], drained: Drained) -> None:
@@ -101,9 +112,10 @@ def check_nodes(nodes: Sequence[Node], drained: Drained) -> None:
                 ]
                 assert all(position[_label(other)] < here for other in leaving)
         elif isinstance(node, Collective):
-            for replica in range(node.replicas):
-                assert position[f"R{node.group} at {(node.stage, replica)}"] < here
-                assert here < position[f"U{node.group} at {(node.stage, replica)}"]
+            for stage in node.stages:
+                for replica in range(pipeline[stage].replicas):
+                    assert position[f"R{node.group} at {(stage, replica)}"] < here
+                    assert here < position[f"U{node.group} at {(stage, replica)}"]
 
 
 def _check_complete(nodes: Sequence[Node], drained: Drained) -> None:
@@ -124,8 +136,9 @@ def _check_complete(nodes: Sequence[Node], drained: Drained) -> None:
         formula = recipe(schedule, pipeline)
         for stage, shape in enumerate(pipeline):
             groups = {formula.group_of(stage, m) for m in range(end)}
-            if shape.replicas > 1:
-                expected.update(_label(Collective(stage, group, shape.replicas)) for group in groups)
+            sets = [(stage,)] if shape.replicas > 1 else []
+            sets += [stages for stages in drained.shared if stages[0] == stage]
+            expected.update(_label(Collective(stages, group)) for stages in sets for group in groups)
     assert Counter(_label(node) for node in nodes if not isinstance(node, Computation)) == expected
 
 
@@ -143,7 +156,7 @@ def by_habit(drained: Drained) -> dict[Device, list[Step]]:
                 steps += [*_messages(drained, stage, action.index, 1, True), *computing]
                 steps += _messages(drained, stage, action.index, 1, False)
             elif action.kind is ActionKind.REDUCE and pipeline[stage].replicas > 1:
-                steps += [*computing, *as_steps([Collective(stage, action.index, pipeline[stage].replicas)])]
+                steps += [*computing, *as_steps([Collective((stage,), action.index)], drained.replicas)]
             else:
                 steps += computing
         queues[stage, replica] = steps

@@ -183,9 +183,9 @@ class Recorded(Engine):
             destination = self.place.peer(self.stage - 1, index)
             self.transport.send(Direction.GRADIENTS, number, destination, [torch.zeros(self.size(index), WIDTHS[0])])
 
-    def start_collective(self, group: int) -> None:
-        ranks = self.place.plan.pipeline[self.stage].workers
-        self.device.steps.append(Step(f"all-reduce of {group} at {self.stage}", tuple(ranks)))
+    def start_collective(self, stages: tuple[int, ...], group: int) -> None:
+        ranks = [rank for stage in stages for rank in self.place.plan.pipeline[stage].workers]
+        self.device.steps.append(Step(f"all-reduce of {group} at {stages}", tuple(ranks)))
 
 
 class Stub:

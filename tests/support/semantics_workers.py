@@ -45,6 +45,7 @@ class Case:
     clip: float | None = None
     correction: str = "none"
     flush_epochs: int = 0
+    transport: str = "auto"
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -108,6 +109,8 @@ def _work(traced: TracedModel, folder: Path, case: Case, rank: int) -> int:
     stage_setup.trace_job = lambda *_: traced
     stage_setup.build_stage_program = stage_program
     given = [
+        "--transport",
+        case.transport,
         "--run-dir",
         folder / "run",
         "--epochs",

@@ -8,7 +8,9 @@ its hooks miss the second backward pass. The all-reduces of a group of minibatch
 - at action R (see `schedule`) where the previous all-reduce still runs, as in stages whose updates are late. It has a
   whole round to finish there, and an earlier start would take a second set of buckets.
 
-- where transfers are in the one order (`ordered_transport`), at the all-reduce's place in that order, after R.
+Where transfers are in the one order (`ordered_transport`), the host hands all of them over at the all-reduce's place in
+that order, after R. On a device each then starts when its own bucket is full, in the middle of the backward pass, since
+the host is ahead of the device.
 
 In all cases all replicas start the all-reduces in the same order. At R, gradients that are missing become zeros and
 the remaining buckets are sent; action U waits for all of them.
@@ -49,16 +51,14 @@ class GradientReducer:
         stages: int = 1,
     ) -> None:
         """`parameters`: the trained ones, in the order of their first use. `group`: the stage's replicas, None where
-        there is only one. `exchange`: None for the exact mean. `streams`: of the device, if all-reduces start at
-        `launch` only; None if they start as early as they can. `stages`: the number of stages whose replicas the group
-        holds, if each of them has a copy of the parameters; the means of these stages are summed.
+        there is only one. `exchange`: None for the exact mean. `streams`: of the device, if all-reduces are handed over
+        at `launch` only; None if they start as early as they can. `stages`: the number of stages whose replicas the
+        group holds, if each of them has a copy of the parameters; the means of these stages are summed.
         """
         self._stages = stages
         self._streams = streams
-        self._to_launch: list[Tensor] = []
-        """Tensors whose all-reduce waits for `launch`."""
-        self._filled: Any = None
-        """Mark of the computing stream at which these tensors are filled."""
+        self._to_launch: list[tuple[Tensor, Any]] = []
+        """Tensors whose all-reduce waits for `launch`, with marks of the computing stream when they are full."""
         self._parameters = dict(parameters)
         self._group, self._exchange = group, exchange
         self._thread = None if exchange is None else ThreadPoolExecutor(1, "averaging")
@@ -97,7 +97,7 @@ class GradientReducer:
         `final`: the group, if this minibatch is the replica's last one of it. The caller passes the gradients that are
         left on the leaves afterwards to `add`.
         """
-        sends = final is not None and self._group is not None and self._sending is None and self._streams is None
+        sends = final is not None and self._group is not None and self._sending is None
         if not sends and not self._pending:  # there is nothing to send or to add to during the pass
             yield
             return
@@ -134,16 +134,14 @@ class GradientReducer:
                 self._write_to_bucket(name, None, 0.0)
             self._send_bucket(bucket)
         self._pending, self._share_sum = {}, 0.0
-        if self._streams is not None:
-            self._filled = self._streams.mark()
 
     def launch(self) -> None:
         """Start the all-reduces of the group that `start` has collected, where they have not started by then."""
         if self._streams is None:
             return
         tensors, self._to_launch = self._to_launch, []
-        with self._streams.beside(Lane.COLLECTIVES, self._filled):
-            for tensor in tensors:
+        for tensor, filled in tensors:
+            with self._streams.beside(Lane.COLLECTIVES, filled):
                 self._start_sum(tensor)
 
     def finish(self) -> dict[str, Tensor]:
@@ -263,7 +261,7 @@ class GradientReducer:
         if self._streams is None:
             self._start_sum(tensor)
         else:
-            self._to_launch.append(tensor)
+            self._to_launch.append((tensor, self._streams.mark()))
 
     def _start_sum(self, tensor: Tensor) -> None:
         try:

@@ -23,10 +23,7 @@ from pipeplan_launch.comm.receive_ring import MessageKey, ReceiveRing, RingSlot
 from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.devices.streams import Lane
-from pipeplan_launch.plan.one_order import Direction
-
-MOST_UNSETTLED = 2
-"""Messages of one direction to one worker that may be on their way. Before a third, computing waits for the oldest."""
+from pipeplan_launch.plan.one_order import MOST_UNSETTLED, Direction
 
 
 @dataclass

@@ -43,6 +43,9 @@ class Backend(Protocol):
     def peak_bytes(self, device: torch.device) -> int | None:
         """Most bytes that tensors on the device took at once; None if that must be measured by the process's memory."""
 
+    def missing_compiler(self) -> str:
+        """The compiler that torch.compile's inductor needs for the device and that is not here; "" if it is."""
+
     def random_state(self, device: torch.device) -> Tensor | None:
         """State of the device's own random generator; None if it is the host's."""
 
@@ -80,6 +83,16 @@ class CPU:
 
     def peak_bytes(self, device: torch.device) -> None:
         """The process's own memory is the measure."""
+
+    def missing_compiler(self) -> str:
+        """A C++ compiler."""
+        from torch._inductor import cpp_builder
+
+        try:
+            cpp_builder.get_cpp_compiler()
+        except Exception:  # torch has classes of its own for it, which have moved between versions
+            return "a C++ compiler for the CPU, and there is none here: install g++, name one in CXX"
+        return ""
 
     def random_state(self, device: torch.device) -> None:
         """The host's generator is the device's."""
@@ -125,6 +138,12 @@ class CUDA:
     def peak_bytes(self, device: torch.device) -> int:
         """The allocator's peak."""
         return torch.cuda.max_memory_allocated(device)
+
+    def missing_compiler(self) -> str:
+        """Triton."""
+        from torch.utils._triton import has_triton
+
+        return "" if has_triton() else "triton for this GPU, which is missing: pip install triton"
 
     def random_state(self, device: torch.device) -> Tensor:
         """State of the device's generator."""

@@ -118,16 +118,12 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> G
 def shared_groups(
     plan: LaunchPlan, wanted: Collection[tuple[int, ...]], groups: Groups, timeout_s: float
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """A group of the workers of all stages for each tuple of stages. All workers call this, with the same tuples.
-
-    Where NCCL takes part in the one order these groups use Gloo: their all-reduces have no place in that order.
-    """
-    backend = groups.backend if groups.edges is None else "gloo"
+    """A group of the workers of all stages for each tuple of stages. All workers call this, with the same tuples."""
     with peer_loss_explained(f"rank {dist.get_rank()} could not connect to the other workers"):
         return {
             stages: _group(
                 [worker for stage in stages for worker in plan.pipeline[stage].workers],
-                backend,
+                groups.backend,
                 timedelta(seconds=timeout_s),
             )
             for stages in sorted(wanted)

@@ -126,6 +126,8 @@ class Job:
     name: str = ""
     minibatch: int = 32
     """Samples in a minibatch, unless the command line overrides it."""
+    tokens_per_sample: int = 0
+    """Tokens in a sample, so that predictions are in tokens per second as well; 0 if samples have no tokens."""
 
     def __post_init__(self) -> None:
         validation.check_model(self.model)
@@ -134,6 +136,7 @@ class Job:
         check_autocast_type(self.autocast)
         self._check_training()
         validation.check_minibatch(self.minibatch)
+        validation.check_tokens(self.tokens_per_sample)
         if self.inputs is None and self.data is None:
             raise LaunchError(
                 "a job needs example inputs or data, as in Job(model, inputs=lambda n: torch.randn(n, 3, 224, 224))"

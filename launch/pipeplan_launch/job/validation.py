@@ -63,6 +63,12 @@ def check_minibatch(samples: Any) -> None:
         raise LaunchError(f"a job's minibatch must be a whole number of at least 1, not {samples!r}")
 
 
+def check_tokens(tokens: Any) -> None:
+    """Raises `LaunchError` unless the tokens of a sample are a number of at least 0."""
+    if not isinstance(tokens, Integral) or isinstance(tokens, bool) or tokens < 0:
+        raise LaunchError(f"a job's tokens_per_sample must be a whole number of at least 0, not {tokens!r}")
+
+
 def check_callbacks(callbacks: Any) -> None:
     """Raises `LaunchError` unless the callbacks are an iterable of `Callback` objects."""
     if not isinstance(callbacks, Iterable):

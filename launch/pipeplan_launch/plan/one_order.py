@@ -6,7 +6,8 @@ The nodes of a segment and what each of them waits for:
                   activations, a backward pass for the gradients, an update for the all-reduce
     Transfer      one message between two replicas. Its send and its receive are one node. It waits for the pass that
                   makes the message, and until the receiver's ring has a free slot
-    Collective    the all-reduce of a group among the replicas of a stage: action R of all of them
+    Collective    the all-reduce of a group among the replicas of a stage, or of several stages that share weights:
+                  action R of all of them
 
 `one_order` yields the nodes in an order in which nothing comes before what it waits for. It replays the segment in
 whole ticks, in which every stage is equally fast (a forward pass of a stage with r replicas takes r ticks, a backward
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -36,6 +37,8 @@ Place = tuple[int, int]
 """A worker as (stage, replica)."""
 Crossing = tuple[int, int]
 """(stage that sends activations, later stage that receives them). Gradients go the other way."""
+MOST_UNSETTLED = 2
+"""Messages of one direction to one worker that may be on their way. Before a third, computing waits for the oldest."""
 GRADIENT_SLOTS = 2
 """Slots of a ring for gradients: one in use and one under way."""
 _TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.REDUCE: 0, ActionKind.UPDATE: 0}
@@ -70,11 +73,11 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """The all-reduce of a group of minibatches among all replicas of a stage."""
+    """An all-reduce of the gradients of a group of minibatches, among all replicas of these stages."""
 
-    stage: int
+    stages: tuple[int, ...]
+    """One stage; or the stages that share weights, whose gradients are summed over all of them."""
     group: int
-    replicas: int
 
 
 Node = Computation | Transfer | Collective
@@ -102,18 +105,24 @@ def takes_part(node: Node, place: Place) -> bool:
         case Transfer():
             return place in (node.source, node.destination)
         case Collective():
-            return node.stage == place[0]
+            return place[0] in node.stages
 
 
 def one_order(
-    schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int, crossings: Sequence[Crossing] | None = None
+    schedule: Schedule,
+    pipeline: Sequence[StageShape],
+    minibatches: int,
+    crossings: Sequence[Crossing] | None = None,
+    shared: Collection[tuple[int, ...]] = (),
 ) -> Iterator[Node]:
     """All nodes of a segment, in the one order. They are made as they are asked for, so memory does not grow.
 
-    `crossings`: None for `neighbours`. Raises ValueError when no node is left that can start although the streams have
-    not ended, or if the schedule does not allow the shapes.
+    `crossings`: None for `neighbours`. `shared`: sets of stages that share weights, each in increasing order, whose
+    groups of minibatches must be the same; they exchange gradients before each update. Raises ValueError when no node
+    is left that can start although the streams have not ended, or if the schedule does not allow the shapes.
     """
-    return _Replay(schedule, pipeline, minibatches, neighbours(len(pipeline)) if crossings is None else crossings).run()
+    crossed = neighbours(len(pipeline)) if crossings is None else crossings
+    return _Replay(schedule, pipeline, minibatches, crossed, shared).run()
 
 
 def leave_out_after(
@@ -129,7 +138,7 @@ def stays(node: Node, schedule: Schedule, pipeline: Sequence[StageShape], end: i
         case Transfer():
             return node.minibatch < end
         case Collective():
-            return node.group < group_count(schedule.group_size(pipeline[node.stage]), end)
+            return node.group < group_count(schedule.group_size(pipeline[node.stages[0]]), end)
         case Computation(place=(stage, _), action=action):
             if action.kind in (ActionKind.REDUCE, ActionKind.UPDATE):
                 return action.index < group_count(schedule.group_size(pipeline[stage]), end)
@@ -161,7 +170,12 @@ class _Holding:
 
 class _Replay:
     def __init__(
-        self, schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int, crossings: Sequence[Crossing]
+        self,
+        schedule: Schedule,
+        pipeline: Sequence[StageShape],
+        minibatches: int,
+        crossings: Sequence[Crossing],
+        shared: Collection[tuple[int, ...]],
     ) -> None:
         self._schedule, self._pipeline, self._count = schedule, pipeline, minibatches
         stages = range(len(pipeline))
@@ -176,10 +190,14 @@ class _Replay:
         """Nodes that can start, each with its tick and what decides among those of one tick."""
         self._arrived: dict[_Message, list[int]] = defaultdict(list)
         """Ticks at which the messages of a minibatch came to a stage, one for every crossing."""
-        self._joined: dict[tuple[int, int], list[int]] = defaultdict(list)
-        """Ticks at which replicas came to the all-reduce of a (stage, group)."""
-        self._reduced: dict[tuple[int, int], int] = {}
-        """For each all-reduced (stage, group) its tick."""
+        alone = [(stage,) for stage in stages if pipeline[stage].replicas > 1]
+        together = sorted(shared) if schedule.trains else []
+        self._members = {stage: [one for one in (*alone, *together) if stage in one] for stage in stages}
+        """For each stage the sets of stages over which it all-reduces gradients."""
+        self._joined: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
+        """Ticks at which replicas came to the all-reduce of a (set of stages, group)."""
+        self._reduced: dict[tuple[tuple[int, ...], int], int] = {}
+        """For each all-reduced (set of stages, group) its tick."""
         self._held: dict[_Message, _Holding] = {}
 
     def run(self) -> Iterator[Node]:
@@ -194,9 +212,10 @@ class _Replay:
                 case Transfer():
                     self._transfer(node, tick)
                 case Collective():
-                    self._reduced[node.stage, node.group] = tick
-                    for replica in range(node.replicas):
-                        self._try(self._workers[node.stage, replica])
+                    self._reduced[node.stages, node.group] = tick
+                    for stage in node.stages:
+                        for replica in range(self._pipeline[stage].replicas):
+                            self._try(self._workers[stage, replica])
         stuck = next((worker for worker in self._workers.values() if worker.action is not None), None)
         if stuck is not None:
             stage, replica = stuck.place
@@ -228,8 +247,10 @@ class _Replay:
                 return self._arrival((Direction.ACTIVATIONS, stage, action.index), len(self._before[stage]))
             case ActionKind.BACKWARD:
                 return self._arrival((Direction.GRADIENTS, stage, action.index), len(self._after[stage]))
-            case ActionKind.UPDATE if self._pipeline[stage].replicas > 1:
-                return self._reduced.get((stage, action.index))
+            case ActionKind.UPDATE:
+                ticks = [self._reduced.get((stages, action.index)) for stages in self._members[stage]]
+                known = [tick for tick in ticks if tick is not None]
+                return max(known, default=0) if len(known) == len(ticks) else None
         return 0
 
     def _arrival(self, message: _Message, expected: int) -> int | None:
@@ -256,16 +277,18 @@ class _Replay:
             case ActionKind.REDUCE:
                 self._join(stage, action.index, end)
             case ActionKind.UPDATE:
-                self._reduced.pop((stage, action.index - 1), None)  # replicas are one update apart at most
+                for stages in self._members[stage]:  # their replicas are one update apart at most
+                    self._reduced.pop((stages, action.index - 2), None)
         self._advance(worker)
 
     def _join(self, stage: int, group: int, tick: int) -> None:
-        replicas, ticks = self._pipeline[stage].replicas, self._joined[stage, group]
-        ticks.append(tick)
-        if len(ticks) == replicas:
-            del self._joined[stage, group]
-            if replicas > 1:
-                heapq.heappush(self._queue, ((max(ticks), 1, group, stage, 0), Collective(stage, group, replicas)))
+        for stages in self._members[stage]:
+            ticks = self._joined[stages, group]
+            ticks.append(tick)
+            if len(ticks) == sum(self._pipeline[one].replicas for one in stages):
+                del self._joined[stages, group]
+                key = (max(ticks), 1, group, *stages, -1)  # -1: no set of stages is the beginning of another's key
+                heapq.heappush(self._queue, (key, Collective(stages, group)))
 
     def _send(self, direction: Direction, source: Place, stages: Sequence[int], minibatch: int, made: int) -> None:
         for stage in stages:

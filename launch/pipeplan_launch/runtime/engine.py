@@ -7,7 +7,7 @@ random seeds, messages and metrics use the minibatch's *number* in the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -147,6 +147,8 @@ class Engine:
         """Called after each action."""
         self.limit: SegmentLimit = _no_limit
         """Set from outside if a segment may have to end early."""
+        self.sharing_stages: Collection[tuple[int, ...]] = ()
+        """All sets of stages of the pipeline that share weights, for the one order."""
         self._handlers = handlers
         self._segment: Segment | None = None
         self._count = 0
@@ -286,7 +288,7 @@ class Engine:
         place, ended = (self.place.stage, self.place.replica), False
         transport = self.transport
         assert isinstance(transport, OrderedTransport)
-        for node in one_order(self.schedule, self.shapes, self._count):
+        for node in one_order(self.schedule, self.shapes, self._count, shared=self.sharing_stages):
             if not takes_part(node, place):
                 continue
             end = None if ended else self._segment_end_at(node)
@@ -301,7 +303,7 @@ class Engine:
                 case Transfer():
                     self._start_transfer(transport, node)
                 case Collective():
-                    self.start_collective(node.group)
+                    self.start_collective(node.stages, node.group)
 
     def _segment_end_at(self, node: Node) -> int | None:
         """The index at which the segment ends, if this node would go beyond it; otherwise None."""
@@ -335,8 +337,8 @@ class Engine:
             for direction in Direction:
                 transport.release(direction, self.segment.number(action.index))
 
-    def start_collective(self, group: int) -> None:
-        """Start the all-reduce of a group, at its place in the one order."""
+    def start_collective(self, stages: tuple[int, ...], group: int) -> None:
+        """Start the all-reduce of a group among the replicas of these stages, at its place in the one order."""
         raise NotImplementedError
 
     def _segment_end_before(self, action: Action) -> int | None:

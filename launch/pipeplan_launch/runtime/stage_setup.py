@@ -32,7 +32,7 @@ from pipeplan_launch.runtime.inference import ForwardEngine
 from pipeplan_launch.runtime.sleeping_stage import load_emulated_stage
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder
-from pipeplan_launch.tracing.split import build_stage_program
+from pipeplan_launch.tracing.split import StageProgram, build_stage_program
 from pipeplan_launch.tracing.stage_program import Program
 from pipeplan_launch.tracing.trace import trace_job
 
@@ -72,6 +72,8 @@ class RunOptions:
     """The options about gradients that are some updates old."""
     transport: str = AUTO
     """How messages travel between stages: `auto`, or one of `transport_modes.MODES`."""
+    compile_backend: str | None = None
+    """The backend of torch.compile that compiles the stages; None for none."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,8 @@ def build_stage(
     stage, replica = position
     device = device_of(plan)
     job, program, graph_hash, dynamic = load_stage(plan, stage, seed, device)
+    if options.compile_backend is not None and isinstance(program, StageProgram):  # an emulated one computes nothing
+        program.compile_with(options.compile_backend)
     if job.data is None:
         raise LaunchError(f"{plan.model_ref!r} has no data to run on: return Job(model, data=...)")
     with user_code_errors("the job's data"):
@@ -200,11 +204,6 @@ def build_stage(
     fingerprint = _fingerprint(place, data.train if trains else None, test)
     if ordered is not data.train:
         fingerprint.data["the order of the training samples"] = digest(ordered)
-    if isinstance(transport, OrderedTransport) and trains and program.shared:
-        raise LaunchError(
-            "stages share weights here, whose all-reduce among stages is not in the one order of --transport nccl and "
-            "batched: give --transport host"
-        )
     transport = transport or Transport(stage, rank, device, _neighbours(plan, stage), options.timeout_s)
     return WorkerStage(
         place=place,

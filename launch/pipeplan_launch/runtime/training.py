@@ -64,11 +64,11 @@ class TrainingEngine(Engine):
         self._choose_schedule(0)
         self._versions = self._optimiser.versions
         exchange = choose_exchange(averaging, place.plan, place.stage, place.rank, group, self.optimizer)
-        streams = transport.streams if isinstance(transport, OrderedTransport) else None
+        self._streams = transport.streams if isinstance(transport, OrderedTransport) else None
         own = {name: parameter for name, parameter in self.trained.items() if name not in place.program.shared}
-        self._reducer = GradientReducer(own, group, exchange, streams)
-        self._shared: list[GradientReducer] = []
-        """One reducer for each set of stages that share parameters with this one."""
+        self._reducer = GradientReducer(own, group, exchange, self._streams)
+        self._shared: dict[tuple[int, ...], GradientReducer] = {}
+        """The reducer for each set of stages that share parameters with this one."""
         self._group = group
         self._updates_before = 0
         """Updates made before the segment."""
@@ -81,12 +81,18 @@ class TrainingEngine(Engine):
         """Minibatches whose gradients may still be on their way to the previous stage."""
 
     def share(self, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
-        """Sum the gradients of parameters of which several stages have copies, over these process groups, by stages."""
+        """Sum the gradients of parameters of which several stages have copies, over process groups by stages.
+
+        `groups` has all sets of stages of the pipeline that share parameters, also those without this stage.
+        """
+        self.sharing_stages = sorted(groups)
         for stages in sorted({*self.place.program.shared.values()}):
             names = sorted(name for name in self.trained if self.place.program.shared.get(name) == stages)
             if names:  # in an order that does not depend on the stage, as the buckets must be the same in all
                 parameters = {name: self.trained[name] for name in names}
-                self._shared.append(GradientReducer(parameters, groups[stages], stages=len(stages)))
+                self._shared[stages] = GradientReducer(
+                    parameters, groups[stages], streams=self._streams, stages=len(stages)
+                )
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
         """Start an epoch, and its timeline. Segments of the epoch may end with short groups."""
@@ -106,7 +112,7 @@ class TrainingEngine(Engine):
         """Train on a segment. Afterwards the replicas of the stage agree on weights and buffers."""
         self._choose_schedule(segment.epoch)
         self._latest_received, self._unsettled = {}, []
-        for reducer in (self._reducer, *self._shared):
+        for reducer in (self._reducer, *self._shared.values()):
             reducer.reset()
         self._updates_before = self._versions.number
         count = super().run(segment)
@@ -229,7 +235,7 @@ class TrainingEngine(Engine):
             self._send_gradients(index, state.inputs.received)
         step.send_s += lap()
         made = self._versions.release(index)
-        for reducer in (self._reducer, *self._shared):
+        for reducer in (self._reducer, *self._shared.values()):
             reducer.add(made, self._sample_share(index))
         step.backward_s += lap()
         self.note(BACKWARD, index, lap, keep_brief=False)
@@ -269,23 +275,25 @@ class TrainingEngine(Engine):
     def _start_allreduce(self, group: int) -> None:
         lap = Stopwatch()
         with self._replica_loss_explained(f"gradients of group {group}"):
-            for reducer in (self._reducer, *self._shared):
+            for reducer in (self._reducer, *self._shared.values()):
                 reducer.start(self._update_group(group))
         own = self._own_members(group)
         if own:
             self.step_of(own[-1]).sync_s += lap()
 
-    def start_collective(self, group: int) -> None:
-        """Start the all-reduce of the gradients that action R has collected."""
-        with self._replica_loss_explained(f"gradients of group {group}"):
-            self._reducer.launch()
+    def start_collective(self, stages: tuple[int, ...], group: int) -> None:
+        """Start the all-reduce of the gradients that action R has collected, among the replicas of these stages."""
+        reducer = self._reducer if stages == (self.place.stage,) else self._shared.get(stages)
+        if reducer is not None:  # shared weights may all be frozen
+            with self._replica_loss_explained(f"gradients of group {group}"):
+                reducer.launch()
 
     def _update(self, group: int) -> None:
         lap = Stopwatch()
         own = self._own_members(group)
         with self._replica_loss_explained(f"gradients of group {group}"):
             averaged = self._reducer.finish()
-            for reducer in self._shared:
+            for reducer in self._shared.values():
                 averaged = {**averaged, **reducer.finish()}
         synchronised = lap()
         self._note_allreduce(group, lap)

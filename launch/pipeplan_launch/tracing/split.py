@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.tracing.aliasing import attribute_at
+from pipeplan_launch.tracing.compiled import check_compiler, compiled_function
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.opaque_modules import shape_text
 from pipeplan_launch.tracing.subgraph import cut_subgraph
@@ -109,6 +110,8 @@ class StageProgram(nn.Module):
         self._input_dimensions = {index: traced.input_dimensions(index) for index in self.model_inputs}
         self._seen_shapes: set[tuple[int, int, torch.Size]] = set()
         """(input, samples, shape) of inputs that have the traced shape."""
+        self._run = {True: self._train.run.forward, False: self._eval.run.forward}
+        """The functions of training and evaluation. GraphModule.__call__ would print errors a second time."""
         self._autocast, self._device = traced.autocast, torch.device("cpu") if device is None else device
 
     def _hold(self, traced: TracedModel, device: torch.device | None) -> None:
@@ -130,6 +133,11 @@ class StageProgram(nn.Module):
             self.to(device)
             constants = {name: constant.to(device) for name, constant in constants.items()}
         self._constants: dict[str, Tensor] = constants
+
+    def compile_with(self, backend: str) -> None:
+        """Have torch.compile compile the stage. Raises `LaunchError` where that is not possible here."""
+        check_compiler(backend, self._device)
+        self._run = {mode: compiled_function(run, backend) for mode, run in self._run.items()}
 
     def train(self, mode: bool = True) -> StageProgram:
         """Set training or evaluation mode. Raises `LaunchError` if the model's own code branches on its mode."""
@@ -167,8 +175,7 @@ class StageProgram(nn.Module):
         state = [self._state(name, parameters) for name in segment.state]
         data = [inputs[self.model_inputs.index(index)] for index in segment.inputs]
         with autocast(self._autocast, self._device):
-            # GraphModule.__call__ would print errors a second time.
-            outputs = segment.run.forward(*state, *received, *data, batch)
+            outputs = self._run[self.training](*state, *received, *data, batch)
             if self.is_last:
                 return tree_unflatten(outputs, self.output_spec)
             if self._autocast is None:

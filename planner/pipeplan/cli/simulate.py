@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 
 from pipeplan.api import simulate
-from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.options import complete_words, json_option, quiet_option
 from pipeplan.cli.output import answer_console, answer_width, note, print_json
 from pipeplan.errors import InputError
 from pipeplan.run_data.run_folder import read_run_of_plan
 from pipeplan.simulation import terminal
+from pipeplan.simulation.message_order import HOST, TRANSPORTS
 from pipeplan.simulation.perfetto import overlaid_document, trace_document
 from pipeplan.simulation.simulate import MOST_MINIBATCHES
 from pipeplan.util.files import write_text
@@ -24,6 +25,14 @@ from pipeplan.util.files import write_text
     "--minibatches",
     type=click.IntRange(1, MOST_MINIBATCHES),
     help="Number of minibatches  [default: enough for a steady state]",
+)
+@click.option(
+    "--transport",
+    metavar="NAME",
+    default=HOST,
+    show_default=True,
+    shell_complete=complete_words(*TRANSPORTS),
+    help="How messages travel between stages, as in launch.sh: nccl and batched keep one order on all workers.",
 )
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto or Chrome.")
 @json_option
@@ -41,6 +50,7 @@ from pipeplan.util.files import write_text
 def command(
     plan_folder: Path,
     minibatches: int | None,
+    transport: str,
     trace_file: Path | None,
     as_json: bool,
     run_folder: Path | None,
@@ -51,12 +61,13 @@ def command(
     \b
     pipeplan simulate
     pipeplan simulate plan --minibatches 200 --trace trace.json
+    pipeplan simulate plan --transport batched
     pipeplan simulate plan --run plan/runs/20260131T120000Z
     """
     if as_json and run_folder is not None:
         raise InputError("--run adds to the drawing, which --json leaves out: give only one of them")
     run = None if run_folder is None else read_run_of_plan(plan_folder, run_folder)
-    simulated = simulate(plan_folder, minibatches)
+    simulated = simulate(plan_folder, minibatches, transport=transport)
     plan, replayed, report = simulated.scenario, simulated.replayed, simulated.report
     if trace_file is not None:
         document = trace_document(plan, replayed) if run is None else overlaid_document(plan, run)

@@ -21,6 +21,7 @@ from pipeplan.cli.problem_options import EXAMPLE, ProfileSource, checked_option_
 from pipeplan.cli.solve_line import solve_line
 from pipeplan.cli.solver_options import keep_disagreement, parse_share, search_arguments, settings_of, written_lines
 from pipeplan.cluster_data.devices import device_mismatch
+from pipeplan.cost.throughput import RunSize
 from pipeplan.drawing.executor_line import executor_lines
 from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InputError
@@ -93,6 +94,9 @@ def write_exported(targeted: TargetedProblem, outcome: Outcome, folder: Path, *,
     help="Where servers differ: whether pipelines may run through them in any order, or only as listed.",
 )
 @click.option("--fewest-workers", metavar="5%", help="Use as few workers as come this close to the best pace.")
+@click.option("--epochs", type=int, metavar="N", help="Also say how long so many epochs take, and what they cost.")
+@click.option("--dataset-size", type=int, metavar="N", help="Samples in an epoch  [default: as the profile says]")
+@click.option("--tokens-per-sample", type=int, metavar="N", help="Tokens in a sample  [default: as the profile says]")
 @output_folder(Path("plan"))
 @force_option
 @click.option("--report", "with_report", is_flag=True, help="Also write report.html, as `pipeplan report` does.")
@@ -107,6 +111,9 @@ def command(
     fewest_workers: str | None,
     minibatch: str | None,
     target_name: str | None,
+    epochs: int | None,
+    dataset_size: int | None,
+    tokens_per_sample: int | None,
     output: Path,
     force: bool,
     with_report: bool,
@@ -128,15 +135,18 @@ def command(
     pipeplan solve --cluster A --fewest-workers 5%
     pipeplan solve profile.json --cluster A --minibatch auto
     pipeplan solve --cluster A --grid
+    pipeplan solve profile.json --cluster A --epochs 90 --dataset-size 1281167
     pipeplan solve profile.json --cluster A --for megatron --accumulate 32
     """
     settings = settings_of(arguments)
     tolerance = None if fewest_workers is None else parse_share(fewest_workers, "--fewest-workers")
     gain = parse_share(asynchronous_gain, "--asynchronous-gain")
+    size = RunSize(epochs, dataset_size, tokens_per_sample)
     if no_write and with_report:
         raise InputError("--report writes a page beside the plan: leave out --no-write")
     minibatch_size = _parse_minibatch(minibatch)
     source = read_profile(arguments["profile"], None if minibatch_size == AUTO else minibatch_size)
+    size.check(source.profile, inference=arguments["inference"])
     if source.example:
         _refuse_to_write_example(with_report)
         no_write = True
@@ -169,7 +179,7 @@ def command(
             else:
                 fewest = search_fewest_workers(built.problem, tolerance, settings, report=report, deadline=deadline)
                 outcome = fewest.outcome
-    outcome = replace(outcome, synchrony=built.synchrony)
+    outcome = replace(outcome, synchrony=built.synchrony, run_size=size)
     if built.targeted is not None:
         # Raises for what the trainer cannot express or cannot be written, before anything is written.
         files = built.targeted.files(outcome)

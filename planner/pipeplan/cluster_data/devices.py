@@ -94,10 +94,25 @@ class DeviceModel:
     checked: tuple[str, ...] = ()
     """Sentences on the known errors of estimates for this device."""
 
+    def usable_arithmetic(self, kind: str, arithmetic: str) -> str:
+        """The arithmetic by which the device computes an operator of that kind, one of `peaks`."""
+        wanted = self.float32_as.get(kind, arithmetic) if arithmetic == "float32" else arithmetic
+        # The device computes in float32 if it has no units for the wanted type.
+        return wanted if wanted in self.peaks else "float32"
+
 
 def bundled_device_names() -> list[str]:
     """The devices that come with pipeplan."""
     return sorted(path.stem for path in (files.bundled_folder("profiles") / "devices").glob("*.toml"))
+
+
+def bundled_model_of(name: str) -> DeviceModel | None:
+    """The bundled device that a device's name stands for: `V100 16 GB` is `v100`; None if it is none of them."""
+    words = _words(name)
+    for stem in bundled_device_names():
+        if _words(stem) <= words:
+            return load_device(stem)
+    return None
 
 
 def load_device(name: str) -> DeviceModel:

@@ -58,6 +58,8 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
         f" ({show_time(score.pace_s)} each, {show_pace(score.rate * profile.minibatch)} samples/s), "
         f"bound by {score.bound}.",
     )
+    for line in outcome.throughput.lines:
+        yield Text(f"  {line}")
     yield from _simulated(outcome.simulation)
     yield from _gains(outcome.baselines, score.pace_s)
     yield from _simplicity(outcome)

@@ -231,6 +231,8 @@ def alone_bytes(problem: Problem, unit: Unit) -> float:
             if tensor.producer in inside
         ),
         together=(),
+        tied=tuple(tie for tie in problem.profile.tied if inside.issuperset(tie.layers)),
+        sizes=(),
     )
     layers = tuple(layer.name for layer in profile.layers)
     # `Problem` rejects a model that takes no time, but such a layer may still need memory.

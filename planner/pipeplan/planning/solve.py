@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.throughput import RunSize, Throughput, throughput_of
 from pipeplan.errors import DisagreementError, InfeasibleError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning import baselines
@@ -100,6 +101,8 @@ class Outcome:
     """The choice between synchronous and asynchronous plans, if it was left to pipeplan."""
     simplification: Simplification | None = None
     """The fastest plan, if a simpler one was taken."""
+    run_size: RunSize = field(default_factory=RunSize)
+    """The size of the training run, as far as the user states it."""
 
     def __repr__(self) -> str:
         return "\n".join(outcome_lines(self))
@@ -115,6 +118,12 @@ class Outcome:
     def objective_s(self) -> float:
         """The plan's pace, in seconds per minibatch."""
         return self.evaluation.pace_s
+
+    @property
+    def throughput(self) -> Throughput:
+        """The pace in the units of a training run."""
+        problem = self.problem
+        return throughput_of(self.plan, problem.profile, problem.cluster, self.objective_s, self.run_size)
 
     @property
     def gap(self) -> float:

@@ -18,6 +18,7 @@ from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
 from pipeplan.profile_data.profile_document import GRANULARITIES, PROFILE_FORMAT, PROFILE_VERSION, ProfileFields
 from pipeplan.profile_data.rescale import size_at
+from pipeplan.profile_data.sample_work import SampleWork
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.util import graph
 from pipeplan.util.files import read_document, write_json
@@ -64,6 +65,8 @@ class Profile:
     """Peak memory of one forward and backward pass and update of the whole model; 0 where it was not measured."""
     batch_norm: bool = False
     """Whether the model has BatchNorm, also inside of layers."""
+    work: SampleWork = field(default_factory=SampleWork)
+    """FLOPs and tokens of a sample, and the samples of an epoch, as far as they are known."""
     sizes: tuple[Size, ...] = ()
     """Other minibatch sizes that were measured in the same run."""
     file: str = field(default="", compare=False)
@@ -146,6 +149,7 @@ class Profile:
             **_measured_fields(self),
             "together": [list(group) for group in self.together],
             **({"tied": [tie.to_json() for tie in self.tied]} if self.tied else {}),
+            **({"work": self.work.to_json()} if self.work != SampleWork() else {}),
             "sizes": [{"minibatch": size.minibatch, **_measured_fields(size)} for size in self.sizes],
         }
 

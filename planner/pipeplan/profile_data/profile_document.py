@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct
 
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor
+from pipeplan.profile_data.sample_work import SampleWork
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.util.typed import Amount, Bytes, Positive
 
@@ -66,6 +67,7 @@ class ProfileFields(SizeFields, kw_only=True):
     together: tuple[tuple[str, ...], ...]
     tied: tuple[TiedWeights, ...] = ()
     peak_bytes: Bytes = 0
+    work: SampleWork = SampleWork()
     sizes: tuple[SizeFields, ...] = ()
 
     def arguments(self) -> dict[str, Any]:
@@ -85,5 +87,6 @@ class ProfileFields(SizeFields, kw_only=True):
             "together": self.together,
             "tied": self.tied,
             "peak_bytes": self.peak_bytes,
+            "work": self.work,
             "sizes": tuple(size.record() for size in self.sizes),
         }

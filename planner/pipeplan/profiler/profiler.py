@@ -16,6 +16,7 @@ from pipeplan.profile_data.layers import Provenance
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
 from pipeplan.profiler.concurrent import MeasuringGroup, SingleProcess, profile_concurrently
+from pipeplan.profiler.estimate.sample_work import counted_work
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import (
     check_fits_in_memory,
@@ -216,6 +217,7 @@ def _profile(
         together=traced.together,
         tied=tied_weights(traced),
         batch_norm=has_batch_norm(traced),
+        work=counted_work(job, traced, first.minibatch),
         whole_forward_s=first.whole_forward_s,
         whole_backward_s=first.whole_backward_s,
         peak_bytes=steps.peak_bytes,

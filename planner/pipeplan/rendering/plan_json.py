@@ -64,6 +64,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "batch": None if score.batch is None else _batch(score.batch),
             "stages": [_stage_prediction(outcome, index) for index in range(len(outcome.plan.stages))],
         },
+        "throughput": outcome.throughput.to_json(),
         "simulation": _simulation(outcome.simulation),
         "baselines": [
             {

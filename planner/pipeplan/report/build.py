@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from pipeplan._version import __version__
+from pipeplan.cost.throughput import Throughput
 from pipeplan.explanation.second_best import Alternatives
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
@@ -31,6 +32,7 @@ from pipeplan.report.timeline import simulate_for_report
 from pipeplan.run_data.run_folder import MeasuredRun
 from pipeplan.util import files
 from pipeplan.util.text import one_line
+from pipeplan.util.typed import decode
 
 MAX_SERVERS = 256
 """Most servers whose workers are listed."""
@@ -141,7 +143,14 @@ def predicted_pace(source: ReportSource) -> dict[str, Any]:
         "minibatches_per_s": 1 / pace if pace else None,
         "samples_per_s": samples / pace if pace else None,
         "bound_by": one_line(source.root["prediction"]["bound_by"].text()),
+        "in_units": _throughput_lines(source),
     }
+
+
+def _throughput_lines(source: ReportSource) -> list[str]:
+    """Tokens per second, share of the peak, prices and hours, as far as plan.json knows them."""
+    node = source.root.get("throughput")
+    return [] if node is None else [one_line(line) for line in decode(node, Throughput).lines]
 
 
 def script_safe_json(document: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ R        R joins the all-reduce of the group, which starts once all replicas hav
 U        U keeps the worker busy for exposed_s; the rest of the all-reduce, hidden_s, runs beside computing. Where U
          directly follows its R, the hidden part runs after the exposed one. Where the schedule put other actions
          between them, it runs before, and U waits for its end.
+order    With a `Scenario.transport` that keeps one order, a message starts when `message_order` lets it.
 card     With `Scenario.cards`, a message or the hidden part of an all-reduce is a flow that shares the network cards
          that it crosses (`fair_share`), and takes as long as these allow. Under a flush the whole all-reduce is such a
          flow.
@@ -27,8 +28,10 @@ from typing import NamedTuple
 
 from pipeplan.errors import InputError
 from pipeplan.simulation.fair_share import SharedNetwork, Use
+from pipeplan.simulation.message_order import message_order
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
+from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import Action, ActionKind
 
 EVENTS_BETWEEN_LOOKS = 256
@@ -146,6 +149,7 @@ class _Engine:
         self._activations = [_links(f"stage {i + 1} → {i + 2}", hops) for i, hops in enumerate(scenario.hops)]
         self._gradients = [_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
         self._network = None if scenario.cards is None else SharedNetwork(lambda: self._now, self._at)
+        self._order = message_order(scenario, minibatches)
         # Copies of a pipeline are in different components, and all stages share the link between these.
         shared = _Link("all-reduce")
         self._sync = [
@@ -183,7 +187,7 @@ class _Engine:
     def _advance(self, worker: _Worker) -> None:
         """Start all actions that this worker can start now."""
         load = self._scenario.stages[worker.stage]
-        while not worker.busy and worker.head is not None and self._ready(worker, worker.head):
+        while not worker.busy and worker.head is not None and self._may_start(worker, worker.head):
             action = worker.pop()
             worker.arrived.discard(action)
             match action.kind:
@@ -197,6 +201,11 @@ class _Engine:
                 case ActionKind.UPDATE:
                     began_s = self._waited.get((worker.stage, action.index))
                     self._compute(worker, action, self._parts(load)[1], began_s)
+
+    def _may_start(self, worker: _Worker, action: Action) -> bool:
+        if self._order is not None and not self._order.may_compute((worker.stage, worker.replica), action):
+            return False
+        return self._ready(worker, action)
 
     def _ready(self, worker: _Worker, action: Action) -> bool:
         match action.kind:
@@ -243,6 +252,8 @@ class _Engine:
                 self._send(self._gradients[worker.stage - 1], worker.stage - 1, worker.stage - 1, action)
             case _:
                 pass
+        if self._order is not None:
+            self._order.computed(worker.stage, action)
         self._advance(worker)
 
     def _send(self, links: list[list[_Link]], boundary: int, target: int, action: Action) -> None:
@@ -253,17 +264,22 @@ class _Engine:
         replicas = self._workers[target]
         receiver = replicas[action.index % len(replicas)]
         use = self._use(action, boundary, copy)
-        self._carry(
-            links[copy][turn % hop.links],
-            _Job(
-                action.index,
-                busy_s,
-                0.0,
-                use,
-                begun=lambda _: None,
-                flown=lambda: self._at(self._now + hop.latency_s, lambda: self._arrive(receiver, action)),
-            ),
-        )
+        forward = action.kind is ActionKind.FORWARD
+        sender = boundary if forward else boundary + 1
+        message = Direction.ACTIVATIONS if forward else Direction.GRADIENTS, sender, action.index
+
+        def flown() -> None:
+            self._at(self._now + hop.latency_s, lambda: self._arrive(receiver, action))
+            if self._order is not None:
+                self._order.arrived(*message)
+                self._advance(self._workers[sender][action.index % len(self._workers[sender])])
+
+        job = _Job(action.index, busy_s, 0.0, use, begun=lambda _: None, flown=flown)
+        link = links[copy][turn % hop.links]
+        if self._order is None:
+            self._carry(link, job)
+        else:
+            self._order.made(*message, lambda: self._carry(link, job))
 
     def _use(self, action: Action, boundary: int, copy: int) -> Use:
         """Use of cards by a message: activations to the next stage, or gradients back."""

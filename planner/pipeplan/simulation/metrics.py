@@ -84,6 +84,8 @@ class SimulationReport:
     stages: tuple[SimulatedStage, ...]
     links: dict[str, float]
     """Share of the time for which each link was busy, without links that never were."""
+    transport: str = "host"
+    """The transport whose order messages keep."""
 
     @property
     def ratio(self) -> float | None:
@@ -188,6 +190,7 @@ def summarise_simulation(scenario: Scenario, replayed: SimulatedEvents, minibatc
         drain_s=replayed.end_s - min(done.values(), default=replayed.end_s),
         stages=tuple(reports),
         links=_link_shares(replayed, start, end),
+        transport=scenario.transport,
     )
 
 

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeplan.drawing.plan_table import describe_cluster
 from pipeplan.rendering import templates
 from pipeplan.sweeps.rows import SweepRow, varying_settings
 from pipeplan.util.text import one_line
@@ -33,6 +34,10 @@ class ScalingChart:
 
     series: tuple[ScalingSeries, ...]
     ideal: tuple[tuple[int, float], ...]
+    servers: tuple[tuple[int, str], ...]
+    """For each number of workers the servers that have them, in words."""
+    differ: bool
+    """Whether the servers of some cluster differ from one another."""
     left_out: int = 0
     """Number of series that are not drawn, because there are too few marks."""
 
@@ -62,7 +67,21 @@ def scaling_chart(rows: Sequence[SweepRow]) -> ScalingChart | None:
         line[workers] = max(line.get(workers, 0.0), row.rate or 0.0)
     series = [ScalingSeries(one_line(name), tuple(sorted(line.items()))) for name, line in groups.items()]
     ideal = {row.point.cluster.workers: row.point.ideal_rate for row in rows}
-    return ScalingChart(tuple(series[: len(MARKS)]), tuple(sorted(ideal.items())), max(0, len(series) - len(MARKS)))
+    return ScalingChart(
+        tuple(series[: len(MARKS)]),
+        tuple(sorted(ideal.items())),
+        _servers(rows),
+        any(not row.point.cluster.uniform for row in rows),
+        max(0, len(series) - len(MARKS)),
+    )
+
+
+def _servers(rows: Sequence[SweepRow]) -> tuple[tuple[int, str], ...]:
+    """The servers of the rows with each number of workers; rows may have so many on different servers."""
+    found: dict[int, dict[str, None]] = {}
+    for row in rows:
+        found.setdefault(row.point.cluster.workers, {})[describe_cluster(row.point.cluster)] = None
+    return tuple((workers, " or ".join(texts)) for workers, texts in sorted(found.items()))
 
 
 def scaling_lines(rows: Sequence[SweepRow]) -> list[str]:
@@ -86,6 +105,10 @@ def scaling_lines(rows: Sequence[SweepRow]) -> list[str]:
     lines.append(f"{'':11}{IDEAL} ideal: every worker computes all the time")
     for mark, series in zip(MARKS, chart.series, strict=False):
         lines += textwrap.wrap(f"{mark} {series.name}", WIDTH + 19, initial_indent=" " * 11, subsequent_indent=" " * 13)
+    if chart.differ:
+        for workers, text in chart.servers:
+            line = f"{workers} workers are {text}"
+            lines += textwrap.wrap(line, WIDTH + 19, initial_indent=" " * 11, subsequent_indent=" " * 13)
     if chart.left_out:
         lines.append(f"{'':11}and {chart.left_out} more lines, not drawn")
     return lines
@@ -139,6 +162,7 @@ def scaling_svg(rows: Sequence[SweepRow], title: str) -> str | None:
     if chart is None:
         return None
     width, height = 560.0, 300.0
+    names = {workers: one_line(f"{workers} workers, {text}") for workers, text in chart.servers}
 
     def place(workers: float, rate: float) -> str:
         return f"{workers / chart.most_workers * width:.1f},{height - rate / chart.fastest * height:.1f}"
@@ -153,7 +177,10 @@ def scaling_svg(rows: Sequence[SweepRow], title: str) -> str | None:
                 "name": series.name,
                 "colour": COLOURS[index],
                 "line": " ".join(place(*point) for point in series.points),
-                "dots": [place(*point).split(",") for point in series.points],
+                "dots": [
+                    (*place(*point).split(","), f"{names[point[0]]}: {rounded_figure(point[1])} samples/s")
+                    for point in series.points
+                ],
             }
             for index, series in enumerate(chart.series)
         ],

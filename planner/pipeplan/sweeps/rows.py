@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeplan.cost.throughput import price_per_million
 from pipeplan.drawing.plan_table import describe_cluster
 from pipeplan.sweeps.points import SweepPoint
 from pipeplan.sweeps.sweep import PointAnswer
 
 FORMAT, VERSION = "pipeplan-sweep", 1
-MILLION = 1e6
-HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class SweepRow:
         """Cost of a million samples; None if there is no price or no plan."""
         if self.price_per_hour is None or self.rate is None:
             return None
-        return self.price_per_hour / HOUR_S * MILLION / self.rate
+        return price_per_million(self.price_per_hour, self.rate)
 
 
 def hourly_price(point: SweepPoint, per_server: float | None) -> float | None:

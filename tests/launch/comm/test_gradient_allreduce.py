@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from pipeplan_launch.comm import buckets
 from pipeplan_launch.comm.buckets import UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer, average_buffers
+from pipeplan_launch.devices.streams import Lane
 from pipeplan_launch.errors import LaunchError
 
 
@@ -50,6 +52,50 @@ def test_buckets_give_back_what_they_were_given(
         averaged = reducer.finish()
         assert averaged.keys() == gradients().keys()
         assert all(torch.equal(averaged[name], value) for name, value in gradients().items())
+
+
+class MarkingStreams:
+    """Streams whose marks count the gradients that the backward pass has made so far."""
+
+    def __init__(self) -> None:
+        self.made, self.after = 0, -1
+
+    def mark(self) -> int:
+        return self.made
+
+    @contextmanager
+    def beside(self, lane: Lane, *after: int) -> Iterator[None]:
+        (self.after,) = after
+        yield
+
+
+def test_in_the_one_order_a_bucket_waits_for_its_own_gradients_only(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handed over after the backward pass, all-reduces may start within it; nothing is handed over before `launch`."""
+    monkeypatch.setattr(buckets, "FIRST_BUCKET_BYTES", 1)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 1)
+    started: list[tuple[int, int]] = []
+    streams = MarkingStreams()
+    real = dist.all_reduce
+
+    def all_reduce(tensor: torch.Tensor, **options: Any) -> Any:
+        started.append((streams.after, len(tensor)))
+        return real(tensor, **options)
+
+    leaves = {name: nn.Parameter(torch.ones(count)) for name, count in (("a", 2), ("b", 3), ("c", 4))}
+    reducer = GradientReducer(leaves, group, streams=streams)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    with reducer.backward(leaves, 1.0, UpdateGroup()):
+        for name in "cba":  # as a backward pass does, one gradient after another
+            streams.made += 1
+            (leaves[name] * 2).sum().backward()  # type: ignore[no-untyped-call]
+    reducer.add({})
+    reducer.start(UpdateGroup())
+    assert not started
+    reducer.launch()
+    assert started == [(0, 1), (1, 4 + 1), (2, 3 + 1), (3, 2 + 1)]  # the sum of shares, and each bucket with its flag
+    assert all(torch.equal(one, torch.full_like(one, 2.0)) for one in reducer.finish().values())
 
 
 def test_a_replica_without_a_minibatch_joins_with_zeros(group: dist.ProcessGroup) -> None:

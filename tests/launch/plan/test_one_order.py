@@ -27,12 +27,12 @@ STASHING = SCHEDULES["1f1b-stashing"]
 
 def order_of(drained: Drained) -> list[Node]:
     """The order of a segment, which every device follows until it ends."""
-    order = one_order(drained.schedule, drained.pipeline, drained.count, drained.crossings)
+    order = one_order(drained.schedule, drained.pipeline, drained.count, drained.crossings, drained.shared)
     return list(leave_out_after(order, drained.schedule, drained.pipeline, drained.end))
 
 
 def run_steps(run: list[Drained]) -> list[Step]:
-    return list(itertools.chain(*(as_steps(order_of(one), number) for number, one in enumerate(run))))
+    return list(itertools.chain(*(as_steps(order_of(one), one.replicas, number) for number, one in enumerate(run))))
 
 
 def straight(depths: list[int], count: int, replicas: list[int] | None = None) -> Drained:
@@ -92,7 +92,7 @@ def test_a_worker_takes_its_own_part() -> None:
     nodes = order_of(straight([2, 1], 5, [2, 1]))
     shares = {place: [node for node in nodes if takes_part(node, place)] for place in [(0, 0), (0, 1), (1, 0)]}
     for node in nodes:
-        devices = as_steps([node])[0].devices
+        devices = as_steps([node], [2, 1])[0].devices
         assert [place for place, share in shares.items() if node in share] == sorted(devices)
 
 
@@ -165,7 +165,7 @@ def test_an_order_that_depends_on_the_rank_is_a_deadlock() -> None:
     for seed in range(60):
         training = random_run(seed)[0]
         nodes = order_of(training)
-        orders = [queues_of(as_steps(nodes)), queues_of(as_steps(_in_other_ticks(nodes)))]
+        orders = [queues_of(as_steps(one, training.replicas)) for one in (nodes, _in_other_ticks(nodes))]
         queues: Queues = {}
         for stage, shape in enumerate(training.pipeline):
             for replica in range(shape.replicas):

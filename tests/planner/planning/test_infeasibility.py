@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipeplan.cluster_data import variants
@@ -9,8 +11,9 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.planning.infeasibility import diagnose
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Options, Problem
-from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer, Size, Tensor
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.util.text import did_you_mean
 
@@ -50,6 +53,17 @@ def test_a_layer_that_fits_nowhere_is_named_with_what_is_missing() -> None:
     assert "layer 'l3' alone needs 2.15 KiB, 1000 B more than the 1.17 KiB of one chip" in found.text
     assert "(and 3 other layers more than it has)" in found.text
     assert found.growth is None, "no number of servers makes a device larger"
+
+
+def test_further_sizes_and_tied_weights_of_a_profile_do_not_matter() -> None:
+    plain = _problem(1200, options=Options(schedule="1f1b-flush", accumulate=2, recompute=False))
+    tied = (TiedWeights(("w",), ("l0", "l3"), 50),)
+    measured = replace(
+        plain.profile, minibatch=2, tied=tied, sizes=(Size(1, plain.profile.layers, plain.profile.tensors),)
+    )
+    found = [diagnose(problem, CUTS).oversized for problem in (plain, replace(plain, profile=measured))]
+    assert found[0]
+    assert [one.name for one in found[0]] == [one.name for one in found[1]]
 
 
 def test_workers_of_this_machine_are_told_to_be_fewer() -> None:

@@ -217,6 +217,22 @@ def test_the_plot_puts_points_where_they_belong() -> None:
     assert any(line.strip() == "A cluster links 0.8 Gbit/s" for line in lines)
 
 
+def test_the_curve_names_the_servers_of_each_row_where_they_differ() -> None:
+    machines = [Server(Device(name, "cuda", GIB), Level("server", 2, 1e9), 0.0) for name in ("A100", "V100", "V100")]
+    rows = []
+    for count in (1, 2, 3):
+        cluster = Cluster.of_servers("mixed", machines[:count], (Level("cluster", count, 1e8),))
+        rows.append(SweepRow(SweepPoint(_profile(), cluster, Options()), PointAnswer(1.0, 1.0, "1", "", 1, "DP")))
+    lines = plot.scaling_lines(rows)
+    assert max(map(len, lines)) <= 80
+    assert [line.strip() for line in lines if " are " in line][1:] == [
+        "4 workers are 2 servers: 2 A100 + 2 V100",
+        "6 workers are 3 servers: 2 A100 + 2 × 2 V100",
+    ]
+    assert "6 workers, 3 servers: 2 A100 + 2 × 2 V100: " in (plot.scaling_svg(rows, "mixed") or "")
+    assert not any(" are " in line for line in plot.scaling_lines(_scaled()))
+
+
 def test_one_number_of_workers_is_not_drawn() -> None:
     assert plot.scaling_lines(_scaled()[:1]) == []
     assert plot.scaling_svg(_scaled()[:1], "one") is None

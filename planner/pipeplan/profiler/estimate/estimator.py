@@ -16,6 +16,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.estimate.flops import WorkCounts, count_work
 from pipeplan.profiler.estimate.model_on_meta import TracedJob, trace_for_estimate
 from pipeplan.profiler.estimate.roofline import total_seconds
+from pipeplan.profiler.estimate.sample_work import sample_work
 from pipeplan.profiler.estimate.work import Work
 from pipeplan.profiler.optimizer_step import optimizer_state
 from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
@@ -55,13 +56,15 @@ def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lamb
         if built.traced.dynamic_batch:
             # An estimate is nearly a straight line in the samples: the ends are enough, and large models take long.
             sizes += tuple(smaller_sizes(sizes, options.halvings)[-1:])
+        all_counts: list[WorkCounts] = []
         estimated, notes = [], dict.fromkeys([*device.checked, *([built.note] if built.note else [])])
         for done, size in enumerate(sizes):
             progress(done, len(sizes), "counting")
             counts = count_minibatch_work(ref, built, size)
+            all_counts.append(counts)
             estimated.append(_size(built, counts, size, device))
             notes.update(dict.fromkeys(_opaque_notes(counts)))
-        return _profile(ref, built, device, estimated, options, tuple(notes))
+        return _profile(ref, built, device, estimated, all_counts[0], options, tuple(notes))
     except LaunchError as error:
         raise InputError(str(error)) from error
 
@@ -146,6 +149,7 @@ def _profile(
     built: TracedJob,
     device: DeviceModel,
     estimated: list[Size],
+    counts: WorkCounts,
     options: ProfilerOptions,
     notes: tuple[str, ...],
 ) -> Profile:
@@ -176,5 +180,6 @@ def _profile(
         together=traced.together,
         tied=tied_weights(traced),
         batch_norm=has_batch_norm(traced),
+        work=sample_work(built.job, counts, first.minibatch),
         sizes=tuple(others),
     )

@@ -22,7 +22,7 @@ def total_seconds(works: Iterable[Work], device: DeviceModel) -> float:
 
 def operator_seconds(work: Work, device: DeviceModel) -> float:
     """Time of one operator, in seconds."""
-    arithmetic = _usable_arithmetic(work, device)
+    arithmetic = device.usable_arithmetic(work.kind, work.arithmetic)
     share = device.shares[work.kind]
     peak = device.peaks[arithmetic] * share.compute
     rate = device.bandwidth * share.memory
@@ -36,14 +36,6 @@ def operator_seconds(work: Work, device: DeviceModel) -> float:
         compute_s = transformed.flops * tile_padding(transformed.sides, device.tile) / peak
         best = min(direct, compute_s + transformed.bytes / elementwise)
     return work.kernels * device.kernel_s + best
-
-
-def _usable_arithmetic(work: Work, device: DeviceModel) -> str:
-    wanted = work.arithmetic
-    if wanted == "float32":
-        wanted = device.float32_as.get(work.kind, wanted)
-    # The device computes in float32 if it has no units for the wanted type.
-    return wanted if wanted in device.peaks else "float32"
 
 
 def _has_transforms(transformed: TransformedWork, arithmetic: str, device: DeviceModel) -> bool:

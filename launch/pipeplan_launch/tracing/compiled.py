@@ -1,0 +1,54 @@
+"""torch.compile of the functions of a stage (`--compile`). Its results need not equal those without it bit by bit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pipeplan_launch.devices.backend import backend_of
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.user_code import describe_error
+
+INDUCTOR = "inductor"
+
+
+def check_compiler(backend: str, device: torch.device) -> None:
+    """Raise `LaunchError` if torch.compile has no such backend here, or if it lacks the compiler that it needs."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    try:
+        lookup_backend(backend)
+    except Exception as error:  # torch has a class of its own for it, which has moved between versions
+        known = ", ".join(torch.compiler.list_backends())
+        raise LaunchError(f"--compile-backend: torch.compile has no backend {backend!r} here, only {known}") from error
+    if backend == INDUCTOR and (missing := backend_of(device).missing_compiler()):
+        raise LaunchError(f"--compile needs {missing}, or leave it out")
+
+
+def compiled_function(run: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """The function compiled, once for each shape of its arguments, when it is first called with them.
+
+    It raises `LaunchError` where torch.compile fails.
+    """
+    from torch._dynamo.exc import TorchDynamoException
+
+    if backend == INDUCTOR and "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        from torch._inductor import config
+
+        # Workers share a machine's cores, and a pool of processes would outlive a worker that is killed.
+        config.compile_threads = 1
+    # A run has few shapes: whole minibatches, and the last one of an epoch. Each is compiled for itself.
+    compiled = torch.compile(run, backend=backend, dynamic=False)
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return compiled(*arguments)
+        except TorchDynamoException as error:
+            raise LaunchError(
+                f"torch.compile fails on this stage ({describe_error(error)}): leave out --compile"
+            ) from error
+
+    return call
