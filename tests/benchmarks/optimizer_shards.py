@@ -1,6 +1,6 @@
 """Memory and time of an update with the optimiser whole and in parts, for replicas of one stage and AdamW, on the CPU.
 
-    python tests/benchmarks/optimizer_shards.py [--replicas 3] [--width 2048] [--layers 6] [--updates 12]
+    python tests/benchmarks/optimizer_shards.py [--replicas 3] [--width 2048] [--layers 6] [--updates 4]
 
 Profiles a chain of square linear layers, solves for that many replicas of one stage, and trains. The prediction of a
 run in parts is the planner's figure for a whole optimiser with a part of the state in the place of all of it, and the
@@ -21,6 +21,8 @@ from typing import Any
 PIPEPLAN = [sys.executable, "-m", "pipeplan"]
 BUCKET_BYTES = 25 * 2**20
 MIB = 2**20
+BATCH = 256
+"""Samples of a minibatch: enough that the fastest plan has replicas."""
 JOB = """
 import torch
 from torch import nn
@@ -30,7 +32,7 @@ from pipeplan_launch import Data, Job
 
 def job():
     model = nn.Sequential(*(nn.Linear({width}, {width}) for _ in range({layers})))
-    data = TensorDataset(torch.randn(512, {width}), torch.randn(512, {width}))
+    data = TensorDataset(torch.randn({samples}, {width}), torch.randn({samples}, {width}))
     return Job(model, loss=nn.functional.mse_loss, data=lambda: Data(data), optimizer=lambda p: torch.optim.AdamW(p))
 """
 
@@ -60,16 +62,36 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--updates", type=int, default=12)
+    parser.add_argument("--updates", type=int, default=4)
     given = parser.parse_args()
     weights = 4 * given.layers * given.width * (given.width + 1)
     gathering = (1 + 1 / given.replicas) * max(BUCKET_BYTES // (4 * given.width**2), 1) * 4 * given.width**2
+    samples = BATCH * given.replicas * given.updates
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        (folder / "wide.py").write_text(JOB.format(width=given.width, layers=given.layers))
-        call(folder, *PIPEPLAN, "profile", "wide.py:job", "--batch", "2", "--halvings", "0", "-o", "profile.json")
-        stage = ["--cluster", "local", "--workers", str(given.replicas), "--stages", "1", "--ignore-memory"]
+        (folder / "wide.py").write_text(JOB.format(width=given.width, layers=given.layers, samples=samples))
+        call(
+            folder, *PIPEPLAN, "profile", "wide.py:job", "--batch", str(BATCH), "--halvings", "0", "-o", "profile.json"
+        )
+        stage = [
+            "--cluster",
+            "local",
+            "--workers",
+            str(given.replicas),
+            "--stages",
+            "1",
+            "--overlap",
+            "1",
+            "--no-contention",
+            "--solver",
+            "dp",
+        ]
         call(folder, *PIPEPLAN, "solve", "profile.json", *stage, "--schedule", "1f1b-stashing", "-o", "plan")
+        (planned,) = json.loads((folder / "plan" / "stages" / "stage-0.json").read_text())["pipeline"]
+        if len(planned["workers"]) != given.replicas:
+            sys.exit(
+                f"the fastest plan has {len(planned['workers'])} replicas, not {given.replicas}: give a larger model"
+            )
         for options in ((), ("--shard-optimizer",)):
             predicted, measured, update_s = measure(folder, given.updates, given.replicas, *options)
             if options:
