@@ -99,7 +99,8 @@ _ARGUMENTS = (
     click.option(
         "--correction",
         type=click.Choice(CORRECTIONS),
-        help="Correct updates from old gradients: ef, error feedback  [default: none]",
+        help="Correct updates from old gradients: ef, error feedback  [default: with --schedule best ef where it was "
+        "seen to help, otherwise none]",
     ),
     click.option("--no-recompute", is_flag=True, help="Never drop activations and recompute them."),
     click.option(
