@@ -79,7 +79,9 @@ def run_trials(folder: Path) -> list[dict[str, Any]]:
     # The other trials are compared with those of one worker, and a pace counts where workers share cores. What
     # disturbed these trials for a second is gone by now.
     return [
-        _least([first, _run(trial, folder / f"{number}-again")]) if trial.workers == 1 or trial.workers > cores else first
+        _least([first, _run(trial, folder / f"{number}-again")])
+        if trial.workers == 1 or trial.workers > cores
+        else first
         for number, (trial, first) in enumerate(zip(planned, measured, strict=True))
     ]
 
