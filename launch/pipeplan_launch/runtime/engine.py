@@ -328,14 +328,17 @@ class Engine:
             place.peer(transfer.source[0], transfer.minibatch),
             self.layout(tensors, transfer.minibatch),
             transfer.minibatch // place.replicas,
-            ring_slots(direction, self.shapes[place.stage], trains=self.schedule.trains),
+            ring_slots(direction, self.shapes[place.stage], self.schedule),
         )
 
     def _release_messages(self, transport: OrderedTransport, action: Action) -> None:
         """Let the memory of received messages be written again after the last action that reads them."""
+        number = self.segment.number(action.index)
         if action.kind is ActionKind.BACKWARD or not self.schedule.trains:
-            for direction in Direction:
-                transport.release(direction, self.segment.number(action.index))
+            transport.release(Direction.GRADIENTS, number)
+        last = ActionKind.WEIGHTS if self.schedule.splits else ActionKind.BACKWARD
+        if action.kind is last or not self.schedule.trains:
+            transport.release(Direction.ACTIVATIONS, number)
 
     def start_collective(self, stages: tuple[int, ...], group: int) -> None:
         """Start the all-reduce of a group among the replicas of these stages, at its place in the one order."""
