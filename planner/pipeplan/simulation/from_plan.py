@@ -43,6 +43,7 @@ def _figures(cost: StageCost, sync_s: float, exposed_s: float | None) -> Predict
         parameter_bytes=cost.parameter_bytes,
         send_bytes=cost.boundary_bytes,
         return_bytes=cost.boundary_gradient_bytes,
+        weights_s=cost.weights_s,
     )
 
 
@@ -52,7 +53,7 @@ def pass_order(plan: Plan, stage: int) -> list[tuple[str, int]]:
     Minibatches are counted from 0 among those of the replica. All replicas with the same number of minibatches run the
     same passes.
     """
-    shapes = [StageShape(stage.replicas, stage.depth, plan.accumulate) for stage in plan.stages]
+    shapes = [StageShape(stage.replicas, stage.depth, plan.accumulate, stage.deferred) for stage in plan.stages]
     # Without accumulation, a plan of one stage makes one update for a minibatch of each replica.
     minibatches = plan.accumulate or shapes[0].replicas
     stream = SCHEDULES[plan.schedule].stream(shapes, stage, 0, minibatches)
