@@ -30,7 +30,9 @@ def fitted(schedule: Schedule, replicas: tuple[int, ...], accumulate: int) -> li
     found = []
     for stage, shape in enumerate(shapes(replicas)):
         whole = -(-accumulate // shape.replicas)
-        depth = {"gpipe": whole, "1f1b-flush": min(whole, shape.depth), "zb-h1": min(whole, shape.depth)}.get(schedule.name, shape.depth)
+        depth = {"gpipe": whole, "1f1b-flush": min(whole, shape.depth), "zb-h1": min(whole, shape.depth)}.get(
+            schedule.name, shape.depth
+        )
         deferred = stage if schedule.splits else 0
         found.append(StageShape(shape.replicas, depth, accumulate, deferred))
     return found

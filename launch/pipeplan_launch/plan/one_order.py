@@ -11,16 +11,18 @@ The nodes of a segment and what each of them waits for:
 
 `one_order` yields the nodes in an order in which nothing comes before what it waits for. It replays the segment in
 whole ticks, in which every stage is equally fast (a forward pass of a stage with r replicas takes r ticks, a backward
-pass 2 r, a pass for the gradients of the weights r, everything else none), and yields a node when it starts. Nodes that start together come as transfers,
-all-reduces, computations, and then by minibatch and stage. Ticks are whole numbers, so all workers get the same order.
+pass 2 r, a pass for the gradients of the weights r, everything else none), and yields a node when it starts. Nodes that
+start together come as transfers, all-reduces, computations, and then by minibatch and stage. Ticks are whole numbers,
+so all workers get the same order.
 
 A worker that hands its own nodes to its device in this order, from one thread, cannot be part of a deadlock, even if
 every send waits for its receive and the device does one thing at a time (docs/gpus.md has the proof). If a segment ends
 early, the order is the same without the nodes that are left out (`leave_out_after`).
 
 **Rings.** The receiver writes the message of its k-th minibatch into slot k mod n of a ring of n (`ring_slots`). A
-slot is free when its last reader is done: the backward pass (for activations, W where the schedule has it), or the forward pass where nothing trains, and the
-messages of the same minibatch that this replica sends in the same direction, as a stage may pass on what it received.
+slot is free when its last reader is done: the backward pass (for activations, W where the schedule has it), or the
+forward pass where nothing trains, and the messages of the same minibatch that this replica sends in the same direction,
+as a stage may pass on what it received.
 """
 
 from __future__ import annotations
@@ -90,6 +92,13 @@ def ring_slots(direction: Direction, shape: StageShape, schedule: Schedule) -> i
     if direction is Direction.GRADIENTS:
         return GRADIENT_SLOTS
     return (schedule.held(shape) if schedule.trains else 1) + 1
+
+
+def last_reader(direction: Direction, schedule: Schedule) -> ActionKind:
+    """The kind of action that is the last to read a received message."""
+    if not schedule.trains:
+        return ActionKind.FORWARD
+    return ActionKind.WEIGHTS if schedule.splits and direction is Direction.ACTIVATIONS else ActionKind.BACKWARD
 
 
 def neighbours(stages: int) -> list[Crossing]:

@@ -29,6 +29,7 @@ from pipeplan_launch.plan.one_order import (
     Direction,
     Node,
     Transfer,
+    last_reader,
     one_order,
     ring_slots,
     stays,
@@ -333,12 +334,9 @@ class Engine:
 
     def _release_messages(self, transport: OrderedTransport, action: Action) -> None:
         """Let the memory of received messages be written again after the last action that reads them."""
-        number = self.segment.number(action.index)
-        if action.kind is ActionKind.BACKWARD or not self.schedule.trains:
-            transport.release(Direction.GRADIENTS, number)
-        last = ActionKind.WEIGHTS if self.schedule.splits else ActionKind.BACKWARD
-        if action.kind is last or not self.schedule.trains:
-            transport.release(Direction.ACTIVATIONS, number)
+        for direction in Direction:
+            if action.kind is last_reader(direction, self.schedule):
+                transport.release(direction, self.segment.number(action.index))
 
     def start_collective(self, stages: tuple[int, ...], group: int) -> None:
         """Start the all-reduce of a group among the replicas of these stages, at its place in the one order."""

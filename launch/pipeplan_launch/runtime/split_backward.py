@@ -1,15 +1,15 @@
 """A backward pass in two parts: first the gradients of a stage's inputs, later those of its weights.
 
-A node of the autograd graph is *inner* if a stage input can be reached from it. The first part executes the inner nodes,
-and keeps what enters each one that a weight hangs on, outside of the inner nodes. The second part enters there again,
-and asks for that weight only.
+A node of the autograd graph is *inner* if a stage input can be reached from it. The first part executes the inner
+nodes, and keeps what enters each one that a weight hangs on, outside of the inner nodes. The second part enters there
+again, and asks for that weight only.
 
     loss ── linear ── relu ── linear ── input          inner nodes: linear, relu, linear
               │                 │
             weight            weight                   entered again: both nodes of linear
 
-A weight that hangs on several inner nodes (one that is used twice), or on a node written in Python, whose author may not
-expect to be called twice, gets its gradient in the first part.
+A weight that hangs on several inner nodes (one that is used twice), or on a node written in Python, whose author may
+not expect to be called twice, gets its gradient in the first part.
 
 torch has the same split for its own pipelines, in a private module (`torch.distributed.pipelining._backward`).
 """
@@ -69,7 +69,7 @@ class SplitBackward:
     def inputs(self, gradients: Sequence[Tensor]) -> None:
         """The first part: set the `grad` of the stage's inputs, given the gradients of the roots."""
         hooks = [
-            one.node.register_prehook(lambda entered, one=one: setattr(one, "entered", entered))  # type: ignore[misc]
+            one.node.register_prehook(lambda entered, one=one: setattr(one, "entered", entered))
             for one in self._deferred
         ]
         wanted = [*self._inputs, *self._at_once]

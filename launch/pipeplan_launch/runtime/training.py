@@ -253,7 +253,9 @@ class TrainingEngine(Engine):
         if not self.schedule.splits:
             self._finish_backward(index)
 
-    def _differentiate_inputs(self, index: int, pairs: Sequence[tuple[Tensor, Tensor]], received: Sequence[Tensor]) -> None:
+    def _differentiate_inputs(
+        self, index: int, pairs: Sequence[tuple[Tensor, Tensor]], received: Sequence[Tensor]
+    ) -> None:
         """The part of a backward pass that the previous stage waits for."""
         roots, gradients = [root for root, _ in pairs], [gradient for _, gradient in pairs]
         if self.transport.in_order and not self.place.is_last:

@@ -17,12 +17,10 @@ from pipeplan.cost.memory import worker_memory
 from pipeplan.cost.stage_times import (
     StageTimes,
     copies_allreduce_time,
-    crossing_bytes,
     group_allreduce_time,
     minibatches_per_copy,
     parameter_bytes_of,
     stage_times,
-    units_of,
 )
 from pipeplan.cost.zero_bubble import weights_s
 from pipeplan.errors import InputError
@@ -189,7 +187,6 @@ def _check_workers(plan: Plan, total: int) -> None:
 def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> StageCost:
     """The cost of one stage in its slowest copy, per minibatch of that copy."""
     stage, timing = plan.stages[index], times[index]
-    units = units_of(problem, stage)
     compute = float(formulas.compute_time(timing.pass_s, timing.replicas, 1.0))
     synchronisation = timing.allreduce_s / (minibatches_per_copy(plan) if _accumulates(plan) else timing.replicas)
     overlapped_s = formulas.overlapped(compute, synchronisation, problem.options.overlap)

@@ -223,7 +223,7 @@ def flush_pace(steady_s: Any, minibatches: int) -> float:
 
 
 def deferred_memory(deferred: Any, minibatch: Any) -> Any:
-    """Memory of a stage that defers gradients of weights, in bytes: (2 · deferred + 1) · minibatch; 0 if it defers none.
+    """Memory of deferred gradients of weights, in bytes: (2 · deferred + 1) · minibatch; 0 if none is deferred.
 
     A deferred minibatch keeps its activations, and the gradients of the outputs of layers with parameters, which take
     at most as much. The stage also frees nothing of the minibatch whose backward pass runs. "Zero bubble".

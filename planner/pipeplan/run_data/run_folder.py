@@ -25,8 +25,8 @@ class TimelineInterval:
 
     kind: str
     """One of `KINDS`. A wait is for tensors of another stage or, before an update, for an all-reduce. A backward pass
-    may have several parts: a second forward pass, the pass itself, and the rest of the work on its gradients. `weights` are gradients of weights
-    that have a pass of their own."""
+    may have several parts: a second forward pass, the pass itself, and the rest of the work on its gradients. `weights`
+    are gradients of weights that have a pass of their own."""
     number: int
     """The minibatch, from 0 in the epoch. For an update, an all-reduce and the wait for it, the minibatch group."""
     start_s: float

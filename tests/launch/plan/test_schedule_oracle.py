@@ -128,7 +128,9 @@ def test_both_replays_find_the_same_deadlocks() -> None:
     ],
 )
 def test_what_is_wrong_is_found(name: str, wrong: str) -> None:
-    shape = {"2bw": StageShape(2, 1, 4), "1f1b-flush": StageShape(2, 2, 4), "zb-h1": StageShape(2, 2, 4, 1)}.get(name, StageShape(2, 2))
+    shape = {"2bw": StageShape(2, 1, 4), "1f1b-flush": StageShape(2, 2, 4), "zb-h1": StageShape(2, 2, 4, 1)}.get(
+        name, StageShape(2, 2)
+    )
     pipeline = [shape, StageShape(1, 1, shape.accumulate)]
     stream = [Action.parse(text) for text in wrong.split()]
     formula = recipe(SCHEDULES[name], pipeline)

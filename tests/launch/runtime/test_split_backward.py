@@ -51,10 +51,24 @@ def apart(w: dict[str, Tensor], x: Tensor) -> list[Tensor]:
 
 def normed(w: dict[str, Tensor], x: Tensor) -> list[Tensor]:
     inside = functional.layer_norm(functional.dropout(x, 0.3), (4,), w["e"], w["f"])
-    return [functional.multi_head_attention_forward(
-        inside, inside, inside, 4, 2, torch.cat([w["a"], w["b"], w["c"]]), None, None, None, False, 0.0, w["c"], None,
-        need_weights=False,
-    )[0]]
+    return [
+        functional.multi_head_attention_forward(
+            inside,
+            inside,
+            inside,
+            4,
+            2,
+            torch.cat([w["a"], w["b"], w["c"]]),
+            None,
+            None,
+            None,
+            False,
+            0.0,
+            w["c"],
+            None,
+            need_weights=False,
+        )[0]
+    ]
 
 
 def in_python(w: dict[str, Tensor], x: Tensor) -> list[Tensor]:
@@ -62,7 +76,9 @@ def in_python(w: dict[str, Tensor], x: Tensor) -> list[Tensor]:
 
 
 def checkpointed(w: dict[str, Tensor], x: Tensor) -> list[Tensor]:
-    return [functional.linear(checkpoint(lambda y: functional.linear(y, w["a"]).tanh(), x, use_reentrant=False), w["b"])]
+    return [
+        functional.linear(checkpoint(lambda y: functional.linear(y, w["a"]).tanh(), x, use_reentrant=False), w["b"])
+    ]
 
 
 def unused(w: dict[str, Tensor], x: Tensor) -> list[Tensor]:
