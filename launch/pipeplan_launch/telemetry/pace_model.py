@@ -27,7 +27,7 @@ _IN_PASSES = ("forward_s", "backward_s", "load_s", "send_s", "other_s")
 """The terms that a calibrated profile predicts as one, because its passes include the executor's own time."""
 MOST_WAITING = 0.95
 """Largest share of a worker's busy time that counts as waiting for a core."""
-FLUSHING = ("gpipe", "1f1b-flush")
+FLUSHING = ("gpipe", "1f1b-flush", "zb-h1")
 
 Terms = Mapping[str, float]
 """Seconds per minibatch for which a resource is busy, by name."""

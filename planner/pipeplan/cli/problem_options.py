@@ -95,7 +95,9 @@ _ARGUMENTS = (
         help=f"Training schedule: {', '.join(SCHEDULES)}, best or auto (`solve` only)  [default: best in "
         f"`solve`, otherwise {STASHING}]",
     ),
-    click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
+    click.option(
+        "--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe, 1f1b-flush and zb-h1."
+    ),
     click.option(
         "--correction",
         type=click.Choice(CORRECTIONS),

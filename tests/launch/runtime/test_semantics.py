@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 RELATIVE = 1e-9
 """Of a tensor's largest element. What remains is rounding: 1e-14 with SGD, up to 1e-10 where AdamW divides noise."""
-ASYNCHRONOUS, FLUSHED = ("1f1b-stashing", "vertical-sync"), ("gpipe", "1f1b-flush")
+ASYNCHRONOUS, FLUSHED = ("1f1b-stashing", "vertical-sync"), ("gpipe", "1f1b-flush", "zb-h1")
 SCHEDULES = (*ASYNCHRONOUS, "2bw", *FLUSHED)
 SHAPES = {(1, 1, 1): 3, (2, 1): 5, (1, 2): 3, (2, 1, 1): 4}
 """Replicas, and minibatches per update where the schedule has them: a multiple of the replicas or not."""
