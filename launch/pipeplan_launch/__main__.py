@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pipeplan_launch.command_line import compile_backend, staleness_options, worker_parser
+from pipeplan_launch.command_line import averaging_options, compile_backend, staleness_options, worker_parser
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.signals import Interrupted, catch_signals, die_with_parent, launcher_pid
 from pipeplan_launch.errors import LaunchError, PeerLost, terminal_line
-from pipeplan_launch.plan.averaging_options import GradientAveraging
 
 if TYPE_CHECKING:
     from pipeplan_launch.runtime.stage_setup import RunOptions
@@ -43,7 +42,7 @@ def options_from(arguments: Sequence[str] | None) -> RunOptions:
         stop_on_nan=parsed.on_nan == "stop",
         timeout_s=parsed.timeout,
         probe_s=parsed.probe,
-        averaging=GradientAveraging(parsed.compress, parsed.significance),
+        averaging=averaging_options(parsed),
         staleness=staleness_options(parsed),
         transport=parsed.transport,
         compile_backend=compile_backend(parsed),

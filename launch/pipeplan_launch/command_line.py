@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.averaging_options import parse_compression, parse_significance
+from pipeplan_launch.plan.averaging_options import GradientAveraging, parse_compression, parse_significance
 from pipeplan_launch.plan.stage_files import CORRECTIONS
 from pipeplan_launch.plan.staleness import StalenessOptions
 from pipeplan_launch.plan.transport_modes import AUTO, MODES
@@ -141,7 +141,17 @@ def staleness_options(parsed: argparse.Namespace) -> StalenessOptions:
     return StalenessOptions(parsed.correction, parsed.force_correction, parsed.flush_epochs)
 
 
+def averaging_options(parsed: argparse.Namespace) -> GradientAveraging:
+    """The options on what the replicas of a stage do together, of a parsed command line."""
+    return GradientAveraging(parsed.compress, parsed.significance, parsed.shard_optimizer)
+
+
 def _add_communication_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--shard-optimizer",
+        action="store_true",
+        help="divide the optimiser's state and step among the replicas of each stage (ZeRO stage 1)",
+    )
     averaging = parser.add_mutually_exclusive_group()
     averaging.add_argument(
         "--compress",

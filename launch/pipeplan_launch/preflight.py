@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeplan_launch.checkpoint import checkpoint
-from pipeplan_launch.command_line import check_start_options, staleness_options, worker_parser
+from pipeplan_launch.command_line import averaging_options, check_start_options, staleness_options, worker_parser
 from pipeplan_launch.errors import LaunchError, listed, terminal_line
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.launch_secret import check_secret
-from pipeplan_launch.plan.averaging_options import GradientAveraging
+from pipeplan_launch.plan.averaging_options import check_averaging_options
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.plan.staleness import check_staleness_options
@@ -51,7 +51,8 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
     """
     check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
     check_staleness_options(staleness_options(options), plan)
-    transport_of(options.transport, plan, GradientAveraging(options.compress, options.significance))
+    check_averaging_options(averaging_options(options))
+    transport_of(options.transport, plan, averaging_options(options))
     if environment.get("NODE_RANK", "0") != "0":
         return  # only the first launch uses the folders and the port
     run = options.run_dir or options.plan_folder / "runs"
@@ -204,7 +205,7 @@ def _check_node(text: str, launches: int) -> None:
 
 def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str | None:
     """Try how messages travel between the GPUs here, unless that is known or not asked for; returns a note on it."""
-    averaging = GradientAveraging(options.compress, options.significance)
+    averaging = averaging_options(options)
     if options.no_selftest or gpu_count < 2 or not asks_self_test(options.transport, plan, averaging):
         return None
     from pipeplan_launch.devices.remembered import remembered_transport

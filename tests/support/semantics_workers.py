@@ -46,6 +46,7 @@ class Case:
     correction: str = "none"
     flush_epochs: int = 0
     transport: str = "auto"
+    shards: bool = False
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -120,6 +121,7 @@ def _work(traced: TracedModel, folder: Path, case: Case, rank: int) -> int:
         "--flush-epochs",
         case.flush_epochs,
         *(("--force-correction",) if case.correction == "ef" else ()),
+        *(("--shard-optimizer",) if case.shards else ()),
         "--threads",
         1,
         "--log-every",

@@ -40,6 +40,8 @@ def note_on_unused_option(averaging: GradientAveraging, plan: LaunchPlan) -> str
     stages = range(len(plan.pipeline))
     if averaging.compression is not None and all(len(stage.workers) == 1 for stage in plan.pipeline):
         return "--compress changes nothing, as no stage of the plan has replicas"
+    if averaging.shards_optimizer and all(len(stage.workers) == 1 for stage in plan.pipeline):
+        return "--shard-optimizer changes nothing, as no stage of the plan has replicas"
     if averaging.significance is not None and all(len(ranks_by_server(plan, stage)) == 1 for stage in stages):
         return "--significance changes nothing, as no stage of the plan has replicas on several servers"
     return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from pipeplan_launch.errors import LaunchError
+
 _COMPRESSION = re.compile(r"bf16|powersgd(?::([1-9]\d{0,3})(?::(\d{1,9}))?)?")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
 EXACT_UPDATES = 10  # torch recommends a tenth of all updates, and requires 2
@@ -24,14 +26,25 @@ class Compression:
 
 @dataclass(frozen=True)
 class GradientAveraging:
-    """Options for averaging the gradients of a stage's replicas: exactly, unless one of the fields is set."""
+    """Options for what the replicas of a stage do together: the exact mean of gradients, unless a field is set."""
 
     compression: Compression | None = None
     significance: float | None = None
     """Only updates above this share of their weight leave a server; smaller ones accumulate until they exceed it."""
+    shards_optimizer: bool = False
+    """Whether each replica keeps and computes only its part of the optimiser's state and step."""
 
 
 EXACT_AVERAGING = GradientAveraging()
+
+
+def check_averaging_options(averaging: GradientAveraging) -> None:
+    """Raise `LaunchError` for options that exclude each other."""
+    if averaging.shards_optimizer and averaging.significance is not None:
+        raise LaunchError(
+            "--significance needs the optimiser's state of every weight, and with --shard-optimizer a replica has only "
+            "a part of it: leave one of them out"
+        )
 
 
 def parse_compression(text: str) -> Compression:

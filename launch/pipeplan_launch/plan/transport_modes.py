@@ -33,7 +33,7 @@ def asks_self_test(wanted: str, plan: LaunchPlan, averaging: GradientAveraging) 
     """Whether the mode of a run is what the self-test has found on its machine.
 
     That is so for a pipeline of several stages on the GPUs of one server. The self-test says nothing about the network
-    between servers, nor about what starts all-reduces in another thread.
+    between servers, nor about what starts all-reduces in another thread or gathers weights.
     """
     here = plan.device == "cuda" and plan.servers == 1 and len(plan.pipeline) > 1
     return wanted == AUTO and here and averaging == EXACT_AVERAGING
@@ -47,6 +47,11 @@ def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, fo
     if wanted == AUTO:
         return found or HOST if asks_self_test(wanted, plan, averaging) else HOST
     mode = HOST if len(plan.pipeline) == 1 else wanted
+    if mode != HOST and averaging.shards_optimizer:
+        raise LaunchError(
+            f"--transport {mode} has one order for everything that workers exchange, in which --shard-optimizer's "
+            "gathering of weights has no place: give --transport host, or leave --shard-optimizer out"
+        )
     if mode != HOST and averaging != EXACT_AVERAGING:
         raise LaunchError(
             f"--transport {mode} starts everything from one thread, and --compress and --significance use another: "

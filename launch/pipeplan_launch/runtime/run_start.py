@@ -17,6 +17,7 @@ from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, broadcast, first_failure, run_in_all
 from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
+from pipeplan_launch.plan.averaging_options import check_averaging_options
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.staleness import check_staleness_options
 from pipeplan_launch.runtime import stage_checkpoint, stage_setup
@@ -53,6 +54,7 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
     """
     check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
     check_staleness_options(options.staleness, plan)
+    check_averaging_options(options.averaging)
     # The store comes first, as rank 0 may be on another server after a restart. The launcher's folder is the fallback,
     # as torchrun may use a new store for each attempt.
     previous_run = (attempt.previous_run() if attempt is not None else None) or restart_state.run_of_last_attempt()
@@ -92,7 +94,7 @@ def build_own_stage(options: RunOptions, plan: LaunchPlan, groups: Groups, start
     if stage.training is not None:
         # An optimiser that cannot be saved is reported now, not at the first checkpoint. The modules for saving are
         # imported now, so that their memory is not counted as memory of training.
-        optimizer_state(stage.training.optimizer, stage.training.trained)
+        optimizer_state(stage.training.optimizer, stage.training.updated)
         importlib.import_module("pipeplan_launch.checkpoint.tensor_store")
     if start.checkpoint is None and options.weights is not None:
         stage_checkpoint.load_weights(checkpoint.find_checkpoint(options.weights), stage.place.program)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from pipeplan_launch.checkpoint import checkpoint, optimizer_state
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position, SavedTensor, read_manifest
+from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.runtime.stage_setup import WorkerStage
+from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.tracing.split import StateDictNames
 from pipeplan_launch.tracing.stage_program import Program
 
@@ -42,11 +45,13 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
     run_in_all(groups.active, lambda: checkpoint.begin_checkpoint(run) if is_leader else None)
     try:
         plain, moments = run_in_all(
-            groups.active, lambda: optimizer_state.optimizer_state(training.optimizer, training.trained)
+            groups.active, lambda: optimizer_state.optimizer_state(training.optimizer, training.updated)
         )
         if training.correction is not None:
             plain["correction"], steps = training.correction.saved()
             moments |= steps
+        if training.shards is not None:
+            moments = _whole_moments(training, moments)
         tensors = model_state(place.program) | moments
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
         held = process_groups.gather_everywhere(sizes, groups.active, dict[str, int])
@@ -63,6 +68,17 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
         raise
     assert stage.train_sizes is not None
     return checkpoint.checkpoint_folder(run, position, stage.train_sizes.minibatch)
+
+
+def _whole_moments(training: TrainingEngine, moments: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The optimiser's tensors, put together from the parts of all replicas; each whole one is on one of them."""
+    shards, correction = training.shards, training.correction
+    assert shards is not None and training.optimizer is not None
+    divided = shards.divided_state(training.optimizer)
+    if correction is not None:
+        divided |= {id(step): name for name, steps in correction.steps.items() for step in steps}
+    with peer_loss_explained("a stage could not gather its optimiser's state for a checkpoint"):
+        return shards.whole_tensors(moments, divided)
 
 
 def _commit(stage: WorkerStage, run: Path, position: Position, history: History, parts: Sequence[_Part]) -> None:
@@ -120,17 +136,20 @@ def restore_stage(stage: WorkerStage, folder: Path) -> Manifest:
     manifest = read_manifest(folder)
     checkpoint.check_same_model(manifest, place.plan.model_ref, stage.graph_hash)
     tensor_store.fill_tensors(manifest, model_state(place.program))
+    load: optimizer_state.TensorLoader = partial(tensor_store.load_tensors, manifest)
+    if training.shards is not None:
+        load = training.shards.loader(load)
     optimizer_state.load_optimizer(
         training.optimizer,
-        training.trained,
+        training.updated,
         manifest.optimizer,
-        lambda names: tensor_store.load_tensors(manifest, list(names)),
+        load,
         str(folder),
         own=training.rates.keys if training.rates is not None else (),
     )
     if training.correction is not None:
         counts = manifest.optimizer.get("correction", {})
-        training.correction.restore(counts, lambda names: tensor_store.load_tensors(manifest, names), str(folder))
+        training.correction.restore(counts, load, str(folder))
     return manifest
 
 

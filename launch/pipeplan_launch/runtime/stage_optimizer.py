@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions, update_delay
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.handed_over_weights import can_redirect, is_worthwhile
+from pipeplan_launch.runtime.optimizer_shards import OptimizerShards
 from pipeplan_launch.runtime.step_correction import is_harmed, make_correction
 from pipeplan_launch.runtime.weight_stash import WeightVersions
 from pipeplan_launch.telemetry.progress import print_status
@@ -30,32 +32,47 @@ class StageOptimizer:
     """Turns averaged gradients into the next version of a stage's weights."""
 
     def __init__(
-        self, place: WorkerPlace, flush: dist.ProcessGroup | None, staleness: StalenessOptions = AS_PLANNED
+        self,
+        place: WorkerPlace,
+        flush: dist.ProcessGroup | None,
+        staleness: StalenessOptions = AS_PLANNED,
+        sharing: dist.ProcessGroup | None = None,
     ) -> None:
-        """`flush`: all workers of all stages, if the schedule flushes. Raises `LaunchError`."""
+        """`flush`: all workers of all stages, if the schedule flushes. `sharing`: the stage's replicas, if they divide
+        the optimiser among them. Raises `LaunchError`.
+        """
         self._place = place
         parameters = place.program.parameters_by_name()
         self.trained: dict[str, nn.Parameter] = _trainable(parameters)
         self.optimizer: Optimizer | None = None
         """None if the stage trains nothing."""
         self.rates: LearningRates | None = None
+        self.shards: OptimizerShards | None = None
+        """None where the optimiser is not divided among replicas."""
         if self.trained:
             info = _stage_info(place, self.trained)
             with user_code_errors("the job's optimizer"):
                 self.optimizer = place.job.make_optimizer(list(self.trained.values()), info)
+            if sharing is not None:
+                self.shards = OptimizerShards(self.trained, self.optimizer, sharing)
             self.rates = LearningRates(place.job, self.optimizer, info)
         self.versions = WeightVersions(parameters)
         self._large = is_worthwhile(self.trained.values())
         self._clipping = make_clipping(place, flush)
         self.correction = make_correction(
             staleness.correction_of(place.plan),
-            self.trained,
+            self.updated,
             self.optimizer,
             update_delay(place.plan.schedule, place.plan.shapes, place.stage),
             asked=staleness.correction is not None,
             force=staleness.force,
         )
         """None if updates are not corrected."""
+
+    @property
+    def updated(self) -> Mapping[str, nn.Parameter]:
+        """The tensors that the optimiser changes, by parameter name: this replica's parts where it is divided."""
+        return self.trained if self.shards is None else self.shards.parameters
 
     def clip(self, averaged: Mapping[str, Tensor]) -> None:
         """Clip the gradients of an update in place, as the job asks."""
@@ -67,6 +84,9 @@ class StageOptimizer:
 
     def step(self, averaged: Mapping[str, Tensor], *, fresh: bool = False) -> None:
         """Make the next version of the weights from gradients by parameter name, which are `fresh` if none is stale."""
+        if self.shards is not None:
+            self._step_in_parts(self.shards, averaged, fresh=fresh)
+            return
         changed = []
         for name, gradient in averaged.items():
             parameter = self.trained[name]
@@ -82,6 +102,29 @@ class StageOptimizer:
         self.versions.update(changed, step, hand_over=hand_over)
         for parameter in changed:
             parameter.grad = None
+
+    def _step_in_parts(self, shards: OptimizerShards, averaged: Mapping[str, Tensor], *, fresh: bool) -> None:
+        """`step` of an optimiser that is divided among the replicas."""
+        assert self.optimizer is not None
+        own_step: Callable[[], object] = self.optimizer.step
+        if self.correction is not None and not fresh:
+            name_of = {id(shards.parameters[name]): name for name in averaged}
+
+            def before(part: nn.Parameter) -> Tensor | None:
+                name = name_of[id(part)]
+                return shards.values_in(self.versions.values_before(self.trained[name]), name)
+
+            own_step = partial(self.correction.around, own_step, list(averaged), before)
+
+        def step() -> None:
+            shards.take(averaged)  # after `update` has moved parameters to other memory
+            own_step()
+            with peer_loss_explained(
+                f"stage {self._place.stage} (rank {self._place.rank}) could not gather the weights of its replicas"
+            ):
+                shards.gather(averaged)
+
+        self.versions.update([self.trained[name] for name in averaged], step)
 
     def _step_elsewhere(self, step: Callable[[], object]) -> None:
         """Run the optimiser's step, whose new weights go to other memory where older ones are still needed."""

@@ -62,7 +62,8 @@ class TrainingEngine(Engine):
         if place.is_last and place.job.loss is None:
             raise LaunchError(f"{place.plan.model_ref!r} has no loss to train with: return Job(model, loss=...)")
         self._flush_epochs = staleness.flush_epochs
-        self._optimiser = StageOptimizer(place, flush, staleness)
+        self._optimiser = StageOptimizer(place, flush, staleness, group if averaging.shards_optimizer else None)
+        self.shards, self.updated = self._optimiser.shards, self._optimiser.updated
         self.correction = self._optimiser.correction
         self.trained, self.optimizer = self._optimiser.trained, self._optimiser.optimizer
         self.rates = self._optimiser.rates

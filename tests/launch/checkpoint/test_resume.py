@@ -141,6 +141,27 @@ def test_corrected_updates_go_on_as_if_nothing_had_happened(tmp_path: Path, sche
     train(tmp_path / "other", TOY, [1, 2], "--resume-from", str(middle), "--correction", "ef", "--epochs", "2")
 
 
+@pytest.mark.parametrize("corrected", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["ef", ""])
+def test_an_optimiser_in_parts_is_saved_once_and_goes_on_in_others(tmp_path: Path, corrected: bool) -> None:
+    """A worker is killed; the checkpoint is that of a run with a whole optimiser, and any replicas take it."""
+    options = ("--epochs", "2", "--checkpoint-minibatches", "8", *(("--correction", "ef") if corrected else ()))
+    parts = (*options, "--shard-optimizer")
+    train(tmp_path / "whole", TOY, [3, 1], *options)
+    statuses, _ = launch(tmp_path, replace(TOY, die=(3, 35)), [3, 1], *parts)
+    assert statuses[3] == 9
+    train(tmp_path, TOY, [3, 1], *parts, "--resume")
+    ours, whole = marks(tmp_path / "run"), marks(tmp_path / "whole" / "run")
+    assert ours == whole
+    assert any(name.startswith("optim.state.one.weight.") for name in ours["tensors"])
+    middle = checkpoint.complete_checkpoints(tmp_path / "run")[0]
+    begun = ("--resume-from", str(middle), "--max-minibatches", "16")
+    source = json.loads(json.dumps(checkpoint.find_checkpoint(middle).as_json()))
+    for number, (replicas, more) in enumerate([([1, 2], parts), ([2, 1], options)]):
+        train(tmp_path / str(number), TOY, replicas, *more, *begun)
+        taken = marks(tmp_path / str(number) / "run")
+        assert taken["optimizer"]["state"] == source["optimizer"]["state"]
+
+
 def test_the_loss_of_an_epoch_is_of_all_of_it(whole: Path) -> None:
     losses = [loss for epoch, _, loss in lines(whole, 2) if epoch == 0]
     assert len(losses) == 20

@@ -132,6 +132,44 @@ def test_a_correction_goes_with_clipping_and_recomputation(tmp_path: Path, optio
     check(tmp_path, replace(case, correction="ef", **options))
 
 
+QUICK_SHARDED = {("resnet", "1f1b-stashing", (2, 1)), ("tied", "1f1b-flush", (1, 2)), ("chain", "2bw", (2, 1, 1))}
+
+
+@pytest.mark.parametrize("corrected", [False, True], ids=["", "ef"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            replace(case, shards=True),
+            marks=[] if (case.subject, case.schedule, case.replicas) in QUICK_SHARDED else pytest.mark.slow,
+            id=name_of(case),
+        )
+        for case in every_case()
+        if max(case.replicas) > 1
+    ],
+)
+def test_an_optimiser_in_parts_equals_the_formula(tmp_path: Path, case: Case, corrected: bool) -> None:
+    if corrected and case.schedule not in STALE:
+        pytest.skip("nothing to correct")
+    check(tmp_path, replace(case, correction="ef" if corrected else "none"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip": 0.3},
+        {"replicas": (3, 2, 1), "depths": (2, 2, 1), "clip": 0.3, "correction": "ef"},
+        pytest.param({"recompute": True}, marks=pytest.mark.slow),
+        pytest.param({"replicas": (5,), "depths": (1,)}, marks=pytest.mark.slow),
+        pytest.param({"flush_epochs": 1, "epochs": 3, "correction": "ef"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_an_optimiser_in_parts_goes_with_all_else(tmp_path: Path, options: dict[str, Any]) -> None:
+    case = replace(case_of("chain", "1f1b-stashing", (2, 1), "adamw-fused"), shards=True, clip=None)
+    check(tmp_path, replace(case, **options))
+
+
 @pytest.mark.parametrize(
     ("schedule", "replicas"),
     [

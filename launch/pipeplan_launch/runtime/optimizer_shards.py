@@ -1,0 +1,207 @@
+"""An optimiser whose state and work are divided among the replicas of a stage (ZeRO stage 1).
+
+Every replica holds all weights, and averages all gradients, as without. Each parameter, seen as a row of elements, is
+cut into as many equal parts as there are replicas. The job's own optimiser gets this replica's parts in place of the
+parameters, so its state is that of the parts. After its step the replicas gather the new weights of all parts.
+
+torch's `ZeroRedundancyOptimizer` deals out whole parameters, so that one large parameter stays on one replica, and
+gathers its state on one rank; it also makes the optimiser itself, in one group. Here groups, schedulers and hooks stay
+as the job made them.
+
+Only an optimiser that treats every element by itself may have its parameters cut. torch's own ones in `ELEMENTWISE` do.
+
+Gradients are all-reduced, not reduce-scattered: Gloo computes a reduce-scatter by an all-reduce, and clipping,
+compression and late updates work on whole gradients. An update thus sends one and a half times the bytes of an
+all-reduce. Source: Rajbhandari et al., ZeRO, SC 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer
+
+from pipeplan_launch.checkpoint.optimizer_state import TensorLoader
+from pipeplan_launch.comm import buckets
+from pipeplan_launch.errors import LaunchError
+
+ELEMENTWISE: tuple[type[Optimizer], ...] = (
+    *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
+    *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.ASGD, optim.Rprop),
+)
+"""The optimisers whose step on an element depends on no other element."""
+
+
+class OptimizerShards:
+    """This replica's parts of a stage's parameters, in the place of the parameters in the stage's optimiser."""
+
+    def __init__(self, trained: Mapping[str, nn.Parameter], optimizer: Optimizer, group: dist.ProcessGroup) -> None:
+        """`trained`: the parameters by name; `optimizer`: as the job made it, which gets the parts; `group`: the
+        stage's replicas. Raises `LaunchError` for an optimiser whose parameters must stay whole.
+        """
+        check_elementwise(optimizer)
+        self._trained, self._group = trained, group
+        self._index, self._count = dist.get_rank(group), dist.get_world_size(group)
+        self.parameters: dict[str, nn.Parameter] = {
+            name: self._part_as_parameter(parameter) if parameter.ndim else parameter
+            for name, parameter in trained.items()
+        }
+        """What the optimiser changes, by name: parts, and parameters without dimensions, which stay whole."""
+        self._divided = {name for name, parameter in trained.items() if parameter.ndim}
+        self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        """Memory in which weights are gathered, kept for the next update."""
+        name_of = {id(parameter): name for name, parameter in trained.items()}
+        for param_group in optimizer.param_groups:
+            param_group["params"] = [self.parameters[name_of[id(one)]] for one in param_group["params"]]
+        for name, parameter in trained.items():  # Adagrad makes its state before the first step
+            if name in self._divided and parameter in optimizer.state:
+                state = optimizer.state.pop(parameter)
+                optimizer.state[self.parameters[name]] = {
+                    key: self._own_part(value).clone() if _is_like(value, parameter) else value
+                    for key, value in state.items()
+                }
+
+    def take(self, averaged: Mapping[str, Tensor]) -> None:
+        """Give the optimiser the present values and the gradients of its parts, from whole gradients by name."""
+        for name, gradient in averaged.items():
+            part, parameter = self.parameters[name], self._trained[name]
+            if name in self._divided:
+                part.data = self._own_part(parameter.detach())
+                part.grad = self._own_part(gradient)
+            else:
+                part.grad = gradient
+
+    def values_in(self, whole: Tensor | None, name: str) -> Tensor | None:
+        """This replica's part of a parameter's earlier values."""
+        return whole if whole is None or name not in self._divided else self._own_part(whole.detach())
+
+    @torch.no_grad()
+    def gather(self, names: Collection[str]) -> None:
+        """Write the new weights of all parts of these parameters into the parameters of every replica.
+
+        All replicas call this with the same names in the same order. Afterwards the gradients of the parts are gone.
+        """
+        for bucket in self._buckets_of([name for name in names if name in self._divided]):
+            self._gather_bucket(bucket)
+        for name in names:
+            self.parameters[name].grad = None
+
+    def whole_tensors(self, tensors: Mapping[str, Tensor], divided: Mapping[int, str]) -> dict[str, Tensor]:
+        """The tensors for a checkpoint, by their names there, with divided ones put together again.
+
+        `divided` has the parameter's name for the `id` of each tensor that holds the elements of a part. Each whole
+        tensor stays on one replica, so that none of them ever holds all. All replicas call this together.
+        """
+        kept = {}
+        for number, name in enumerate(sorted(tensors)):
+            tensor, parameter = tensors[name], divided.get(id(tensors[name]))
+            if parameter is None or parameter not in self._divided:
+                kept[name] = tensor
+                continue
+            whole = self._gathered(tensor, self._trained[parameter])
+            if number % self._count == self._index:
+                kept[name] = whole
+        return kept
+
+    def divided_state(self, optimizer: Optimizer) -> dict[int, str]:
+        """The parameter's name for the `id` of each tensor of the optimiser's state that is as large as the part."""
+        name_of = {id(self.parameters[name]): name for name in self._divided}
+        return {
+            id(value): name_of[id(part)]
+            for part, state in optimizer.state.items()
+            if id(part) in name_of
+            for value in state.values()
+            if _is_like(value, part)
+        }
+
+    def loader(self, load: TensorLoader) -> TensorLoader:
+        """A loader of saved tensors that keeps of each only this replica's part, and holds one whole tensor a time."""
+
+        def load_parts(names: Iterable[str]) -> dict[str, Tensor]:
+            return {name: self._part_of_saved(name, load([name])[name]) for name in names}
+
+        return load_parts
+
+    def _part_of_saved(self, name: str, tensor: Tensor) -> Tensor:
+        """A saved tensor is `optim.state.PARAMETER.KEY` or `correction.PARAMETER.AGE`, or belongs to no parameter."""
+        for prefix in ("optim.state.", "correction."):
+            parameter = name.removeprefix(prefix).rpartition(".")[0]
+            if name.startswith(prefix) and parameter in self._divided and _is_like(tensor, self._trained[parameter]):
+                return self._own_part(tensor).clone()
+        return tensor
+
+    def _part_as_parameter(self, parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(self._own_part(parameter.detach()))
+
+    def _own_part(self, whole: Tensor) -> Tensor:
+        """This replica's elements in the order of the dimensions: a view, where the memory has that order."""
+        length = self._length(whole)
+        return whole.reshape(-1)[self._index * length : (self._index + 1) * length]
+
+    def _length(self, whole: Tensor) -> int:
+        """Elements of every part but the last ones, which may have fewer or none."""
+        return -(-whole.numel() // self._count)
+
+    def _buckets_of(self, names: Iterable[str]) -> Iterator[list[str]]:
+        """The names in lists of one type and device, each with no more bytes than a bucket has, or with one name."""
+        kind: tuple[torch.dtype, torch.device] | None = None
+        bucket: list[str] = []
+        size = 0
+        for name in names:
+            parameter = self._trained[name]
+            own_kind = (parameter.dtype, parameter.device)
+            if bucket and (own_kind != kind or size + parameter.nbytes > buckets.BUCKET_BYTES):
+                yield bucket
+                bucket, size = [], 0
+            kind, size = own_kind, size + parameter.nbytes
+            bucket.append(name)
+        if bucket:
+            yield bucket
+
+    def _gather_bucket(self, names: list[str]) -> None:
+        lengths = [self._length(self._trained[name]) for name in names]
+        width, first = sum(lengths), self._trained[names[0]]
+        buffer = self._buffer(width * (self._count + 1), first)
+        own, everyone = buffer[:width], buffer[width:].view(self._count, width)
+        for name, place in zip(names, own.split(lengths), strict=True):
+            part = self.parameters[name].detach()
+            place[: part.numel()].copy_(part)
+        if width:
+            dist.all_gather_into_tensor(everyone.view(-1), own, group=self._group)
+        for name, columns in zip(names, everyone.split(lengths, dim=1), strict=True):
+            parameter = self._trained[name]
+            parameter.data.copy_(columns.reshape(-1)[: parameter.numel()].view(parameter.shape))
+
+    def _buffer(self, size: int, like: Tensor) -> Tensor:
+        kind = (like.dtype, like.device)
+        buffer = self._buffers.get(kind)
+        if buffer is None or buffer.numel() < size:
+            self._buffers[kind] = buffer = torch.zeros(size, dtype=like.dtype, device=like.device)
+        return buffer[:size]
+
+    def _gathered(self, part: Tensor, parameter: Tensor) -> Tensor:
+        length = self._length(parameter)
+        own = torch.zeros(length, dtype=part.dtype, device=part.device)
+        own[: part.numel()].copy_(part)
+        everyone = torch.empty(length * self._count, dtype=part.dtype, device=part.device)
+        if length:
+            dist.all_gather_into_tensor(everyone, own, group=self._group)
+        return everyone[: parameter.numel()].view(parameter.shape)
+
+
+def check_elementwise(optimizer: Optimizer) -> None:
+    """Raise `LaunchError` for an optimiser whose parameters must not be cut."""
+    if type(optimizer) not in ELEMENTWISE:
+        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        raise LaunchError(
+            "--shard-optimizer cuts parameters into parts, which is right only where a step treats every element by "
+            f"itself: the job's optimiser is {type(optimizer).__name__}, and it takes torch's {known}"
+        )
+
+
+def _is_like(value: object, whole: Tensor) -> bool:
+    """Whether a value of an optimiser's state has one element for every element of a tensor."""
+    return isinstance(value, Tensor) and value.shape == whole.shape
