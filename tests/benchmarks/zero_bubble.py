@@ -26,9 +26,10 @@ Runs = dict[str, list[dict[str, Any]]]
 
 def measure(folder: Path, given: argparse.Namespace) -> Runs:
     """The summaries of the runs, by schedule."""
-    profile, runs = folder / "profile.json", Runs()
+    profile, runs = given.profile or folder / "profile.json", Runs()
     count = str(given.workers)
-    call(*PIPEPLAN, "profile", f"peers_jobs:{given.model}", "--batch", str(given.batch), "-o", profile)
+    if given.profile is None:
+        call(*PIPEPLAN, "profile", f"peers_jobs:{given.model}", "--batch", str(given.batch), "-o", profile)
     straight = ["--cluster", "local", "--workers", count, "--stages", count, "--accumulate", str(given.accumulate)]
     for name in SCHEDULES:
         call(*PIPEPLAN, "solve", profile, *straight, "--schedule", name, "-o", folder / name)
@@ -45,6 +46,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="gpt")
+    parser.add_argument("--profile", type=Path, help="a profile of the model, instead of measuring one")
     for name, value in (("workers", 2), ("batch", 2), ("accumulate", 4), ("runs", 3), ("minibatches", 40)):
         parser.add_argument(f"--{name}", type=int, default=value)
     given = parser.parse_args()
