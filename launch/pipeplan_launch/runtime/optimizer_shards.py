@@ -166,12 +166,12 @@ class OptimizerShards:
         width, first = sum(lengths), self._trained[names[0]]
         buffer = self._buffer(width * (self._count + 1), first)
         own, everyone = buffer[:width], buffer[width:].view(self._count, width)
-        for name, place in zip(names, own.split(lengths), strict=True):
+        for name, place in zip(names, torch.split(own, lengths), strict=True):
             part = self.parameters[name].detach()
             place[: part.numel()].copy_(part)
         if width:
             dist.all_gather_into_tensor(everyone.view(-1), own, group=self._group)
-        for name, columns in zip(names, everyone.split(lengths, dim=1), strict=True):
+        for name, columns in zip(names, torch.split(everyone, lengths, dim=1), strict=True):
             parameter = self._trained[name]
             parameter.data.copy_(columns.reshape(-1)[: parameter.numel()].view(parameter.shape))
 

@@ -1,0 +1,85 @@
+"""Memory and time of an update with the optimiser whole and in parts, for replicas of one stage and AdamW, on the CPU.
+
+    python tests/benchmarks/optimizer_shards.py [--replicas 3] [--width 2048] [--layers 6] [--updates 12]
+
+Profiles a chain of square linear layers, solves for that many replicas of one stage, and trains. The prediction of a
+run in parts is the planner's figure for a whole optimiser with a part of the state in the place of all of it, and the
+memory for gathering weights, as docs/executor.md says. The last column is the median over updates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PIPEPLAN = [sys.executable, "-m", "pipeplan"]
+BUCKET_BYTES = 25 * 2**20
+MIB = 2**20
+JOB = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from pipeplan_launch import Data, Job
+
+
+def job():
+    model = nn.Sequential(*(nn.Linear({width}, {width}) for _ in range({layers})))
+    data = TensorDataset(torch.randn(512, {width}), torch.randn(512, {width}))
+    return Job(model, loss=nn.functional.mse_loss, data=lambda: Data(data), optimizer=lambda p: torch.optim.AdamW(p))
+"""
+
+
+def call(folder: Path, *arguments: str | Path) -> None:
+    """Run a command in a folder; its output is shown only if it fails."""
+    done = subprocess.run([*map(str, arguments)], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, arguments))} failed:\n{done.stdout}{done.stderr}")
+
+
+def measure(folder: Path, updates: int, replicas: int, *options: str) -> tuple[float, float, float]:
+    """(predicted bytes with a whole optimiser, largest measured bytes of a worker, median seconds of an update)."""
+    run = folder / f"run{len(options)}"
+    few = ["--epochs", "1", "--max-minibatches", str(updates * replicas), "--log-every", "0", "--threads", "1"]
+    call(folder, folder / "plan" / "launch.sh", *few, *options, "--run-dir", run)
+    (stage,) = json.loads((run / "summary.json").read_text())["stages"]
+    memory: dict[str, Any] = stage["memory_bytes"]
+    lines = [line for path in (run / "metrics").glob("rank-*.jsonl") for line in path.read_text().splitlines()]
+    times = [step["update_s"] for step in map(json.loads, lines) if step.get("update_s")]
+    return memory["predicted"], memory["measured"], statistics.median(times)
+
+
+def main() -> None:
+    """Print a line for each way."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--updates", type=int, default=12)
+    given = parser.parse_args()
+    weights = 4 * given.layers * given.width * (given.width + 1)
+    gathering = (1 + 1 / given.replicas) * max(BUCKET_BYTES // (4 * given.width**2), 1) * 4 * given.width**2
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        (folder / "wide.py").write_text(JOB.format(width=given.width, layers=given.layers))
+        call(folder, *PIPEPLAN, "profile", "wide.py:job", "--batch", "2", "--halvings", "0", "-o", "profile.json")
+        stage = ["--cluster", "local", "--workers", str(given.replicas), "--stages", "1", "--ignore-memory"]
+        call(folder, *PIPEPLAN, "solve", "profile.json", *stage, "--schedule", "1f1b-stashing", "-o", "plan")
+        for options in ((), ("--shard-optimizer",)):
+            predicted, measured, update_s = measure(folder, given.updates, given.replicas, *options)
+            if options:
+                predicted += gathering - 2 * weights * (1 - 1 / given.replicas)
+            name = "in parts" if options else "whole"
+            print(
+                f"{name:9} predicted {predicted / MIB:5.0f} MiB, measured {measured / MIB:5.0f} MiB "
+                f"({measured / predicted:.2f}), update {1e3 * update_s:.0f} ms"
+            )
+
+
+if __name__ == "__main__":
+    main()
