@@ -29,7 +29,7 @@ from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
-from pipeplan_launch.plan.transport_modes import asks_self_test, transport_of
+from pipeplan_launch.plan.transport_modes import HOST, asks_self_test, memory_note, transport_of
 from pipeplan_launch.plan.updates import updates_sentence
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
@@ -169,6 +169,9 @@ class ActiveWorker:
             print_status(f"plan {self._plan.written()}, minibatch {self._plan.minibatch}, run folder {self._start.run}")
             if self._plan.schedule.trains:
                 print_status(updates_sentence(self._plan))
+            mode = HOST if self._groups.edges is None else self._groups.edges.mode
+            if (beyond := memory_note(self._plan, mode)) is not None:
+                print_status(beyond)
             for sizes in (self._stage.train_sizes, self._stage.test_sizes):
                 if sizes is not None and sizes.note:
                     print_status(f"note: {sizes.note}")

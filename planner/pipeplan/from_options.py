@@ -313,6 +313,7 @@ def _synchronous_or_not(request: _Request) -> BuiltProblem:
             gain,
             request.maximum_cuts,
             request.deadline.share(SHARES["choice"]),
+            may_correct=request.options.get("correction") is None,
         )
     except InfeasibleError:
         # The solve of any of the problems finds out why.

@@ -1,5 +1,5 @@
 /*
- * Textures that distinguish the kinds of intervals without colour: forward is plain, backward hatched, update solid,
+ * Textures that distinguish the kinds of intervals without colour: forward is plain, backward hatched, gradients of weights dark, update solid,
  * waiting empty, all-reduce dotted.
  */
 
@@ -46,6 +46,7 @@ function texture(context, kind, stage) {
   if (!textures.has(key)) {
     const colour = stageColour(stage);
     if (kind === FORWARD) textures.set(key, colour);
+    else if (kind === WEIGHTS) textures.set(key, stageDeep(stage));
     else if (kind === UPDATE) textures.set(key, token("ink"));
     else {
       const other = theme() === "dark" ? "#000000" : "#ffffff";
@@ -62,7 +63,7 @@ function texture(context, kind, stage) {
 /* The text colour of a label inside an interval. */
 function textureInk(kind, stage) {
   if (kind === UPDATE) return token("surface");
-  const ground = kind === BACKWARD ? stageDeep(stage) : stageColour(stage);
+  const ground = kind === BACKWARD || kind === WEIGHTS ? stageDeep(stage) : stageColour(stage);
   return once("ink on " + ground, () => inkOn(ground));
 }
 

@@ -1,8 +1,8 @@
 /* The intervals of a timeline, by lane and ordered by time, so that the visible ones are found quickly. */
 
-const KINDS = ["forward", "backward", "update", "wait", "all-reduce"];
-const LETTERS = ["F", "B", "U", "", "R"];
-const [FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE] = KINDS.keys();
+const KINDS = ["forward", "backward", "weights", "update", "wait", "all-reduce"];
+const LETTERS = ["F", "B", "W", "U", "", "R"];
+const [FORWARD, BACKWARD, WEIGHTS, UPDATE, WAIT, ALL_REDUCE] = KINDS.keys();
 
 /* Each lane has two lists: the worker's own intervals, and the all-reduces that run in the background. */
 function lanesOf(columns, count) {

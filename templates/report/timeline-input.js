@@ -65,7 +65,7 @@ function pointerInput(panel, offset) {
   const release = (event) => {
     if (!pointers.delete(event.pointerId) || event.type === "pointercancel" || travelled > 3) return;
     const found = panel.at(...offset(event));
-    const chosen = found && found.interval.kind <= BACKWARD ? found.interval.number : null;
+    const chosen = found && found.interval.kind <= WEIGHTS ? found.interval.number : null;
     view.chosen = chosen === view.chosen ? null : chosen;
     view.redraw();
     if (event.pointerType === "touch") hover(panel, event, offset(event));
@@ -121,7 +121,7 @@ function moveCursor(panel, lanes, steps, say) {
   const at = Math.min(work.length - 1, Math.max(0, Math.min(work.length - 1, firstAfter(work, cursor.time)) + steps));
   const one = work[at];
   panel.cursor = { lane, time: (one.from + one.to) / 2 };
-  view.chosen = one.kind <= BACKWARD ? one.number : null;
+  view.chosen = one.kind <= WEIGHTS ? one.number : null;
   if (panel.cursor.time < view.from || panel.cursor.time > view.to) {
     const half = (view.to - view.from) / 2;
     view.show(panel.cursor.time - half, panel.cursor.time + half);

@@ -131,7 +131,7 @@ class Panel {
   faded(one) {
     const chosen = this.view.chosen;
     if (chosen === null || one.kind === WAIT) return false;
-    return one.kind > BACKWARD || one.number !== chosen;
+    return one.kind > WEIGHTS || one.number !== chosen;
   }
 
   drawNumber(context, one, stage, left, right, y) {

@@ -91,7 +91,7 @@ function timelineLegend(lanes) {
   const present = new Set(
     lanes.flatMap((rows) => rows.flatMap((row) => [...row.work, ...row.behind].map((one) => one.kind))),
   );
-  const words = ["forward", "backward", "update", "waiting", "all-reduce, behind the rest"];
+  const words = ["forward", "backward", "gradients of weights", "update", "waiting", "all-reduce, behind the rest"];
   const items = KINDS.map((_, kind) => (present.has(kind) ? el("li", {}, swatch(kind), words[kind]) : null));
   return el("ul", { class: "legend" }, items);
 }

@@ -41,7 +41,7 @@ class Case:
 
 CASES = [
     Case("readme", "mnist", 3, 45),
-    Case("init", f"{ROOT / 'templates' / 'init' / 'job.py'}:build", 2, 64),
+    Case("init", f"{ROOT / 'templates' / 'init' / 'job.py'}:build", 2, 1024),
     *(
         Case(name, f"{JOBS}:{name}", stages, 64)
         for name in ("mlp", "convolutions", "attention")

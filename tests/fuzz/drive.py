@@ -18,7 +18,9 @@ from unittest import mock
 from pipeplan.cli import main
 
 LIMIT_S = 30
-"""Not a measure of speed: what takes so long on problems of a few layers does not end at all."""
+"""CPU time. Not a measure of speed: what takes so long on problems of a few layers does not end at all."""
+WAITING_LIMIT_S = 300
+"""Wall time, for what waits without computing: so much that other programs on the machine change nothing."""
 MEMORY_BYTES = 1 << 30
 """Address space that a call may take beyond what the process has already."""
 
@@ -63,19 +65,22 @@ def _limited() -> Iterator[None]:
     """Stop what does not end, and refuse memory without end."""
 
     def stop(*_: Any) -> None:
-        raise Hang(f"no end after {LIMIT_S} s")
+        raise Hang(f"no end after {LIMIT_S} s of CPU time, or {WAITING_LIMIT_S} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
+    before = [(number, signal.signal(number, stop)) for number in (signal.SIGALRM, signal.SIGPROF)]
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, hard))
-    signal.alarm(LIMIT_S)
+    signal.alarm(WAITING_LIMIT_S)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         yield
     finally:
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def listing(folder: Path) -> dict[str, bytes]:

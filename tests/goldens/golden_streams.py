@@ -15,7 +15,7 @@ PIPELINES = 500
 def streams() -> dict[str, dict[str, Any]]:
     """For every pipeline its shape, the digest of all ranks' actions and that of the weight versions they use."""
     schedules = entry_points.schedules()
-    names = sorted(schedules)
+    names = sorted(schedules.keys() - {"zb-h1"})  # a later schedule, so that older answers stay comparable
     return {f"{seed:03}": _pipeline(seed, names[seed % len(names)], schedules) for seed in range(PIPELINES)}
 
 

@@ -57,7 +57,7 @@ def main() -> None:
     network = Network(NetworkNode(below=(NetworkNode(workers=1), NetworkNode(workers=1))))
     (inside, _), (outside, _) = network.servers
     launch = start_in_namespace(inside, lambda: _victim(script, run, options))
-    _wait_for_checkpoint(folder)
+    wait_for_checkpoint(folder, f"{run}.log")
     attack = start_in_namespace(outside, lambda: _attack(folder.parent / "opened.json"))
     _, attacked = os.waitpid(attack, 0)
     before = len(list(folder.glob("checkpoints/*/manifest.json")))
@@ -72,11 +72,12 @@ def main() -> None:
     print(json.dumps(answer))
 
 
-def _wait_for_checkpoint(run: Path) -> None:
+def wait_for_checkpoint(run: Path, log: str) -> None:
+    """Wait until a run has a checkpoint."""
     deadline = time.monotonic() + PATIENCE_S
     while not list(run.glob("checkpoints/*/manifest.json")):
         if time.monotonic() > deadline:
-            raise SystemExit(f"the launch has no checkpoint: {Path(f'{run}.log').read_text()[-2000:]}")
+            raise SystemExit(f"the launch has no checkpoint: {Path(log).read_text()[-2000:]}")
         time.sleep(0.1)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from brute_machines import Instance, Machines
 
-FLUSHING = ("gpipe", "1f1b-flush")
+FLUSHING = ("gpipe", "1f1b-flush", "zb-h1")
 ACCUMULATING = ("2bw", *FLUSHING)
 
 
@@ -304,7 +304,7 @@ class Costs:
         if kind == "gpipe":
             return [math.ceil(self.share / stage.replicas) for stage in chain]
         pace = number
-        if kind == "1f1b-flush":
+        if kind in ("1f1b-flush", "zb-h1"):
             pace = number / (self.share - 1) if self.share > 1 else math.inf
         found: list[int] = []
         demanded, following = 0.0, None
@@ -313,7 +313,7 @@ class Costs:
             if following is not None:
                 passing = 2 * self.link(stage, following).passing
                 away = passing / pace if passing and pace else math.inf if passing else 0.0
-                most = math.ceil(self.share / stage.replicas) if kind == "1f1b-flush" else math.inf
+                most = math.ceil(self.share / stage.replicas) if kind in ("1f1b-flush", "zb-h1") else math.inf
                 needed = (demanded + wait + away) / stage.replicas - 1e-9
                 depth = int(min(most, 1 + math.ceil(needed) if math.isfinite(needed) else math.inf))
             if kind == "2bw" and not self._in_time(stage, depth, pace):

@@ -20,8 +20,8 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
 
-ACCUMULATING = ("2bw", "gpipe", "1f1b-flush")
-ALL_SCHEDULES = ("1f1b-stashing", "vertical-sync", *ACCUMULATING)
+ACCUMULATING = ("2bw", "gpipe", "1f1b-flush", "zb-h1")
+ALL_SCHEDULES = ("1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush")
 LARGER = [(2,), (3,), (4,), (6,), (2, 2), (2, 3), (3, 2), (1, 3), (4, 1), (2, 1, 2)]
 SHAPES = [(1,), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2), (1, 3), (4, 1), (2, 1, 2)]
 

@@ -8,7 +8,8 @@ depth, and M the minibatches per update, minibatch i, in a segment that starts w
     vertical-sync   at every stage the newest version without a minibatch that the input stage's version lacks
     2bw             w(t+1) = w(t) − ν ∇f(w(t−1)): the updates of all groups of M but the last before its own
     gpipe,          w(t+1) = w(t) − ν ∇f(w(t)): the updates of all groups of M before its own
-    1f1b-flush
+    1f1b-flush,
+    zb-h1
 
 and an update is made from the mean over the samples of its group: r minibatches, or M. Where gradients are clipped,
 that mean is, as torch's clip_grad_norm_ does: by the norm of the whole model with a flush, else by the stage's own.
@@ -63,6 +64,8 @@ class Recipe:
     """The largest norm of an update's gradients."""
     correction: str = "none"
     flush_epochs: int = 0
+    deferred: tuple[int, ...] = ()
+    """Of each stage, the most minibatches whose gradients of weights are put off, where they come apart."""
 
     def of_epoch(self, epoch: int) -> Recipe:
         """The recipe that holds in an epoch."""
@@ -95,7 +98,7 @@ class Recipe:
                 return minibatches // self.replicas[stage]
             case "2bw":
                 return max(0, minibatch // self.accumulate - 1)
-            case "gpipe" | "1f1b-flush":
+            case "gpipe" | "1f1b-flush" | "zb-h1":
                 return minibatch // self.accumulate
         raise ValueError(self.semantics)
 
@@ -204,7 +207,7 @@ def train(
 def _update(stages: Sequence[tuple[_Stage, int]], recipe: Recipe) -> None:
     """An update of the stages whose group has ended, with the delays to correct for; with a flush these are all."""
     means = [stage.mean() for stage, _ in stages]
-    together = recipe.semantics in ("gpipe", "1f1b-flush")
+    together = recipe.semantics in ("gpipe", "1f1b-flush", "zb-h1")
     if recipe.clip is not None and means:
         for over in [means] if together else [[one] for one in means]:
             gradients = [gradient for one in over for gradient in one.values()]

@@ -99,11 +99,13 @@ def check_nodes(nodes: Sequence[Node], drained: Drained) -> None:
             kind = "F" if node.direction is Direction.ACTIVATIONS else "B"
             source, destination, m = node.source[0], node.destination[0], node.minibatch
             assert at(kind, source, m) < here < at(kind, destination, m)
-            depth = pipeline[destination].depth if trains else 1
+            shape = pipeline[destination]
+            depth = shape.depth + shape.deferred if trains else 1
             slots = depth + 1 if node.direction is Direction.ACTIVATIONS else 2
             before = m - slots * pipeline[destination].replicas
             if before >= 0:
-                assert at("B" if trains else "F", destination, before) < here
+                kept = drained.schedule.splits and node.direction is Direction.ACTIVATIONS
+                assert at("W" if kept else "B" if trains else "F", destination, before) < here
                 leaving = [
                     other
                     for other in nodes

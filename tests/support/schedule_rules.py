@@ -11,6 +11,7 @@ import itertools
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from literal import Recipe
 
@@ -71,32 +72,43 @@ def _needed(action: Action, stage: int, stages: int) -> tuple[ActionKind, int, i
 
 def recipe(schedule: Schedule, pipeline: Sequence[StageShape]) -> Recipe:
     replicas, depths = tuple(one.replicas for one in pipeline), tuple(one.depth for one in pipeline)
-    return Recipe(schedule.name, replicas, depths, pipeline[0].accumulate or 1, minibatch=1, epochs=1)
+    deferred = tuple(one.deferred for one in pipeline)
+    accumulate = pipeline[0].accumulate or 1
+    return Recipe(schedule.name, replicas, depths, accumulate, minibatch=1, epochs=1, deferred=deferred)
 
 
 def check_stream(stream: Iterable[Action], formula: Recipe, stage: int, replica: int, count: int) -> None:
     """One worker's actions: its own minibatches once and in order, groups whole, versions there, and no more in flight
-    than the depth."""
+    than the depth. Where gradients of weights come apart, no more of them are put off than is said."""
     own = list(range(replica, count, formula.replicas[stage]))
     if formula.semantics == "forward-only":
         assert [str(action) for action in stream] == [f"F{index}" for index in own]
         return
     members = Counter(formula.group_of(stage, index) for index in own)
-    begun = finished = reduced = updated = collected = 0
+    splits = formula.semantics == "zb-h1"
+    begun = finished = weighed = reduced = updated = collected = 0
     for action in stream:
         match action.kind:
             case ActionKind.FORWARD:
                 assert action.index == own[begun]
                 owed = formula.version(stage, action.index)
-                newest = formula.semantics in ("1f1b-stashing", "gpipe", "1f1b-flush")
+                newest = formula.semantics in ("1f1b-stashing", "gpipe", "1f1b-flush", "zb-h1")
                 assert owed == updated if newest else owed <= updated, f"{action} is owed {owed} of {updated}"
                 begun += 1
+                if splits:
+                    assert finished - weighed <= formula.deferred[stage]
                 assert begun - finished <= formula.depths[stage]
             case ActionKind.BACKWARD:
                 assert action.index == own[finished]
                 assert finished < begun
                 assert formula.group_of(stage, action.index) == reduced  # what comes before R belongs to it
                 finished += 1
+                collected += not splits
+            case ActionKind.WEIGHTS:
+                assert splits
+                assert action.index == own[weighed]
+                assert weighed < finished
+                weighed += 1
                 collected += 1
             case ActionKind.REDUCE:
                 assert action.index == reduced == updated  # one all-reduce under way, no more
@@ -107,6 +119,7 @@ def check_stream(stream: Iterable[Action], formula: Recipe, stage: int, replica:
                 assert updated < reduced
                 updated += 1
     assert begun == finished == len(own)
+    assert weighed == (len(own) if splits else 0)
     assert reduced == updated == (formula.group_of(stage, count - 1) + 1 if count else 0)
 
 
@@ -154,7 +167,10 @@ def pipelines(schedule: Schedule, replicas: Sequence[int], more: Sequence[int] |
     for accumulate in sorted({least, least + 1, least + widest, max(least, 3 * widest)}):
         whole = [math.ceil(accumulate / count) for count in replicas]
         deep = whole if schedule.name == "gpipe" else depths
-        yield [StageShape(count, depth, accumulate) for count, depth in zip(replicas, deep, strict=True)]
+        shapes = [StageShape(count, depth, accumulate) for count, depth in zip(replicas, deep, strict=True)]
+        yield shapes
+        if schedule.splits:
+            yield [replace(shape, deferred=2 * stage) for stage, shape in enumerate(shapes)]
 
 
 def every_count(schedule: Schedule, pipeline: Sequence[StageShape]) -> range:

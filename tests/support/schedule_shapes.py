@@ -28,10 +28,13 @@ def shapes(replicas: tuple[int, ...], extra: int = 0) -> list[StageShape]:
 def fitted(schedule: Schedule, replicas: tuple[int, ...], accumulate: int) -> list[StageShape]:
     """Depths that a schedule can do with: GPipe's hold a whole group, 1F1B's with a flush never more than that."""
     found = []
-    for shape in shapes(replicas):
+    for stage, shape in enumerate(shapes(replicas)):
         whole = -(-accumulate // shape.replicas)
-        depth = {"gpipe": whole, "1f1b-flush": min(whole, shape.depth)}.get(schedule.name, shape.depth)
-        found.append(StageShape(shape.replicas, depth, accumulate))
+        depth = {"gpipe": whole, "1f1b-flush": min(whole, shape.depth), "zb-h1": min(whole, shape.depth)}.get(
+            schedule.name, shape.depth
+        )
+        deferred = stage if schedule.splits else 0
+        found.append(StageShape(shape.replicas, depth, accumulate, deferred))
     return found
 
 

@@ -154,7 +154,8 @@ def _write_plan(folder: Path, case: Case, traced: TracedModel) -> None:
     """The stage files of a case, as the planner writes them."""
     pipeline = [
         {"workers": ranks, "depth": depth, "versions": depth + 1, "recompute": case.recompute}
-        for ranks, depth in zip(_ranks(case.replicas), case.depths, strict=True)
+        | ({"deferred": number} if case.schedule == "zb-h1" else {})
+        for number, (ranks, depth) in enumerate(zip(_ranks(case.replicas), case.depths, strict=True))
     ]
     shared = {
         "format": "pipeplan-stage",

@@ -74,6 +74,7 @@ VERSIONS: dict[str, Callable[[list[int], int, int, int], int]] = {
     "2bw": lambda _replicas, size, _stage, minibatch: max(0, minibatch // size - 1),
     "gpipe": lambda _replicas, size, _stage, minibatch: minibatch // size,
     "1f1b-flush": lambda _replicas, size, _stage, minibatch: minibatch // size,
+    "zb-h1": lambda _replicas, size, _stage, minibatch: minibatch // size,
 }
 """(replicas, minibatches per update, stage, minibatch) -> updates behind its weights."""
 

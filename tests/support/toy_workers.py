@@ -212,6 +212,8 @@ def stage_contents(
     pipeline, first = [], idle  # idle workers come first, so that ranks and places differ
     for count, deep in zip(replicas, depth, strict=True):
         pipeline.append({"workers": list(range(first, first + count)), "depth": deep, "versions": deep})
+        if schedule == "zb-h1":  # the first stage defers nothing, and each later one a minibatch more
+            pipeline[-1]["deferred"] = len(pipeline) - 1
         first += count
     for placement, again in zip(pipeline, recompute, strict=False):
         placement["recompute"] = again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Protocol
 
 import torch
@@ -176,6 +177,13 @@ def seed_generators(value: int) -> None:
 def cuda_devices() -> int:
     """Number of CUDA devices that this process sees."""
     return torch.cuda.device_count()
+
+
+def cuda_text() -> str:
+    """The CUDA devices in words: `0 GPUs`, or `3 GPUs (2 × NVIDIA A100, 1 × Tesla T4)`."""
+    names = Counter(torch.cuda.get_device_name(number) for number in range(cuda_devices()))
+    kinds = ", ".join(f"{count} × {name}" for name, count in names.items())
+    return f"{cuda_devices()} GPUs" + (f" ({kinds})" if kinds else "")
 
 
 def nccl_version() -> str | None:

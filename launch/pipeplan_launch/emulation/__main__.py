@@ -64,12 +64,12 @@ def _mount_proc() -> None:
 def _run(network: Network, order: Mapping[str, Any]) -> dict[str, Any]:
     _import_for_workers()
     counting = LinkCounters(network.ports, Path(order["out"]).parent)
-    began = time.time()
+    began = time.monotonic()
     statuses, late = _finish(dict(network.start(lambda: _work(order), PORT)), began + order["limit_s"])
     return {
         "statuses": [statuses[rank] for rank in sorted(statuses)],
         "late": late,
-        "seconds": time.time() - began,
+        "seconds": time.monotonic() - began,
         "traffic": counting.stop(),
         "cores": counting.cores(),
     }
@@ -108,9 +108,9 @@ def _finish(workers: dict[int, int], deadline: float) -> tuple[dict[int, int], b
         if pid in workers:
             statuses[workers.pop(pid)] = os.waitstatus_to_exitcode(status)
             if status:
-                deadline = min(deadline, time.time() + 5)
+                deadline = min(deadline, time.monotonic() + 5)
         elif not pid:
-            if time.time() > deadline:
+            if time.monotonic() > deadline:
                 late = late or not any(statuses.values())
                 for one in workers:
                     os.kill(one, signal.SIGKILL)

@@ -88,9 +88,10 @@ def run_with_fault(network: Network, order: Mapping[str, Any], port: int) -> dic
     """Carry out an order that has a `fault`; returns the content of its results file."""
     injector = _Injector(InjectedFault(**order["fault"]), network)
     launches = ServerLaunchers()
+    deadline = time.monotonic() + order["limit_s"]
     began = time.time()
     launches.start(network, [order["plan"], *order["arguments"]], port, Path(order["out"]).parent)
-    while launches.running and time.time() < began + order["limit_s"]:
+    while launches.running and time.monotonic() < deadline:
         launches.look()
         injector.look(launches)
         time.sleep(EVERY_S)

@@ -21,6 +21,8 @@ class StagePlacement:
     """Most weight versions that a replica holds at once."""
     recompute: bool = False
     """Whether the stage keeps only its input for the backward pass, and runs forward again before it."""
+    deferred: int = 0
+    """Most minibatches whose gradients of the weights are put off, under a schedule with W."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,9 @@ class LaunchPlan:
     @property
     def shapes(self) -> tuple[StageShape, ...]:
         """The pipeline in the form that schedules take."""
-        return tuple(StageShape(len(stage.workers), stage.depth, self.accumulate) for stage in self.pipeline)
+        return tuple(
+            StageShape(len(stage.workers), stage.depth, self.accumulate, stage.deferred) for stage in self.pipeline
+        )
 
     def place(self, rank: int) -> tuple[int, int] | None:
         """The (stage, replica) of a rank, or None for an idle worker."""

@@ -11,16 +11,18 @@ The nodes of a segment and what each of them waits for:
 
 `one_order` yields the nodes in an order in which nothing comes before what it waits for. It replays the segment in
 whole ticks, in which every stage is equally fast (a forward pass of a stage with r replicas takes r ticks, a backward
-pass 2 r, everything else none), and yields a node when it starts. Nodes that start together come as transfers,
-all-reduces, computations, and then by minibatch and stage. Ticks are whole numbers, so all workers get the same order.
+pass 2 r, a pass for the gradients of the weights r, everything else none), and yields a node when it starts. Nodes that
+start together come as transfers, all-reduces, computations, and then by minibatch and stage. Ticks are whole numbers,
+so all workers get the same order.
 
 A worker that hands its own nodes to its device in this order, from one thread, cannot be part of a deadlock, even if
 every send waits for its receive and the device does one thing at a time (docs/gpus.md has the proof). If a segment ends
 early, the order is the same without the nodes that are left out (`leave_out_after`).
 
 **Rings.** The receiver writes the message of its k-th minibatch into slot k mod n of a ring of n (`ring_slots`). A
-slot is free when its last reader is done: the backward pass, or the forward pass where nothing trains, and the
-messages of the same minibatch that this replica sends in the same direction, as a stage may pass on what it received.
+slot is free when its last reader is done: the backward pass (for activations, W where the schedule has it), or the
+forward pass where nothing trains, and the messages of the same minibatch that this replica sends in the same direction,
+as a stage may pass on what it received.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ MOST_UNSETTLED = 2
 """Messages of one direction to one worker that may be on their way. Before a third, computing waits for the oldest."""
 GRADIENT_SLOTS = 2
 """Slots of a ring for gradients: one in use and one under way."""
-_TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.REDUCE: 0, ActionKind.UPDATE: 0}
+_TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.WEIGHTS: 1}
 
 
 class Direction(IntEnum):
@@ -85,11 +87,18 @@ _Message = tuple[Direction, int, int]
 """(direction, stage that receives or holds it, minibatch)."""
 
 
-def ring_slots(direction: Direction, shape: StageShape, *, trains: bool) -> int:
+def ring_slots(direction: Direction, shape: StageShape, schedule: Schedule) -> int:
     """Messages for which a receiver has memory: what is in flight on it, and one more that is under way."""
     if direction is Direction.GRADIENTS:
         return GRADIENT_SLOTS
-    return (shape.depth if trains else 1) + 1
+    return (schedule.held(shape) if schedule.trains else 1) + 1
+
+
+def last_reader(direction: Direction, schedule: Schedule) -> ActionKind:
+    """The kind of action that is the last to read a received message."""
+    if not schedule.trains:
+        return ActionKind.FORWARD
+    return ActionKind.WEIGHTS if schedule.splits and direction is Direction.ACTIVATIONS else ActionKind.BACKWARD
 
 
 def neighbours(stages: int) -> list[Crossing]:
@@ -261,7 +270,7 @@ class _Replay:
 
     def _compute(self, node: Computation, tick: int) -> None:
         worker, (stage, _), action = self._workers[node.place], node.place, node.action
-        end = worker.free = tick + _TICKS[action.kind] * self._pipeline[stage].replicas
+        end = worker.free = tick + _TICKS.get(action.kind, 0) * self._pipeline[stage].replicas
         worker.is_queued = False
         match action.kind:
             case ActionKind.FORWARD:
@@ -271,9 +280,12 @@ class _Replay:
                 self._send(Direction.ACTIVATIONS, node.place, self._after[stage], action.index, end)
             case ActionKind.BACKWARD:
                 self._arrived.pop((Direction.GRADIENTS, stage, action.index), None)
-                self._read((Direction.ACTIVATIONS, stage, action.index), end)
+                if not self._schedule.splits:
+                    self._read((Direction.ACTIVATIONS, stage, action.index), end)
                 self._read((Direction.GRADIENTS, stage, action.index), end)
                 self._send(Direction.GRADIENTS, node.place, self._before[stage], action.index, end)
+            case ActionKind.WEIGHTS:
+                self._read((Direction.ACTIVATIONS, stage, action.index), end)
             case ActionKind.REDUCE:
                 self._join(stage, action.index, end)
             case ActionKind.UPDATE:
@@ -303,7 +315,7 @@ class _Replay:
     def _ring(self, direction: Direction, stage: int) -> int:
         """Minibatches of the pipeline from one use of a slot to the next."""
         shape = self._pipeline[stage]
-        return ring_slots(direction, shape, trains=self._schedule.trains) * shape.replicas
+        return ring_slots(direction, shape, self._schedule) * shape.replicas
 
     def _holding(self, message: _Message) -> _Holding | None:
         """The holding of a message that has not left its slot for good; None if no stage sends it."""

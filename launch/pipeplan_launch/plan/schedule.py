@@ -1,7 +1,8 @@
 """The actions of every worker, in order, as pure data. Torch-free, so that the planner's simulator can replay them.
 
     F3   forward of minibatch 3
-    B3   backward of minibatch 3
+    B3   backward of minibatch 3; with W in the schedule only as far as the gradient of the stage's input
+    W3   gradients of the weights of minibatch 3
     R3   start the all-reduce of group 3's gradients among the stage's replicas
     U3   wait for that all-reduce and update the weights
 
@@ -15,6 +16,7 @@ last group may be short, and replicas without a minibatch in it still join its a
     2bw             1F1B              M for all stages     of all groups before its own, except the last of them
     gpipe           F… then B…        M for all stages     of all groups before its own
     1f1b-flush      1F1B per group    M for all stages     of all groups before its own
+    zb-h1           the same, with W  M for all stages     of all groups before its own
     forward-only    F…                -                    none
 
 1F1B with weight stashing (PipeDream). One replica of a stage with d = 2, minibatches 0, 1, 2 (r = 1):
@@ -39,6 +41,12 @@ Flush schedules, d = 2, M = 3. The pipeline drains before every update:
 
     gpipe        F0 F1 F2 B0 B1 B2 R0 U0 | F3 …        (needs d = 3)
     1f1b-flush   F0 F1 B0 F2 B1 B2 R0 U0 | F3 …
+
+zb-h1 (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241) has the passes of 1f1b-flush in the same order. A
+stage defers its W's by `deferred` minibatches, so that they fill the time in which the stages before it drain. Here for
+the last of three stages, deferred = 2, M = 4:
+
+    zb-h1        F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3 R0 U0 | F4 …
 """
 
 from __future__ import annotations
@@ -57,6 +65,7 @@ class ActionKind(StrEnum):
 
     FORWARD = "F"
     BACKWARD = "B"
+    WEIGHTS = "W"
     REDUCE = "R"
     UPDATE = "U"
 
@@ -66,7 +75,7 @@ _ACTION = re.compile(rf"([{''.join(ActionKind)}])(0|[1-9][0-9]*)")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step of one worker. `index` is a minibatch for F and B, and a group of minibatches for R and U."""
+    """One step of one worker. `index` is a minibatch for F, B and W, and a group of minibatches for R and U."""
 
     kind: ActionKind
     index: int
@@ -95,8 +104,13 @@ class StageShape:
     accumulate: int | None = None
     """Minibatches per update, the same at all stages. Ignored by schedules that update a stage for every round of its
     replicas."""
+    deferred: int = 0
+    """Most minibatches between their B and their W after which the replica goes on to another minibatch. Ignored by
+    schedules without W."""
 
     def __post_init__(self) -> None:
+        if self.deferred < 0:
+            raise ValueError(f"a stage cannot defer {self.deferred} gradients of weights")
         if self.replicas < 1 or self.depth < 1:
             raise ValueError(f"a stage needs at least one replica and depth 1 (here {self.replicas} and {self.depth})")
         if self.accumulate is not None and self.accumulate < 1:
@@ -122,6 +136,15 @@ class Schedule:
     version: VersionRule
     accumulates: bool = False
     """Whether an update averages `StageShape.accumulate` minibatches instead of one round of the stage's replicas."""
+
+    @property
+    def splits(self) -> bool:
+        """Whether gradients of the weights have an action of their own, W."""
+        return ActionKind.WEIGHTS in self.kinds
+
+    def held(self, shape: StageShape) -> int:
+        """Most minibatches whose activations one replica holds, from F until B, or until W if the schedule has one."""
+        return shape.depth + shape.deferred if self.splits else shape.depth
 
     @property
     def flushes(self) -> bool:
@@ -309,6 +332,29 @@ def one_f_one_b_flush(pipeline: Sequence[StageShape], stage: int, replica: int, 
         yield Action(ActionKind.UPDATE, group)
 
 
+def zero_bubble_h1(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+    """ZB-H1: 1F1B with a flush, and the gradients of the weights later, at the latest before the flush.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241). W follows its B once `deferred`
+    later minibatches have had theirs, before the next forward. So a replica holds the activations of at most depth +
+    deferred minibatches.
+    """
+    depth, deferred = pipeline[stage].depth, pipeline[stage].deferred
+    for group, own in _own_groups(pipeline[stage], replica, minibatches):
+        for minibatch in own[:depth]:
+            yield Action(ActionKind.FORWARD, minibatch)
+        for position, minibatch in enumerate(own):
+            yield Action(ActionKind.BACKWARD, minibatch)
+            if position >= deferred:
+                yield Action(ActionKind.WEIGHTS, own[position - deferred])
+            if position + depth < len(own):
+                yield Action(ActionKind.FORWARD, own[position + depth])
+        for minibatch in own[max(0, len(own) - deferred) :]:
+            yield Action(ActionKind.WEIGHTS, minibatch)
+        yield Action(ActionKind.REDUCE, group)
+        yield Action(ActionKind.UPDATE, group)
+
+
 def _own_groups(shape: StageShape, replica: int, minibatches: int) -> Iterator[tuple[int, Sequence[int]]]:
     """Every group of M minibatches, with those of its minibatches that one replica computes."""
     size = _accumulated(shape)
@@ -322,7 +368,8 @@ def forward_only(pipeline: Sequence[StageShape], stage: int, replica: int, minib
         yield Action(ActionKind.FORWARD, minibatch)
 
 
-_TRAINING, _FORWARD = frozenset(ActionKind), frozenset({ActionKind.FORWARD})
+_SPLIT, _FORWARD = frozenset(ActionKind), frozenset({ActionKind.FORWARD})
+_TRAINING = _SPLIT - {ActionKind.WEIGHTS}
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
     {
@@ -335,6 +382,7 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             Schedule(
                 "1f1b-flush", one_f_one_b_flush, _TRAINING, trains=True, version=version_flushed, accumulates=True
             ),
+            Schedule("zb-h1", zero_bubble_h1, _SPLIT, trains=True, version=version_flushed, accumulates=True),
             Schedule("forward-only", forward_only, _FORWARD, trains=False, version=version_fixed),
         )
     }

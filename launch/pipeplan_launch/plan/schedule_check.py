@@ -49,6 +49,9 @@ class _Replica:
     replica: int
     todo: deque[Action]
     in_flight: list[int] = field(default_factory=list)
+    """Minibatches whose activations are held."""
+    awaiting: list[int] = field(default_factory=list)
+    """Those of them that have not had their backward."""
     peak: int = 0
     updates: int = 0
 
@@ -96,7 +99,8 @@ def _check_stream(
         seen[action.kind].append(action.index)
     own = list(own_minibatches(worker.replica, shape.replicas, minibatches))
     groups = list(range(group_count(schedule.group_size(shape), minibatches))) if schedule.trains else []
-    expected = {ActionKind.FORWARD: own, ActionKind.BACKWARD: own, ActionKind.REDUCE: groups, ActionKind.UPDATE: groups}
+    per_minibatch = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS)
+    expected = {kind: own if kind in per_minibatch else groups for kind in ActionKind}
     for kind, indices in seen.items():
         wanted = expected[kind] if kind in schedule.kinds else []
         if sorted(indices) != wanted:
@@ -110,7 +114,7 @@ def _ready(worker: _Replica, action: Action, messages: _Messages, pipeline: Sequ
             return worker.stage == 0 or (worker.stage, action.index) in messages.activations
         case ActionKind.BACKWARD:
             return worker.stage == len(pipeline) - 1 or (worker.stage, action.index) in messages.gradients
-        case ActionKind.REDUCE:
+        case ActionKind.WEIGHTS | ActionKind.REDUCE:
             return True
         case ActionKind.UPDATE:
             started = messages.reductions.get((worker.stage, action.index), 0)
@@ -131,15 +135,25 @@ def _perform(
             messages.activations.add((worker.stage + 1, action.index))
             if schedule.trains:
                 worker.in_flight.append(action.index)
+                worker.awaiting.append(action.index)
                 worker.peak = max(worker.peak, len(worker.in_flight))
-            if worker.peak > pipeline[worker.stage].depth:
+            shape = pipeline[worker.stage]
+            if len(worker.awaiting) > shape.depth or worker.peak > schedule.held(shape):
                 raise ReplayError(f"{worker} has {worker.in_flight} in flight, above depth")
         case ActionKind.BACKWARD:
-            if action.index not in worker.in_flight:
+            if action.index not in worker.awaiting:
                 raise ReplayError(f"{worker} runs {action} before its forward")
-            worker.in_flight.remove(action.index)
+            worker.awaiting.remove(action.index)
+            if not schedule.splits:
+                worker.in_flight.remove(action.index)
             messages.gradients.add((worker.stage - 1, action.index))
+        case ActionKind.WEIGHTS:
+            if action.index in worker.awaiting or action.index not in worker.in_flight:
+                raise ReplayError(f"{worker} runs {action} before its backward")
+            worker.in_flight.remove(action.index)
         case ActionKind.REDUCE:
+            if worker.in_flight and schedule.flushes:
+                raise ReplayError(f"{worker} runs {action} with {worker.in_flight} in flight")
             key = (worker.stage, action.index)
             messages.reductions[key] = messages.reductions.get(key, 0) + 1
         case ActionKind.UPDATE:

@@ -195,6 +195,7 @@ def _placement(stage: Any, where: str) -> StagePlacement:
         json_fields.integer(stage, "depth", where, least=1, most=MAX_DEPTH),
         json_fields.integer(stage, "versions", where, least=1, most=MAX_DEPTH),
         recompute,
+        json_fields.integer(stage, "deferred", where, least=0, most=MAX_DEPTH) if "deferred" in stage else 0,
     )
 
 

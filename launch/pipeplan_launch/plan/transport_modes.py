@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.one_order import neighbours
+from pipeplan_launch.plan.one_order import GRADIENT_SLOTS, MOST_UNSETTLED, neighbours
 
 HOST, NCCL, BATCHED = "host", "nccl", "batched"
 AUTO = "auto"
@@ -58,3 +58,35 @@ def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, fo
             "leave one of them out"
         )
     return mode
+
+
+def memory_beyond_plan(plan: LaunchPlan, mode: str) -> list[float]:
+    """Bytes on a worker of each stage that messages take beyond what the plan charges; [] where that is not known.
+
+    In the one order a worker has a ring of slots for what it receives, and keeps what it sends until it has left. The
+    plan charges one message each way at each boundary, and the input and output of every minibatch in flight. What
+    lies beyond is, in training, one more gradient received and one more that leaves; in inference one more input.
+    """
+    predictions = plan.predictions
+    if mode == HOST or any(one.receive_bytes is None or one.receive_gradient_bytes is None for one in predictions):
+        return []
+    arriving = [one.receive_bytes or 0.0 for one in predictions]
+    if not plan.schedule.trains:
+        return arriving
+    returned = [one.receive_gradient_bytes or 0.0 for one in predictions]
+    return [
+        (GRADIENT_SLOTS - 1) * received + (MOST_UNSETTLED - 1) * sent
+        for received, sent in zip(returned, [0.0, *returned], strict=False)
+    ]
+
+
+def memory_note(plan: LaunchPlan, mode: str) -> str | None:
+    """A note on the memory of messages that the plan does not charge; None where there is none."""
+    beyond = memory_beyond_plan(plan, mode)
+    most = max(beyond, default=0.0)
+    if not most:
+        return None
+    return (
+        f"note: messages by --transport {mode} take up to {most / 2**20:.3g} MiB on a worker of stage "
+        f"{beyond.index(most)} beyond the memory of the plan"
+    )

@@ -29,6 +29,7 @@ from pipeplan_launch.plan.one_order import (
     Direction,
     Node,
     Transfer,
+    last_reader,
     one_order,
     ring_slots,
     stays,
@@ -328,13 +329,13 @@ class Engine:
             place.peer(transfer.source[0], transfer.minibatch),
             self.layout(tensors, transfer.minibatch),
             transfer.minibatch // place.replicas,
-            ring_slots(direction, self.shapes[place.stage], trains=self.schedule.trains),
+            ring_slots(direction, self.shapes[place.stage], self.schedule),
         )
 
     def _release_messages(self, transport: OrderedTransport, action: Action) -> None:
         """Let the memory of received messages be written again after the last action that reads them."""
-        if action.kind is ActionKind.BACKWARD or not self.schedule.trains:
-            for direction in Direction:
+        for direction in Direction:
+            if action.kind is last_reader(direction, self.schedule):
                 transport.release(direction, self.segment.number(action.index))
 
     def start_collective(self, stages: tuple[int, ...], group: int) -> None:

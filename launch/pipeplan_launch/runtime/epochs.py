@@ -297,7 +297,7 @@ class EpochLoop:
         place = self._stage.place
         for note in (
             stage_optimizer.clipping_note(place),
-            stage_optimizer.correction_note(place, self._options.staleness),
+            stage_optimizer.correction_note(place, self._options.staleness, self._training.optimizer),
             gradient_exchange.note_on_unused_option(self._options.averaging, place.plan),
         ):
             if note is not None:

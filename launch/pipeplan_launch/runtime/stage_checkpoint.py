@@ -73,7 +73,8 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
 def _whole_moments(training: TrainingEngine, moments: dict[str, Tensor]) -> dict[str, Tensor]:
     """The optimiser's tensors, put together from the parts of all replicas; each whole one is on one of them."""
     shards, correction = training.shards, training.correction
-    assert shards is not None and training.optimizer is not None
+    assert shards is not None
+    assert training.optimizer is not None
     divided = shards.divided_state(training.optimizer)
     if correction is not None:
         divided |= {id(step): name for name, steps in correction.steps.items() for step in steps}

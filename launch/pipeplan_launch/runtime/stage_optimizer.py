@@ -21,7 +21,7 @@ from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions, update_
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.handed_over_weights import can_redirect, is_worthwhile
 from pipeplan_launch.runtime.optimizer_shards import OptimizerShards
-from pipeplan_launch.runtime.step_correction import make_correction
+from pipeplan_launch.runtime.step_correction import is_harmed, make_correction
 from pipeplan_launch.runtime.weight_stash import WeightVersions
 from pipeplan_launch.telemetry.progress import print_status
 
@@ -64,6 +64,7 @@ class StageOptimizer:
             self.updated,
             self.optimizer,
             update_delay(place.plan.schedule, place.plan.shapes, place.stage),
+            asked=staleness.correction is not None,
             force=staleness.force,
         )
         """None if updates are not corrected."""
@@ -281,9 +282,11 @@ def make_clipping(place: WorkerPlace, flush: dist.ProcessGroup | None) -> Gradie
     )
 
 
-def correction_note(place: WorkerPlace, staleness: StalenessOptions) -> str | None:
-    """A note for the user if the run corrects updates and the plan says otherwise, whose memory lacks that."""
+def correction_note(place: WorkerPlace, staleness: StalenessOptions, optimizer: Optimizer | None) -> str | None:
+    """A note for the user if the run corrects updates and the plan says otherwise, or the other way round."""
     if staleness.correction_of(place.plan) == place.plan.correction:
+        if place.plan.correction == "ef" and is_harmed(optimizer) and not staleness.force:
+            return "the plan's correction of old gradients is left out, as it harms SGD without momentum"
         return None
     if staleness.correction == "none":
         return "updates are not corrected for old gradients, although the plan says so"

@@ -96,15 +96,24 @@ def is_harmed(optimizer: Optimizer | None) -> bool:
 
 
 def make_correction(
-    kind: str, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer | None, delay: int, *, force: bool
+    kind: str,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: Optimizer | None,
+    delay: int,
+    *,
+    asked: bool,
+    force: bool,
 ) -> StepCorrection | None:
     """The correction `kind` of a stage, or None where there is nothing to correct. Raises `LaunchError`.
 
-    `force`: whether an optimiser that it harms is corrected too.
+    An optimiser that it harms is corrected only with `force`; without, it is an error to have `asked` for the
+    correction, and one that only the plan names is left out.
     """
     if kind == "none" or not delay or not parameters:
         return None
     if is_harmed(optimizer) and not force:
+        if not asked:
+            return None
         raise LaunchError(
             "--correction ef lowers the largest stable rate of SGD without momentum (to 0.62 of it where gradients are "
             "one update old): run with --correction none, give the optimizer momentum, or add --force-correction"

@@ -30,9 +30,10 @@ from pipeplan_launch.runtime.recompute import (
     preserved_random_state,
     saving_no_tensors,
 )
+from pipeplan_launch.runtime.split_backward import SplitBackward
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
-from pipeplan_launch.telemetry.timeline import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT
+from pipeplan_launch.telemetry.timeline import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT, WEIGHTS
 
 
 class TrainingEngine(Engine):
@@ -51,7 +52,11 @@ class TrainingEngine(Engine):
         """`group`: the replicas of this stage, None if there is only one. `averaging`: how they average gradients.
         `flush`: all workers of all stages, if the schedule flushes. `staleness`: what is done about old gradients.
         """
-        passes = {ActionKind.FORWARD: self._forward, ActionKind.BACKWARD: self._backward}
+        passes = {
+            ActionKind.FORWARD: self._forward,
+            ActionKind.BACKWARD: self._backward,
+            ActionKind.WEIGHTS: self._differentiate_weights,
+        }
         groups = {ActionKind.REDUCE: self._start_allreduce, ActionKind.UPDATE: self._update}
         super().__init__(place, place.plan.schedule, transport, recorder, {**passes, **groups})
         if place.is_last and place.job.loss is None:
@@ -76,6 +81,8 @@ class TrainingEngine(Engine):
         self._timeline_offset = 0
         """Offset from a number of updates to the timeline's group number."""
         self._in_flight: dict[int, InFlightMinibatch] = {}
+        self._split: dict[int, SplitBackward] = {}
+        """Minibatches whose gradients of the weights are still to come."""
         self._latest_received: dict[int, int] = {}
         """Latest minibatch received from each replica of the previous stage."""
         self._unsettled: list[int] = []
@@ -107,7 +114,10 @@ class TrainingEngine(Engine):
         self._fresh = epoch < self._flush_epochs
         self.schedule = FLUSH_SCHEDULE if self._fresh else plan.schedule
         self.shapes = flushed_shapes(plan) if self._fresh else plan.shapes
-        self._group_size = self.schedule.group_size(self.shapes[self.place.stage])
+        shape = self.shapes[self.place.stage]
+        self._group_size = self.schedule.group_size(shape)
+        self._splits = self.schedule.splits and shape.deferred > 0
+        """Whether the backward pass leaves the gradients of the weights to action W."""
 
     def run(self, segment: Segment) -> int:
         """Train on a segment. Afterwards the replicas of the stage agree on weights and buffers."""
@@ -227,7 +237,9 @@ class TrainingEngine(Engine):
         step.wait_s += lap()
         self.note(WAIT, index, lap, keep_brief=False)
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
-        if pairs:
+        if pairs and self._splits:
+            self._differentiate_inputs(index, pairs, state.inputs.received)
+        elif pairs:
             with self._gradients_to_reducer(index), self.calling("the model's backward", index):
                 torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
         step.backward_s += lap()
@@ -235,11 +247,47 @@ class TrainingEngine(Engine):
         if not place.is_first:  # before anything else, because the previous stage may be waiting
             self._send_gradients(index, state.inputs.received)
         step.send_s += lap()
+        if not self._splits:
+            self._collect_gradients(index)
+        step.backward_s += lap()
+        self.note(BACKWARD, index, lap, keep_brief=False)
+        if not self.schedule.splits:
+            self._finish_backward(index)
+
+    def _differentiate_inputs(
+        self, index: int, pairs: Sequence[tuple[Tensor, Tensor]], received: Sequence[Tensor]
+    ) -> None:
+        """The part of a backward pass that the previous stage waits for."""
+        roots, gradients = [root for root, _ in pairs], [gradient for _, gradient in pairs]
+        if self.transport.in_order and not self.place.is_last:
+            # The second part reads the received gradients when their memory may have been written again.
+            gradients = [gradient.clone() for gradient in gradients]
+        inputs = [tensor for tensor in received if tensor.requires_grad]
+        with self.calling("the model's backward", index):
+            split = SplitBackward(roots, inputs, self._versions.leaves_of(index).values())
+            split.inputs(gradients)
+        self._split[index] = split
+
+    def _differentiate_weights(self, index: int) -> None:
+        """The rest of a backward pass; nothing where the first part did all of it."""
+        step, lap = self.step_of(index), Stopwatch()
+        split = self._split.pop(index, None)
+        if split is not None:
+            with self.calling("the model's backward", index):
+                split.weights()
+        if self._splits:
+            self._collect_gradients(index)
+        step.backward_s += lap()
+        self.note(WEIGHTS, index, lap, keep_brief=False)
+        self._finish_backward(index)
+
+    def _collect_gradients(self, index: int) -> None:
+        """Take the gradients of a minibatch's weights from the leaves, and add them to those of its group."""
         made = self._versions.release(index)
         for reducer in (self._reducer, *self._shared.values()):
             reducer.add(made, self._sample_share(index))
-        step.backward_s += lap()
-        self.note(BACKWARD, index, lap, keep_brief=False)
+
+    def _finish_backward(self, index: int) -> None:
         if index != self._own_members(index // self._group_size)[-1]:
             self.finish_step(index)  # the update finishes the group's last minibatch
 

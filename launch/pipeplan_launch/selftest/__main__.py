@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from pipeplan_launch.devices.backend import cuda_devices, nccl_version
+from pipeplan_launch.devices.backend import cuda_devices, cuda_text, nccl_version
 from pipeplan_launch.devices.remembered import remember
 from pipeplan_launch.plan.transport_modes import NCCL
 from pipeplan_launch.selftest.cases import Case, Result, cases, short_cases, verdict
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = {
         "device": device,
         "workers": workers,
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {gpus} GPUs, torch {torch.__version__}, "
+        "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {cuda_text()}, torch {torch.__version__}, "
         f"NCCL {nccl_version() or 'none'}",
         "results": [asdict(result) for result in results],
         "transport": transport,

@@ -27,7 +27,7 @@ _IN_PASSES = ("forward_s", "backward_s", "load_s", "send_s", "other_s")
 """The terms that a calibrated profile predicts as one, because its passes include the executor's own time."""
 MOST_WAITING = 0.95
 """Largest share of a worker's busy time that counts as waiting for a core."""
-FLUSHING = ("gpipe", "1f1b-flush")
+FLUSHING = ("gpipe", "1f1b-flush", "zb-h1")
 
 Terms = Mapping[str, float]
 """Seconds per minibatch for which a resource is busy, by name."""
@@ -171,21 +171,27 @@ def _stage(entry: Mapping[str, Any], profile: str, computes: bool) -> StageBusyT
     if profile == "calibrated":
         wall, predicted = _with_passes(wall), _with_passes(predicted)
     busy, cores = sum(wall.values()), float(entry["cores"] or 0)
-    computed, waited = entry["measured"]["cpu_s"], entry["measured"]["core_wait_s"]
-    shown = wall | {CORE: 0.0}
-    if computes and not cores and waited:
+    computed, waited = entry["measured"]["cpu_s"], _waited_for_others_s(entry["measured"], cores) if computes else 0.0
+    shown = wall | {CORE: waited}
+    if waited and not cores:
         shown = _without_core_wait(wall, waited)
     share = computed / busy if computes and cores and computed and busy else 1.0
     return StageBusyTimes(
         workers=entry["workers"],
         predicted=predicted | {CORE: 0.0},
-        measured={name: value * share for name, value in shown.items()},
+        measured={name: value * (1.0 if name == CORE else share) for name, value in shown.items()},
         shown=shown,
         boundary_s=entry["boundary_s"] or 0.0,
         cores=cores,
         versions=entry["versions"],
         modelled=profile == "modelled",
     )
+
+
+def _waited_for_others_s(measured: Mapping[str, float | None], cores: float) -> float:
+    """How long a worker waited for a core that other programs used; workers wait for each other too."""
+    earlier = 0.0 if cores else measured["core_wait_s"]  # of runs whose summary does not tell them apart
+    return measured.get("others_wait_s", earlier) or 0.0
 
 
 def _with_own_work(terms: Terms) -> dict[str, float]:

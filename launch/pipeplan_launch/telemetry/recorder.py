@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeplan_launch.files import explain_errors
+from pipeplan_launch.telemetry.cores_in_use import busy_s, own_cores
 from pipeplan_launch.telemetry.memory import resident_bytes
 
 _PATH = "/proc/thread-self/schedstat"
@@ -112,6 +113,14 @@ class SteadyState:
     """Minibatches that the whole pipeline finished in that time."""
     includes_fill: bool = False
     """Whether the epochs were too short to exclude the filling of the pipeline."""
+    cores: str = ""
+    """The cores that this worker may use."""
+    watched_s: float = 0.0
+    """Time, summed over the epochs, for which the next two are known."""
+    cores_busy_s: float = 0.0
+    """Processor time that all programs used on these cores."""
+    own_cpu_s: float = 0.0
+    """Processor time of this worker."""
 
     @property
     def pace_s(self) -> float | None:
@@ -146,7 +155,9 @@ class Recorder:
         if path is not None:
             with explain_errors(path, "opening"):
                 self._file = path.open("a", encoding="utf-8")
-        self.steady = SteadyState(seconds=dict.fromkeys(SUMMED_FIELDS, 0.0))
+        self.steady = SteadyState(seconds=dict.fromkeys(SUMMED_FIELDS, 0.0), cores=own_cores())
+        self._begun = (0.0, 0.0, 0.0)
+        """Time, processor time of the cores and of this worker when the epoch's first minibatch was finished."""
         self._computed_s = time.process_time()
         self._core_wait = RunQueueWait()
         self._waited_s = self._core_wait.total_s()
@@ -168,6 +179,8 @@ class Recorder:
         step.cpu_s = self._computed_s - previous
         previous, self._waited_s = self._waited_s, self._core_wait.total_s()
         step.core_wait_s = max(0.0, self._waited_s - previous)
+        if not self._epoch:
+            self._begun = (step.done_s, busy_s(), self._computed_s)
         self._epoch.append(step)
         self._note(step)
         return step
@@ -186,6 +199,11 @@ class Recorder:
         if len(counted) > 1:
             self.steady.span_s += counted[-1].done_s - counted[0].done_s
             self.steady.intervals += counted[-1].minibatch - counted[0].minibatch
+        if len(steps) > 1:
+            begun_s, busy_before_s, computed_before_s = self._begun
+            self.steady.watched_s += time.perf_counter() - begun_s
+            self.steady.cores_busy_s += busy_s() - busy_before_s
+            self.steady.own_cpu_s += time.process_time() - computed_before_s
         self._write()
         return steps
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction
+from pipeplan_launch.telemetry.difference import difference, difference_lines
 from pipeplan_launch.telemetry.pace_model import AS_PREDICTED
 from pipeplan_launch.telemetry.recorder import SUMMED_FIELDS, TIME_FIELDS, SteadyState
 from pipeplan_launch.telemetry.slowdown_cause import first_cause
@@ -49,10 +50,10 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
     last = [report for report in reports if report.stage == len(plan.pipeline) - 1]
     paces = [report.steady.pace_s for report in last if report.steady.pace_s is not None]
     pace = sum(paces) / len(paces) if paces else None
-    stages = []
+    stages, others = [], _blamed_on_others(plan, reports)
     for stage, prediction in enumerate(plan.predictions):
         mine = [report for report in reports if report.stage == stage]
-        stages.append(_stage(plan, stage, prediction, mine))
+        stages.append(_stage(plan, stage, prediction, mine, others))
     summary: dict[str, Any] = {
         "format": "pipeplan-summary",
         "version": 1,
@@ -72,16 +73,40 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
         "stages": stages,
     }
     cause = first_cause(summary)
-    return summary | {"cause": None if cause is None else cause.as_json()}
+    return summary | {"cause": None if cause is None else cause.as_json(), "difference_s": difference(summary)}
 
 
-def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequence[WorkerReport]) -> dict[str, Any]:
+def _blamed_on_others(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[int, float]:
+    """By rank, the share of the worker's wait for a core that other programs can account for.
+
+    Workers also wait for each other: where there are more than cores, or two on one core for a while. All workers of a
+    server together wait no longer for other programs than these used its cores, which is the cores' time less the
+    workers' own.
+    """
+    shares: dict[int, float] = {}
+    first = 0
+    for server in range(plan.servers):
+        inside = range(first, first + plan.workers_on(server))
+        first = inside.stop
+        here = [one for one in reports if one.rank in inside and one.steady.watched_s > 0 and one.steady.span_s > 0]
+        busy = {one.steady.cores: one.steady.cores_busy_s / one.steady.watched_s for one in here}
+        others = sum(busy.values()) - sum(one.steady.own_cpu_s / one.steady.watched_s for one in here)
+        waited = sum((one.steady.seconds or {}).get("core_wait_s", 0.0) / one.steady.span_s for one in here)
+        share = min(1.0, max(0.0, others) / waited) if waited > 0 else 0.0
+        shares |= {one.rank: share for one in here}
+    return shares
+
+
+def _stage(
+    plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequence[WorkerReport], others: Mapping[int, float]
+) -> dict[str, Any]:
     count = sum(report.steady.minibatches for report in reports)
     means: dict[str, float | None] = {
         name: sum((report.steady.seconds or {}).get(name, 0.0) for report in reports) / count if count else None
         for name in SUMMED_FIELDS
     }
     own = {name: means[name] for name in ("wait_s", "load_s", "send_s")}
+    blamed = sum((one.steady.seconds or {}).get("core_wait_s", 0.0) * others.get(one.rank, 0.0) for one in reports)
     return {
         "stage": stage,
         "workers": list(plan.pipeline[stage].workers),
@@ -98,7 +123,8 @@ def _stage(plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequen
             prediction.memory_bytes, max((r.memory_bytes for r in reports), default=None)
         ).as_json(),
         "measured": own
-        | {"other_s": _other_s(plan, stage, reports), "cpu_s": means["cpu_s"], "core_wait_s": means["core_wait_s"]},
+        | {"other_s": _other_s(plan, stage, reports), "cpu_s": means["cpu_s"], "core_wait_s": means["core_wait_s"]}
+        | {"others_wait_s": blamed / count if count else None},
     }
 
 
@@ -156,6 +182,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     lines = ["predicted -> measured, ms per minibatch on one worker, steady state"]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     lines.append(_pace_line(summary))
+    lines += difference_lines(summary)
     lines.append(_cause_line(summary))
     return "\n".join(line for line in lines if line)
 

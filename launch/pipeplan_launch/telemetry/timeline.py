@@ -21,7 +21,8 @@ RECORDED_MINIBATCHES = 256
 """Number of minibatches of the pipeline that are recorded, from the first of an epoch: some steady state of any plan.
 """
 
-FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE = "forward", "backward", "update", "wait", "all-reduce"
+FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
+UPDATE, WAIT, ALL_REDUCE = "update", "wait", "all-reduce"
 
 
 class Timeline:

@@ -12,8 +12,8 @@ from pipeplan.util.files import Node
 
 FORMAT, VERSION = "pipeplan-plan", 1
 STASHING, VERTICAL, FORWARD_ONLY = "1f1b-stashing", "vertical-sync", "forward-only"
-DOUBLE_BUFFERED, GPIPE, FLUSH = "2bw", "gpipe", "1f1b-flush"
-FLUSHING = (GPIPE, FLUSH)
+DOUBLE_BUFFERED, GPIPE, FLUSH, ZERO_BUBBLE = "2bw", "gpipe", "1f1b-flush", "zb-h1"
+FLUSHING = (GPIPE, FLUSH, ZERO_BUBBLE)
 ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
 SCHEDULES = (STASHING, VERTICAL, *ACCUMULATING)
 
@@ -52,6 +52,7 @@ class CheckedStage:
     depth: int
     versions: int
     recompute: bool
+    deferred: int = 0
 
 
 @dataclass(frozen=True)
@@ -136,13 +137,14 @@ def stages_from_json(plan: Node) -> tuple[CheckedStage, ...]:
 
 
 def _stage(node: Node) -> CheckedStage:
-    recompute = node.get("recompute")
+    recompute, deferred = node.get("recompute"), node.get("deferred")
     return CheckedStage(
         layers=tuple(name.text() for name in node["layers"].items()),
         workers=tuple(worker.integer() for worker in node["workers"].items()),
         depth=node["depth"].integer(minimum=1),
         versions=node["versions"].integer(minimum=1),
         recompute=recompute.boolean() if recompute else False,
+        deferred=deferred.integer() if deferred else 0,
     )
 
 

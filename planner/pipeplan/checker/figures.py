@@ -175,6 +175,8 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         versions = weight_versions(document, index)
         memory += weights * (model.state_ratio + several + versions + (versions - 1) * model.corrects)
         memory += stage.depth * minibatch
+        if stage.deferred:  # its minibatches hold activations and gradients until W, and one more in its backward pass
+            memory += (stage.deferred * 2 + 1) * minibatch
         memory += (saved + sent) * stage.recompute
     crossing = received + returned + sent + incoming
     own = float(executor_work_s(document, (index > 0) + (not last), crossing, weights * (not last)))

@@ -95,11 +95,14 @@ _ARGUMENTS = (
         help=f"Training schedule: {', '.join(SCHEDULES)}, best or auto (`solve` only)  [default: best in "
         f"`solve`, otherwise {STASHING}]",
     ),
-    click.option("--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe and 1f1b-flush."),
+    click.option(
+        "--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe, 1f1b-flush and zb-h1."
+    ),
     click.option(
         "--correction",
         type=click.Choice(CORRECTIONS),
-        help="Correct updates from old gradients: ef, error feedback  [default: none]",
+        help="Correct updates from old gradients: ef, error feedback  [default: with --schedule best ef where it was "
+        "seen to help, otherwise none]",
     ),
     click.option("--no-recompute", is_flag=True, help="Never drop activations and recompute them."),
     click.option(

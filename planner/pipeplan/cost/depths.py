@@ -9,8 +9,9 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.flush import batch_time
 from pipeplan.cost.stage_times import StageTimes, group_allreduce_time, minibatches_per_copy, stage_times
+from pipeplan.cost.zero_bubble import defer_weights
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, GPIPE
+from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, GPIPE, SPLITTING
 from pipeplan.problem.problem import Problem
 
 
@@ -36,7 +37,8 @@ def assign_depths(plan: Plan, problem: Problem, pace_s: float) -> Plan:
     stages = [replace(stage, depth=int(depth)) for stage, depth in zip(plan.stages, depths, strict=True)]
     plan = replace(plan, stages=tuple(stages))
     stages = [replace(stage, versions=plan.versions(index)) for index, stage in enumerate(stages)]
-    return replace(plan, stages=tuple(stages))
+    plan = replace(plan, stages=tuple(stages))
+    return defer_weights(plan, problem, times) if schedule in SPLITTING else plan
 
 
 def _depths(times: Sequence[StageTimes], caps: Sequence[float], pace_s: float, waits: Sequence[float]) -> list[float]:

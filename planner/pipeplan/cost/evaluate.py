@@ -13,16 +13,16 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention, formulas
 from pipeplan.cost.ddp_overlap import ddp_pace_s
 from pipeplan.cost.flush import BatchTime, batch_time
+from pipeplan.cost.memory import worker_memory
 from pipeplan.cost.stage_times import (
     StageTimes,
     copies_allreduce_time,
-    crossing_bytes,
     group_allreduce_time,
     minibatches_per_copy,
     parameter_bytes_of,
     stage_times,
-    units_of,
 )
+from pipeplan.cost.zero_bubble import weights_s
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING
@@ -69,6 +69,8 @@ class StageCost:
     """The part of `memory_bytes` for each minibatch in flight, without weight versions."""
     capacity_bytes: float
     """Memory of the stage's worker that has the least; infinite where memory does not limit the plan."""
+    weights_s: float = 0.0
+    """The part of `backward_s` that gradients of the weights take in a pass of their own."""
 
     @property
     def layers_forward_s(self) -> float:
@@ -185,11 +187,10 @@ def _check_workers(plan: Plan, total: int) -> None:
 def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> StageCost:
     """The cost of one stage in its slowest copy, per minibatch of that copy."""
     stage, timing = plan.stages[index], times[index]
-    units = units_of(problem, stage)
     compute = float(formulas.compute_time(timing.pass_s, timing.replicas, 1.0))
     synchronisation = timing.allreduce_s / (minibatches_per_copy(plan) if _accumulates(plan) else timing.replicas)
     overlapped_s = formulas.overlapped(compute, synchronisation, problem.options.overlap)
-    memory, minibatch = _memory(plan, problem, index, units)
+    memory, minibatch = worker_memory(plan, problem, index)
     level = 0
     for copy in range(plan.copies) if index + 1 < len(plan.stages) else ():
         senders, receivers = plan.copy(copy)[index : index + 2]
@@ -211,6 +212,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
         memory_bytes=memory,
         minibatch_bytes=minibatch,
         capacity_bytes=problem.capacity_of(stage.workers),
+        weights_s=weights_s(plan, problem, index),
     )
 
 
@@ -241,29 +243,6 @@ def _depth_pace(plan: Plan, problem: Problem, links: Links, index: int, times: S
     elif not _accumulates(plan):
         groups = [group_allreduce_time(plan, problem, links, number) for number in (index, index + 1)]
     return max(pace, formulas.depth_limited_pace(timing.depth, timing.replicas, in_flight, timing.transfer_s, groups))
-
-
-def _memory(plan: Plan, problem: Problem, index: int, unit_indices: list[int]) -> tuple[float, float]:
-    """Memory of one worker of a stage, and its part for each minibatch in flight without weight versions, in bytes."""
-    units = [problem.units[unit] for unit in unit_indices]
-    parameters = parameter_bytes_of(problem, plan.stages[index])
-    received, sent = crossing_bytes(problem, plan, index - 1), crossing_bytes(problem, plan, index)
-    fixed = formulas.fixed_memory(
-        parameters,
-        sum(unit.buffer_bytes for unit in units),
-        sum(received) + sum(sent),
-        problem.state_ratio,
-        problem.training,
-    )
-    if not problem.training:
-        return float(fixed), 0.0
-    stage = plan.stages[index]
-    saved = sum(unit.saved_bytes for unit in units)
-    versions = formulas.version_memory(parameters, plan.versions(index), problem.options.copies_per_version)
-    weights = versions + formulas.replica_memory(parameters, stage.replicas)
-    once = formulas.recompute_memory(saved, sent[0], stage.recompute)
-    per_minibatch = formulas.memory_per_depth(0, saved, received[0], sent[0], recompute=stage.recompute)
-    return float(fixed + weights + once + stage.depth * per_minibatch), float(per_minibatch)
 
 
 def memory_excess_message(evaluation: Evaluation) -> str:

@@ -222,6 +222,15 @@ def flush_pace(steady_s: Any, minibatches: int) -> float:
     return float(steady_s) / (minibatches - 1) if minibatches > 1 else float("inf")
 
 
+def deferred_memory(deferred: Any, minibatch: Any) -> Any:
+    """Memory of deferred gradients of weights, in bytes: (2 · deferred + 1) · minibatch; 0 if none is deferred.
+
+    A deferred minibatch keeps its activations, and the gradients of the outputs of layers with parameters, which take
+    at most as much. The stage also frees nothing of the minibatch whose backward pass runs. "Zero bubble".
+    """
+    return np.where(np.greater(deferred, 0), (2 * deferred + 1) * minibatch, 0)
+
+
 def fixed_memory(parameters: Any, buffers: Any, boundary: Any, optimizer_ratio: float, training: bool) -> Any:
     """Memory of one worker that does not grow with the depth, in bytes.
 

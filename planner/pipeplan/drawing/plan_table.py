@@ -16,6 +16,7 @@ from pipeplan.drawing.fitting_table import FittingTable
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import ON_FEWER, PARALLEL, Baseline
+from pipeplan.planning.choose_synchrony import CORRECTED_TEXT
 from pipeplan.planning.verdict import slowed_by
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace, show_size, show_time
@@ -43,7 +44,7 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     )
     if not plan.inference:
         updates, correction = Updates.of(plan, profile.minibatch), outcome.problem.options.correction
-        corrected = " Error feedback corrects them." if correction != "none" else ""
+        corrected = CORRECTED_TEXT if correction != "none" else ""
         yield Text(updates.text + corrected, "" if updates.synchronous else "yellow")
         learning = known_learning(plan, profile.optimizer_name, profile.optimizer_state_ratio, correction)
         if learning is not None:

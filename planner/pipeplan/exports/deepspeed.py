@@ -23,7 +23,7 @@ from pipeplan.exports.uniform_degrees import (
     restrict_to_synchronous_grid,
 )
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import GPIPE
+from pipeplan.plan.schedules import GPIPE, ZERO_BUBBLE
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.templates import load_template
@@ -42,8 +42,8 @@ class DeepSpeed:
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to cuts that a single output crosses, to a uniform grid, and to 1F1B with a flush."""
         items = _chain(self, profile)
-        if options.schedule == GPIPE:
-            raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")
+        if options.schedule in (GPIPE, ZERO_BUBBLE):
+            raise InputError(f"{self.title} has no schedule {options.schedule}: leave out --schedule")
         groups = tuple(item.layers for item in items if len(item.layers) > 1)
         options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
         return replace(options, together=(*options.together, *groups))
@@ -53,8 +53,8 @@ class DeepSpeed:
         refuse_split_ties(self, problem.profile.tied, plan)
         items = _chain(self, problem.profile) if len(plan.stages) > 1 else ()
         grid = grid_degrees(self, problem, plan)
-        if plan.schedule == GPIPE and grid.stages > 1:
-            raise refusal(self, plan, f"it has no schedule {GPIPE}")
+        if plan.schedule in (GPIPE, ZERO_BUBBLE) and grid.stages > 1:
+            raise refusal(self, plan, f"it has no schedule {plan.schedule}")
         if not grid.stage_major:
             raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")
         for number, stage in enumerate(plan.stages, start=1):

@@ -23,7 +23,7 @@ from pipeplan.exports.uniform_degrees import (
     restrict_to_synchronous_grid,
 )
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.plan.schedules import GPIPE
+from pipeplan.plan.schedules import GPIPE, ZERO_BUBBLE
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
@@ -52,8 +52,8 @@ class Megatron:
                 "one stage for that: profile it anew, which tells the two apart, or without tied weights "
                 f"(`tie_word_embeddings=False`); the export tells {self.title} not to share them either"
             )
-        if options.schedule == GPIPE:
-            raise InputError(f"{self.title} has no schedule {GPIPE}: leave out --schedule")
+        if options.schedule in (GPIPE, ZERO_BUBBLE):
+            raise InputError(f"{self.title} has no schedule {options.schedule}: leave out --schedule")
         restricted = restrict_to_synchronous_grid(self, options)
         ties = tuple(tie.layers for tie in _other_ties(profile, stack))
         return replace(restricted, recompute=False, together=(*options.together, *_groups(stack), *ties))
@@ -62,8 +62,8 @@ class Megatron:
         """Raise `InputError` if a plan has no layout, or Megatron-LM would run it differently."""
         stack = _stack(self, problem.profile)
         grid = grid_degrees(self, problem, plan)
-        if plan.schedule == GPIPE and grid.stages > 1:
-            raise refusal(self, plan, f"it has no schedule {GPIPE}")
+        if plan.schedule in (GPIPE, ZERO_BUBBLE) and grid.stages > 1:
+            raise refusal(self, plan, f"it has no schedule {plan.schedule}")
         refuse_split_ties(self, _other_ties(problem.profile, stack), plan)
         if not grid.stage_major:
             raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")

@@ -155,7 +155,7 @@ def _least_s(problem: Problem, plan: Plan, grid: GridDegrees, in_flight: list[in
 
 
 def torch_schedule_name(plan: Plan) -> str:
-    """Name of the plan's schedule in torch."""
+    """Name of the plan's schedule in torch. Its zero-bubble schedules have several stages on a worker."""
     return "GPipe" if plan.schedule == GPIPE else "1F1B"
 
 
@@ -178,7 +178,7 @@ def is_torch_order(plan: Plan, grid: GridDegrees) -> bool:
 
     Torch's 1F1B has as many microbatches in flight at a stage as there are stages from that stage on.
     """
-    if too_few_microbatches(plan, grid):
+    if too_few_microbatches(plan, grid) or any(stage.deferred for stage in plan.stages):
         return False
     return plan.schedule == GPIPE or all(
         min(stage.depth, grid.microbatches) == min(grid.stages - index, grid.microbatches)

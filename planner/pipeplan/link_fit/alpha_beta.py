@@ -109,7 +109,8 @@ def _least(losses: Callable[[Floats], tuple[Floats, Floats]], low: float, high: 
         best = int(loss.argmin())
         step = (stop - start) / (_SHARES - 1)
         start, stop = tried[best] - step, tried[best] + step
-    return float(np.exp(tried[best])), float(np.exp(-slowness[best]))
+    with np.errstate(over="ignore"):  # times that no link has give an infinite bandwidth
+        return float(np.exp(tried[best])), float(np.exp(-slowness[best]))
 
 
 def _locations(rows: Floats, importance: Floats) -> tuple[Floats, Floats]:

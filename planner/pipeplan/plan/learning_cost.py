@@ -21,6 +21,23 @@ FALLING, UNIFORM, REPLICATED = "falling to the last stage", "the same at every s
 otherwise."""
 
 
+CORRECTED_DELAY = 2
+"""The largest delay, in updates, at which a correction was seen to help: beyond it, it costs memory for little."""
+
+
+def is_helped(optimizer: str, state_ratio: float) -> bool:
+    """Whether the correction `ef` was seen to help an optimiser, which is named as for `known_learning`.
+
+    It harms SGD without momentum, and slows NAdam down; of others nothing is known.
+    """
+    return _measured_name(optimizer, state_ratio) in (ADAMW, MOMENTUM)
+
+
+def _measured_name(optimizer: str, state_ratio: float) -> str:
+    """The name under which an optimiser was measured, if it was: Adam counts as AdamW."""
+    return {"Adam": ADAMW, "SGD": MOMENTUM if state_ratio else "SGD without momentum"}.get(optimizer, optimizer)
+
+
 @dataclass(frozen=True)
 class Epochs:
     """Epochs until a goal: mean and standard deviation over the seeds that reach it."""
@@ -221,7 +238,7 @@ def known_learning(plan: Plan, optimizer: str, state_ratio: float, correction: s
     delays = [plan.versions(index) - 1 for index in range(len(plan.stages))]
     if plan.inference or not any(delays):
         return None
-    name = {"Adam": ADAMW, "SGD": MOMENTUM if state_ratio else "SGD without momentum"}.get(optimizer, optimizer)
+    name = _measured_name(optimizer, state_ratio)
     spread = _spread(plan, delays)
     like = [case for case in CASES if (case.optimizer, case.correction) == (name, correction)]
     fitting = [case for case in like if case.spread == spread and case.delay >= max(delays)]

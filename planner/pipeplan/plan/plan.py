@@ -16,6 +16,7 @@ from pipeplan.plan.schedules import (
     GPIPE,
     INFERENCE,
     SCHEDULES,
+    SPLITTING,
     STASHING,
     VERTICAL,
     update_lag,
@@ -39,6 +40,8 @@ class Stage:
     """Versions of the weights that each replica keeps; equals `Plan.versions` of this stage."""
     recompute: bool = False
     """Whether the stage keeps only its input for the backward pass, which then runs forward again first."""
+    deferred: Natural = 0
+    """Most minibatches whose gradients of the weights are put off; 0 under schedules without W."""
 
     @property
     def replicas(self) -> int:
@@ -115,6 +118,7 @@ class Plan:
                     "depth": stage.depth,
                     "versions": stage.versions,
                     "recompute": stage.recompute,
+                    **({"deferred": stage.deferred} if self.schedule in SPLITTING else {}),
                 }
                 for stage in self.stages
             ],

@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 
 STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH = "1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"
-SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH)
+ZERO_BUBBLE = "zb-h1"
+SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH, ZERO_BUBBLE)
 """All schedules of training."""
-FLUSHING = (GPIPE, FLUSH)
+SPLITTING = (ZERO_BUBBLE,)
+"""Schedules in which gradients of the weights have a pass of their own."""
+FLUSHING = (GPIPE, FLUSH, ZERO_BUBBLE)
 """Synchronous schedules: the pipeline drains before every update."""
 ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
 """Schedules in which all stages make one update for a common number of minibatches, `accumulate`."""

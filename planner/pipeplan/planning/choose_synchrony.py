@@ -18,6 +18,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING
 from pipeplan.plan.updates import Updates
@@ -36,6 +37,7 @@ GAIN = 0.1
 """The gain, relative to the synchronous plan's samples per second, below which an asynchronous plan is not taken."""
 
 
+CORRECTED_TEXT = " Error feedback corrects them."
 HARDLY_ANY = 0.02
 """The share of the pace below which a stage is said to do hardly any work."""
 
@@ -65,7 +67,8 @@ class Candidate:
     def text(self) -> str:
         """One line for people."""
         size = f"minibatch {self.problem.profile.minibatch}{EXTRAPOLATED if self.extrapolated else ''}"
-        return f"{self.plan.config}, {size}: {show_pace(1 / self.sample_s)} samples/s. {self.updates.text}"
+        corrected = "" if self.problem.options.correction == "none" else CORRECTED_TEXT
+        return f"{self.plan.config}, {size}: {show_pace(1 / self.sample_s)} samples/s. {self.updates.text}{corrected}"
 
     def to_json(self) -> dict[str, Any]:
         """The fields that plan.json holds for it."""
@@ -76,6 +79,7 @@ class Candidate:
             "minibatch": self.problem.profile.minibatch,
             "minibatch_s": self.pace_s,
             "extrapolated": self.extrapolated,
+            "correction": self.problem.options.correction,
             "updates": self.updates.to_json(),
         }
 
@@ -113,8 +117,12 @@ def choose_synchrony(
     gain: float,
     maximum_cuts: int,
     deadline: Deadline = NO_DEADLINE,
+    *,
+    may_correct: bool = False,
 ) -> SynchronyChoice:
     """The choice between the fastest synchronous and the fastest asynchronous plan.
+
+    With `may_correct` the asynchronous plan is one whose updates are corrected, where that was seen to help.
 
     `batch` is in samples per update of the plans that have one for all stages; None for one minibatch on each worker.
     Ctrl-C ends the comparison with what was found until then. Raises `InputError` for a batch that cannot be cut into
@@ -124,7 +132,8 @@ def choose_synchrony(
         raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
     workers = min(cluster.workers, options.max_workers or cluster.workers)
     samples = workers * profile.minibatch if batch is None else batch
-    kinds = _PlanKinds(profile, cluster, options, samples, maximum_cuts)
+    corrects = may_correct and is_helped(profile.optimizer_name, profile.optimizer_state_ratio)
+    kinds = _PlanKinds(profile, cluster, options, samples, maximum_cuts, corrects)
     try:
         return _compare(kinds, staleness, gain, deadline)
     except KeyboardInterrupt:
@@ -138,6 +147,9 @@ def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline)
         # What is fastest of all is data parallelism.
         reason = "Chosen: data parallelism, which is synchronous, is faster than any pipeline."
         return SynchronyChoice(asynchronous, None, gain, asynchronous, reason, asynchronous)
+    if asynchronous is not None and kinds.corrects and max(asynchronous.updates.stale_by) <= CORRECTED_DELAY:
+        # Where memory is too short for a correction, the plan goes without.
+        asynchronous = kinds.best(kinds.corrected(asynchronous), deadline.share(0.2)) or asynchronous
     known, others = known_sizes(kinds.profile, minibatch_sizes(kinds.profile.minibatch, kinds.samples))
     parallel = kinds.best(kinds.data_parallel(), deadline.share(0.2))
     synchronous = _simpler(parallel, kinds.best(kinds.flushing(known), deadline))
@@ -206,6 +218,8 @@ class _PlanKinds:
     samples: int
     """Samples per update of the plans that have one for all stages."""
     maximum_cuts: int
+    corrects: bool = False
+    """Whether asynchronous plans are corrected if gradients are not too old."""
     found: list[Candidate] = field(default_factory=list)
     """All plans found so far."""
 
@@ -216,6 +230,11 @@ class _PlanKinds:
         elif staleness == "bounded" and self.samples % self.profile.minibatch == 0:
             count = self.samples // self.profile.minibatch
             yield self._problem(self.profile, schedule=DOUBLE_BUFFERED, accumulate=count), False
+
+    def corrected(self, candidate: Candidate) -> Iterator[tuple[Problem, bool]]:
+        """The problem of an asynchronous candidate, with corrected updates."""
+        options = replace(candidate.problem.options, correction="ef")
+        yield replace(candidate.problem, options=options), candidate.extrapolated
 
     def data_parallel(self) -> Iterator[tuple[Problem, bool]]:
         """Data parallelism with the profile's minibatch; none where there must be several stages."""

@@ -1,7 +1,8 @@
 """The simplest plan that is nearly as fast as the fastest one.
 
 Data parallelism is simpler than a uniform grid, which has the same number of replicas in every stage, and that is
-simpler than a plan with unequal replicas. Of two plans of the same kind the one with fewer stages is simpler. The DP
+simpler than a plan with unequal replicas. Of two plans of the same kind the one with fewer stages is simpler, and of
+two placements the one that keeps servers whole (`keep_whole`). The DP
 alone searches for them, because a plan that is not the fastest has no proof of its own.
 """
 
@@ -15,6 +16,7 @@ from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import Baseline, satisfies_options, uniform_grid
 from pipeplan.planning.fast import MANY_CUTS, USEFUL, ScoredPlan, best_plan
+from pipeplan.planning.keep_whole import kept_whole
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
@@ -70,8 +72,18 @@ def find_simpler(
     """The simplest plan within the share `within` of the pace of the fastest `plan`, or None if that is the simplest.
 
     Data parallelism is taken up to `LEAST_GAIN`, if that is more. `grid` is the fastest uniform grid, if it is known.
-    What there is no time to search before the deadline is left out.
+    What there is no time to search before the deadline is left out. The plan's stages are moved to keep servers whole.
     """
+    simpler = _simpler_kind(problem, cuts, plan, score, within, grid, deadline)
+    share, taken = (within, plan) if simpler is None else (simpler.within, simpler.plan)
+    moved, moved_score = kept_whole(taken, problem, score.pace_s * (1 + share))
+    return simpler if moved == taken else SimplerPlan(moved, moved_score, share)
+
+
+def _simpler_kind(
+    problem: Problem, cuts: Cuts, plan: Plan, score: Evaluation, within: float, grid: Plan | None, deadline: Deadline
+) -> SimplerPlan | None:
+    """The best plan of the simplest kind within its share of the fastest pace, or None if that is the fastest plan."""
     if len(plan.stages) == 1 and plan.copies == 1:
         return None
     fastest_s = score.pace_s

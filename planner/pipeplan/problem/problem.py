@@ -55,8 +55,8 @@ class Options:
     schedule: str = STASHING
     """Schedule of training, one of `SCHEDULES`. Inference always has the schedule `forward-only`."""
     accumulate: Positive | None = None
-    """Minibatches per update, for the schedules that need a number: 2bw, gpipe, 1f1b-flush. The others update a stage
-    once for as many minibatches as it has replicas."""
+    """Minibatches per update, for the schedules that need a number: 2bw, gpipe, 1f1b-flush, zb-h1. The others update a
+    stage once for as many minibatches as it has replicas."""
     correction: str = "none"
     """What is done about old gradients, one of `CORRECTIONS`. With `ef` every stage keeps the last steps of its
     optimiser, one for each weight version but the newest."""

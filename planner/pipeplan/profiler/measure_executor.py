@@ -44,15 +44,16 @@ def measure_executor() -> MachineCosts:
 def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
     """The costs from the trials without compute.
 
-    A single stage makes two passes of a minibatch. Each of two stages sends and receives two messages in all. Larger
-    messages cost the last stage more, and larger weights the first one, which keeps a further version.
+    A single stage makes two passes of a minibatch, reads samples and computes a loss. So does the last of two stages,
+    which also receives a message and sends one; the first stage reads nothing, so it is not compared. Larger messages
+    cost the last stage more, and larger weights the first one, which keeps a further version.
     """
     by_name = {trial["name"]: trial["cpu_s"] for trial in trials}
     (alone,), small, large = by_name["pass"], by_name["message"], by_name["large"]
     more = [max(0.0, one - other) for one, other in zip(large, small, strict=True)]
     return ExecutorCosts(
         pass_s=alone / 2,
-        message_s=max(0.0, sum(small) / 2 - alone) / 2,
+        message_s=max(0.0, small[1] - alone) / 2,
         message_byte_s=more[1] / (2 * (LARGE_BYTES - SMALL_BYTES)),
         version_byte_s=max(0.0, more[0] - more[1]) / VERSION_BYTES,
         source=f"measured on this machine at {when}",
@@ -60,14 +61,21 @@ def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
 
 
 def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, float]:
-    """What numbers of busy workers get done together, from the paces of straight pipelines of equal stages.
+    """What numbers of busy workers get done together, from straight pipelines of equal stages.
 
-    With P(1) the pace of one stage, k stages do k times its work, and their messages', in P(k). They get no more done
-    than the cores.
+    A minibatch of one stage takes C(1) of processor time alone. Beside others it takes more, as workers share caches,
+    memory and the processor's clock: C(k) in the mean of k stages, their messages left out. So k workers get min(k,
+    cores) · C(1) / C(k) done, whatever other programs take. More workers than cores also leave cores idle, because a
+    worker that is due may be without one: they get no more done than the work of a minibatch in the time of their pace.
     """
-    busy = {trial["workers"]: trial["pace_s"] for trial in trials if trial["products"]}
+    busy = {trial["workers"]: trial for trial in trials if trial["products"]}
     message_s = 2 * costs_of(trials, "").message_s
-    return {
-        count: min(count, cores, max(1.0, (count * busy[1] + 2 * (count - 1) * message_s) / pace))
-        for count, pace in sorted(busy.items())
-    }
+    (alone_s,) = busy[1]["cpu_s"]
+    found = {}
+    for count, trial in sorted(busy.items()):
+        messages_s = 2 * (count - 1) * message_s
+        together = min(count, cores) * alone_s * count / (sum(trial["cpu_s"]) - messages_s)
+        if count > cores:
+            together = min(together, (count * alone_s + messages_s) / trial["pace_s"])
+        found[count] = min(count, cores, max(1.0, together))
+    return found

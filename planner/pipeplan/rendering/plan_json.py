@@ -19,7 +19,7 @@ from pipeplan.cost.flush import BatchTime
 from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.cost.stage_times import awaited_exchange_s, group_allreduce_time
 from pipeplan.plan.learning_cost import known_learning
-from pipeplan.plan.schedules import INFERENCE
+from pipeplan.plan.schedules import INFERENCE, SPLITTING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import UNPIPELINED
 
@@ -184,6 +184,7 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
                 "depth": stage.depth,
                 "versions": stage.versions,
                 "recompute": stage.recompute,
+                **({"deferred": stage.deferred} if plan.schedule in SPLITTING else {}),
             }
             for stage in plan.stages
         ],
@@ -215,6 +216,7 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
         "forward_s": stage.layers_forward_s,
         "backward_s": stage.layers_backward_s,
         "update_s": stage.update_s,
+        **({"weights_s": stage.weights_s} if stage.weights_s else {}),
         **({"executor_s": stage.executor_s} if stage.executor_s else {}),
         "sync_s": group_allreduce_time(outcome.plan, outcome.problem, links, index)
         + awaited_exchange_s(outcome.plan, outcome.problem, index),

@@ -92,7 +92,7 @@ class PipelineTimeline:
     omitted: str
 
 
-INTERVAL_KINDS = ("forward", "backward", "update", "wait", "all-reduce")
+INTERVAL_KINDS = ("forward", "backward", "weights", "update", "wait", "all-reduce")
 """Kinds of the intervals of a timeline."""
 
 

@@ -39,6 +39,7 @@ _NAMES = ("lane", "kind", "number", "start_s", "end_s")
 _KIND = {
     "F": INTERVAL_KINDS.index("forward"),
     "B": INTERVAL_KINDS.index("backward"),
+    "W": INTERVAL_KINDS.index("weights"),
     "U": INTERVAL_KINDS.index("update"),
 }
 _REDUCE = INTERVAL_KINDS.index("all-reduce")

@@ -12,8 +12,9 @@ from pipeplan.util.files import Node, read_document
 
 SUMMARY, SUMMARY_FORMAT, SUMMARY_VERSION = "summary.json", "pipeplan-summary", 1
 TIMELINE_FORMAT, TIMELINE_VERSION = "pipeplan-timeline", 1
-FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE = "forward", "backward", "update", "wait", "all-reduce"
-KINDS = (FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE)
+FORWARD, BACKWARD, WEIGHTS, UPDATE = "forward", "backward", "weights", "update"
+WAIT, ALL_REDUCE = "wait", "all-reduce"
+KINDS = (FORWARD, BACKWARD, WEIGHTS, UPDATE, WAIT, ALL_REDUCE)
 MOST = 100_000
 """Most minibatches of a timeline. Far fewer are recorded; a replay of this many takes a minute."""
 
@@ -24,7 +25,8 @@ class TimelineInterval:
 
     kind: str
     """One of `KINDS`. A wait is for tensors of another stage or, before an update, for an all-reduce. A backward pass
-    may have several parts: a second forward pass, the pass itself, and the rest of the work on its gradients."""
+    may have several parts: a second forward pass, the pass itself, and the rest of the work on its gradients. `weights`
+    are gradients of weights that have a pass of their own."""
     number: int
     """The minibatch, from 0 in the epoch. For an update, an all-reduce and the wait for it, the minibatch group."""
     start_s: float

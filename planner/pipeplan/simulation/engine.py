@@ -74,7 +74,9 @@ class SimulatedEvents:
     def passes(self) -> tuple[Pass, ...]:
         """All actions except updates that took no time."""
         return tuple(
-            done for done in self.actions if done.action.kind is not ActionKind.UPDATE or done.end_s > done.start_s
+            done
+            for done in self.actions
+            if done.action.kind not in (ActionKind.UPDATE, ActionKind.WEIGHTS) or done.end_s > done.start_s
         )
 
     def finished(self, stage: int, kind: ActionKind) -> list[float]:
@@ -195,7 +197,9 @@ class _Engine:
                     self._compute(worker, action, load.forward_s)
                 case ActionKind.BACKWARD:
                     worker.awaiting_backward.remove(action.index)
-                    self._compute(worker, action, load.backward_s)
+                    self._compute(worker, action, load.backward_s - load.weights_s)
+                case ActionKind.WEIGHTS:
+                    self._compute(worker, action, load.weights_s)
                 case ActionKind.REDUCE:
                     self._join(worker, action.index)
                 case ActionKind.UPDATE:
@@ -214,7 +218,7 @@ class _Engine:
             case ActionKind.BACKWARD:
                 gradient_ready = worker.stage == self._last or action in worker.arrived
                 return gradient_ready and action.index in worker.awaiting_backward
-            case ActionKind.REDUCE:
+            case ActionKind.WEIGHTS | ActionKind.REDUCE:
                 return True
             case ActionKind.UPDATE:
                 return action in worker.arrived

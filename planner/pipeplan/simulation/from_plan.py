@@ -43,18 +43,23 @@ def _figures(cost: StageCost, sync_s: float, exposed_s: float | None) -> Predict
         parameter_bytes=cost.parameter_bytes,
         send_bytes=cost.boundary_bytes,
         return_bytes=cost.boundary_gradient_bytes,
+        weights_s=cost.weights_s,
     )
 
 
 def pass_order(plan: Plan, stage: int) -> list[tuple[str, int]]:
-    """The passes of one update on the first replica of a stage, as (`F` or `B`, minibatch), for a synchronous schedule.
+    """The passes of one update on the first replica of a stage, as (kind, minibatch), for a synchronous schedule.
+
+    The kinds are `F`, `B`, and of a stage that defers gradients of weights `I` (inputs) and `W` in the place of `B`.
 
     Minibatches are counted from 0 among those of the replica. All replicas with the same number of minibatches run the
     same passes.
     """
-    shapes = [StageShape(stage.replicas, stage.depth, plan.accumulate) for stage in plan.stages]
+    shapes = [StageShape(stage.replicas, stage.depth, plan.accumulate, stage.deferred) for stage in plan.stages]
     # Without accumulation, a plan of one stage makes one update for a minibatch of each replica.
     minibatches = plan.accumulate or shapes[0].replicas
     stream = SCHEDULES[plan.schedule].stream(shapes, stage, 0, minibatches)
-    kinds = (ActionKind.FORWARD, ActionKind.BACKWARD)
-    return [(str(action.kind), action.index // shapes[stage].replicas) for action in stream if action.kind in kinds]
+    kinds = {ActionKind.FORWARD: "F", ActionKind.BACKWARD: "B"}
+    if shapes[stage].deferred:
+        kinds |= {ActionKind.BACKWARD: "I", ActionKind.WEIGHTS: "W"}
+    return [(kinds[one.kind], one.index // shapes[stage].replicas) for one in stream if one.kind in kinds]

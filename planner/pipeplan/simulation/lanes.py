@@ -15,7 +15,16 @@ from typing import NamedTuple
 from rich.text import Text
 
 from pipeplan.errors import InputError
-from pipeplan.run_data.run_folder import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT, MeasuredRun, TimelineInterval
+from pipeplan.run_data.run_folder import (
+    ALL_REDUCE,
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    WAIT,
+    WEIGHTS,
+    MeasuredRun,
+    TimelineInterval,
+)
 from pipeplan.simulation.engine import Pass, SimulatedEvents
 from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.plan.schedule import Action, ActionKind, group_count
@@ -25,14 +34,20 @@ BRIEF_S = 2e-5
 _ACTIONS = {
     FORWARD: ActionKind.FORWARD,
     BACKWARD: ActionKind.BACKWARD,
+    WEIGHTS: ActionKind.WEIGHTS,
     UPDATE: ActionKind.UPDATE,
     ALL_REDUCE: ActionKind.REDUCE,
 }
 MOST_ROWS = 32
 """Largest number of workers that are drawn."""
-_STYLES = {ActionKind.FORWARD: "cyan", ActionKind.BACKWARD: "magenta", ActionKind.UPDATE: "yellow"}
+_STYLES = {
+    ActionKind.FORWARD: "cyan",
+    ActionKind.BACKWARD: "magenta",
+    ActionKind.WEIGHTS: "blue",
+    ActionKind.UPDATE: "yellow",
+}
 # The number of a pass is followed by dashes for forward and double dashes for backward, to be read without colours.
-_FILL = {ActionKind.FORWARD: "-", ActionKind.BACKWARD: "=", ActionKind.UPDATE: "~"}
+_FILL = {ActionKind.FORWARD: "-", ActionKind.BACKWARD: "=", ActionKind.WEIGHTS: "+", ActionKind.UPDATE: "~"}
 
 
 class Bar(NamedTuple):
@@ -96,8 +111,12 @@ def _played(scenario: Scenario, stage: int, replica: int, passes: Sequence[Pass]
                 yield Bar(WAIT, action, now, done.start_s)
             if action.kind is ActionKind.FORWARD:
                 yield Bar(FORWARD, action, done.start_s, done.end_s)
+            elif action.kind is ActionKind.WEIGHTS:
+                if done.end_s > done.start_s:
+                    yield Bar(WEIGHTS, action, done.start_s, done.end_s)
             else:
-                step_s = done.end_s - (done.end_s - done.start_s) * load.update_share
+                share = load.update_share and load.update_share * load.backward_s / (load.backward_s - load.weights_s)
+                step_s = done.end_s - (done.end_s - done.start_s) * share
                 yield Bar(BACKWARD, action, done.start_s, step_s)
                 if load.update_share:
                     updated.add(action.index // size)
@@ -189,7 +208,7 @@ def recorded_marks(lane: Lane) -> list[Mark]:
     marks: list[Mark] = []
     for bar in lane.bars:
         held_up = bar.kind == WAIT and bar.action.kind is ActionKind.UPDATE
-        if bar.kind in (FORWARD, BACKWARD) or held_up:
+        if bar.kind in (FORWARD, BACKWARD, WEIGHTS) or held_up:
             before = marks[-1] if marks else None
             if before is not None and before.action == bar.action:  # another part of the same backward pass
                 marks[-1] = before._replace(end_s=bar.end_s)

@@ -43,7 +43,10 @@ def _steps(
     for _, _, action, start_s, end_s in actions:
         in_flight += action.kind is ActionKind.FORWARD
         if action.kind is ActionKind.BACKWARD:
-            in_flight, finished = in_flight - 1, finished + 1
+            # A minibatch whose W is still to come keeps its activations, and as much of gradients.
+            in_flight, finished = in_flight + (1 if load.deferred else -1), finished + 1
+        if action.kind is ActionKind.WEIGHTS and load.deferred:
+            in_flight -= 2
         updates += action.kind is ActionKind.UPDATE
         oldest = scenario.schedule.version(shapes, stage, own[finished]) if finished < len(own) else updates
         versions = max(1, updates - oldest + 1)

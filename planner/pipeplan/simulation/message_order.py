@@ -20,10 +20,11 @@ from pipeplan_launch.plan.one_order import (
     Direction,
     Place,
     Transfer,
+    last_reader,
     one_order,
     ring_slots,
 )
-from pipeplan_launch.plan.schedule import Action, ActionKind
+from pipeplan_launch.plan.schedule import Action
 
 HOST, NCCL, BATCHED = "host", "nccl", "batched"
 TRANSPORTS = (HOST, NCCL, BATCHED)
@@ -103,10 +104,9 @@ class MessageOrder:
 
     def computed(self, stage: int, action: Action) -> None:
         """Note that an action is done: the messages that it was the last to read make room for others."""
-        trains = self._scenario.schedule.trains
-        if action.kind is not (ActionKind.BACKWARD if trains else ActionKind.FORWARD):
-            return
         for direction in Direction:
+            if action.kind is not last_reader(direction, self._scenario.schedule):
+                continue
             self._unread.discard((direction, stage, action.index))
             following = action.index + self._ring(direction, stage)
             sender = stage - 1 if direction is Direction.ACTIVATIONS else stage + 1
@@ -116,7 +116,7 @@ class MessageOrder:
     def _ring(self, direction: Direction, stage: int) -> int:
         """Minibatches of the pipeline from one use of a slot to the next."""
         shape = self._scenario.shapes[stage]
-        return ring_slots(direction, shape, trains=self._scenario.schedule.trains) * shape.replicas
+        return ring_slots(direction, shape, self._scenario.schedule) * shape.replicas
 
     def _try(self, node: Transfer) -> None:
         stage = node.destination[0]

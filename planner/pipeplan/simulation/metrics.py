@@ -218,12 +218,13 @@ def peak_in_flight(scenario: Scenario, replayed: SimulatedEvents) -> list[int]:
 def in_flight(scenario: Scenario, replayed: SimulatedEvents) -> dict[tuple[int, int], list[tuple[float, int]]]:
     """For each worker (stage, replica), a list of (time in seconds, minibatches in flight from then on)."""
     counts: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
+    last = [ActionKind.WEIGHTS if load.deferred else ActionKind.BACKWARD for load in scenario.stages]
     for stage, replica, action, since, until in replayed.passes:
         steps = counts[stage, replica]
         count = steps[-1][1] if steps else 0
         if action.kind is ActionKind.FORWARD:
             steps.append((since, count + 1))
-        if action.kind is ActionKind.BACKWARD or (action.kind is ActionKind.FORWARD and not scenario.schedule.trains):
+        if action.kind is (last[stage] if scenario.schedule.trains else ActionKind.FORWARD):
             steps.append((until, steps[-1][1] - 1))
     return counts
 

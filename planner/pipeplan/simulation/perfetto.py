@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeplan.run_data.run_folder import ALL_REDUCE, BACKWARD, FORWARD, WAIT, MeasuredRun
+from pipeplan.run_data.run_folder import ALL_REDUCE, BACKWARD, FORWARD, WAIT, WEIGHTS, MeasuredRun
 from pipeplan.simulation import lanes
 from pipeplan.simulation.engine import SimulatedEvents, Transfer, simulate_schedule
 from pipeplan.simulation.lanes import Bar, Lane
@@ -167,7 +167,7 @@ def _in_flight(lane: Lane, trains: bool) -> Iterator[tuple[float, int]]:
     for bar in lane.bars:
         if bar.kind == FORWARD:
             changes[bar.action.index, 1] = bar.start_s
-        if bar.kind == (BACKWARD if trains else FORWARD):
+        if bar.kind in ((BACKWARD, WEIGHTS) if trains else (FORWARD,)):
             changes[bar.action.index, -1] = bar.end_s
     in_flight = 0
     for (_, change), time_s in sorted(changes.items(), key=lambda entry: (entry[1], entry[0][1])):

@@ -52,6 +52,10 @@ class StageLoad:
     """Exposed all-reduce time of plain data parallelism, whose forward pass waits for the update; otherwise None."""
     update_share: float = 0.0
     """Share of `backward_s` that is the optimiser's step."""
+    deferred: int = 0
+    """Most minibatches whose gradients of the weights are put off."""
+    weights_s: float = 0.0
+    """The part of `backward_s` that action W takes; 0 where the backward pass is one."""
 
     @property
     def replicas(self) -> int:
@@ -73,7 +77,8 @@ class StageLoad:
     @property
     def fixed_bytes(self) -> int:
         """Memory of a worker that does not depend on the number of weight versions and minibatches in flight."""
-        return self.memory_bytes - self.versions * self.parameter_bytes - self.depth * self.minibatch_bytes
+        held = self.depth + (2 * self.deferred + 1 if self.deferred else 0)
+        return self.memory_bytes - self.versions * self.parameter_bytes - held * self.minibatch_bytes
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ class Scenario:
     @cached_property
     def shapes(self) -> tuple[StageShape, ...]:
         """The shapes of the stages, which is the input of the executor's schedules."""
-        return tuple(StageShape(stage.replicas, stage.depth, self.accumulate) for stage in self.stages)
+        return tuple(StageShape(one.replicas, one.depth, self.accumulate, one.deferred) for one in self.stages)
 
     @property
     def drains(self) -> bool:
@@ -204,6 +209,8 @@ class PredictedStage:
     """Gradients that come back for them."""
     executor_s: float = 0.0
     """The executor's own work: half of it in the forward pass, half in the backward pass, or all in the only pass."""
+    weights_s: float = 0.0
+    """The part of `backward_s` that gradients of the weights take in a pass of their own."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +264,7 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
 def _figures(node: Node) -> PredictedStage:
     """The figures of one stage in a plan.json."""
     update, left, own = node.get("update_s"), node.get("exposed_sync_s"), node.get("executor_s")
+    weights = node.get("weights_s")
     return PredictedStage(
         forward_s=node["forward_s"].number(),
         backward_s=node["backward_s"].number(),
@@ -269,6 +277,7 @@ def _figures(node: Node) -> PredictedStage:
         send_bytes=node["send_bytes"].size(),
         return_bytes=node["receive_gradient_bytes"].size(),
         executor_s=own.number() if own else 0.0,
+        weights_s=weights.number() if weights else 0.0,
     )
 
 
@@ -287,6 +296,8 @@ def _load(plan: Plan, index: int, figures: PredictedStage, waits: bool) -> Stage
         versions=stage.versions,
         left_s=figures.exposed_sync_s if waits else None,
         per_update=plan.accumulate / stage.replicas if plan.schedule in ACCUMULATING and plan.accumulate else 1.0,
+        deferred=stage.deferred,
+        weights_s=figures.weights_s,
         update_share=figures.update_s / backward_s if figures.update_s else 0.0,
     )
 

@@ -42,7 +42,8 @@ def print_simulation(
         console.print(_measured_line(run, report))
     for line in draw_timeline(scenario, replayed, report, width, run_lanes):
         console.print(line, soft_wrap=True)
-    console.print("F- forward  B= backward  ~ in an all-reduce  . waiting  (w worker, s stage)", style="dim")
+    weights = "  W+ weights" if any(load.deferred for load in scenario.stages) else ""
+    console.print(f"F- forward  B= backward{weights}  ~ in an all-reduce  . waiting  (w worker, s stage)", style="dim")
     console.print(_table(report))
     busy = [f"{row} {share:.0%}" for row, share in report.links.items()]
     if busy:

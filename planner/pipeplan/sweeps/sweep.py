@@ -84,8 +84,17 @@ def _solved(point: SweepPoint, settings: Settings) -> Outcome:
     if not point.chooses:
         return solve(Problem(point.profile, point.cluster, point.options), settings)
     deadline = Deadline.after(settings.time_limit_s)
-    cuts, ends = settings.maximum_cuts, deadline.share(SHARES["choice"])
-    taken = choose_synchrony(point.profile, point.cluster, point.options, None, "any", GAIN, cuts, ends).taken
+    taken = choose_synchrony(
+        point.profile,
+        point.cluster,
+        point.options,
+        None,
+        "any",
+        GAIN,
+        settings.maximum_cuts,
+        deadline.share(SHARES["choice"]),
+        may_correct=point.options.correction == "none",
+    ).taken
     return solve(taken.problem, settings, deadline=deadline, known=(taken.plan,))
 
 

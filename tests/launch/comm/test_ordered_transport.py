@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from extents import first_few
-from recorded_transport import Device, Hazard, record
+from recorded_transport import Device, Hazard, plan_of, record
 from rendezvous import stuck_devices
 from schedule_rules import NAMES, pipelines
 from schedule_shapes import shapes
 
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.ring_buffer import MessageTensor
+from pipeplan_launch.plan.launch_plan import Prediction
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
+from pipeplan_launch.plan.transport_modes import memory_beyond_plan, memory_note
 
 STASHING = SCHEDULES["1f1b-stashing"]
 
@@ -140,3 +143,30 @@ def test_a_transport_that_corrupts_data_is_caught(
 ) -> None:
     with pytest.raises((Hazard, AssertionError)):
         record(monkeypatch, "nccl", STASHING, shapes((2, 2, 1)), [30], kind=wrong)
+
+
+def test_rings_have_the_slots_that_the_plan_and_the_note_account_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slot more than minibatches in flight for activations, and two for gradients, however long a segment is."""
+    transports: list[OrderedTransport] = []
+
+    class Kept(OrderedTransport):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            transports.append(self)
+
+    record(monkeypatch, "nccl", STASHING, [StageShape(2, 3), StageShape(1, 4), StageShape(1, 1)], [40, 7], kind=Kept)
+    slots = [tuple(len(one._rings[way]._slots) for way in Direction) for one in transports]
+    assert slots == [(0, 2), (0, 2), (5, 2), (2, 0)]
+
+
+def test_the_note_on_memory_counts_a_second_gradient_each_way() -> None:
+    plan = plan_of(STASHING, [StageShape(1, 3), StageShape(1, 2), StageShape(1, 1)])
+    sizes = ((0, 4 * 2**20), (2**20, 2**20), (2**20, 0))
+    predictions = tuple(Prediction(receive_bytes=one, receive_gradient_bytes=other) for one, other in sizes)
+    plan = replace(plan, predictions=predictions)
+    assert memory_beyond_plan(plan, "host") == []
+    assert memory_beyond_plan(plan, "nccl") == [4 * 2**20, 5 * 2**20, 2**20]
+    assert memory_note(plan, "nccl") == (
+        "note: messages by --transport nccl take up to 5 MiB on a worker of stage 1 beyond the memory of the plan"
+    )
+    assert memory_note(replace(plan, predictions=(Prediction(),) * 3), "nccl") is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeplan_launch.devices.backend import backend_of
+from pipeplan_launch.devices.backend import backend_of, cuda_text
 from pipeplan_launch.devices.streams import CUDAStreams, Lane
 from pipeplan_launch.errors import LaunchError
 
@@ -83,3 +83,12 @@ def test_what_is_posted_beside_waits_for_its_marks_only(monkeypatch: pytest.Monk
         "posted",
         "computing is current",
     ]
+
+
+def test_devices_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["NVIDIA A100", "Tesla T4", "NVIDIA A100"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: names[number])
+    assert cuda_text() == "3 GPUs (2 × NVIDIA A100, 1 × Tesla T4)"
+    names.clear()
+    assert cuda_text() == "0 GPUs"

@@ -6,6 +6,7 @@ import re
 from collections import namedtuple
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -252,3 +253,9 @@ def test_every_minibatch_has_the_same_names() -> None:
     one.check_names(collate_samples(WORDS[2:4]))
     with pytest.raises(LaunchError, match="a minibatch has the inputs ids, and the model was traced with ids, labels"):
         one.check_names(collate_samples([{"ids": torch.arange(3)}]))
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "many"])
+def test_the_tokens_of_a_sample_are_a_number(wrong: Any) -> None:
+    with pytest.raises(LaunchError, match="tokens_per_sample must be a whole number of at least 0"):
+        Job(nn.Linear(2, 2), inputs=lambda n: torch.zeros(n, 2), tokens_per_sample=wrong)

@@ -94,6 +94,8 @@ def test_both_replays_find_the_same_deadlocks() -> None:
         pipeline = [StageShape(count, chance.randint(1, 4), accumulate) for count in replicas]
         if schedule.name == "gpipe":
             pipeline = [StageShape(count, math.ceil(accumulate / count), accumulate) for count in replicas]
+        if schedule.splits:
+            pipeline = [StageShape(one.replicas, one.depth, accumulate, chance.randint(0, 3)) for one in pipeline]
         if schedule.name == "2bw" and any(one.depth * one.replicas > accumulate for one in pipeline):
             continue
         count = chance.randint(1, 20)
@@ -121,10 +123,14 @@ def test_both_replays_find_the_same_deadlocks() -> None:
         ("vertical-sync", "F0 F2 B0 R0 F4 B2 R1 B4 R2 U0 U1 U2"),  # updates in a heap
         ("2bw", "F0 F2 B0 B2 F4 R0 B4 R1 U0 U1"),  # all right but for depth 1
         ("1f1b-flush", "F0 F2 B0 B2 F4 R0 U0 B4 R1 U1"),  # a forward before the flush
+        ("zb-h1", "F0 F2 B0 W0 B2 R0 W2 U0 F4 B4 W4 R1 U1"),  # a gradient after its all-reduce
+        ("zb-h1", "F0 F2 W0 B0 B2 W2 R0 U0 F4 B4 W4 R1 U1"),  # weights before the inputs
     ],
 )
 def test_what_is_wrong_is_found(name: str, wrong: str) -> None:
-    shape = {"2bw": StageShape(2, 1, 4), "1f1b-flush": StageShape(2, 2, 4)}.get(name, StageShape(2, 2))
+    shape = {"2bw": StageShape(2, 1, 4), "1f1b-flush": StageShape(2, 2, 4), "zb-h1": StageShape(2, 2, 4, 1)}.get(
+        name, StageShape(2, 2)
+    )
     pipeline = [shape, StageShape(1, 1, shape.accumulate)]
     stream = [Action.parse(text) for text in wrong.split()]
     formula = recipe(SCHEDULES[name], pipeline)

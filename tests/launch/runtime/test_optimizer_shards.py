@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,14 +22,14 @@ class OwnAdam(optim.Adam):
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], None]]:
+def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Makes this process the replica of a number among so many, without a process group."""
 
     def place(index: int, count: int) -> None:
         monkeypatch.setattr(dist, "get_rank", lambda _group: index)
         monkeypatch.setattr(dist, "get_world_size", lambda _group: count)
 
-    yield place
+    return place
 
 
 def parameters() -> dict[str, nn.Parameter]:

@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 RELATIVE = 1e-9
 """Of a tensor's largest element. What remains is rounding: 1e-14 with SGD, up to 1e-10 where AdamW divides noise."""
-ASYNCHRONOUS, FLUSHED = ("1f1b-stashing", "vertical-sync"), ("gpipe", "1f1b-flush")
+ASYNCHRONOUS, FLUSHED = ("1f1b-stashing", "vertical-sync"), ("gpipe", "1f1b-flush", "zb-h1")
 SCHEDULES = (*ASYNCHRONOUS, "2bw", *FLUSHED)
 SHAPES = {(1, 1, 1): 3, (2, 1): 5, (1, 2): 3, (2, 1, 1): 4}
 """Replicas, and minibatches per update where the schedule has them: a multiple of the replicas or not."""
@@ -241,7 +241,7 @@ def test_a_flush_equals_one_process_on_the_whole_batch(tmp_path: Path, subject: 
 def test_the_formulas_can_be_told_apart(subject: str) -> None:
     """By a million times the tolerance: a version too new or too old at any stage would be noticed."""
     ordinary = case_of(subject, "1f1b-stashing", (2, 1), "sgd-fused")
-    others = [replace(ordinary, schedule=schedule) for schedule in SCHEDULES if schedule != "gpipe"]
+    others = [replace(ordinary, schedule=schedule) for schedule in SCHEDULES if schedule not in ("gpipe", "zb-h1")]
     others += [replace(ordinary, depths=(3, 1)), replace(ordinary, depths=(2, 2)), replace(ordinary, seed=1)]
     left = [literally(case).whole() for case in others]
     for one, other in itertools.combinations(left, 2):

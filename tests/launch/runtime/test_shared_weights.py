@@ -70,6 +70,11 @@ def test_equals_one_process_under_gpipe_with_adamw(tmp_path: Path, replicas: tup
     check(tmp_path, case_of(replicas, "gpipe", "adamw-fused"))
 
 
+@pytest.mark.parametrize("replicas", slow_but_for([(1, 1, 1)], SHAPES))
+def test_equals_one_process_with_gradients_of_weights_put_off(tmp_path: Path, replicas: tuple[int, ...]) -> None:
+    check(tmp_path, case_of(replicas, "zb-h1"))
+
+
 def test_the_norm_of_all_gradients_counts_a_shared_one_once(tmp_path: Path) -> None:
     clipped = check(tmp_path, replace(case_of((2, 1)), clip=0.3))
     free = check(tmp_path / "free", case_of((2, 1)))

@@ -58,9 +58,15 @@ def test_plain_sgd_is_refused_unless_forced() -> None:
     parameters = {"w": weight(0.0)}
     plain = SGD(parameters.values(), lr=0.1)
     with pytest.raises(LaunchError, match="lowers the largest stable rate of SGD without momentum"):
-        make_correction("ef", parameters, plain, 1, force=False)
-    assert make_correction("ef", parameters, plain, 1, force=True) is not None
-    assert make_correction("ef", parameters, plain, 0, force=False) is None
-    assert make_correction("none", parameters, plain, 1, force=False) is None
+        make_correction("ef", parameters, plain, 1, asked=True, force=False)
+    assert make_correction("ef", parameters, plain, 1, asked=True, force=True) is not None
+    assert make_correction("ef", parameters, plain, 0, asked=True, force=False) is None
+    assert make_correction("none", parameters, plain, 1, asked=True, force=False) is None
     for optimizer in (SGD(parameters.values(), lr=0.1, momentum=0.9), AdamW(parameters.values())):
-        assert make_correction("ef", parameters, optimizer, 2, force=False) is not None
+        assert make_correction("ef", parameters, optimizer, 2, asked=True, force=False) is not None
+
+
+def test_what_only_the_plan_names_is_left_out_where_it_harms() -> None:
+    parameters = {"w": weight(0.0)}
+    assert make_correction("ef", parameters, SGD(parameters.values(), lr=0.1), 1, asked=False, force=False) is None
+    assert make_correction("ef", parameters, AdamW(parameters.values()), 1, asked=False, force=False) is not None

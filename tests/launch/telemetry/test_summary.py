@@ -113,7 +113,9 @@ def test_predicted_beside_measured(tmp_path: Path) -> None:
     assert "0-1" in lines[2]
     assert "2 -> 4" in lines[2]
     assert lines[-1].startswith("first cause: the executor's own work at stage 0 takes 36 ms a minibatch")
-    assert lines[-2].startswith("pace: measured 50.00 minibatches/s (100 samples/s), predicted 100.00: 50%")
+    assert lines[4].startswith("pace: measured 50.00 minibatches/s (100 samples/s), predicted 100.00: 50%")
+    assert lines[5] == "10 ms more than predicted for each minibatch, of which"
+    assert lines[6].startswith("  +10 ms  the executor")
 
 
 def test_the_table_has_waiting_beside_its_prediction(tmp_path: Path) -> None:

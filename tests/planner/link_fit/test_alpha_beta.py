@@ -55,3 +55,9 @@ def test_no_latency_to_see() -> None:
     found = fit_alpha_beta([TransferTime.message(size, size / 1e6) for size in SIZES])
     assert found.bandwidth == pytest.approx(1e6, rel=1e-3)
     assert found.latency_s < 1e-4 * SIZES[0] / 1e6 * 20
+
+
+def test_times_that_no_link_has_give_an_infinite_bandwidth_and_no_overflow() -> None:
+    points = [TransferTime.message(size, 1e-306) for size in SIZES]
+    with np.errstate(all="raise", under="ignore"):
+        assert fit_alpha_beta(points).bandwidth > 1e300

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from commandline import Run
@@ -157,3 +158,38 @@ def test_a_stage_of_hardly_any_work_is_no_reason_for_stale_gradients() -> None:
     assert choice.synchronous.sample_s > choice.asynchronous.sample_s * 1.1
     assert choice.taken is choice.synchronous
     assert "gradients are averaged late" in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("profile", "cluster", "chosen", "correction"),
+    [
+        ("vgg16-v100", "A", {}, "ef"),  # SGD with momentum, gradients up to two updates old
+        ("vgg16-v100", "A", {"correction": "none"}, "none"),
+        ("mnist-v100", "A", {}, "none"),  # gradients three updates old, for which nothing is known to help
+        ("awd-lm-v100", "A", {}, "none"),  # SGD without momentum, which a correction harms
+    ],
+)
+def test_asynchronous_plans_are_corrected_where_that_was_seen_to_help(
+    profile: str, cluster: str, chosen: dict[str, Any], correction: str
+) -> None:
+    choice = _choice(profile, cluster, **chosen)
+    assert choice.asynchronous is not None
+    assert choice.asynchronous.problem.options.correction == correction
+    assert ("Error feedback corrects them." in choice.asynchronous.text) == (correction == "ef")
+
+
+def test_where_memory_is_short_for_a_correction_the_plan_goes_without() -> None:
+    layers = (Layer("a", 0.01, 0.02, 1 << 30, 1000), Layer("b", 0.01, 0.02, 1 << 30, 1000))
+    profile = Profile(layers, (Tensor("t", "a", ("b",), 1000, 1000),), 4, optimizer_state_ratio=2.0)
+    profile = replace(profile, optimizer_name="AdamW")
+
+    def correction(memory_bytes: int) -> str:
+        cluster = Cluster("two", Device("d", "cuda", memory_bytes), (Level("server", 2, 1e9),))
+        choice = build_problem(profile, cluster, stages=2).synchrony
+        assert choice is not None
+        assert choice.asynchronous is not None
+        return choice.asynchronous.problem.options.correction
+
+    # Three versions of the weights, gradients and two moments take 6 GiB; a correction keeps two steps beside them.
+    assert correction(7 << 30) == "none"
+    assert correction(9 << 30) == "ef"

@@ -16,27 +16,41 @@ def _trial(name: str, pace_s: float, *cpu_s: float, products: int = 0) -> dict[s
 
 TRIALS = [
     _trial("pass", 0.001, 0.001),
-    _trial("message", 0.001, 0.0014, 0.0012),
-    _trial("large", 0.001, 0.0014 + 0.0005 + 0.0002, 0.0012 + 0.0005),
+    _trial("message", 0.001, 0.0009, 0.0012),
+    _trial("large", 0.001, 0.0009 + 0.0005 + 0.0002, 0.0012 + 0.0005),
     _trial("busy", 0.002, 0.002, products=9),
     _trial("busy", 0.0025, 0.003, 0.003, products=9),
-    _trial("busy", 0.0005, 0.003, 0.003, 0.003, products=9),
+    _trial("busy", 0.004, 0.002, 0.002, 0.002, products=9),
 ]
 
 
 def test_costs_are_differences_between_trials() -> None:
     costs = costs_of(TRIALS, "noon")
     assert costs.pass_s == pytest.approx(0.0005)
-    assert costs.message_s == pytest.approx(0.00015)
+    assert costs.message_s == pytest.approx(0.0001)
     assert costs.message_byte_s == pytest.approx(0.0005 / (2 * (LARGE_BYTES - SMALL_BYTES)))
     assert costs.version_byte_s == pytest.approx(0.0002 / VERSION_BYTES)
+
+
+def test_a_message_is_told_from_reading_samples() -> None:
+    """The first of two stages reads nothing, and takes less than a single one that has no messages at all."""
+    assert TRIALS[1]["cpu_s"][0] < TRIALS[0]["cpu_s"][0]
+    assert costs_of(TRIALS, "").message_s > 0
 
 
 def test_throughput_is_the_work_done_together() -> None:
     found = throughput_of(TRIALS, cores=2)
     assert found[1] == 1
-    assert found[2] == pytest.approx((2 * 0.002 + 2 * 0.0003) / 0.0025)
-    assert found[3] == 2, "no more than the cores"
+    assert found[2] == pytest.approx(2 * 0.002 / (0.003 - 0.0002))
+    assert found[3] == pytest.approx((3 * 0.002 + 4 * 0.0002) / 0.004), "two cores are idle for a part of 4 ms"
+    assert throughput_of([*TRIALS[:5], TRIALS[5] | {"pace_s": 0.001}], cores=2)[3] == 2, "no more than the cores"
+
+
+def test_other_programs_do_not_count() -> None:
+    """They stretch paces, and leave the processor time of the workers as it is."""
+    stretched = [one | {"pace_s": 3 * one["pace_s"]} for one in TRIALS]
+    assert throughput_of(stretched, cores=4) == throughput_of(TRIALS, cores=4)
+    assert costs_of(stretched, "") == costs_of(TRIALS, "")
 
 
 def test_every_machine_is_loaded_beyond_its_cores() -> None:

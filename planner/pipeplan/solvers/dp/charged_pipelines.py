@@ -193,23 +193,26 @@ class ChargedPipelines:
     def _best_of_region(self, region: Region, best: ChargedPipeline) -> tuple[float, ChargedPipeline]:
         """The bound of a region, and the best pipeline so far. Raises `OutOfTime`.
 
-        The fastest batch whose resources are busy for at most a limit bounds every plan that keeps within the limit.
-        All other plans are slower than the limit.
+        Each search asks for any plan whose batch and shared resources keep within a limit, which is told much sooner
+        than the fastest such plan. Every other limit is just below the best plan, which ends the search where that
+        cannot be beaten; those in between halve what is left.
         """
-        low, limit = region.low_s, min(best.pace_s, self.useful_s)
+        low, proves = region.low_s, True
         while low < min(best.pace_s * (1 - 2 * PRECISION), self.useful_s):
-            below = min(best.pace_s, self.useful_s)
-            bound, found = self._fastest_batch(region, limit, below)
+            limit = min(best.pace_s * (1 - PRECISION), self.useful_s)
+            if not proves and limit > low * (1 + 3e-4):
+                limit = (low * limit) ** 0.5 if low > 0 else limit / 2
+            bound, found = self._any_batch(region, limit)
             if found is not None and found.pace_s < best.pace_s:
                 best = found
-            low = max(low, min(bound, limit))
-            limit = min(best.pace_s, self.useful_s) * (1 - PRECISION)
-            if limit > low * (1 + 3e-4):
-                limit = (low * limit) ** 0.5 if low > 0 else limit / 2
+            low, proves = max(low, min(bound, limit)), not proves
         return min(low, best.pace_s), best
 
-    def _fastest_batch(self, region: Region, limit_s: float, below_s: float) -> tuple[float, ChargedPipeline | None]:
-        """A bound on the pace of plans whose resources are busy for at most `limit_s`, and the best of them."""
+    def _any_batch(self, region: Region, limit_s: float) -> tuple[float, ChargedPipeline | None]:
+        """A plan whose batch and shared resources take at most `limit_s` per minibatch, if there is one.
+
+        The first value bounds the pace of plans that keep within the limit; it is the limit where there is none.
+        """
         memory, count = self.problem.options.memory, self.problem.options.accumulate
         assert count is not None
         resources = self._resources(region, memory=memory)
@@ -217,7 +220,7 @@ class ChargedPipelines:
         best, bound = None, float("inf")
         for limits in self._limits(region, terms, memory=memory):
             batches = ChargedBatchObjective(terms, limits, SharedLimit(resources, limit_s))
-            answer = flush_search.fastest_batch(batches, 0.0, below_s * count)
+            answer = flush_search.fastest_batch(batches, 0.0, limit_s * count, gap=1.0, perhaps_none=True)
             if answer.interrupted:
                 raise KeyboardInterrupt
             if not answer.finished:

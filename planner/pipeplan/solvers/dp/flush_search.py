@@ -321,11 +321,17 @@ class SearchableBatches(Protocol):
 
 
 def fastest_batch(
-    batches: SearchableBatches, above_s: float = 0.0, below_s: float = math.inf, gap: float = 0.0
+    batches: SearchableBatches,
+    above_s: float = 0.0,
+    below_s: float = math.inf,
+    gap: float = 0.0,
+    *,
+    perhaps_none: bool = False,
 ) -> BatchResult:
     """The fastest batch below `below_s` seconds, by branch and bound; `above_s` is a known lower bound.
 
-    The search may stop at the relative `gap`. A deadline or Ctrl-C ends it with the best so far.
+    The search may stop at the relative `gap`. With `perhaps_none` it begins with the loosest limits, because something
+    else than the limits may rule out every pipeline. A deadline or Ctrl-C ends it with the best so far.
     """
     batch = BatchResult(below_s)
     number = batches.directions + 1
@@ -335,7 +341,7 @@ def fastest_batch(
         return replace(batch, bound_s=below_s)
     low, high = (0.0,) * number, (everything,) * number
     # Below a known batch a search under the loosest limits would teach nothing, so that box is split unsearched.
-    searched = None if below_s == math.inf else (0.0, high)
+    searched = None if perhaps_none or below_s == math.inf else (0.0, high)
     boxes: list[tuple[float, int, BatchBounds, BatchBounds, tuple[float, BatchBounds] | None]] = [
         (0.0, 0, low, high, searched)
     ]

@@ -12,6 +12,7 @@ import math
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -119,7 +120,9 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
     waiting = _Interruptible(math.inf if seconds is None else seconds + _GRACE_S)
     solver.callSolver = lambda program: waiting.run(program.solverModel)
     try:
-        program.solve(solver)
+        # Where the time was up before HiGHS had any solution, PuLP looks for values that are not there.
+        with suppress(IndexError):
+            program.solve(solver)
     except _AbandonedError:
         return MilpOutcome(found=False, proven=False, bound=0.0, interrupted=waiting.interrupted)
     model: Any = program.solverModel

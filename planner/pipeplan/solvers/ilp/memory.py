@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeplan.cost import formulas
-from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, ZERO_BUBBLE
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp.depth import DepthChoice, DepthConstraints
 from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable
@@ -23,7 +23,7 @@ def memory_unit(problem: Problem) -> float:
 
 
 # Weight versions of the schedules that do not keep one for each minibatch in flight.
-_VERSIONS = {DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1}
+_VERSIONS = {DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1, ZERO_BUBBLE: 1}
 
 
 def limit_memory_at_depth_one(model: PlacementModel) -> None:

@@ -24,7 +24,7 @@ from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
 from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.result import Status
 
-FLUSHING = ("gpipe", "1f1b-flush")
+FLUSHING = ("gpipe", "1f1b-flush", "zb-h1")
 SCHEDULES = (*FLUSHING, "vertical-sync")
 MACHINES = ("parallel", "unequal", "both")
 

@@ -289,3 +289,15 @@ def test_the_solver_prints_nothing() -> None:
     """The banner of highspy 1.16 would come before what `solve --json` prints."""
     done = subprocess.run([sys.executable, "-c", _ONE_PROGRAM], capture_output=True, text=True, check=True)
     assert done.stdout == "done\n"
+
+
+def test_a_search_that_ends_before_its_first_solution_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_values(*_: object) -> None:
+        [][0]  # what PuLP does where HiGHS has no values, if its time is up early
+
+    monkeypatch.setattr(pulp.HiGHS, "findSolutionValues", no_values)
+    program = pulp.LpProblem()
+    choice = pulp.LpVariable("choice", 0, 1, cat="Integer")
+    program += choice
+    program += choice >= 1
+    assert backend.run(program, "highs", 5.0, 0.0).proven

@@ -1,0 +1,62 @@
+"""A check refuses forged figures of the exchange of gradients of shared weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from instances import drawn, tied_instance
+
+from pipeplan.checker.verify import verify_plan
+from pipeplan.errors import InfeasibleError
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.rendering.plan_json import plan_document
+from pipeplan.util.files import Node
+
+FORGERIES = {"none": 0.0, "less": 0.5, "more": 2.0}
+"""The stated exchange, as a multiple of the true one."""
+
+
+def _holds(document: dict[str, Any], outcome: Outcome) -> bool:
+    results = verify_plan(Node(document, "plan.json"), outcome.problem.profile)
+    return all(result.holds is not False for result in results)
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    """The first random answer whose stages share weights."""
+    for seed in range(40):
+        _, problem = drawn(seed, lambda one: tied_instance(one, layers=5, schedule="1f1b-flush"))
+        try:
+            found = solve(problem, Settings(solver="dp", simulate=False))
+        except InfeasibleError:
+            continue
+        if found.evaluation.batch is not None and found.evaluation.batch.shared_weights_s > 0:
+            return found
+    raise AssertionError("no random answer has stages that share weights")
+
+
+def test_an_honest_exchange_passes(outcome: Outcome) -> None:
+    document = json.loads(json.dumps(plan_document(outcome)))
+    assert document["prediction"]["batch"]["shared_weights_s"] > 0
+    assert _holds(document, outcome)
+
+
+@pytest.mark.parametrize("share", FORGERIES.values(), ids=FORGERIES)
+def test_a_forged_exchange_is_refused(outcome: Outcome, share: float) -> None:
+    document = json.loads(json.dumps(plan_document(outcome)))
+    forged = copy.deepcopy(document)
+    forged["prediction"]["batch"]["shared_weights_s"] *= share
+    assert not _holds(forged, outcome)
+    # Nor where the pace follows from the forged figure.
+    batch = document["prediction"]["batch"]["shared_weights_s"] * (share - 1)
+    forged["prediction"]["minibatch_s"] += batch / outcome.plan.accumulate
+    assert not _holds(forged, outcome)
+
+
+def test_an_exchange_that_is_not_stated_is_refused(outcome: Outcome) -> None:
+    document = json.loads(json.dumps(plan_document(outcome)))
+    del document["prediction"]["batch"]["shared_weights_s"]
+    assert not _holds(document, outcome)
