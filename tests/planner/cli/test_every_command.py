@@ -302,3 +302,11 @@ def test_json_is_one_document(arguments: list[str], run: Run, tmp_path: Path) ->
     done = run(*arguments)
     assert done.code == 0, done.err
     json.loads(done.out)
+
+
+def test_help_imports_nothing_that_is_slow() -> None:
+    """Its time is mostly that of imports, which a test can count without a clock."""
+    code = "import sys\nfrom pipeplan.cli import main\nsys.argv = ['pipeplan', '--help']\ntry:\n    main()\nfinally:\n"
+    code += "    print(*{'msgspec', 'numpy', 'pulp', 'rich', 'jinja2', 'torch'} & set(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == ""
