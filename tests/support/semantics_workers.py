@@ -47,6 +47,8 @@ class Case:
     flush_epochs: int = 0
     transport: str = "auto"
     shards: bool = False
+    resume: Path | None = None
+    """The folder of a run to go on from."""
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -120,6 +122,7 @@ def _work(traced: TracedModel, folder: Path, case: Case, rank: int) -> int:
         case.seed,
         "--flush-epochs",
         case.flush_epochs,
+        *(() if case.resume is None else ("--resume-from", case.resume)),
         *(("--force-correction",) if case.correction == "ef" else ()),
         *(("--shard-optimizer",) if case.shards else ()),
         "--threads",

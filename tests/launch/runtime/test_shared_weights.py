@@ -46,7 +46,8 @@ def check(folder: Path, case: Case) -> dict[str, torch.Tensor]:
         for name in replicas[0]["parameters"]:
             holders[name] += 1
     shared = {name for name, count in holders.items() if count > 1}
-    assert shared == {"words.weight"} | ({"mix.weight", "mix.bias"} if "norm1" in case.cuts else set())
+    if len(case.replicas) > 1:
+        assert shared == {"words.weight"} | ({"mix.weight", "mix.bias"} if "norm1" in case.cuts else set())
     return expected
 
 
@@ -79,6 +80,26 @@ def test_the_norm_of_all_gradients_counts_a_shared_one_once(tmp_path: Path) -> N
     clipped = check(tmp_path, replace(case_of((2, 1)), clip=0.3))
     free = check(tmp_path / "free", case_of((2, 1)))
     assert max(float((clipped[name] - value).abs().max()) for name, value in free.items()) > 1e-3
+
+
+CHANGES = [((1, 2), (1, 1, 1)), ((1, 1, 1), (1,)), ((1,), (2, 1)), ((2, 1), (1, 1, 1))]
+"""Replicas of the plan that wrote a checkpoint, and of the one that goes on from it."""
+
+
+@pytest.mark.parametrize("plans", slow_but_for([CHANGES[0]], CHANGES), ids=str)
+def test_another_plan_goes_on_from_a_checkpoint(tmp_path: Path, plans: tuple[tuple[int, ...], ...]) -> None:
+    """Other stages hold the copies, also one stage for all; still the result is that of one process."""
+    first, second = (
+        Case(
+            "decoder", "1f1b-flush", plan, tuple(-(-4 // count) for count in plan), 4, "adamw-fused", 41, epochs=epochs
+        )
+        for plan, epochs in zip(plans, (1, 2), strict=True)
+    )
+    CaseRun(tmp_path / "before", replace(first, dropout=False)).left()
+    check(tmp_path / "after", replace(second, dropout=False, resume=tmp_path / "before" / "run"))
+    for number, name in enumerate(("before", "after")):
+        said = [json.loads(line) for one in (tmp_path / name / "run" / "metrics").iterdir() for line in one.open()]
+        assert {line["epoch"] for line in said} == {number}, "each plan trained one epoch"
 
 
 def test_a_checkpoint_holds_a_shared_weight_once(tmp_path: Path) -> None:
