@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4)
     given = parser.parse_args()
     weights = 4 * given.layers * given.width * (given.width + 1)
-    gathering = (1 + 1 / given.replicas) * max(BUCKET_BYTES // (4 * given.width**2), 1) * 4 * given.width**2
+    gathering = (1 + 1 / given.replicas) * BUCKET_BYTES
     samples = BATCH * given.replicas * given.updates
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

@@ -28,6 +28,8 @@ from pipeplan_launch.checkpoint.optimizer_state import TensorLoader
 from pipeplan_launch.comm import buckets
 from pipeplan_launch.errors import LaunchError
 
+LARGE_BYTES = 1 << 20
+"""Parameters of at least this size are gathered in place, one by one; smaller ones together, through a buffer."""
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
     *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.ASGD, optim.Rprop),
@@ -84,7 +86,10 @@ class OptimizerShards:
 
         All replicas call this with the same names in the same order. Afterwards the gradients of the parts are gone.
         """
-        for bucket in self._buckets_of([name for name in names if name in self._divided]):
+        divided = [name for name in names if name in self._divided]
+        large = [name for name in divided if self._is_gathered_in_place(self._trained[name])]
+        self._gather_in_place(large)
+        for bucket in self._buckets_of([name for name in divided if name not in large]):
             self._gather_bucket(bucket)
         for name in names:
             self.parameters[name].grad = None
@@ -160,6 +165,24 @@ class OptimizerShards:
             bucket.append(name)
         if bucket:
             yield bucket
+
+    def _is_gathered_in_place(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter is large, in one piece, and in as many parts as there are replicas."""
+        parts = -(-parameter.numel() // max(1, self._length(parameter)))
+        return parameter.nbytes >= LARGE_BYTES and parameter.is_contiguous() and parts == self._count
+
+    def _gather_in_place(self, names: list[str]) -> None:
+        """Every replica sends its parts to the others, from and into the memory of the parameters."""
+        for name in names:
+            values = self._trained[name].detach().view(-1)
+            parts = torch.split(values, self._length(values))
+            sent = [
+                dist.broadcast(part, dist.get_global_rank(self._group, replica), self._group, async_op=True)
+                for replica, part in enumerate(parts)
+            ]
+            for work in sent:
+                assert work is not None
+                work.wait()
 
     def _gather_bucket(self, names: list[str]) -> None:
         lengths = [self._length(self._trained[name]) for name in names]

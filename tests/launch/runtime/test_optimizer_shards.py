@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from replicas import run
 from torch import nn, optim
 from torch.optim import Optimizer
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.averaging_options import GradientAveraging, check_averaging_options
 from pipeplan_launch.plan.transport_modes import transport_of
+from pipeplan_launch.runtime import optimizer_shards
 from pipeplan_launch.runtime.optimizer_shards import ELEMENTWISE, OptimizerShards
 
 
@@ -84,3 +87,28 @@ def test_options_that_exclude_it() -> None:
     assert transport_of("auto", plan, sharded, "nccl") == "host"
     with pytest.raises(LaunchError, match="give --transport host, or leave --shard-optimizer out"):
         transport_of("nccl", plan, sharded)
+
+
+def _trained(rank: int, large_bytes: int) -> dict[str, torch.Tensor]:
+    """Three steps by one replica of three, with the weights gathered in place from so many bytes on."""
+    optimizer_shards.LARGE_BYTES = large_bytes
+    own = parameters() | {"turned": nn.Parameter(torch.arange(35.0, dtype=torch.float64).view(5, 7).t())}
+    optimizer = optim.AdamW(own.values(), lr=0.1)
+    group: Any = dist.group.WORLD
+    shards = OptimizerShards(own, optimizer, group)
+    for number in range(3):
+        shards.take({name: (one.detach() * number + 1.5).cos() for name, one in own.items()})
+        optimizer.step()
+        shards.gather(own)
+    return {name: one.detach() for name, one in own.items()}
+
+
+def test_weights_are_gathered_in_place_and_through_a_buffer_alike(tmp_path: Path) -> None:
+    found = [result for size in (0, 1 << 30) for result in run(3, _trained, _made(tmp_path / str(size)), size)]
+    for name, expected in found[0].items():
+        assert all(torch.equal(one[name], expected) for one in found), name
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
