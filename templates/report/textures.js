@@ -1,6 +1,6 @@
 /*
- * Textures that distinguish the kinds of intervals without colour: forward is plain, backward hatched, gradients of weights dark, update solid,
- * waiting empty, all-reduce dotted.
+ * Textures that distinguish the kinds of intervals without colour: forward is plain, backward hatched, gradients of
+ * weights dark, update solid, waiting empty, all-reduce dotted.
  */
 
 const textures = new Map();

@@ -150,6 +150,7 @@ class Recorded(Engine):
         handlers: dict[ActionKind, Callable[[int], None]] = {
             ActionKind.FORWARD: self._forward,
             ActionKind.BACKWARD: self._backward,
+            ActionKind.WEIGHTS: self._weights,
             ActionKind.REDUCE: lambda index: self._compute(f"R{index}"),
             ActionKind.UPDATE: lambda index: self._compute(f"U{index}"),
         }
@@ -177,11 +178,16 @@ class Recorded(Engine):
     def _backward(self, index: int) -> None:
         number = self.segment.number(index)
         gradients = self.transport.take(Direction.GRADIENTS, number) if self.stage < self.last else []
-        self.device.read([*self.kept.pop(index), *gradients])
+        received = self.kept[index] if self.schedule.splits else self.kept.pop(index)
+        self.device.read([*received, *gradients])
         self._compute(f"B{index}")
         if self.stage:
             destination = self.place.peer(self.stage - 1, index)
             self.transport.send(Direction.GRADIENTS, number, destination, [torch.zeros(self.size(index), WIDTHS[0])])
+
+    def _weights(self, index: int) -> None:
+        self.device.read(self.kept.pop(index))
+        self._compute(f"W{index}")
 
     def start_collective(self, stages: tuple[int, ...], group: int) -> None:
         ranks = [rank for stage in stages for rank in self.place.plan.pipeline[stage].workers]

@@ -16,6 +16,7 @@ from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch import preflight
 from pipeplan_launch.devices import remembered
+from pipeplan_launch.plan.averaging_options import GradientAveraging
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.plan.transport_modes import transport_of
 from pipeplan_launch.selftest import cases as selftest_cases
@@ -100,7 +101,7 @@ def plan_on_gpus(folder: Path, replicas: list[int], servers: int = 1) -> Any:
 
 
 def test_a_run_on_the_gpus_of_one_server_uses_what_was_found(tmp_path: Path) -> None:
-    exact = preflight.GradientAveraging()
+    exact = GradientAveraging()
     for number, (replicas, servers, mode) in enumerate([([1, 1], 1, "nccl"), ([2], 1, "host"), ([1, 1], 2, "host")]):
         plan = plan_on_gpus(tmp_path / str(number), replicas, servers)
         assert transport_of("auto", plan, exact, "nccl") == mode
@@ -120,7 +121,9 @@ def test_a_first_launch_on_gpus_tries_messages_once(tmp_path: Path, monkeypatch:
         return SimpleNamespace(stdout=json.dumps(report) + "\n", returncode=2)
 
     monkeypatch.setattr(subprocess, "run", run)
-    options = SimpleNamespace(no_selftest=False, transport="auto", compress=None, significance=None)
+    options = SimpleNamespace(
+        no_selftest=False, transport="auto", compress=None, significance=None, shard_optimizer=False
+    )
     note = preflight.self_test_note(options, plan, 2)  # type: ignore[arg-type]
     assert note == "note: messages between stages will travel by --transport host (1-1, nccl: it hung)"
     assert started == [["-m", "pipeplan_launch.selftest", "--short"]]

@@ -48,7 +48,7 @@ def test_who_is_ended_because_time_is_up(
         os.posix_spawn(sys.executable, [sys.executable, "-S", "-c", program], os.environ) for program in programs
     ]
     workers = {pid: rank for rank, pid in enumerate(started)}
-    found, is_late = emulation._finish(workers, time.time() + limit_s)
+    found, is_late = emulation._finish(workers, time.monotonic() + limit_s)
     started.clear()
     assert [found[rank] for rank in range(len(programs))] == statuses
     assert is_late is late
