@@ -153,7 +153,7 @@ def solve(
     settings: Settings | None = None,
     minibatch: int | Literal["auto"] | None = None,
     batch: int | None = None,
-    staleness: str = "any",
+    staleness: str | None = None,
     asynchronous_gain: float = GAIN,
     target: str | None = None,
     server_order: str = "any",
@@ -175,8 +175,9 @@ def solve(
     `schedule="auto"` takes the best schedule for a global `batch`, in samples per update, whose weights are at most as
     old as `staleness` allows (`none`, `bounded`, `any`). `minibatch="auto"` takes the best of the sizes in the profile.
     `schedule="best"`, the default of training, takes the synchronous plan unless an asynchronous one has more samples
-    per second by the share `asynchronous_gain`; `outcome.synchrony` has the best of both kinds. The simplest plan
-    within the share `simplest` of the fastest is taken, with the fastest in `outcome.simplification`; 0 takes that.
+    per second by the share `asynchronous_gain`, and gradients at most 3 updates old unless `staleness` is `any`;
+    `outcome.synchrony` has the best of both kinds. The simplest plan within the share `simplest` of the fastest is
+    taken, with the fastest in `outcome.simplification`; 0 takes that.
     A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes its
     files. Servers that differ are put in the best order, which `outcome.problem.cluster` has then, unless
     `server_order="listed"`. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.

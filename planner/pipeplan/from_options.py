@@ -100,7 +100,7 @@ class _Request:
     cluster: Cluster
     minibatch: int | Literal["auto"] | None
     batch: int | None
-    staleness: str
+    staleness: str | None
     target: str | None
     asynchronous_gain: float
     maximum_cuts: int
@@ -196,7 +196,7 @@ def build_problem(
     *,
     minibatch: int | Literal["auto"] | None = None,
     batch: int | None = None,
-    staleness: str = "any",
+    staleness: str | None = None,
     target: str | None = None,
     server_order: str = "any",
     asynchronous_gain: float = GAIN,
@@ -209,11 +209,12 @@ def build_problem(
     `minibatch` is another size than the profile's, or `auto` for the best of those measured. `schedule="auto"` takes
     the best schedule for a global `batch`, in samples per update, among those whose weights are at most as old as
     `staleness` (`none`, `bounded`, `any`) allows; `schedule="best"` takes the synchronous plan unless an asynchronous
-    one has more samples per second by the share `asynchronous_gain`. That is the default of training without a number
-    of minibatches per update, a target, or `minibatch="auto"`. A `target`, the name of an export, restricts plans
-    to those that this trainer can express, with `batch` samples per update if that is given. The servers of a
-    heterogeneous cluster are put in the best order, unless the `server_order` is `listed` or the plan is for a
-    `target`, which numbers them itself. A choice that takes searches has a share of the time until the deadline.
+    one has more samples per second by the share `asynchronous_gain`, and gradients that are not too old. That is the
+    default of training without a number of minibatches per update, a target, or `minibatch="auto"`. A `target`, the
+    name of an export, restricts plans to those that this trainer can express, with `batch` samples per update if that
+    is given. The servers of a heterogeneous cluster are put in the best order, unless the `server_order` is `listed` or
+    the plan is for a `target`, which numbers them itself. A choice that takes searches has a share of the time until
+    the deadline.
 
     Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
     """
@@ -289,7 +290,7 @@ def _with_best_schedule(request: _Request) -> BuiltProblem:
         request.cluster,
         options,
         request.batch,
-        request.staleness.lower(),
+        (request.staleness or "any").lower(),
         request.maximum_cuts,
         deadline,
     )
@@ -309,7 +310,7 @@ def _synchronous_or_not(request: _Request) -> BuiltProblem:
             request.cluster,
             options,
             request.batch,
-            request.staleness.lower(),
+            None if request.staleness is None else request.staleness.lower(),
             gain,
             request.maximum_cuts,
             request.deadline.share(SHARES["choice"]),

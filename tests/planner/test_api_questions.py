@@ -22,7 +22,7 @@ def _solved(workers: int = 3, **options: Any) -> pipeplan.Outcome:
 
 @pytest.fixture
 def outcome() -> pipeplan.Outcome:
-    return _solved(stages=2)
+    return _solved(stages=2, staleness="any")
 
 
 def test_an_outcome_is_five_lines(outcome: pipeplan.Outcome) -> None:

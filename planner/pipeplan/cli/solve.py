@@ -76,9 +76,8 @@ def write_exported(targeted: TargetedProblem, outcome: Outcome, folder: Path, *,
 @click.option(
     "--staleness",
     metavar="NONE|BOUNDED|ANY",
-    default="any",
     shell_complete=complete_words("none", "bounded", "any"),
-    help="With --schedule best or auto: how stale weights may be.",
+    help="With --schedule best or auto: how stale weights may be  [default: any; with best at most 3 updates]",
 )
 @click.option(
     "--asynchronous-gain",
@@ -105,7 +104,7 @@ def write_exported(targeted: TargetedProblem, outcome: Outcome, folder: Path, *,
 @quiet_option
 def command(
     batch: int | None,
-    staleness: str,
+    staleness: str | None,
     server_order: str,
     asynchronous_gain: str,
     fewest_workers: str | None,

@@ -38,6 +38,9 @@ GAIN = 0.1
 
 
 CORRECTED_TEXT = " Error feedback corrects them."
+MOST_STALE = 3
+"""The oldest gradients, in updates, of an asynchronous plan that is taken unless the user tolerates any staleness: with
+4 most models of docs/learning.md do not keep up."""
 HARDLY_ANY = 0.02
 """The share of the pace below which a stage is said to do hardly any work."""
 
@@ -113,7 +116,7 @@ def choose_synchrony(
     cluster: Cluster,
     options: Options,
     batch: int | None,
-    staleness: str,
+    staleness: str | None,
     gain: float,
     maximum_cuts: int,
     deadline: Deadline = NO_DEADLINE,
@@ -125,23 +128,26 @@ def choose_synchrony(
     With `may_correct` the asynchronous plan is one whose updates are corrected, where that was seen to help.
 
     `batch` is in samples per update of the plans that have one for all stages; None for one minibatch on each worker.
-    Ctrl-C ends the comparison with what was found until then. Raises `InputError` for a batch that cannot be cut into
-    minibatches, and `InfeasibleError` where nothing fits.
+    `staleness` is a tolerance of `STALENESS`; None for asynchronous plans whose gradients are at most `MOST_STALE`
+    updates old. Ctrl-C ends the comparison with what was found until then. Raises `InputError` for a batch that cannot
+    be cut into minibatches, and `InfeasibleError` where nothing fits.
     """
-    if staleness not in STALENESS:
+    if staleness is not None and staleness not in STALENESS:
         raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
     workers = min(cluster.workers, options.max_workers or cluster.workers)
     samples = workers * profile.minibatch if batch is None else batch
     corrects = may_correct and is_helped(profile.optimizer_name, profile.optimizer_state_ratio)
     kinds = _PlanKinds(profile, cluster, options, samples, maximum_cuts, corrects)
     try:
-        return _compare(kinds, staleness, gain, deadline)
+        return _compare(kinds, staleness or "any", gain, deadline, MOST_STALE if staleness is None else None)
     except KeyboardInterrupt:
         return _interrupted(kinds.found, gain)
 
 
-def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline) -> SynchronyChoice:
-    """The choice, after searches for the fastest plan of each kind."""
+def _compare(
+    kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline, most_stale: int | None
+) -> SynchronyChoice:
+    """The choice, after searches for the fastest plan of each kind; `most_stale`: the oldest gradients to take."""
     asynchronous = kinds.best(kinds.asynchronous(staleness), deadline.share(0.5))
     if asynchronous is not None and asynchronous.updates.synchronous:
         # What is fastest of all is data parallelism.
@@ -169,6 +175,14 @@ def _compare(kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline)
             reason = (
                 "Chosen: synchronous, because the fastest asynchronous plan is data parallelism but for a stage of "
                 f"hardly any work, and is {found:.1%} faster only as its gradients are averaged late."
+            )
+            return SynchronyChoice(synchronous, asynchronous, gain, synchronous, reason, parallel)
+        oldest = max(asynchronous.updates.stale_by)
+        if found >= gain and most_stale is not None and oldest > most_stale:
+            reason = (
+                f"Chosen: synchronous, although the fastest asynchronous plan has {found:.1%} more samples/s, because "
+                f"its gradients are up to {oldest} updates old, and beyond {most_stale} most models that were measured "
+                "do not learn as well; --staleness any takes it."
             )
             return SynchronyChoice(synchronous, asynchronous, gain, synchronous, reason, parallel)
         enough = found >= gain

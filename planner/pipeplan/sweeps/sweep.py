@@ -89,7 +89,7 @@ def _solved(point: SweepPoint, settings: Settings) -> Outcome:
         point.cluster,
         point.options,
         None,
-        "any",
+        None,
         GAIN,
         settings.maximum_cuts,
         deadline.share(SHARES["choice"]),

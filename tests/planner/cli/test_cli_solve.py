@@ -183,12 +183,12 @@ def test_a_bundled_profile_is_solved_by_its_name(run: Run) -> None:
     assert "did you mean 'mnist-v100'" in done.err
 
 
-@pytest.mark.parametrize("schedule", [("--schedule", "2bw", "--accumulate", "8"), ()])
+@pytest.mark.parametrize("schedule", [("--schedule", "2bw", "--accumulate", "8"), ("--staleness", "any")])
 def test_a_correction_is_charged_said_and_passed_on(run: Run, schedule: tuple[str, ...]) -> None:
     """By one step of the optimiser for each version of the weights but the newest; the check charges it, too."""
     _save()
     given = ("solve", "--cluster", "local", "--workers", "3", "--stages", "3", *schedule)
-    plain = json.loads(run(*given, "--json", "--no-write").out)
+    plain = json.loads(run(*given, "--correction", "none", "--json", "--no-write").out)
     done = run(*given, "--correction", "ef", "--json")
     assert done.code == 0, done.err
     corrected = json.loads(done.out)

@@ -56,7 +56,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_gives_every_worker_what_it_can_do(run: Run) -> None:
-    done = run("solve", "--cluster", "mixed.toml", "--stages", "2")
+    done = run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--stages", "2")
     assert done.code == 0, done.err
     assert "on cluster mixed (3 servers: 1 small + 2 × 2 big)" in " ".join(done.out.split())
     rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("server ")]
@@ -69,7 +69,7 @@ def test_a_plan_gives_every_worker_what_it_can_do(run: Run) -> None:
 
 
 def test_the_folder_is_read_by_executor_simulator_and_shell(run: Run) -> None:
-    assert run("solve", "--cluster", "mixed.toml", "--stages", "2").code == 0
+    assert run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--stages", "2").code == 0
     plan = load_plan(Path("plan"))
     assert (plan.server_sizes, plan.world, plan.servers) == ((1, 2, 2), 5, 3)
     scenario = read_scenario(Path("plan"))
@@ -96,9 +96,9 @@ def test_as_many_workers_everywhere_need_no_list(run: Run) -> None:
 
 
 def test_the_first_servers_can_be_had_alone(run: Run) -> None:
-    done = run("solve", "--cluster", "mixed.toml", "--servers", "2", "--json", "--no-write")
+    done = run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--servers", "2", "--json", "--no-write")
     assert [server["inside"]["count"] for server in json.loads(done.out)["cluster"]["servers"]] == [1, 2]
-    done = run("solve", "--cluster", "mixed.toml", "--servers", "4")
+    done = run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--servers", "4")
     assert done.code == 2
     assert "it lists 3, which differ" in done.err
 
@@ -115,8 +115,9 @@ def test_servers_are_put_in_the_best_order(run: Run) -> None:
     Path("named.toml").write_text(
         MIXED.replace('[[server]]\ndevice = "small"', '[[server]]\nname = "old"\ndevice = "small"')
     )
-    listed = run("solve", "--cluster", "named.toml", "--straight", "--server-order", "listed", "-o", "listed")
-    best = run("solve", "--cluster", "named.toml", "--straight", "-o", "best")
+    named = ("solve", "--cluster", "named.toml", "--straight", "--staleness", "any")
+    listed = run(*named, "--server-order", "listed", "-o", "listed")
+    best = run(*named, "-o", "best")
     assert (listed.code, best.code) == (0, 0), listed.err + best.err
     paces = {
         name: json.loads(Path(name, "plan.json").read_text())["prediction"]["minibatch_s"]
@@ -132,7 +133,7 @@ def test_servers_are_put_in_the_best_order(run: Run) -> None:
 
 
 def test_a_wrong_server_order_is_one_line(run: Run) -> None:
-    done = run("solve", "--cluster", "mixed.toml", "--server-order", "fastest")
+    done = run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--server-order", "fastest")
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert "there is no server order 'fastest'" in done.err

@@ -40,11 +40,21 @@ def test_a_small_gain_is_not_worth_staleness() -> None:
     assert choice.taken.updates.synchronous
     assert not choice.asynchronous.updates.synchronous
     assert choice.reason.startswith("Chosen: synchronous, because the fastest asynchronous plan has 7.3% more")
-    assert _choice("awd-lm-v100", "C", asynchronous_gain=0.05).taken.plan.config == "1-3"
+    assert _choice("awd-lm-v100", "C", asynchronous_gain=0.05, staleness="any").taken.plan.config == "1-3"
+
+
+def test_a_plan_whose_gradients_are_very_old_is_taken_only_where_any_staleness_is_tolerated() -> None:
+    choice = _choice("awd-lm-v100", "A")
+    assert choice.asynchronous is not None
+    assert max(choice.asynchronous.updates.stale_by) == 7
+    assert choice.taken is choice.synchronous
+    assert "because its gradients are up to 7 updates old, and beyond 3 most models that were measured" in choice.reason
+    assert _choice("awd-lm-v100", "A", staleness="any").taken.plan == choice.asynchronous.plan
+    assert max(_choice("gnmt16-v100", "B").taken.updates.stale_by) == 3, "which is not too old"
 
 
 def test_a_large_gain_is_taken_and_staleness_can_be_ruled_out_or_bounded() -> None:
-    choice = _choice("s2vt-v100", "B")
+    choice = _choice("s2vt-v100", "B", staleness="any")
     assert choice.taken is choice.asynchronous
     assert choice.synchronous is not None
     assert set(choice.synchronous.updates.samples) == {16 * 80}
@@ -117,7 +127,8 @@ def test_the_table_and_plan_json_show_both(run: Run) -> None:
     assert choice["asynchronous_gain"] == pytest.approx(0.1)
     assert choice["synchronous"]["updates"] == {"synchronous": True, "stale_by": [0], "samples": [320]}
     assert choice["asynchronous"]["updates"]["stale_by"] == [4, 1]
-    assert json.loads(run(*words, "--asynchronous-gain", "5%", "--json").out)["choice"]["taken"] == "asynchronous"
+    other = json.loads(run(*words, "--asynchronous-gain", "5%", "--staleness", "any", "--json").out)["choice"]
+    assert other["taken"] == "asynchronous"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from commandline import Run
@@ -23,7 +24,8 @@ PLAIN = Settings(solver="dp", certify=False, simulate=False)
 
 
 def _outcome(name: str, cluster: str, **options: object) -> Outcome:
-    return pipeplan.solve(pipeplan.read_profile(name), pipeplan.cluster(cluster), settings=PLAIN, simplest=0, **options)  # type: ignore[arg-type]
+    chosen: dict[str, Any] = {"simplest": 0, "staleness": "any"} | options
+    return pipeplan.solve(pipeplan.read_profile(name), pipeplan.cluster(cluster), settings=PLAIN, **chosen)
 
 
 @pytest.mark.parametrize(
