@@ -25,7 +25,10 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
+from pipeplan.util.deadline import Deadline
 
+SIMPLER_S = 5.0
+"""Seconds to look for a simpler plan than the fastest one after each change of the cluster."""
 NORMAL_QUARTILES = 1.3489795
 """Interquartile range of a normal distribution of standard deviation 1."""
 SLOWEST, FASTEST = 10.0, 0.1
@@ -185,5 +188,5 @@ def change_effects(problem: Problem, cuts: Cuts, plan: Plan, pace_s: float) -> I
         if best is None:
             yield ChangeEffect(change.name, None, None, remark="no plan")
             continue
-        simple = simplest_plan(problem.within(cluster), cuts, best)
+        simple = simplest_plan(problem.within(cluster), cuts, best, Deadline.after(SIMPLER_S))
         yield ChangeEffect(change.name, simple.pace_s, pace_s / simple.pace_s, simple.plan.config)

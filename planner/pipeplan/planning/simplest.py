@@ -9,6 +9,7 @@ alone searches for them, because a plan that is not the fastest has no proof of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pipeplan.cost.evaluate import Evaluation, evaluate
@@ -100,8 +101,10 @@ def _simpler_kind(
 
 def simplest_plan(problem: Problem, cuts: Cuts, fastest: ScoredPlan, deadline: Deadline = NO_DEADLINE) -> ScoredPlan:
     """The plan that a solve with its default choices would take, given the fastest one."""
-    score = evaluate(fastest.plan, problem)
-    grid = None if len(fastest.plan.stages) == 1 else uniform_grid(problem, cuts, deadline.share(0.3)).plan
+    score, grid = evaluate(fastest.plan, problem), None
+    if len(fastest.plan.stages) > 1:
+        with suppress(OutOfTime):
+            grid = uniform_grid(problem, cuts, deadline.share(0.3)).plan
     simpler = find_simpler(problem, cuts, fastest.plan, score, WITHIN, grid, deadline)
     return fastest if simpler is None else ScoredPlan(simpler.plan, simpler.score.pace_s)
 
