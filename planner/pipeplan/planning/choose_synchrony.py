@@ -158,7 +158,9 @@ def _compare(
         asynchronous = kinds.best(kinds.corrected(asynchronous), deadline.share(0.2)) or asynchronous
     known, others = known_sizes(kinds.profile, minibatch_sizes(kinds.profile.minibatch, kinds.samples))
     parallel = kinds.best(kinds.data_parallel(), deadline.share(0.2))
-    synchronous = _simpler(parallel, kinds.best(kinds.flushing(known), deadline))
+    # A pipeline that drains has to gain so much over data parallelism to be taken.
+    useful_sample_s = float("inf") if parallel is None else parallel.sample_s / (1 + LEAST_GAIN)
+    synchronous = kinds.best(kinds.flushing(known), deadline, useful_sample_s) or parallel
     if synchronous is None:
         synchronous = kinds.best(kinds.flushing(others, extrapolated=True), deadline)
     taken = asynchronous or synchronous
@@ -263,11 +265,16 @@ class _PlanKinds:
             count = self.samples // size
             yield self._problem(sized, schedule=FLUSH, accumulate=count, correction="none"), extrapolated
 
-    def best(self, problems: Iterable[tuple[Problem, bool]], deadline: Deadline) -> Candidate | None:
-        """The fastest plan of these problems, or of those for which there was time; None if there is none."""
+    def best(
+        self, problems: Iterable[tuple[Problem, bool]], deadline: Deadline, useful_sample_s: float = float("inf")
+    ) -> Candidate | None:
+        """The fastest plan of these problems, or of those for which there was time.
+
+        None if there is none that takes less than `useful_sample_s` seconds for a sample.
+        """
         before = len(self.found)
         for problem, extrapolated in problems:
-            best_sample_s = min((one.sample_s for one in self.found[before:]), default=float("inf"))
+            best_sample_s = min((one.sample_s for one in self.found[before:]), default=useful_sample_s)
             useful_s = best_sample_s * problem.profile.minibatch
             if _least_pace_s(problem) >= useful_s:
                 continue
@@ -282,10 +289,3 @@ class _PlanKinds:
 
     def _problem(self, profile: Profile, **changes: Any) -> Problem:
         return Problem(profile, self.cluster, replace(self.options, **changes))
-
-
-def _simpler(parallel: Candidate | None, flushing: Candidate | None) -> Candidate | None:
-    """Data parallelism, unless pipelines that drain gain enough over it."""
-    if parallel is None or flushing is None:
-        return parallel or flushing
-    return parallel if parallel.sample_s <= flushing.sample_s * (1 + LEAST_GAIN) else flushing

@@ -77,6 +77,8 @@ def best_in_time(
     """
     try:
         cuts = enumerate_cuts(problem, maximum_cuts, deadline.share(0.5))
+        if useful_s < float("inf") and not dynamic_program.may_reach(problem, cuts, useful_s, deadline.at):
+            return None, True
         if len(cuts.ideals) <= MANY_CUTS:
             return best_plan(problem, cuts, deadline, useful_s=useful_s), True
         return _or_grid(problem, cuts, gap_of_many_cuts, deadline, useful_s), True

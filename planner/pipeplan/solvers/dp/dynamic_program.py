@@ -225,10 +225,11 @@ def is_feasible(problem: Problem, cuts: Cuts, deadline: float | None = None) -> 
     return any(search.feasible() for search in searches)
 
 
-def may_reach(problem: Problem, cuts: Cuts, pace_s: float) -> bool:
+def may_reach(problem: Problem, cuts: Cuts, pace_s: float, deadline: float | None = None) -> bool:
     """Whether some plan may have a pace below `pace_s`, in seconds per minibatch.
 
-    If not, no plan has such a pace even with unlimited memory and with every shared resource to itself.
+    If not, no plan has such a pace even with unlimited memory and with every shared resource to itself. It counts as
+    possible where that is not known at the deadline (by `time.perf_counter`).
     """
     if problem.options.grid:
         return True
@@ -237,7 +238,8 @@ def may_reach(problem: Problem, cuts: Cuts, pace_s: float) -> bool:
         below = pace_s * minibatches_of(problem) if problem.options.flushes else space.inner_pace(problem, pace_s)
         if below is None or space.floor(problem) >= pace_s:
             continue
-        if PipelineSearches(space.inner(problem), cuts, gap=1.0, below=below).best().best is not None:
+        found = PipelineSearches(space.inner(problem), cuts, deadline, gap=1.0, below=below).best()
+        if found.best is not None or not found.finished:
             return True
     return False
 
