@@ -158,7 +158,7 @@ def test_the_table_has_the_seconds_of_every_worker(run):
     columns = facts["predicted"]
     seconds = [0.0] * 4
     for lane, kind, start, end in zip(*(columns[key] for key in ("lane", "kind", "start_s", "end_s")), strict=True):
-        seconds[lane] += kind < 3 and max(0.0, min(end, to_s) - max(start, from_s))
+        seconds[lane] += kind < 4 and max(0.0, min(end, to_s) - max(start, from_s))
     page.locator("#timeline summary", has_text="every worker").first.click()
     page.locator("#timeline tbody tr").first.wait_for()  # a table is made when it is first opened
     cells = page.locator("#timeline tbody tr td:last-child").all_inner_texts()

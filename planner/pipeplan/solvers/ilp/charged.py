@@ -136,6 +136,8 @@ class ChargedObjective:
     def charge_cores(self, again: dict[Place, Variable]) -> None:
         """Add (24): the cores of every server whose workers share them, with the forward work done `again`."""
         cluster, model = self.charges.problem.cluster, self.model
+        if not self.charges.problem.options.contention:
+            return
         rows: set[tuple[tuple[float, ...], float]] = set()
         for first, stop, cores in cluster.shared_cores:
             inside = tuple(

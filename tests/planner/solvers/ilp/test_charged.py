@@ -13,10 +13,13 @@ import brute_force
 import pytest
 from brute_machines import Instance
 from instances import ALL_SCHEDULES, crowded_instance, drawn, mixed_instance, to_problem, unequal_instance
-from solver_contract import check_ilp, solve_by_ilp
+from solver_contract import check_ilp, solve_by_dp, solve_by_ilp
 
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
-from pipeplan.problem.problem import Problem
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer
+from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.ilp import backend, cards, integer_program, space_search
 from pipeplan.solvers.ilp.placements import Placement
 from pipeplan.solvers.result import Status
@@ -180,3 +183,13 @@ def test_it_finds_what_brute_force_finds_at_length(draw: Draw, schedule: str | N
 def test_it_finds_what_brute_force_finds_on_wide_clusters_at_length(start: int) -> None:
     for seed in range(start, start + 25):
         check_ilp(*_wide(seed, layers=4), ("cold", "bounded") if seed % 5 == 0 else ["bounded"])
+
+
+def test_shared_cores_are_not_charged_where_nothing_shared_is() -> None:
+    """Three workers on one core, planned as if each had its own: the solvers agree."""
+    layer = Layer("a", 0.01, 0.02, 0, 0)
+    cluster = Cluster("local", Device("core", "cpu", 1 << 30, cores=1), (Level("server", 3, 1e9),))
+    problem = Problem(Profile((layer,), (), 4), cluster, Options(contention=False, stages=1))
+    dp, ilp = solve_by_dp(problem), solve_by_ilp(problem)
+    assert dp.objective_s == pytest.approx(0.01)
+    assert ilp.objective_s == pytest.approx(0.01)
