@@ -107,7 +107,7 @@ function timelineTables(source, lanes, facts) {
         `worker ${lane.worker}`,
         stageName(lane.stage),
         ...sums.map((sum) => showTime(sum)),
-        showShare((sums[FORWARD] + sums[BACKWARD] + sums[UPDATE]) / (to - from)),
+        showShare((sums[FORWARD] + sums[BACKWARD] + sums[WEIGHTS] + sums[UPDATE]) / (to - from)),
       ];
     });
   const columns = [
