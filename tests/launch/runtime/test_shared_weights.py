@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,11 @@ from extents import slow_but_for
 from literal import Recipe, train_on_whole_batches
 from semantics_models import CUT_TIES, OPTIMIZERS
 from semantics_workers import Case, CaseRun
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.schedule import SCHEDULES
+from pipeplan_launch.runtime import stage_setup
 
 torch.set_num_threads(1)
 
@@ -112,3 +118,22 @@ def test_a_checkpoint_holds_a_shared_weight_once(tmp_path: Path) -> None:
     assert {"words.weight", "mix.weight"} <= {*trained}
     assert [name for name in content["tensors"] if name.endswith("words.weight")] == ["model.words.weight"]
     assert "model.head.weight" not in content["tensors"]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw"])
+def test_asynchronous_schedules_refuse_copies_in_one_line(schedule: str) -> None:
+    """Their stages update at different times, so that the copies would differ."""
+    program = SimpleNamespace(shared={"words.weight": (0, 2)})
+    with pytest.raises(LaunchError) as told:
+        stage_setup._check_shared(_plan(schedule), program)  # type: ignore[arg-type]
+    assert str(told.value) == (
+        f"stages 0, 2 share the parameter 'words.weight', and {schedule} updates them at different times: solve with "
+        "--schedule 1f1b-flush or gpipe, or for a plan with its layers in one stage"
+    )
+    stage_setup._check_shared(_plan(schedule), SimpleNamespace(shared={}))  # type: ignore[arg-type]
+    for flushing in ("1f1b-flush", "gpipe", "zb-h1"):
+        stage_setup._check_shared(_plan(flushing), program)  # type: ignore[arg-type]
+
+
+def _plan(schedule: str) -> LaunchPlan:
+    return SimpleNamespace(mode="training", schedule=SCHEDULES[schedule])  # type: ignore[return-value]
