@@ -14,7 +14,7 @@ from pipeplan import from_options
 from pipeplan.api import cluster
 from pipeplan.cli.options import Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
 from pipeplan.errors import InputError
-from pipeplan.plan.schedules import ACCUMULATING, CORRECTIONS, SCHEDULES, STASHING
+from pipeplan.plan.schedules import ACCUMULATING, CORRECTIONS, SCHEDULES
 from pipeplan.problem.plan_profile import PROFILE
 from pipeplan.problem.problem import BOUNDARIES, Options
 from pipeplan.profile_data.bundled import bundled_profile_paths, load_profile
@@ -92,8 +92,8 @@ _ARGUMENTS = (
         "--schedule",
         metavar="NAME",
         shell_complete=complete_words(*SCHEDULES, "best", "auto"),
-        help=f"Training schedule: {', '.join(SCHEDULES)}, best or auto (`solve` only)  [default: best in "
-        f"`solve`, otherwise {STASHING}]",
+        help=f"Training schedule: {', '.join(SCHEDULES)}, best, or auto (`solve` only)  [default: best; in `replan` "
+        "that of the plan]",
     ),
     click.option(
         "--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe, 1f1b-flush and zb-h1."

@@ -14,10 +14,8 @@ from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.plan.plan import Plan
+from pipeplan.planning.charge_results import TOLERANCE
 from pipeplan.problem.problem import Problem
-
-EQUAL = 1e-9
-"""Relative. Paces that differ by less are equal."""
 
 
 def kept_whole(plan: Plan, problem: Problem, limit_s: float) -> tuple[Plan, Evaluation]:
@@ -36,7 +34,7 @@ def kept_whole(plan: Plan, problem: Problem, limit_s: float) -> tuple[Plan, Eval
             continue
         sized = depths.assign_depths(moved, problem, own_s * (1 + 1e-12))
         found = evaluate(sized, problem)
-        most_s = limit_s if _servers(moved, problem.cluster) < servers else own_s * (1 + EQUAL)
+        most_s = limit_s if _servers(moved, problem.cluster) < servers else own_s * (1 + TOLERANCE)
         fits = found.fits or not problem.options.memory
         if found.pace_s <= most_s and fits and bool(grid_shape_of(sized, problem.cluster)) >= is_grid:
             best, score = sized, found
