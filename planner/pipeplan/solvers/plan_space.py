@@ -52,8 +52,10 @@ class PlanSpace:
     def inner_pace(self, problem: Problem, pace_s: float) -> float | None:
         """The pace of one copy at which all copies together have the given pace; None where no pace is slow enough.
 
-        It is the inverse of `pace` in the steady state.
+        It is the inverse of `pace`: with a flush it is the time from one update to the next.
         """
+        if problem.options.flushes and problem.options.accumulate is not None:
+            return pace_s * problem.options.accumulate
         overlap, reduce_s = problem.options.overlap, self.synchronisation(problem)
         if reduce_s > pace_s:
             return None

@@ -100,3 +100,7 @@ class EndPositions:
 
     def __len__(self) -> int:
         return len(self.end)
+
+    def take(self, rows: slice) -> EndPositions:
+        """The selected positions."""
+        return EndPositions(self.state[rows], self.end[rows], self.lowest[rows], self.room[:, rows])

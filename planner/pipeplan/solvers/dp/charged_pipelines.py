@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import flush_search, threshold
+from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import OutOfTime, SearchEffort, SearchLimits, StateCounts
-from pipeplan.solvers.dp.charged_search import ChargedBatchObjective, SharedLimit, find_charged_pipeline
-from pipeplan.solvers.dp.heterogeneous_plans import heterogeneous_pace
+from pipeplan.solvers.dp.charged_search import SharedLimit, find_charged_pipeline
+from pipeplan.solvers.dp.choose_search import pipeline_pace
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.shared_resources import SharedResources
@@ -76,8 +76,6 @@ class ChargedPipelines:
         low = min([known.pace_s, *(region.low_s for region in regions)])
         if low >= min(self.useful_s, known.pace_s):
             return BisectionResult(low, known.pace_s, known)
-        if self.problem.options.flushes:
-            return self._best_batch(regions, known)
         result = self._bisect(regions, known, memory=False)
         assert result.best is not None
         if not self.problem.options.memory or self._fits(result.best):
@@ -102,8 +100,6 @@ class ChargedPipelines:
         assert inner_s is not None
         return found.pipeline.fits(self._resources(found.region, memory=True).terms, inner_s)
 
-    # -- the steady state --
-
     def _bisect(
         self, regions: list[Region], known: ChargedPipeline, *, memory: bool
     ) -> BisectionResult[ChargedPipeline]:
@@ -124,6 +120,7 @@ class ChargedPipelines:
             known.pace_s,
             start,
             gap=self.gap,
+            useful=self.useful_s,
             report=lambda least, best: self.report(least, best if counts else known.pace_s),
         )
         if result.finished and result.best is not None:
@@ -144,7 +141,7 @@ class ChargedPipelines:
             steps = find_charged_pipeline(terms, inner_s, chosen, SharedLimit(resources, pace_s))
             if steps is not None:
                 depths = limits.memory or terms.accumulate is not None
-                alone = region.space.pace(self.problem, heterogeneous_pace(terms, steps, depths=depths))
+                alone = region.space.pace(self.problem, pipeline_pace(terms, steps, depths=depths))
                 pace = max(alone, resources.busiest_s(steps))
                 return ChargedPipeline(pace, region, FoundPipeline(terms, steps))
         return None
@@ -169,65 +166,3 @@ class ChargedPipelines:
         except (OutOfTime, KeyboardInterrupt):
             return best
         return best if found is None else replace(found, pace_s=best.pace_s)
-
-    # -- flush schedules --
-
-    def _best_batch(self, regions: list[Region], known: ChargedPipeline) -> BisectionResult[ChargedPipeline]:
-        result = BisectionResult[ChargedPipeline](known.pace_s, known.pace_s, known)
-        lows: list[float] = []
-        try:
-            for region in regions:
-                if region.low_s < result.high * (1 - PRECISION):
-                    low, result.best = self._best_of_region(region, result.best or known)
-                    result.high = result.best.pace_s
-                    lows.append(low)
-        except OutOfTime:
-            result.finished = False
-        except KeyboardInterrupt:
-            result.finished, result.interrupted = False, True
-        if not result.finished:
-            lows += [region.low_s for region in regions]
-        result.low = min([result.high, *lows])
-        return result
-
-    def _best_of_region(self, region: Region, best: ChargedPipeline) -> tuple[float, ChargedPipeline]:
-        """The bound of a region, and the best pipeline so far. Raises `OutOfTime`.
-
-        Each search asks for any plan whose batch and shared resources keep within a limit, which is told much sooner
-        than the fastest such plan. Every other limit is just below the best plan, which ends the search where that
-        cannot be beaten; those in between halve what is left.
-        """
-        low, proves = region.low_s, True
-        while low < min(best.pace_s * (1 - 2 * PRECISION), self.useful_s):
-            limit = min(best.pace_s * (1 - PRECISION), self.useful_s)
-            if not proves and limit > low * (1 + 3e-4):
-                limit = (low * limit) ** 0.5 if low > 0 else limit / 2
-            bound, found = self._any_batch(region, limit)
-            if found is not None and found.pace_s < best.pace_s:
-                best = found
-            low, proves = max(low, min(bound, limit)), not proves
-        return min(low, best.pace_s), best
-
-    def _any_batch(self, region: Region, limit_s: float) -> tuple[float, ChargedPipeline | None]:
-        """A plan whose batch and shared resources take at most `limit_s` per minibatch, if there is one.
-
-        The first value bounds the pace of plans that keep within the limit; it is the limit where there is none.
-        """
-        memory, count = self.problem.options.memory, self.problem.options.accumulate
-        assert count is not None
-        resources = self._resources(region, memory=memory)
-        terms = resources.terms
-        best, bound = None, float("inf")
-        for limits in self._limits(region, terms, memory=memory):
-            batches = ChargedBatchObjective(terms, limits, SharedLimit(resources, limit_s))
-            answer = flush_search.fastest_batch(batches, 0.0, limit_s * count, gap=1.0, perhaps_none=True)
-            if answer.interrupted:
-                raise KeyboardInterrupt
-            if not answer.finished:
-                raise OutOfTime
-            bound = min(bound, answer.bound_s / count)
-            if answer.steps is not None:
-                pace = max(answer.total_s / count, resources.busiest_s(answer.steps))
-                if best is None or pace < best.pace_s:
-                    best = ChargedPipeline(pace, region, FoundPipeline(terms, answer.steps))
-        return bound, best

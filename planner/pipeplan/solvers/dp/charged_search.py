@@ -12,7 +12,6 @@ straddles servers: it would then have more replicas on the card of the one and f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -22,18 +21,11 @@ from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp import vertical_sync
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits, Step
-from pipeplan.solvers.dp.flush_search import BatchBounds
-from pipeplan.solvers.dp.heterogeneous_flush import (
-    HeterogeneousBatchObjective,
-    HeterogeneousFlushSearch,
-    pass_times,
-)
-from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms, group_starts
-from pipeplan.solvers.dp.search_states import SearchStates, undominated_rows
+from pipeplan.solvers.dp.heterogeneous_flush import HeterogeneousFlushSearch
+from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
+from pipeplan.solvers.dp.search_states import SearchStates, group_starts, thinned_rows, time_order, undominated_rows
 from pipeplan.solvers.dp.shared_resources import SharedResources
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
-
-# The number of states that are compared with all others at a time.
 
 # The number of pairs of a stage and a placement that are looked at a time.
 _AT_ONCE = 1_000_000
@@ -61,10 +53,6 @@ class _Charging(HeterogeneousSearch):
         """The initial state, with nothing pending."""
         return replace(super().start(), loads=np.zeros((1, self.shared.resources.columns)))
 
-    def _added(self, stage: StageTerms, states: SearchStates, which: Ints, runs: Ints, target: Ints) -> Floats | None:
-        """The sum behind new states, where the objective has one."""
-        return None
-
     # -- extension --
 
     def _extend(self, cut: int, states: SearchStates) -> Iterator[tuple[Ints, SearchStates]]:
@@ -86,10 +74,10 @@ class _Charging(HeterogeneousSearch):
             self.limits.step(len(runs) * min(size, len(targets) - begin) / 8)
             for recompute in (False, True) if self.limits.recompute else (False,):
                 stage = self.terms.stage(cut, targets[begin : begin + size], recompute=recompute)
-                depth, demand = self._sized(stage, *kinds)
-                target, pair = np.nonzero(np.isfinite(demand)[:, kind])
-                chosen = which[pair], runs[pair], depth[target, kind[pair]], demand[target, kind[pair]]
-                yield from self._charged(stage, states, rows, target, busy[:, pair], *chosen)
+                for depth, demand in self._sizes(stage, *kinds):
+                    target, pair = np.nonzero(np.isfinite(demand)[:, kind])
+                    chosen = which[pair], runs[pair], depth[target, kind[pair]], demand[target, kind[pair]]
+                    yield from self._charged(stage, states, rows, target, busy[:, pair], *chosen)
 
     def _kinds(self, runs: Ints, behind: Floats, transfer: Floats) -> tuple[tuple[Floats, Ints, Floats], Ints]:
         """The pairs that differ in what sizes a stage (demand behind, placement, transfer), and the kind of each pair.
@@ -145,20 +133,20 @@ class _Charging(HeterogeneousSearch):
         """The new states whose shared resources keep within the limit, thinned out for each of their cuts."""
         if not len(target):
             return
-        peak, loads = self.shared.resources.in_front(stage, target, runs, busy)
-        allowed = peak <= self.shared.within
-        target, which, runs = target[allowed], which[allowed], runs[allowed]
+        columns = self._columns(stage, states, rows, which, runs)
+        columns.numbers[5] = depth
+        times = self._placed_times(stage, states, target, which, runs, depth)
+        new_states = replace(columns, demand=demand, times=times)
+        completable = self._can_complete(stage.targets[target], new_states)
+        target, runs, new_states = target[completable], runs[completable], new_states.take(completable)
         if not len(target):
             return
-        columns = self._columns(stage, states, rows, which, runs)
-        extra = self._added(stage, states, which, runs, target)
-        columns.numbers[5] = depth[allowed]
-        new_states = SearchStates(columns.numbers, demand[allowed], extra, loads[allowed])
-        kept = self._thinned_by(new_states, target)
-        target, new_states = target[kept], new_states.take(kept)
-        completable = self._can_complete(stage.targets[target], new_states.workers, new_states.stages)
-        if completable.any():
-            yield stage.targets[target[completable]], new_states.take(completable)
+        peak, loads = self.shared.resources.in_front(stage, target, runs, busy[:, completable])
+        allowed = peak <= self.shared.within
+        target, new_states = target[allowed], replace(new_states.take(allowed), loads=loads[allowed])
+        if len(target):
+            kept = thinned_rows(np.vstack([target, self._keys(new_states)]), np.stack(self._criteria(new_states)))
+            yield stage.targets[target[kept]], new_states.take(kept)
 
     # -- dominance --
 
@@ -176,33 +164,14 @@ class _Charging(HeterogeneousSearch):
         return np.vstack([keys, np.where(straddles, states.replicas, 0)])
 
     def _thinned(self, states: SearchStates) -> Ints:
-        return self._thinned_by(states, np.zeros(len(states), dtype=np.intp))
-
-    def _thinned_by(self, states: SearchStates, group: Ints) -> Ints:
-        """Rows that none of a few rows with the same group and keys, the least in some respect so far, dominates."""
-        keys = np.vstack([group, self._keys(states)])
-        criteria = np.stack(self._criteria(states))
-        order = np.lexsort((*reversed(criteria), *reversed(keys)))
-        begins, criteria = group_starts(keys[:, order]), criteria[:, order]
-        rows = np.arange(len(order))
-        # Equal rows follow one another.
-        lost = ~begins & (criteria[:, rows - 1] == criteria).all(axis=0)
-        for criterion in criteria[1:] if len(criteria) > 1 else criteria:
-            rank = np.unique(criterion, return_inverse=True)[1].reshape(-1)
-            # The running minimum restarts with every group, because its ranks lie below all those before it.
-            least = np.minimum.accumulate(rank - np.cumsum(begins) * len(order))
-            falls = begins.copy()
-            falls[1:] |= least[1:] < least[:-1]
-            least_row = np.maximum.accumulate(np.where(falls, rows, 0))
-            lost |= (least_row < rows) & (criteria[:, least_row] <= criteria).all(axis=0)
-        return np.asarray(order[~lost])
+        return thinned_rows(self._keys(states), np.stack(self._criteria(states)))
 
     @staticmethod
     def _criteria(states: SearchStates) -> list[Floats]:
         """The columns of which less is better: the demand, the sum and the loads, each once."""
         assert states.loads is not None
         found = [states.demand]
-        for values in ([] if states.extra is None else [states.extra]) + list(states.loads.T):
+        for values in [*([] if states.times is None else states.times.T), *states.loads.T]:
             if not any(np.array_equal(values, other) for other in found):
                 found.append(np.asarray(values))
         return found
@@ -212,9 +181,8 @@ class _Charging(HeterogeneousSearch):
         if len(states) == 1:
             return states
         assert states.loads is not None
-        extra = states.demand if states.extra is None else states.extra
         counts = states.level, -states.replicas, states.workers, states.stages
-        order = np.lexsort((*counts, states.loads.sum(axis=1), extra, states.demand, -states.first))
+        order = np.lexsort((*counts, states.loads.sum(axis=1), *time_order(states), states.demand, -states.first))
         states = states.take(order)
         places = self._places_of(cut, states)
 
@@ -290,41 +258,24 @@ class ChargedSearch(_Charging):
 
 
 class ChargedFlushSearch(_Charging, HeterogeneousFlushSearch):
-    """The search for the least sum over stages under limits on the bounds of a batch."""
+    """The search for the fastest batch within a limit."""
 
-    def __init__(self, batches: HeterogeneousBatchObjective, bounds: BatchBounds, shared: SharedLimit) -> None:
-        HeterogeneousFlushSearch.__init__(self, batches, bounds)
+    def __init__(self, terms: HeterogeneousTerms, limit_s: float, limits: SearchLimits, shared: SharedLimit) -> None:
+        super().__init__(terms, limit_s, limits)
         self.shared = shared
-
-    def _added(self, stage: StageTerms, states: SearchStates, which: Ints, runs: Ints, target: Ints) -> Floats | None:
-        assert states.extra is not None
-        passes = pass_times(self.terms, stage, 1.0)[1][target] / self.terms.runs.speed[runs]
-        added: Floats = states.extra[which] + passes + stage.exchange_s[target]
-        return added + self._round_trip_s(stage, states, which, runs)
-
-
-@dataclass
-class ChargedBatchObjective(HeterogeneousBatchObjective):
-    """Batch times of the pipelines whose shared resources keep within a limit."""
-
-    shared: SharedLimit
-
-    def search(self, bounds: BatchBounds, most_added_s: float = math.inf) -> tuple[float, list[Step]] | None:
-        """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
-        search = ChargedFlushSearch(self, bounds, self.shared)
-        steps = search.run()
-        return None if steps is None else (search.added_s, steps)
 
 
 def find_charged_pipeline(
     terms: HeterogeneousTerms, limit: float, limits: SearchLimits, shared: SharedLimit
 ) -> list[Step] | None:
-    """A pipeline with every resource within the limit, and every shared one within its own, or None."""
+    """A pipeline with every resource, or its batch, within the limit, and every shared one within its own, or None."""
+    if terms.problem.options.flushes:
+        return ChargedFlushSearch(terms, limit, limits, shared).run()
 
     def once(assumed: CostTerms) -> list[Step] | None:
         assert isinstance(assumed, HeterogeneousTerms)
         return ChargedSearch(assumed, limit, limits, shared).run()
 
     if terms.training and terms.schedule == VERTICAL and limits.memory:
-        return vertical_sync.find_vertical_sync_pipeline(terms, limit, limits, once)
+        return vertical_sync.find_vertical_sync_pipeline(terms, limits, once)
     return once(terms)

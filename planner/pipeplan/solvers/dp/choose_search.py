@@ -1,15 +1,18 @@
-"""Selects the search and the cost terms for uniform or heterogeneous clusters."""
+"""Selects the search and the cost terms for uniform or heterogeneous clusters, in the steady state or with a flush."""
 
 from __future__ import annotations
+
+import math
 
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import heterogeneous_plans, uniform_plans, vertical_sync
+from pipeplan.solvers.dp import batch_plans, heterogeneous_plans, uniform_plans, vertical_sync
+from pipeplan.solvers.dp.batch_limit import BatchLimit
 from pipeplan.solvers.dp.budget import SearchLimits, Step
-from pipeplan.solvers.dp.flush_search import BatchObjective
-from pipeplan.solvers.dp.heterogeneous_flush import HeterogeneousBatchObjective
+from pipeplan.solvers.dp.flush_search import FlushSearch
+from pipeplan.solvers.dp.heterogeneous_flush import HeterogeneousFlushSearch
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch
@@ -34,43 +37,53 @@ def terms_of(problem: Problem, cuts: Cuts) -> CostTerms:
     return HeterogeneousTerms(problem, cuts)
 
 
+def limits_range(terms: CostTerms) -> tuple[float, float]:
+    """A lower bound on the least limit for which there is a pipeline, and a limit that excludes none.
+
+    Limits are seconds per minibatch, or with a flush seconds from one update to the next.
+    """
+    if terms.problem.options.flushes:
+        batch = BatchLimit(terms, math.inf)
+        return batch.floor_s, batch.most_s
+    return terms.floor, terms.most
+
+
 def find_pipeline(terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
-    """A pipeline with every resource within the limit, input to output, or None. Raises `OutOfTime`."""
-    if isinstance(terms, HeterogeneousTerms):
-        if terms.training and terms.schedule == VERTICAL and limits.memory:
-            return vertical_sync.find_vertical_sync_pipeline(
-                terms, limit, limits, lambda terms_given: find_heterogeneous_pipeline(terms_given, limit, limits)
-            )
-        return find_heterogeneous_pipeline(terms, limit, limits)
-    if terms.training and terms.schedule == VERTICAL:
-        return vertical_sync.find_vertical_sync_pipeline(terms, limit, limits)
-    return UniformSearch(terms, limit, limits).run()
+    """A pipeline within the limit, input to output, or None. Raises `OutOfTime`.
 
+    In the steady state it is any pipeline that has every resource within the limit, in seconds per minibatch. With a
+    flush it is the one whose batch is the fastest, if that is within the limit, in seconds from one update to the next.
+    """
+    placed = isinstance(terms, HeterogeneousTerms)
+    if terms.problem.options.flushes:
+        return (HeterogeneousFlushSearch if placed else FlushSearch)(terms, limit, limits).run()  # type: ignore[arg-type]
 
-def find_heterogeneous_pipeline(terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
-    """Like `find_pipeline`, on a heterogeneous cluster or over parallel links, for one input stage."""
-    assert isinstance(terms, HeterogeneousTerms)
-    return HeterogeneousSearch(terms, limit, limits).run()
+    def once(assumed: CostTerms) -> list[Step] | None:
+        if isinstance(assumed, HeterogeneousTerms):
+            return HeterogeneousSearch(assumed, limit, limits).run()
+        return (vertical_sync.VerticalSearch if assumed.first else UniformSearch)(assumed, limit, limits).run()
 
-
-def batch_objective(terms: CostTerms, limits: SearchLimits) -> BatchObjective:
-    """Batch times under the flush schedules."""
-    return (
-        HeterogeneousBatchObjective(terms, limits)
-        if isinstance(terms, HeterogeneousTerms)
-        else BatchObjective(terms, limits)
-    )
+    if terms.training and terms.schedule == VERTICAL and limits.memory:
+        return vertical_sync.find_vertical_sync_pipeline(terms, limits, once)
+    return once(terms)
 
 
 def pipeline_pace(terms: CostTerms, steps: list[Step], *, depths: bool) -> float:
-    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the pace they sustain."""
+    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the pace they sustain.
+
+    With a flush it is the time from one update to the next.
+    """
+    if terms.problem.options.flushes:
+        return batch_plans.batch_s(terms, steps, depths=depths)
     if isinstance(terms, HeterogeneousTerms):
         return heterogeneous_plans.heterogeneous_pace(terms, steps, depths=depths)
     return uniform_plans.uniform_pace(terms, steps, depths=depths)
 
 
 def pipeline_fits(terms: CostTerms, steps: list[Step], pace_s: float) -> bool:
-    """Whether every worker's memory suffices at the depths that a pace needs."""
+    """Whether every worker's memory suffices at the depths that a pace needs, or with a flush the pipeline's own."""
+    if terms.problem.options.flushes:
+        return batch_plans.batch_fits(terms, steps)
     if isinstance(terms, HeterogeneousTerms):
         return heterogeneous_plans.heterogeneous_fits(terms, steps, pace_s)
     return uniform_plans.uniform_fits(terms, steps, pace_s)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from pipeplan.cost import contention, depths
@@ -21,8 +21,8 @@ from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
-from pipeplan.solvers.dp.grid import UniformGrids, fastest_grid_batch, minibatches_of
-from pipeplan.solvers.dp.pipeline_searches import SELECTED_SHARE, FoundPipeline, PipelineSearches
+from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
+from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
@@ -80,7 +80,6 @@ def _search_spaces(
     spaces, options = plan_spaces(problem), problem.options
     floors = {space: space.floor(problem) for space in spaces}
     searches = {space: PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort) for space in spaces}
-    _search_selected_cuts(problem, searches, floors, so_far)
     # Without a memory limit the number of copies makes no difference to one of them, unless they share something.
     shares = options.max_workers is not None or (problem.training and options.schedule in ACCUMULATING)
     without_memory: dict[PlanSpace, BisectionResult[FoundPipeline]] = {}
@@ -111,40 +110,10 @@ def _search_spaces(
             without_memory[replace(space, copies=1)] = one.found_without_memory
 
 
-def _search_selected_cuts(
-    problem: Problem,
-    searches: Mapping[PlanSpace, PipelineSearches],
-    floors: Mapping[PlanSpace, float],
-    so_far: _BestSoFar,
-) -> None:
-    """Find a fast plan under a flush schedule on few cuts first: all other searches look below it."""
-    if not problem.options.flushes:
-        return
-    for space, search in searches.items():
-        if so_far.excludes(floors[space]):
-            continue
-        if not search.has_many_cuts or so_far.interrupted:
-            return
-        search.below = _below(problem, space, so_far)
-        whole, search.deadline = search.deadline, Deadline(search.deadline).share(SELECTED_SHARE).at
-        try:
-            found = search.quick_batch()
-        except KeyboardInterrupt:
-            so_far.stop(space.pace(problem, 0.0))
-            return
-        search.deadline = whole
-        if found.interrupted:
-            so_far.stop(space.pace(problem, 0.0))
-        if found.best is not None:
-            so_far.best = space.pace(problem, found.high), space, found.best
-
-
 def _below(problem: Problem, space: PlanSpace, so_far: _BestSoFar) -> float:
     """The pace of one copy, or with a flush the time between its updates, that a pipeline of a space has to beat."""
     if so_far.best is None:
         return float("inf")
-    if problem.options.flushes:
-        return so_far.best[0] * minibatches_of(problem)
     return space.inner_pace(problem, so_far.best[0] * (1 - PRECISION)) or 0.0
 
 
@@ -201,11 +170,6 @@ def _bounds(
     yield least
     if grids.exact:
         yield BisectionResult(least, least, FoundPipeline(grids.terms, steps))
-    elif grids.exact_batches:
-        batch = fastest_grid_batch(grids, shape, searches.deadline, searches.effort)
-        yield batch.bound_s / minibatches_of(searches.problem)
-        pipeline = None if batch.steps is None else FoundPipeline(grids.terms, batch.steps)
-        yield BisectionResult(batch.bound_s, batch.total_s, pipeline, batch.finished, batch.interrupted)
     else:
         yield None
 
@@ -235,7 +199,7 @@ def may_reach(problem: Problem, cuts: Cuts, pace_s: float, deadline: float | Non
         return True
     problem = problem.without_memory_limit()
     for space in plan_spaces(problem):
-        below = pace_s * minibatches_of(problem) if problem.options.flushes else space.inner_pace(problem, pace_s)
+        below = space.inner_pace(problem, pace_s)
         if below is None or space.floor(problem) >= pace_s:
             continue
         found = PipelineSearches(space.inner(problem), cuts, deadline, gap=1.0, below=below).best()

@@ -6,13 +6,11 @@ from that of the boundary before it:
     V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
 
 In the steady state V is the best pace of the grid. With a flush it is a lower bound on the steady part of a batch plus
-the all-reduce that the same stage exposes, on top of the work of all layers. `fastest_grid_batch` then finds the
-fastest batch by the branch and bound of `flush_search`, with a search over all pairs of cuts, stage by stage.
+the all-reduce that the same stage exposes, on top of the work of all layers.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,10 +21,7 @@ from pipeplan.plan.schedules import ACCUMULATING, GPIPE
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import flush_search
-from pipeplan.solvers.dp.budget import SLACK, SearchEffort, Step, limits_of
-from pipeplan.solvers.dp.choose_search import batch_objective
-from pipeplan.solvers.dp.flush_search import BatchBounds, BatchObjective
+from pipeplan.solvers.dp.budget import Step
 from pipeplan.solvers.dp.stage_costs import CostTerms
 
 MOST_CUTS = 1500
@@ -62,12 +57,6 @@ class UniformGrids:
         """Whether `least_pace` finds a plan, not only a bound: no layer is pinned, and depths do not matter."""
         options = self.terms.problem.options
         return not options.pins and not options.flushes and self.terms.accumulate is None
-
-    @property
-    def exact_batches(self) -> bool:
-        """Whether `fastest_grid_batch` finds the fastest batch."""
-        options = self.terms.problem.options
-        return options.flushes and not options.pins
 
     def rows(self, shape: GridShape) -> float:
         """Effort of going over all pairs of cuts, stage by stage, in rows of a search."""
@@ -198,103 +187,3 @@ def steps_of(shape: GridShape, choices: list[Ints]) -> list[Step]:
         Step(start, end, stage * shape.replicas, shape.replicas, 1, False)
         for stage, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
-
-
-@dataclass
-class GridBatchObjective:
-    """Batch times of one shape; `batches` scores the pipelines found."""
-
-    grids: UniformGrids
-    shape: GridShape
-    batches: BatchObjective
-
-    @property
-    def terms(self) -> CostTerms:
-        """The terms of the cost model without a memory limit."""
-        return self.batches.terms
-
-    @property
-    def minibatches(self) -> int:
-        """Minibatches of one update."""
-        return self.batches.minibatches
-
-    @property
-    def directions(self) -> int:
-        """The number of bounds on the steady part."""
-        return self.batches.directions
-
-    @property
-    def constant_s(self) -> float:
-        """The part that all batches have in common, in seconds."""
-        return self.batches.constant_s
-
-    def bounds_of(self, steps: list[Step]) -> BatchBounds:
-        """The bounds that a pipeline meets."""
-        return self.batches.bounds_of(steps)
-
-    def search(self, bounds: BatchBounds, most_added_s: float = math.inf) -> tuple[float, list[Step]] | None:
-        """The least sum over stages under limits on the bounds, with a pipeline that reaches it, or None."""
-        self.batches.limits.step(self.grids.rows(self.shape))
-        limits = tuple(bound * (1 + SLACK) for bound in bounds)
-        allowed: dict[tuple[float, ...], Floats] = {}
-        values, choices = np.zeros(0), []
-        for stage, key in enumerate(self._keys):
-            if key not in allowed:
-                allowed[key] = np.where(self._within(key, limits), self._added[key], np.inf)
-            if stage == 0:
-                values = allowed[key][0]
-                continue
-            through = (values + self._crossed(stage, limits))[:, None] + allowed[key]
-            choices.append(through.argmin(axis=0))
-            values = through.min(axis=0)
-        added = float(values[-1])
-        return (added, steps_of(self.shape, choices)) if np.isfinite(added) else None
-
-    @cached_property
-    def _keys(self) -> list[tuple[float, ...]]:
-        return [self.grids.stage(self.shape, stage) for stage in range(self.shape.stages)]
-
-    @cached_property
-    def _added(self) -> dict[tuple[float, ...], Floats]:
-        """A stage's part of the sum that depends on the plan: its own passes where devices differ, and the exchange of
-        the gradients of shared weights."""
-        work, exchange_s = self.grids.work_s, self.grids.exchange_s()
-        uniform = self.terms.problem.cluster.uniform and not self.terms.parallel
-        return {key: exchange_s + (self.grids.executor_s if uniform else work) / key[1] for key in self._keys}
-
-    @cached_property
-    def _bounded(self) -> dict[tuple[float, ...], list[Floats]]:
-        """For every kind of stage, the times that each of the bounds limits."""
-        cuts, bounded = self.terms.cuts, {}
-        forward = self.grids.between(cuts.forward_s) + self.grids.executor_s / 2
-        both = self.grids.work_s
-        passes = (forward, both - forward) if self.directions == 2 else (both,)
-        for key in self._keys:
-            replicas, speed, *rate = key
-            times = [formulas.flush_steady(time / speed, self.minibatches, int(replicas)) for time in passes]
-            bounded[key] = [*times, self.grids.exposed_s(self.grids.allreduce_s(replicas, *rate))]
-        return bounded
-
-    def _within(self, key: tuple[float, ...], limits: BatchBounds) -> Flags:
-        within = self.grids.nested
-        for times, limit in zip(self._bounded[key], limits, strict=True):
-            within = within & (times <= limit)
-        return within
-
-    def _crossed(self, stage: int, limits: BatchBounds) -> Floats:
-        """The transfers both ways over the boundary before a stage, by cut; infinite where a bound is exceeded."""
-        cuts, (bandwidth, latency_s, links) = self.terms.cuts, self.grids.hop(self.shape, stage)
-        ways = cuts.sent / bandwidth, cuts.returned / bandwidth
-        steady = ways if self.directions == 2 else (np.maximum(*ways),)
-        within = np.ones(len(cuts.ideals), dtype=bool)
-        for way, limit in zip(steady, limits[:-1], strict=True):
-            within &= formulas.flush_steady(way, self.minibatches, links) <= limit
-        return np.where(within, ways[0] + ways[1] + 2 * latency_s, np.inf)
-
-
-def fastest_grid_batch(
-    grids: UniformGrids, shape: GridShape, deadline: float | None, effort: SearchEffort
-) -> flush_search.BatchResult:
-    """The fastest batch of a shape that is found before the deadline and within the effort."""
-    limits = limits_of(grids.terms.problem, memory=False, deadline=deadline, shape=shape, effort=effort)
-    return flush_search.fastest_batch(GridBatchObjective(grids, shape, batch_objective(grids.terms, limits)))

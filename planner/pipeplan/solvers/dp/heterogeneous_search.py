@@ -23,12 +23,10 @@ from pipeplan.cost import formulas
 from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits
-from pipeplan.solvers.dp.search_states import SearchStates, undominated_rows
+from pipeplan.solvers.dp.search_states import SearchStates, group_starts, no_later, time_order, undominated_rows
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 from pipeplan.solvers.dp.topology import PlacementTable, levels_between
 from pipeplan.solvers.dp.uniform_search import UniformSearch
-
-# The number of states that are compared with all others at a time.
 
 # The number of stages, pairs of a cut and a placement, that are sized at a time.
 _AT_ONCE = 1_000_000
@@ -125,10 +123,8 @@ class HeterogeneousSearch(UniformSearch):
         states = waiting.take(self._thinned(waiting))
         if len(states) == 1:
             return states
-        extra = states.demand if states.extra is None else states.extra
-        order = np.lexsort(
-            (states.level, -states.replicas, states.workers, states.stages, extra, states.demand, -states.first)
-        )
+        counts = states.level, -states.replicas, states.workers, states.stages
+        order = np.lexsort((*counts, *time_order(states), states.demand, -states.first))
         states = states.take(order)
         return states.take(undominated_rows(len(states), lambda some, others: self._dominates(states, some, others)))
 
@@ -148,8 +144,8 @@ class HeterogeneousSearch(UniformSearch):
         result: Flags = states.demand[some][:, None] <= states.demand[others]
         result &= mine >= first
         result &= (states.level[some][:, None] <= joined) & (between[mine, first] <= joined)
-        if states.extra is not None:
-            result &= states.extra[some][:, None] <= states.extra[others]
+        if states.times is not None:
+            result &= no_later(states.times, some, others)
         result &= self.terms.runs.no_slower[joined, states.ways[some][:, None], states.ways[others]]
         if self.terms.parallel:
             result &= states.replicas[some][:, None] >= states.replicas[others]
@@ -192,8 +188,8 @@ class HeterogeneousSearch(UniformSearch):
             self.limits.step(len(runs) * min(size, len(targets) - begin))
             for recompute in (False, True) if self.limits.recompute else (False,):
                 stage = self.terms.stage(cut, targets[begin : begin + size], recompute=recompute)
-                depth, demand = self._sized(stage, states.demand[which], runs, transfer)
-                yield from self._new_states(stage, states, rows, which, runs, depth, demand)
+                for depth, demand in self._sizes(stage, states.demand[which], runs, transfer):
+                    yield from self._new_states(stage, states, rows, which, runs, depth, demand)
 
     def _with_idle_workers(self, cut: int, states: SearchStates, rows: Ints) -> tuple[Ints, SearchStates, Ints]:
         """The states with idle workers in front of them.
@@ -237,8 +233,13 @@ class HeterogeneousSearch(UniformSearch):
         quick: Flags = formulas.boundary_time(self.terms.busier(cut), bandwidth, links) <= self.within
         return quick
 
-    def _sized(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Floats, Floats]:
-        """Depth and demand of stages (rows: cuts I) on placements; infinite where a stage is too slow or too large."""
+    def _sizes(
+        self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats
+    ) -> Iterator[tuple[Floats, Floats]]:
+        """For every depth that may matter, depth and demand of stages (rows: cuts I) on placements.
+
+        Both are infinite where a stage is too slow or too large.
+        """
         terms, table = self.terms, self.terms.runs
         replicas = table.replicas[runs]
         time, group = terms.stage_s(stage, runs)
@@ -257,7 +258,7 @@ class HeterogeneousSearch(UniformSearch):
             allowed &= self._fits(stage, runs, depth)
         depth = np.where(allowed, depth, np.inf)
         demand = formulas.in_flight_behind(depth, replicas, wait) if counted else np.where(allowed, 0.0, np.inf)
-        return depth, demand
+        yield depth, demand
 
     def _fits(self, stage: StageTerms, runs: Ints, depth: Floats) -> Flags:
         """Whether the smallest worker of each placement has the memory for each stage at its depth."""
@@ -311,9 +312,15 @@ class HeterogeneousSearch(UniformSearch):
     def _completable(self, targets: Ints, states: SearchStates, depth: Floats) -> Iterator[tuple[Ints, SearchStates]]:
         """The states that can still become a pipeline within the user's limits, with their depths."""
         states.numbers[5] = depth
-        completable = self._can_complete(targets, states.workers, states.stages)
+        completable = self._can_complete(targets, states)
         if completable.any():
             yield targets[completable], states.take(completable)
+
+    def _placed_times(
+        self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
+    ) -> Floats | None:
+        """The parts of the batches that new states belong to; None in the steady state."""
+        return None
 
     def _columns(self, stage: StageTerms, states: SearchStates, rows: Ints, which: Ints, runs: Ints) -> SearchStates:
         """The new states of placements; depths and demands are still to be filled in."""
@@ -331,10 +338,3 @@ class HeterogeneousSearch(UniformSearch):
             "ways": table.ways[runs],
         }
         return SearchStates.of(columns, np.zeros(len(runs)))
-
-
-def group_starts(keys: Ints) -> Flags:
-    """Flags of the columns that differ from the column before them."""
-    changed = np.ones(keys.shape[1], dtype=bool)
-    changed[1:] = (np.diff(keys, axis=1) != 0).any(axis=0)
-    return changed

@@ -12,9 +12,9 @@ from pipeplan.plan.plan import Stage
 from pipeplan.problem.cuts import Cuts, Flags
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import flush_search, threshold
+from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import OutOfTime, SearchEffort, SearchLimits, StateCounts, Step, limits_of
-from pipeplan.solvers.dp.choose_search import batch_objective, find_pipeline, pipeline_fits, pipeline_pace, terms_of
+from pipeplan.solvers.dp.choose_search import find_pipeline, limits_range, pipeline_fits, pipeline_pace, terms_of
 from pipeplan.solvers.dp.reduce_cuts import prune_cuts
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
@@ -83,8 +83,6 @@ class PipelineSearches:
     report: Callable[[float, float], None] = lambda low, high: None
     """Is called with the bound and the pace of the best pipeline as they change; infinite where there is none."""
 
-    memory_binds: bool = False
-    """Whether a search without the memory limit is known to give a poor bound under a flush schedule."""
     without_memory: BisectionResult[FoundPipeline] | None = None
     """The best pipeline without a memory limit, where that is known."""
     found_without_memory: BisectionResult[FoundPipeline] | None = None
@@ -116,28 +114,20 @@ class PipelineSearches:
 
     def feasible(self) -> bool:
         """Whether any pipeline satisfies the constraints, however slow. Raises `OutOfTime` where that is not known."""
-        if self.problem.options.flushes:
-            batch = self._best_batch()
-            if batch.interrupted:
-                raise KeyboardInterrupt
-            if batch.best is None and not batch.finished:
-                raise OutOfTime
-            return batch.best is not None
         if self.limited.most_replicas < 1:
             return False
-        return self._search(self.limited, self.limited.most, self.limits(memory=True)) is not None
+        return self._search(self.limited, limits_range(self.limited)[1], self.limits(memory=True)) is not None
 
     def best(self) -> BisectionResult[FoundPipeline]:
         """The fastest pipeline. The result's `best` is None where none exists or none was found in time.
 
         Its pace is in seconds per minibatch of one copy, or with a flush in seconds per update.
         """
-        if self.problem.options.flushes:
-            return self._best_batch()
         if self.unlimited.most_replicas < 1:
             return BisectionResult(float("inf"))
         limits = self.limits(memory=False)
-        interval = self.without_memory or self._least(self.unlimited, limits, max(self.unlimited.floor, self.above))
+        low = max(limits_range(self.unlimited)[0], self.above)
+        interval = self.without_memory or self._least(self.unlimited, limits, low)
         if interval.finished:
             self.found_without_memory = replace(interval)
         if interval.best is None:
@@ -165,84 +155,15 @@ class PipelineSearches:
             raise KeyboardInterrupt
         return None if found.best is None else (found.high, found.best)
 
-    def _best_batch(self) -> BisectionResult[FoundPipeline]:
-        """The fastest pipeline under a flush schedule, in seconds per update."""
-        limits = self.limits(memory=False)
-        if not self.problem.options.memory:
-            return self.without_memory or self._least_batch(self.unlimited, limits)
-        result = BisectionResult[FoundPipeline](0.0, self.below)
-        if not self.memory_binds:
-            # A pipeline without a memory limit is only a bound, so that search gets half of the time.
-            halfway = replace(limits, deadline=Deadline(self.deadline).share(0.5).at)
-            unlimited = self.without_memory or self._least_batch(self.unlimited, halfway)
-            result.low = min(unlimited.low, result.high)
-            if unlimited.interrupted or (unlimited.finished and unlimited.best is None):
-                result.finished, result.interrupted = unlimited.finished, unlimited.interrupted
-                return self._without_plan(result)
-        limits = self.limits(memory=True)
-        for recompute in [False, True] if limits.recompute and not self.memory_binds else [limits.recompute]:
-            limited = self._least_batch(self.limited, replace(limits, recompute=recompute), result.high)
-            if limited.best is not None:
-                result.high, result.best = limited.high, limited.best
-            result.finished, result.interrupted = limited.finished, limited.interrupted
-            if recompute == limits.recompute:
-                result.low = min(max(result.low, limited.low), result.high)
-            if not result.finished or result.closed:
-                break
-        return self._without_plan(result)
-
-    @staticmethod
-    def _without_plan(result: BisectionResult[FoundPipeline]) -> BisectionResult[FoundPipeline]:
-        """The result, with an infinite time where no pipeline was found."""
-        return result if result.best is not None else replace(result, high=float("inf"))
-
     @property
     def has_many_cuts(self) -> bool:
-        """Whether `quick_batch` has something to leave out."""
+        """Whether `selected_cuts` leaves out most of them."""
         return len(self.cuts.ideals) > 2 * _SELECTED_CUTS
 
     @property
     def selected_cuts(self) -> Cuts:
         """The cuts on which a fast plan is searched first, where there are many."""
         return self.cuts.only(cheap_cuts(self.cuts))
-
-    def quick_batch(self) -> BisectionResult[FoundPipeline]:
-        """A fast batch under a flush schedule, found on a selection of the cuts; `low` is 0, which bounds all others.
-
-        Learns whether memory slows it down, which `best` needs to know.
-        """
-        gap = max(self.gap, _SELECTED_GAP)
-        found = self._least_batch(terms_of(self.problem, self.selected_cuts), self.limits(memory=True), gap=gap)
-        found.low = 0.0
-        if found.best is None or not found.finished:
-            return found
-        unlimited = terms_of(self.problem.without_memory_limit(), self.selected_cuts)
-        faster = self._least_batch(unlimited, self.limits(memory=False), found.high * (1 - 2 * gap), gap=1.0)
-        self.memory_binds, found.interrupted = faster.best is not None, faster.interrupted
-        return found
-
-    def _least_batch(
-        self, terms: CostTerms, limits: SearchLimits, below: float = float("inf"), gap: float | None = None
-    ) -> BisectionResult[FoundPipeline]:
-        """The fastest batch under the given limits and below a time, over the numbers of stages."""
-        interval = BisectionResult[FoundPipeline](float("inf"))
-        counts = self.stage_counts(terms, limits)
-        for exact in counts:
-            answer = flush_search.fastest_batch(
-                batch_objective(terms, replace(limits, exact_stages=exact)),
-                self.above,
-                min(self.below, below, interval.high),
-                self.gap if gap is None else gap,
-            )
-            interval.low = min(interval.low, answer.bound_s)
-            if answer.steps is not None and answer.total_s < interval.high:
-                interval.high, interval.best = answer.total_s, FoundPipeline(terms, answer.steps)
-            interval.finished, interval.interrupted = answer.finished, answer.interrupted
-            if not answer.finished:
-                # Nothing is known about the numbers of stages that were not tried.
-                interval.low = interval.low if exact == counts[-1] else 0.0
-                break
-        return interval
 
     def stage_counts(self, terms: CostTerms, limits: SearchLimits) -> list[int | None]:
         """The numbers of stages to search one by one, because they decide which stage a pinned layer is in."""
@@ -270,7 +191,7 @@ class PipelineSearches:
             depths = limits.memory or terms.accumulate is not None
             return pipeline_pace(terms, steps, depths=depths), FoundPipeline(terms, steps)
 
-        most = min(terms.most, self.below)
+        most = min(limits_range(terms)[1], self.below)
         if most < low:
             return BisectionResult(low)
         known = known if known is not None and known[0] <= most else None
@@ -293,11 +214,12 @@ class PipelineSearches:
             known,
             gap=self.gap,
             report=lambda least, best: self.report(least, best if counts else float("inf")),
+            finds_least=self.problem.options.flushes,
         )
 
     def _tried_first(self, terms: CostTerms, limits: SearchLimits, low: float, most: float) -> list[float]:
         """The limits that are tried before bisection: where none has a pipeline, there is none up to `most`."""
-        if self.below < terms.most and self.shape is None:
+        if self.below < limits_range(terms)[1] and self.shape is None:
             # Most spaces have nothing faster than the best plan so far, which a single search shows.
             return [most]
         if limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
@@ -307,12 +229,15 @@ class PipelineSearches:
         return []
 
     def _search(self, terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
-        """A pipeline within a threshold, over the numbers of stages, or None."""
+        """A pipeline within a threshold, over the numbers of stages, or None; with a flush the fastest one."""
+        found: list[tuple[float, list[Step]]] = []
         for stages in self.stage_counts(terms, limits):
             steps = find_pipeline(terms, limit, replace(limits, exact_stages=stages))
-            if steps is not None:
+            if steps is not None and not self.problem.options.flushes:
                 return steps
-        return None
+            if steps is not None:
+                found.append((pipeline_pace(terms, steps, depths=limits.memory), steps))
+        return min(found, key=lambda one: one[0])[1] if found else None
 
     def _with_fewest_stages(self, limits: SearchLimits, pace: float) -> FoundPipeline | None:
         """The pipeline with the fewest stages among the equally fast ones, or None where that takes long to find."""

@@ -42,17 +42,18 @@ class SearchStates:
 
     numbers: Ints
     demand: Floats
-    extra: Floats | None = None
-    """The sum over the stages behind the cut, in seconds of a batch; None where nothing is summed."""
+    times: Floats | None = None
+    """The parts of a batch's time behind the cut (`batch_limit`), in seconds, a row for each state: the sum, then the
+    bounds; None in the steady state."""
     loads: Floats | None = None
     """Pending loads of shared resources (`shared_resources`), in seconds per minibatch, a row for each state; None
     where they are not charged."""
 
     @staticmethod
-    def of(columns: dict[str, Ints], demand: Floats, extra: Floats | None = None) -> SearchStates:
+    def of(columns: dict[str, Ints], demand: Floats, times: Floats | None = None) -> SearchStates:
         """The states with the given columns, by name."""
         nothing = np.zeros(len(demand), dtype=np.intp)
-        return SearchStates(np.stack([columns.get(name, nothing) for name in _COLUMNS]), demand, extra)
+        return SearchStates(np.stack([columns.get(name, nothing) for name in _COLUMNS]), demand, times)
 
     @staticmethod
     def start(workers: int) -> SearchStates:
@@ -65,12 +66,12 @@ class SearchStates:
         """All rows of several parts."""
         if len(parts) == 1:
             return parts[0]
-        extra = [part.extra for part in parts if part.extra is not None]
+        times = [part.times for part in parts if part.times is not None]
         loads = [part.loads for part in parts if part.loads is not None]
         return SearchStates(
             np.concatenate([part.numbers for part in parts], axis=1),
             np.concatenate([part.demand for part in parts]),
-            np.concatenate(extra) if extra else None,
+            np.concatenate(times) if times else None,
             np.concatenate(loads) if loads else None,
         )
 
@@ -79,14 +80,14 @@ class SearchStates:
 
     def take(self, rows: Ints | Flags | slice) -> SearchStates:
         """The selected rows."""
-        extra, loads = (None if part is None else part[rows] for part in (self.extra, self.loads))
-        return SearchStates(self.numbers[:, rows], self.demand[rows], extra, loads)
+        times, loads = (None if part is None else part[rows] for part in (self.times, self.loads))
+        return SearchStates(self.numbers[:, rows], self.demand[rows], times, loads)
 
     def moved(self, first: int, replicas: int, loads: Floats) -> SearchStates:
         """The states with another first stage and its pending loads."""
         numbers = self.numbers.copy()
         numbers[_COLUMNS.index("first")], numbers[_COLUMNS.index("replicas")] = first, replicas
-        return SearchStates(numbers, self.demand, self.extra, loads)
+        return SearchStates(numbers, self.demand, self.times, loads)
 
     def _column(self, index: int) -> Ints:
         column: Ints = self.numbers[index]
@@ -168,12 +169,11 @@ def undominated_rows(count: int, dominates: Callable[[Ints, Ints], Flags]) -> In
 
 def undominated_states(states: SearchStates, layout: ComponentLayout, counting: StateCounts) -> SearchStates:
     """The states that no other dominates; of equal states the first in a fixed order."""
-    if not counting.any and states.extra is None:
+    if not counting.any and states.times is None:
         states = states.take(_least_demands(states, layout.top + 1))
     if len(states) == 1:
         return states
-    extra = states.demand if states.extra is None else states.extra
-    order = np.lexsort((states.level, states.stages, states.workers, extra, states.demand, -states.first))
+    order = np.lexsort((states.level, states.stages, states.workers, *time_order(states), states.demand, -states.first))
     states = states.take(order)
     return states.take(
         undominated_rows(len(states), lambda some, others: dominates(states, some, others, layout, counting))
@@ -204,8 +204,8 @@ def dominates(states: SearchStates, some: Ints, others: Ints, layout: ComponentL
     for level in range(1, layout.top + 1):
         inner, outer = layout.spans[level - 1], layout.spans[level]
         result &= (level <= joined) | (first % outer // inner >= other_first % outer // inner)
-    if states.extra is not None:
-        result &= states.extra[some][:, None] <= states.extra[others][None, :]
+    if states.times is not None:
+        result &= no_later(states.times, some, others)
     if counting.exact_stages:
         result &= states.stages[some][:, None] == states.stages[others][None, :]
     elif counting.stages:
@@ -213,6 +213,49 @@ def dominates(states: SearchStates, some: Ints, others: Ints, layout: ComponentL
     if counting.workers:
         result &= states.workers[some][:, None] <= states.workers[others][None, :]
     return result
+
+
+def time_order(states: SearchStates) -> tuple[Floats, ...]:
+    """Keys by which states are sorted so that no later one can dominate an earlier one, least significant first."""
+    return () if states.times is None else (states.times.sum(axis=1), states.times[:, 0])
+
+
+def no_later(times: Floats, some: Ints, others: Ints) -> Flags:
+    """Flags of shape (some, others): whether a batch takes no longer, whatever is put in front of the two states.
+
+    A bound that is larger by some seconds can lengthen the batch by no more than these.
+    """
+    mine, theirs = times[some][:, None], times[others]
+    longer = np.maximum(mine[..., 1:] - theirs[..., 1:], 0.0).sum(axis=2)
+    return np.asarray(mine[..., 0] + longer <= theirs[..., 0])
+
+
+def thinned_rows(keys: Ints, criteria: Floats) -> Ints:
+    """The columns that none of a few others with the same keys, the least in some respect so far, dominates.
+
+    Less is better in each of the `criteria` (rows); equal columns are left out but for one.
+    """
+    order = np.lexsort((*reversed(criteria), *reversed(keys)))
+    begins, criteria = group_starts(keys[:, order]), criteria[:, order]
+    rows = np.arange(len(order))
+    # Equal rows follow one another.
+    lost = ~begins & (criteria[:, rows - 1] == criteria).all(axis=0)
+    for criterion in criteria[1:] if len(criteria) > 1 else criteria:
+        rank = np.unique(criterion, return_inverse=True)[1].reshape(-1)
+        # The running minimum restarts with every group, because its ranks lie below all those before it.
+        least = np.minimum.accumulate(rank - np.cumsum(begins) * len(order))
+        falls = begins.copy()
+        falls[1:] |= least[1:] < least[:-1]
+        least_row = np.maximum.accumulate(np.where(falls, rows, 0))
+        lost |= (least_row < rows) & (criteria[:, least_row] <= criteria).all(axis=0)
+    return np.asarray(order[~lost])
+
+
+def group_starts(keys: Ints) -> Flags:
+    """Flags of the columns that differ from the column before them."""
+    changed = np.ones(keys.shape[1], dtype=bool)
+    changed[1:] = (np.diff(keys, axis=1) != 0).any(axis=0)
+    return changed
 
 
 class StatePool:

@@ -74,6 +74,11 @@ class CostTerms:
         return self.problem.cluster.device.speed
 
     @property
+    def fastest(self) -> float:
+        """Speed of the fastest device."""
+        return self.speed
+
+    @property
     def training(self) -> bool:
         """Whether there is a backward pass."""
         return self.problem.training

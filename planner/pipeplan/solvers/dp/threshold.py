@@ -39,11 +39,13 @@ class BisectionResult(Generic[Found]):
     interrupted: bool = False
     gap: float = 0.0
     """Relative distance of the two ends at which the search may stop; 0 stands for `PRECISION`."""
+    useful: float = float("inf")
+    """The search may stop as soon as the lower end reaches this."""
 
     @property
     def closed(self) -> bool:
-        """Whether the two ends are close enough."""
-        return self.high <= self.low * (1 + max(2 * PRECISION, self.gap))
+        """Whether the two ends are close enough, or nothing useful is left."""
+        return self.low >= self.useful or self.high <= self.low * (1 + max(2 * PRECISION, self.gap))
 
 
 def least_threshold(
@@ -53,14 +55,20 @@ def least_threshold(
     known: tuple[float, Found] | None = None,
     gap: float = 0.0,
     report: Callable[[float, float], None] = lambda low, high: None,
+    *,
+    useful: float = float("inf"),
+    finds_least: bool = False,
 ) -> BisectionResult[Found]:
     """The least threshold above `low` for which `find` finds something; `find` must be monotonic.
 
     `find(T)` returns None, or a pace of at most T and what reaches it. Nothing changes above `most`. `known` is an
-    earlier result, and `gap` the relative distance that is close enough. A deadline or Ctrl-C ends the search with the
-    interval so far. `report` is called with both ends of the interval as it narrows.
+    earlier result, and `gap` the relative distance that is close enough. The search may stop where no limit below
+    `useful` is left. With `finds_least`, whatever is found is the least that there is. A deadline or Ctrl-C ends the
+    search with the interval so far. `report` is called with both ends of the interval as it narrows.
     """
-    interval = BisectionResult[Found](low, gap=gap)
+    interval = BisectionResult[Found](low, gap=gap, useful=useful)
+    if finds_least:
+        find = _closing(find, interval)
     if known is not None:
         interval.high, interval.best = known
     try:
@@ -74,6 +82,20 @@ def least_threshold(
     except KeyboardInterrupt:
         interval.finished, interval.interrupted = False, True
     return interval
+
+
+def _closing(
+    find: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found]
+) -> Callable[[float], tuple[float, Found] | None]:
+    """A search whose results are the least that there are, so that each of them ends the bisection."""
+
+    def found(threshold: float) -> tuple[float, Found] | None:
+        result = find(threshold)
+        if result is not None and result[0] < interval.high:
+            interval.low = max(interval.low, result[0])
+        return result
+
+    return found
 
 
 def _search_below(
@@ -98,7 +120,7 @@ def _bracket(
 ) -> None:
     """Find an upper end. The optimum is often at the lower end, and searches near it are the fastest."""
     growth = PRECISION
-    while interval.best is None or interval.low * (1 + growth) < interval.high:
+    while interval.best is None or (interval.low * (1 + growth) < interval.high and not interval.closed):
         threshold = min(interval.low * (1 + growth), most) if interval.low > 0 else most
         if _search_below(find, interval, threshold) or threshold >= most:
             return

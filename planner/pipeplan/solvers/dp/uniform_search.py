@@ -14,10 +14,12 @@ All I and all states of one J are processed at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.solvers.dp.batch_limit import BatchLimit
 from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.replica_bounds import StageSizing
@@ -29,11 +31,13 @@ from pipeplan.solvers.dp.worker_bounds import WorkerBounds
 class UniformSearch(StageSizing):
     """The search for a pipeline within one threshold on a uniform cluster. `kept` holds all states by cut."""
 
+    batch: BatchLimit | None = None
+    """The limit on the time of a batch, under a flush schedule."""
+
     def __init__(self, terms: CostTerms, threshold: float, limits: SearchLimits) -> None:
         super().__init__(terms, threshold, limits)
         self.last = len(terms.cuts.ideals) - 1
         self.kept: dict[int, SearchStates] = {}
-        self.added_s = 0.0
         # A cut needs at least the workers in front that its work needs; no workers are needed if no work is left.
         need = np.ceil(terms.cuts.work_s / (terms.speed * self.within) - 1e-9)
         self.need = np.maximum(need, 1).astype(np.intp)
@@ -73,7 +77,8 @@ class UniformSearch(StageSizing):
     def start(self) -> SearchStates:
         """The state at the full cut."""
         shape = self.limits.shape
-        return SearchStates.start(self.terms.workers if shape is None else shape.workers)
+        states = SearchStates.start(self.terms.workers if shape is None else shape.workers)
+        return states if self.batch is None else replace(states, times=self.batch.start())
 
     def _walk(self) -> list[Step] | None:
         """The pipeline of the best state at the empty cut."""
@@ -84,10 +89,9 @@ class UniformSearch(StageSizing):
         rows = np.flatnonzero(allowed)
         if not len(rows):
             return None
-        sums = np.zeros(len(states)) if states.extra is None else states.extra
-        keys = (-states.first, states.workers, states.stages, states.demand if self.terms.first else sums)
+        best = np.zeros(len(states)) if states.times is None else states.times.sum(axis=1)
+        keys = (-states.first, states.workers, states.stages, states.demand if self.terms.first else best)
         row = int(rows[np.lexsort(tuple(key[rows] for key in keys))[0]])
-        self.added_s = float(sums[row])
         steps, cut = [], 0
         while cut != self.last:
             states = self.kept[cut]
@@ -110,10 +114,6 @@ class UniformSearch(StageSizing):
         if self.bounds is None:
             return self.terms.workers_for_memory(targets, demand)
         return self.bounds.at(targets[:, None], demand)
-
-    def extra(self, stage: StageTerms, before: Floats, target: Ints, joined: Ints) -> Floats:
-        """The sum over stages, extended by one more stage; in the steady state nothing is summed."""
-        return before
 
     # -- the stages in front of one cut --
 
@@ -271,27 +271,21 @@ class UniformSearch(StageSizing):
     ) -> Iterator[tuple[Ints, SearchStates]]:
         """The states that sized stages lead to, with the cut of each."""
         count, state = replicas.astype(np.intp), candidates.state
-        workers, stages = states.workers[state] + count, states.stages[state] + 1
         targets = stage.targets[candidates.target]
         columns = {
             "first": candidates.end - count,
             "level": candidates.level,
-            "stages": stages,
-            "workers": workers,
+            "stages": states.stages[state] + 1,
+            "workers": states.workers[state] + count,
             "replicas": count,
             "depth": depth.astype(np.intp),
             "recompute": np.full(len(count), int(recompute)),
             "end": stage.ends[candidates.target],
             "source": rows[state],
         }
-        extra = None
-        if states.extra is not None:
-            joined = np.maximum(
-                self.layout.between(candidates.end - count, candidates.next_first), candidates.next_level
-            )
-            extra = self.extra(stage, states.extra[state], candidates.target, joined)
-        new_states = SearchStates.of(columns, demand, extra)
-        completable = self._can_complete(targets, workers, stages)
+        times = self._times(stage, states, candidates, replicas, depth)
+        new_states = SearchStates.of(columns, demand, times)
+        completable = self._can_complete(targets, new_states)
         if self.bounds is not None:
             completable &= candidates.end - count >= self.bounds.at(targets, demand)
         if not completable.all():
@@ -299,14 +293,22 @@ class UniformSearch(StageSizing):
         if len(targets):
             yield targets, new_states
 
-    def _can_complete(self, targets: Ints, workers: Ints, stages: Ints) -> Flags:
+    def _times(
+        self, stage: StageTerms, states: SearchStates, candidates: CandidateStages, replicas: Floats, depth: Floats
+    ) -> Floats | None:
+        """The parts of the batches that the new states belong to; None in the steady state."""
+        return None
+
+    def _can_complete(self, targets: Ints, states: SearchStates) -> Flags:
         """Whether states can still become a pipeline within the user's limits."""
         completable = np.ones(len(targets), dtype=bool)
         limits = self.limits
         if limits.max_workers is not None:
-            completable &= workers + self.need[targets] <= limits.max_workers
+            completable &= states.workers + self.need[targets] <= limits.max_workers
         if (most := limits.exact_stages or limits.max_stages) is not None:
-            completable &= stages + (targets > 0) <= most
+            completable &= states.stages + (targets > 0) <= most
         if self.terms.pinned and limits.exact_stages is not None:
-            completable &= self.terms.respects_pins(targets, limits.exact_stages - stages)
+            completable &= self.terms.respects_pins(targets, limits.exact_stages - states.stages)
+        if self.batch is not None and states.times is not None:
+            completable &= self.batch.reaches(targets, states.times, states.first)
         return completable

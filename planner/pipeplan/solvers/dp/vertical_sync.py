@@ -59,16 +59,12 @@ class VerticalSearch(UniformSearch):
 
 
 def find_vertical_sync_pipeline(
-    terms: CostTerms, limit: float, limits: SearchLimits, once: Callable[[CostTerms], list[Step] | None] | None = None
+    terms: CostTerms, limits: SearchLimits, once: Callable[[CostTerms], list[Step] | None]
 ) -> list[Step] | None:
-    """A pipeline with every resource within the limit and all weight versions in memory, or None.
+    """A pipeline with all weight versions in memory, or None.
 
-    `once` runs one search, with an assumed input stage or with stashing; the default is the search for uniform
-    clusters.
+    `once` runs one search for a pipeline within a limit, with an assumed input stage or with stashing.
     """
-    if not limits.memory:
-        return UniformSearch(terms, limit, limits).run()
-    once = once or (lambda assumed: (VerticalSearch if assumed.first else UniformSearch)(assumed, limit, limits).run())
     if once(terms.stashing) is None:
         return None
     counts = range(1, terms.most_replicas + 1) if limits.shape is None else (limits.shape.replicas,)
