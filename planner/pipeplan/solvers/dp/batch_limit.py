@@ -25,7 +25,6 @@ from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 
-
 Counts = Floats | Ints | int
 """Numbers of replicas."""
 
@@ -120,16 +119,32 @@ class BatchLimit:
 
     @cached_property
     def workers_in_front(self) -> Ints:
-        """For each cut, the fewest workers that the layers inside it need; 0 for the empty cut.
+        """For each cut, the fewest workers that the layers inside it need; 0 for the empty cut."""
+        everywhere = np.arange(len(self.work_s))
+        return self.least_workers(everywhere, np.array([self.phases * self.most_steady_s]))[:, 0].astype(np.intp)
+
+    def least_workers(self, targets: Ints, spare_s: Floats) -> Floats:
+        """The fewest workers for the layers inside cuts (rows) within steady parts of all phases (columns).
 
         A stage on r workers keeps within a steady part S if r ≥ M · pass / (S + pass), and parts of some layers need
         together no fewer than all of them as one stage.
         """
+        work = self.work_s[targets][:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
-            need = self.minibatches * self.work_s / (self.phases * self.most_steady_s + self.work_s)
-        workers = np.maximum(np.ceil(np.nan_to_num(need) - 1e-9), 1).astype(np.intp)
-        workers[0] = 0
-        return workers
+            need = np.where(work > 0, self.minibatches * work / (np.maximum(spare_s, 0.0) + work), 0.0)
+        return np.where(targets[:, None] > 0, np.maximum(np.ceil(need - 1e-9), 1.0), 0.0)
+
+    def least_replicas(self, passes_s: Floats, spare_s: Floats) -> Floats:
+        """The fewest replicas with which stages' passes of a phase (rows) keep within steady parts (columns)."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each = np.where(passes_s[:, None] > 0, spare_s / passes_s[:, None], np.inf)
+            rounds = 1 + np.floor(each * (1 + 1e-12))
+            return np.where(spare_s < 0, np.inf, np.ceil(self.minibatches / np.maximum(rounds, 1) - 1e-12))
+
+    def stage_passes_s(self, stage: StageTerms) -> tuple[Floats, ...]:
+        """For each phase, the passes of one minibatch of stages, on the fastest device."""
+        forward, work = stage.forward_s / self.terms.fastest, stage.work_s / self.terms.fastest
+        return (work,) if self.phases == 1 else (forward, work - forward)
 
     def start(self) -> Floats:
         """The times of the state behind which there is no stage."""
@@ -175,6 +190,11 @@ class BatchLimit:
             bounds[:, phase] = np.maximum(bounds[:, phase], least)
         return np.asarray(times[:, 0] + self.work_s[targets] + bounds.sum(axis=1) <= self.budget_s)
 
+    def spare_s(self, targets: Ints, times: Floats) -> Floats:
+        """The most seconds that the steady part may take in batches that states may become."""
+        left: Floats = self.budget_s - times[:, 0] - self.work_s[targets] - times[:, -1]
+        return left * (1 + SLACK)
+
     def _steady_in_front(self, targets: Ints, workers: Ints) -> list[Floats]:
         """For each phase, lower bounds on the steady part of the layers inside cuts, on so many workers.
 
@@ -193,9 +213,8 @@ class BatchLimit:
         """What depths need of the steady part; 0 where a replica has no more minibatches (`depth_limited_pace`)."""
         slack = (depth - 1 + formulas.ROUNDING) * replicas - behind
         with np.errstate(divide="ignore", invalid="ignore"):
-            pace = np.where(slack > 0, 2 * transfer_s / slack, np.inf)
-        enough = depth >= formulas.rounds(self.minibatches, replicas)
-        return np.where(enough, 0.0, (self.minibatches - 1) * pace)
+            steady = np.where(slack > 0, 2 * transfer_s * (self.minibatches - 1) / slack, np.inf)
+        return np.where(depth >= formulas.rounds(self.minibatches, replicas), 0.0, steady)
 
     def depth(
         self, behind: Floats, transfer_s: Floats, steady_s: Floats | float, replicas: Floats | Ints | int

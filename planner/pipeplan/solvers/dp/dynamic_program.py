@@ -19,6 +19,7 @@ from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
@@ -99,15 +100,27 @@ def _search_spaces(
             one.without_memory = replace(known)
         elif known is not None:
             one.above = known.low
-        if options.flushes:
-            # Every space gets a bound of its own, even where there is no time to search all of them to the end.
-            one.deadline = Deadline(deadline).share(1 / (1 + sum(not so_far.excludes(floor) for floor in others))).at
         try:
             so_far.add(problem, space, one.best())
         except KeyboardInterrupt:
             so_far.stop(low)
         if one.found_without_memory is not None:
             without_memory[replace(space, copies=1)] = one.found_without_memory
+
+
+def _search_batches(
+    problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort, so_far: _BestSoFar
+) -> None:
+    """Search all spaces of plans under a flush schedule, together."""
+    batches = BatchSpaces(problem, cuts, deadline, gap, effort, so_far.report)
+    found = batches.best()
+    so_far.finished, so_far.interrupted = found.finished, found.interrupted
+    if found.best is not None:
+        space, pipeline = found.best
+        so_far.best = found.high, space, pipeline
+    if found.best is not None or not found.finished:
+        so_far.bound = found.low
+    so_far.regions = [Region(space, None, max(found.low, floor)) for space, floor in batches.floors.items()]
 
 
 def _below(problem: Problem, space: PlanSpace, so_far: _BestSoFar) -> float:
@@ -230,7 +243,8 @@ def solve(
     # A plan of the first searches may be slower once everything is charged, so only their bounds are reported.
     first = told if not problem.options.contention else lambda bound, best: told(bound, float("inf"))
     so_far = _BestSoFar(report=first)
-    search = _search_grids if problem.options.grid else _search_spaces
+    search = _search_batches if problem.options.flushes else _search_spaces
+    search = _search_grids if problem.options.grid else search
     search(problem, cuts, deadline, gap, effort, so_far)
     so_far.report = told
     if problem.options.contention and so_far.best is not None:

@@ -12,21 +12,25 @@ only the fewest, because replicas also shorten the steady part:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
 from pipeplan.cost import formulas
-from pipeplan.problem.cuts import Floats, Ints
+from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.batch_limit import BatchLimit, Placed
-from pipeplan.solvers.dp.budget import SearchLimits
+from pipeplan.solvers.dp.budget import SLACK, SearchLimits
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch
 from pipeplan.solvers.dp.worker_bounds import WorkerBounds
 
-# The number of combinations of a cut, an end position and a number of replicas that are looked at a time.
-_AT_ONCE = 2_000_000
+# The number of pairs of a cut and an end position that are looked at a time.
+_AT_ONCE = 100_000
+
+# The number of steady parts, in equal steps, for which there are bounds on the workers in front of every cut.
+_PARTS = 12
 
 
 class FlushSearch(UniformSearch):
@@ -54,13 +58,35 @@ class FlushSearch(UniformSearch):
         return all((self.batch.minibatches - 1) * float(time) <= self.batch.most_steady_s for time in times)
 
     def _worker_bounds(self) -> WorkerBounds:
+        return self._bounds_within(self.batch.most_steady_s)
+
+    def _bounds_within(self, steady_s: float) -> WorkerBounds:
+        """Bounds on the workers in front of every cut, for work and memory together, within a steady part."""
         terms, recompute, count = self.terms, self.limits.recompute, self.batch.minibatches
         # r ≥ M · pass / (S + pass), and no stage's pass is longer than that of all layers.
         longest = float(terms.cuts.work_s[-1] + (terms.cuts.forward_s[-1] if recompute else 0.0)) / terms.speed
         # A stage holds at most all minibatches in flight, and with GPipe no fewer.
         demands = (float(count - 1) * (self.batch.phases - 1), float(count - 1))
-        rate = count / (self.batch.phases * self.batch.most_steady_s + longest)
+        rate = count / (self.batch.phases * steady_s + longest)
         return WorkerBounds(terms, rate, recompute=recompute, demands=demands)
+
+    @cached_property
+    def _narrower_bounds(self) -> list[WorkerBounds]:
+        """The bounds within some steady parts, longest last."""
+        return [self._bounds_within(self.batch.most_steady_s * (part + 1) / _PARTS) for part in range(_PARTS)]
+
+    def _can_complete(self, targets: Ints, states: SearchStates) -> Flags:
+        completable = super()._can_complete(targets, states)
+        if self.bounds is None or not self.batch.most_steady_s:
+            return completable
+        assert states.times is not None
+        spare = self.batch.spare_s(targets, states.times) / self.batch.most_steady_s / self.batch.phases
+        part = np.clip(np.ceil(spare * _PARTS * (1 + SLACK)) - 1, 0, _PARTS - 1)
+        for index in np.unique(part[completable]).astype(int).tolist():
+            rows = np.flatnonzero(completable & (part == index))
+            least = self._narrower_bounds[index].at(targets[rows], states.demand[rows])
+            completable[rows] = states.first[rows] >= least
+        return completable
 
     def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         if self.bounds is None:
@@ -73,11 +99,11 @@ class FlushSearch(UniformSearch):
         self, stage: StageTerms, states: SearchStates, rows: Ints, places: EndPositions, recompute: bool
     ) -> Iterator[tuple[Ints, SearchStates]]:
         counts = self._counts()
-        size = max(1, _AT_ONCE // max(1, len(stage.targets) * len(counts)))
+        size = max(1, _AT_ONCE // max(1, len(stage.targets)))
         for begin in range(0, len(places), size):
             part = places.take(slice(begin, begin + size))
-            self.limits.step(len(part) * len(stage.targets) * len(counts) / 50)
             candidates, replicas = self._with_replicas(stage, states, part, counts)
+            self.limits.step(len(replicas) / 4)
             if self.counts_depths:
                 candidates, replicas, depth = self._with_depths(stage, candidates, replicas)
             else:
@@ -103,17 +129,20 @@ class FlushSearch(UniformSearch):
         self, stage: StageTerms, states: SearchStates, places: EndPositions, counts: Ints
     ) -> tuple[CandidateStages, Floats]:
         """The stages with the numbers of replicas that are quick enough and leave enough workers in front."""
-        ones = np.zeros(len(counts) * len(stage.targets), dtype=np.intp)
-        target, count = np.divmod(np.arange(len(ones)), len(counts))
-        alone = Placed(stage, target, counts[count], self.terms.speed, np.zeros(len(ones)))
-        quick = np.logical_and.reduce([part <= self.batch.most_steady_s for part in self.batch.steady_parts(alone)])
-        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
+        assert states.times is not None
+        cut = np.broadcast_to(stage.cut, len(places))
+        spare = self.batch.spare_s(np.asarray(cut), states.times[places.state])
+        least = np.maximum.reduce([self.batch.least_replicas(own, spare) for own in self.batch.stage_passes_s(stage)])
+        need = np.maximum(self.batch.least_workers(stage.targets, spare), places.lowest)
         if self.limits.memory:
             need = np.maximum(need, self._workers_for_memory(stage.targets, states.demand[places.state]))
         room = np.minimum(places.end - need, places.room[-1])
-        allowed = quick.reshape(len(stage.targets), 1, len(counts)) & (counts <= room[:, :, None])
-        target, place, count = np.nonzero(allowed)
-        replicas = counts[count]
+        begin, end = np.searchsorted(counts, least), np.searchsorted(counts, room, side="right")
+        target, place = np.nonzero(begin < end)
+        options = (end - begin)[target, place]
+        pair = np.repeat(np.arange(len(options)), options)
+        count = begin[target, place][pair] + np.arange(len(pair)) - np.repeat(np.cumsum(options) - options, options)
+        target, place, replicas = target[pair], place[pair], counts[count]
         level = (places.room[:, place] < replicas).sum(axis=0)
         candidates = CandidateStages.of(stage, states, places, self.need, (level, target, place))
         return candidates, replicas.astype(float)

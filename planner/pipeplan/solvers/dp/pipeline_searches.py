@@ -127,7 +127,9 @@ class PipelineSearches:
             return BisectionResult(float("inf"))
         limits = self.limits(memory=False)
         low = max(limits_range(self.unlimited)[0], self.above)
-        interval = self.without_memory or self._least(self.unlimited, limits, low)
+        interval = self.without_memory
+        if interval is None:
+            interval = self._least(self.unlimited, limits, low)
         if interval.finished:
             self.found_without_memory = replace(interval)
         if interval.best is None:
@@ -141,7 +143,9 @@ class PipelineSearches:
         if not interval.finished:
             interval.high, interval.best = float("inf"), None
             return interval
-        return self._least(self.limited, self.limits(memory=True), interval.low, self._on_selected_cuts(interval.low))
+        return self._least(
+            self.limited, self.limits(memory=True), interval.low, self._on_selected_cuts(interval.low, memory=True)
+        )
 
     def _on_selected_cuts(self, low: float) -> tuple[float, FoundPipeline] | None:
         """A fast pipeline that fits in memory, found on a selection of the cuts, where there are many."""
@@ -178,6 +182,20 @@ class PipelineSearches:
     def limits(self, *, memory: bool) -> SearchLimits:
         """The limits of one search, with or without memory."""
         return limits_of(self.problem, memory=memory, deadline=self.deadline, shape=self.shape, effort=self.effort)
+
+    def most(self, *, memory: bool) -> float:
+        """A limit that excludes no pipeline."""
+        return limits_range(self.limited if memory else self.unlimited)[1]
+
+    def within(self, limit: float, *, memory: bool) -> tuple[float, FoundPipeline] | None:
+        """A pipeline within a limit with its pace, or None; with a flush the fastest one. Raises `OutOfTime`."""
+        terms = self.limited if memory else self.unlimited
+        limits = self.limits(memory=memory)
+        steps = None if terms.most_replicas < 1 else self._search(terms, limit, limits)
+        if steps is None:
+            return None
+        depths = limits.memory or terms.accumulate is not None
+        return pipeline_pace(terms, steps, depths=depths), FoundPipeline(terms, steps)
 
     def _least(
         self, terms: CostTerms, limits: SearchLimits, low: float, known: tuple[float, FoundPipeline] | None = None
@@ -219,6 +237,9 @@ class PipelineSearches:
 
     def _tried_first(self, terms: CostTerms, limits: SearchLimits, low: float, most: float) -> list[float]:
         """The limits that are tried before bisection: where none has a pipeline, there is none up to `most`."""
+        if self.problem.options.flushes:
+            # A search for the fastest batch takes long far above the bound, and those near the bound take little.
+            return []
         if self.below < limits_range(terms)[1] and self.shape is None:
             # Most spaces have nothing faster than the best plan so far, which a single search shows.
             return [most]

@@ -171,6 +171,9 @@ def undominated_states(states: SearchStates, layout: ComponentLayout, counting: 
     """The states that no other dominates; of equal states the first in a fixed order."""
     if not counting.any and states.times is None:
         states = states.take(_least_demands(states, layout.top + 1))
+    if states.times is not None:
+        places = np.stack([states.first, states.level, states.stages * counting.any, states.workers * counting.workers])
+        states = states.take(thinned_rows(places, np.stack([states.demand, *states.times.T])))
     if len(states) == 1:
         return states
     order = np.lexsort((states.level, states.stages, states.workers, *time_order(states), states.demand, -states.first))
@@ -225,9 +228,11 @@ def no_later(times: Floats, some: Ints, others: Ints) -> Flags:
 
     A bound that is larger by some seconds can lengthen the batch by no more than these.
     """
-    mine, theirs = times[some][:, None], times[others]
-    longer = np.maximum(mine[..., 1:] - theirs[..., 1:], 0.0).sum(axis=2)
-    return np.asarray(mine[..., 0] + longer <= theirs[..., 0])
+    mine, theirs = times[some], times[others]
+    total = np.repeat(mine[:, :1], len(others), axis=1)
+    for bound in range(1, times.shape[1]):
+        total += np.maximum(mine[:, bound, None] - theirs[:, bound], 0.0)
+    return np.asarray(total <= theirs[:, 0])
 
 
 def thinned_rows(keys: Ints, criteria: Floats) -> Ints:

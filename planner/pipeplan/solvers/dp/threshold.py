@@ -21,8 +21,12 @@ _SLACK = 10 * formulas.ROUNDING
 # Within this ratio of the two ends, the next search is right below the upper end.
 _NARROW = 1.0003
 
-# Relative distance of the second search from the lower end; each further step is four times as long.
-_FIRST_STEP = 1e-3
+# Relative distance of the second search from the lower end; each further step is four times as long, up to the longest.
+_FIRST_STEP, _LONGEST_STEP = 1e-3, float("inf")
+
+# The longest steps of a search for the least that there is, with a known result and without: it goes over everything
+# within its limit, so the limit must not be far above the optimum.
+_LONGEST_WITH_KNOWN, _LONGEST_WITHOUT = 0.1, 0.05
 
 Found = TypeVar("Found")
 
@@ -72,10 +76,14 @@ def least_threshold(
     if known is not None:
         interval.high, interval.best = known
     try:
-        _bracket(find, interval, most)
+        least = _LONGEST_WITHOUT if known is None else _LONGEST_WITH_KNOWN
+        _bracket(find, interval, most, least if finds_least else _LONGEST_STEP)
         report(interval.low, interval.high)
         while not interval.closed and interval.best is not None:
-            _narrow(find, interval)
+            if finds_least:
+                _search_below(find, interval, interval.high * (1 - PRECISION))
+            else:
+                _narrow(find, interval)
             report(interval.low, interval.high)
     except OutOfTime:
         interval.finished = False
@@ -116,7 +124,7 @@ def _search_below(
 
 
 def _bracket(
-    find: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found], most: float
+    find: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found], most: float, longest: float
 ) -> None:
     """Find an upper end. The optimum is often at the lower end, and searches near it are the fastest."""
     growth = PRECISION
@@ -124,7 +132,7 @@ def _bracket(
         threshold = min(interval.low * (1 + growth), most) if interval.low > 0 else most
         if _search_below(find, interval, threshold) or threshold >= most:
             return
-        growth = max(_FIRST_STEP, 4 * growth)
+        growth = min(max(_FIRST_STEP, 4 * growth), longest)
 
 
 def _narrow(find: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found]) -> None:

@@ -1,0 +1,108 @@
+"""The fastest batch under a flush schedule over all spaces of plans at once, every shared resource to itself.
+
+A search for a batch goes over everything within its limit, so the limit must not be far above the optimum. Therefore
+all spaces are searched for one limit before a longer one is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp import threshold
+from pipeplan.solvers.dp.budget import SearchEffort
+from pipeplan.solvers.dp.pipeline_searches import SELECTED_SHARE, FoundPipeline, PipelineSearches
+from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
+from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
+from pipeplan.util.deadline import Deadline
+
+FoundBatch = tuple[PlanSpace, FoundPipeline]
+
+
+@dataclass
+class BatchSpaces:
+    """The search of all spaces. Limits and results are paces, in seconds per minibatch."""
+
+    problem: Problem
+    cuts: Cuts
+    deadline: float | None
+    gap: float
+    effort: SearchEffort = field(default_factory=SearchEffort)
+    report: Callable[[float, float], None] = lambda bound, best: None
+    """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
+
+    @cached_property
+    def searches(self) -> dict[PlanSpace, PipelineSearches]:
+        """The searches of every space with a floor, the most promising first."""
+        spaces = sorted(plan_spaces(self.problem), key=self.floors.__getitem__)
+        inner = {space: space.inner(self.problem) for space in spaces}
+        return {
+            space: PipelineSearches(inner[space], self.cuts, self.deadline, self.gap, effort=self.effort)
+            for space in spaces
+        }
+
+    @cached_property
+    def floors(self) -> dict[PlanSpace, float]:
+        """For every space, a lower bound on the paces in it."""
+        return {space: space.floor(self.problem) for space in plan_spaces(self.problem)}
+
+    def best(self) -> BisectionResult[FoundBatch]:
+        """The fastest plan. The result's `best` is None where there is none or none was found in time."""
+        low = min(self.floors.values())
+        limited = self.problem.options.memory
+        result = self._least(low, self._on_selected_cuts(low, memory=False), memory=False)
+        if not limited or result.best is None or (result.finished and self._fits(result)):
+            return result
+        if not result.finished:
+            return replace(result, high=float("inf"), best=None)
+        return self._least(result.low, self._on_selected_cuts(result.low, memory=True), memory=True)
+
+    def _fits(self, result: BisectionResult[FoundBatch]) -> bool:
+        assert result.best is not None
+        space, pipeline = result.best
+        return pipeline.fits(self.searches[space].limited, result.high)
+
+    def _on_selected_cuts(self, low: float, *, memory: bool) -> tuple[float, FoundBatch] | None:
+        """A plan on a selection of the cuts, where there are many."""
+        some = next(iter(self.searches.values()))
+        if not some.has_many_cuts:
+            return None
+        deadline = Deadline(self.deadline).share(SELECTED_SHARE).at
+        fewer = BatchSpaces(self.problem, some.selected_cuts, deadline, self.gap, self.effort)
+        found = fewer._least(low, None, memory=memory)
+        if found.interrupted:
+            raise KeyboardInterrupt
+        return None if found.best is None else (found.high, found.best)
+
+    def _least(
+        self, low: float, known: tuple[float, FoundBatch] | None, *, memory: bool
+    ) -> BisectionResult[FoundBatch]:
+        """The fastest plan with at least the pace `low`, with or without the memory limit."""
+        # A plan that was found without the memory limit is only a bound.
+        counts = memory or not self.problem.options.memory
+        most = max(space.pace(self.problem, search.most(memory=memory)) for space, search in self.searches.items())
+        return threshold.least_threshold(
+            lambda pace_s: self._find(pace_s, memory=memory),
+            low * (1 - PRECISION),
+            most,
+            known,
+            gap=self.gap,
+            report=lambda least, best: self.report(least, best if counts else float("inf")),
+            finds_least=True,
+        )
+
+    def _find(self, pace_s: float, *, memory: bool) -> tuple[float, FoundBatch] | None:
+        """The fastest plan of all spaces with at most this pace, or None. Raises `OutOfTime`."""
+        found: tuple[float, FoundBatch] | None = None
+        for space, search in self.searches.items():
+            limit = pace_s if found is None else found[0] * (1 - PRECISION)
+            inner_s = space.inner_pace(self.problem, limit)
+            if inner_s is None or self.floors[space] > limit:
+                continue
+            result = search.within(inner_s, memory=memory)
+            if result is not None:
+                found = space.pace(self.problem, result[0]), (space, result[1])
+        return found
