@@ -14,10 +14,13 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.pipeline_searches import SELECTED_SHARE, FoundPipeline, PipelineSearches
+from pipeplan.solvers.dp.pipeline_searches import SELECTED_SHARE, FoundPipeline, PipelineSearches, cheap_cuts
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.util.deadline import Deadline
+
+# With more than twice as many cuts, a plan is first searched for on so many of them.
+_SELECTED_CUTS = 24
 
 FoundBatch = tuple[PlanSpace, FoundPipeline]
 
@@ -67,11 +70,11 @@ class BatchSpaces:
 
     def _on_selected_cuts(self, low: float, *, memory: bool) -> tuple[float, FoundBatch] | None:
         """A plan on a selection of the cuts, where there are many."""
-        some = next(iter(self.searches.values()))
-        if not some.has_many_cuts:
+        if len(self.cuts.ideals) <= 2 * _SELECTED_CUTS:
             return None
         deadline = Deadline(self.deadline).share(SELECTED_SHARE).at
-        fewer = BatchSpaces(self.problem, some.selected_cuts, deadline, self.gap, self.effort)
+        selected = self.cuts.only(cheap_cuts(self.cuts, _SELECTED_CUTS))
+        fewer = BatchSpaces(self.problem, selected, deadline, self.gap, self.effort)
         found = fewer._least(low, None, memory=memory)
         if found.interrupted:
             raise KeyboardInterrupt

@@ -12,14 +12,13 @@ only the fewest, because replicas also shorten the steady part:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 
 import numpy as np
 
 from pipeplan.cost import formulas
-from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.problem.cuts import Floats, Ints
 from pipeplan.solvers.dp.batch_limit import BatchLimit, Placed
-from pipeplan.solvers.dp.budget import SLACK, SearchLimits
+from pipeplan.solvers.dp.budget import SearchLimits
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
@@ -28,9 +27,6 @@ from pipeplan.solvers.dp.worker_bounds import WorkerBounds
 
 # The number of pairs of a cut and an end position that are looked at a time.
 _AT_ONCE = 100_000
-
-# The number of steady parts, in equal steps, for which there are bounds on the workers in front of every cut.
-_PARTS = 12
 
 
 class FlushSearch(UniformSearch):
@@ -58,35 +54,13 @@ class FlushSearch(UniformSearch):
         return all((self.batch.minibatches - 1) * float(time) <= self.batch.most_steady_s for time in times)
 
     def _worker_bounds(self) -> WorkerBounds:
-        return self._bounds_within(self.batch.most_steady_s)
-
-    def _bounds_within(self, steady_s: float) -> WorkerBounds:
-        """Bounds on the workers in front of every cut, for work and memory together, within a steady part."""
         terms, recompute, count = self.terms, self.limits.recompute, self.batch.minibatches
         # r ≥ M · pass / (S + pass), and no stage's pass is longer than that of all layers.
         longest = float(terms.cuts.work_s[-1] + (terms.cuts.forward_s[-1] if recompute else 0.0)) / terms.speed
         # A stage holds at most all minibatches in flight, and with GPipe no fewer.
         demands = (float(count - 1) * (self.batch.phases - 1), float(count - 1))
-        rate = count / (self.batch.phases * steady_s + longest)
+        rate = count / (self.batch.phases * self.batch.most_steady_s + longest)
         return WorkerBounds(terms, rate, recompute=recompute, demands=demands)
-
-    @cached_property
-    def _narrower_bounds(self) -> list[WorkerBounds]:
-        """The bounds within some steady parts, longest last."""
-        return [self._bounds_within(self.batch.most_steady_s * (part + 1) / _PARTS) for part in range(_PARTS)]
-
-    def _can_complete(self, targets: Ints, states: SearchStates) -> Flags:
-        completable = super()._can_complete(targets, states)
-        if self.bounds is None or not self.batch.most_steady_s:
-            return completable
-        assert states.times is not None
-        spare = self.batch.spare_s(targets, states.times) / self.batch.most_steady_s / self.batch.phases
-        part = np.clip(np.ceil(spare * _PARTS * (1 + SLACK)) - 1, 0, _PARTS - 1)
-        for index in np.unique(part[completable]).astype(int).tolist():
-            rows = np.flatnonzero(completable & (part == index))
-            least = self._narrower_bounds[index].at(targets[rows], states.demand[rows])
-            completable[rows] = states.first[rows] >= least
-        return completable
 
     def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         if self.bounds is None:

@@ -272,9 +272,9 @@ class PipelineSearches:
         return None if steps is None else FoundPipeline(terms, steps)
 
 
-def cheap_cuts(cuts: Cuts) -> Flags:
-    """A mask of `_SELECTED_CUTS` cuts: of each of as many equal parts of the work, that which fewest bytes cross."""
-    part = np.minimum((cuts.work_s / cuts.work_s[-1] * _SELECTED_CUTS).astype(np.intp), _SELECTED_CUTS - 1)
+def cheap_cuts(cuts: Cuts, count: int = _SELECTED_CUTS) -> Flags:
+    """A mask of so many cuts: of each of as many equal parts of the work, that which fewest bytes cross."""
+    part = np.minimum((cuts.work_s / cuts.work_s[-1] * count).astype(np.intp), count - 1)
     order = np.lexsort((np.arange(len(part)), cuts.sent + cuts.returned, part))
     mask = np.zeros(len(part), dtype=bool)
     mask[order[np.unique(part[order], return_index=True)[1]]] = True

@@ -238,13 +238,16 @@ def no_later(times: Floats, some: Ints, others: Ints) -> Flags:
 def thinned_rows(keys: Ints, criteria: Floats) -> Ints:
     """The columns that none of a few others with the same keys, the least in some respect so far, dominates.
 
-    Less is better in each of the `criteria` (rows); equal columns are left out but for one.
+    Less is better in each of the `criteria` (rows).
     """
-    order = np.lexsort((*reversed(criteria), *reversed(keys)))
-    begins, criteria = group_starts(keys[:, order]), criteria[:, order]
+    key = np.zeros(keys.shape[1], dtype=np.intp)
+    for row in keys:
+        low = int(row.min(initial=0))
+        key = key * (int(row.max(initial=0)) - low + 1) + (row - low)
+    order = np.lexsort((*reversed(criteria[:2]), key))
+    begins, criteria = group_starts(key[None, order]), criteria[:, order]
     rows = np.arange(len(order))
-    # Equal rows follow one another.
-    lost = ~begins & (criteria[:, rows - 1] == criteria).all(axis=0)
+    lost = ~begins & (criteria[:, rows - 1] <= criteria).all(axis=0)
     for criterion in criteria[1:] if len(criteria) > 1 else criteria:
         rank = np.unique(criterion, return_inverse=True)[1].reshape(-1)
         # The running minimum restarts with every group, because its ranks lie below all those before it.
