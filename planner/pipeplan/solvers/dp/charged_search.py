@@ -21,7 +21,7 @@ from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp import vertical_sync
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits, Step
-from pipeplan.solvers.dp.heterogeneous_flush import HeterogeneousFlushSearch
+from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
 from pipeplan.solvers.dp.search_states import SearchStates, group_starts, thinned_rows, time_order, undominated_rows
 from pipeplan.solvers.dp.shared_resources import SharedResources

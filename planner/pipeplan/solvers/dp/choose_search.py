@@ -8,11 +8,12 @@ from pipeplan.errors import InputError
 from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import batch_plans, heterogeneous_plans, uniform_plans, vertical_sync
-from pipeplan.solvers.dp.batch_limit import BatchLimit
+from pipeplan.solvers.dp import heterogeneous_plans, uniform_plans, vertical_sync
 from pipeplan.solvers.dp.budget import SearchLimits, Step
-from pipeplan.solvers.dp.flush_search import FlushSearch
-from pipeplan.solvers.dp.heterogeneous_flush import HeterogeneousFlushSearch
+from pipeplan.solvers.dp.flush import batch_plans
+from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
+from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
+from pipeplan.solvers.dp.flush.uniform_flush import FlushSearch
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch

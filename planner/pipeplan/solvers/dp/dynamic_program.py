@@ -19,9 +19,9 @@ from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
+from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult

@@ -143,9 +143,7 @@ class PipelineSearches:
         if not interval.finished:
             interval.high, interval.best = float("inf"), None
             return interval
-        return self._least(
-            self.limited, self.limits(memory=True), interval.low, self._on_selected_cuts(interval.low, memory=True)
-        )
+        return self._least(self.limited, self.limits(memory=True), interval.low, self._on_selected_cuts(interval.low))
 
     def _on_selected_cuts(self, low: float) -> tuple[float, FoundPipeline] | None:
         """A fast pipeline that fits in memory, found on a selection of the cuts, where there are many."""

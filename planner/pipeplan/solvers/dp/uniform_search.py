@@ -19,9 +19,9 @@ from dataclasses import replace
 import numpy as np
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
-from pipeplan.solvers.dp.batch_limit import BatchLimit
 from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
+from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
 from pipeplan.solvers.dp.replica_bounds import StageSizing
 from pipeplan.solvers.dp.search_states import SearchStates, StatePool, undominated_states
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms

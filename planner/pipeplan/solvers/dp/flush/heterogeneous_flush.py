@@ -11,8 +11,8 @@ import numpy as np
 
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Flags, Floats, Ints
-from pipeplan.solvers.dp.batch_limit import BatchLimit, Placed
 from pipeplan.solvers.dp.budget import SearchLimits
+from pipeplan.solvers.dp.flush.batch_limit import BatchLimit, Placed
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
 from pipeplan.solvers.dp.search_states import SearchStates, thinned_rows
 from pipeplan.solvers.dp.stage_costs import StageTerms

@@ -17,9 +17,9 @@ import numpy as np
 
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Floats, Ints
-from pipeplan.solvers.dp.batch_limit import BatchLimit, Placed
 from pipeplan.solvers.dp.budget import SearchLimits
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
+from pipeplan.solvers.dp.flush.batch_limit import BatchLimit, Placed
 from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch
@@ -111,12 +111,14 @@ class FlushSearch(UniformSearch):
         if self.limits.memory:
             need = np.maximum(need, self._workers_for_memory(stage.targets, states.demand[places.state]))
         room = np.minimum(places.end - need, places.room[-1])
-        begin, end = np.searchsorted(counts, least), np.searchsorted(counts, room, side="right")
-        target, place = np.nonzero(begin < end)
-        options = (end - begin)[target, place]
+        begin = np.asarray(np.searchsorted(counts, least))
+        many = np.asarray(np.searchsorted(counts, room, side="right")) - begin
+        target, place = np.nonzero(many > 0)
+        options = many[target, place]
         pair = np.repeat(np.arange(len(options)), options)
-        count = begin[target, place][pair] + np.arange(len(pair)) - np.repeat(np.cumsum(options) - options, options)
-        target, place, replicas = target[pair], place[pair], counts[count]
+        within = np.arange(len(pair)) - np.repeat(np.cumsum(options) - options, options)
+        replicas = counts[begin[target, place][pair] + within]
+        target, place = target[pair], place[pair]
         level = (places.room[:, place] < replicas).sum(axis=0)
         candidates = CandidateStages.of(stage, states, places, self.need, (level, target, place))
         return candidates, replicas.astype(float)

@@ -10,8 +10,8 @@ import numpy as np
 
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Floats
-from pipeplan.solvers.dp.batch_limit import BatchLimit, Placed
 from pipeplan.solvers.dp.budget import Step
+from pipeplan.solvers.dp.flush.batch_limit import BatchLimit, Placed
 from pipeplan.solvers.dp.heterogeneous_plans import boundary_links, step_times
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
 from pipeplan.solvers.dp.stage_costs import CostTerms
