@@ -49,7 +49,7 @@ class Case:
 
 NAMES = (
     *("both", "single solver", "not certified", "cards", "bound", "cores", "one stage"),
-    *("inference", "flush", "buffered", "mixed"),
+    *("inference", "flush", "two phases", "buffered", "mixed"),
 )
 """Kinds of plans, by what their files can claim."""
 
@@ -72,7 +72,8 @@ def case_of(name: str) -> Case:
         "cores": (_even(6), cores, Options(overlap=0.0), Settings(solver="dp")),
         "one stage": (_heavy(), small_cluster(2, 2), Options(), Settings(solver="dp")),
         "inference": (branching(4), small_cluster(), Options(inference=True), Settings()),
-        "flush": (branching(3), small_cluster(1, 2), Options(schedule="gpipe", accumulate=4), Settings(solver="dp")),
+        "flush": (branching(4), cards, Options(schedule="1f1b-flush", accumulate=4), Settings(solver="dp")),
+        "two phases": (branching(3), small_cluster(1, 2), Options(schedule="gpipe", accumulate=4), Settings("dp")),
         "buffered": (branching(4), small_cluster(), Options(schedule="2bw", accumulate=8), Settings(solver="dp")),
         "mixed": (branching(4), mixed, Options(), Settings(solver="dp")),
     }

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pipeplan.checker import figures
 from pipeplan.checker.charged_closure import charged_space, check_charged_closure
-from pipeplan.checker.document import DOUBLE_BUFFERED, FORWARD_ONLY, STASHING, VERTICAL, PlanDocument
+from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, PlanDocument
 from pipeplan.checker.model import CheckedModel, Flags, Floats
 from pipeplan.checker.shared_cards import shared_cores_bound_s
 from pipeplan.checker.states import CertificateStates, dominated_states
@@ -34,8 +34,6 @@ LARGEST_TOLERANCE = 1e-6
 """Largest relative tolerance that a certificate may state."""
 AGREEMENT = 1e-6
 """Relative difference within which the bounds of two solvers are equal."""
-SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, FORWARD_ONLY)
-"""Schedules for which a certificate can be checked."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +65,9 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedB
     node = document.root.get("certificate")
     if node is None:
         return None
-    if document.schedule not in SCHEDULES:
-        node.fail(f"no certificate can be checked for the schedule {document.schedule}")
     charged = mark.boolean() if (mark := node.get("charged")) else False
+    if not charged and document.schedule in FLUSHING:
+        node.fail(f"for the schedule {document.schedule} only a certificate with everything charged can be checked")
     if not charged and not document.cluster.uniform:
         node.fail("where servers differ, only a certificate with everything charged can be checked")
     tolerance = node["tolerance"].number()
@@ -120,14 +118,17 @@ def _check_space(
     among = _among(document, model, space)
     synchronisation = among / (document.accumulate or 1 if document.accumulates else space.copies)
     if (floor := entry.get("floor_s")) is not None:
-        least = figures.overlapped_s(_work_s(document, model, space), synchronisation, document.options.overlap)
+        least = _least_s(document, model, space, synchronisation)
         if floor.number() > least * (1 + tolerance):
             floor.fail(
                 f"the copies of the pipeline compute and synchronise in {least!r} s, {floor.number()!r} is claimed"
             )
         return floor.number(), 0
     threshold = entry["threshold_s"].number() * (1 - tolerance)
-    proven = float(figures.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap))
+    if document.schedule in FLUSHING:
+        proven = threshold / (document.accumulate or 1)
+    else:
+        proven = float(figures.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap))
     if not charged:
         return proven, check_closure(document, model, entry, space.level, space.copies, threshold, among)
     # A plan below this pace keeps every resource of a copy within the threshold, and what is shared within the pace.
@@ -371,6 +372,18 @@ def _work_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) 
     """Seconds per minibatch if all workers of a space share all work."""
     work = float((model.forward_s + model.backward_s + model.update_s).sum())
     return work / math.fsum(document.cluster.device_of(worker).speed for worker in _workers(document, space))
+
+
+def _least_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace, synchronisation_s: float) -> float:
+    """A pace that no plan of a space beats: all work on all of its workers, and the synchronisation of the copies."""
+    work = _work_s(document, model, space)
+    if document.schedule not in FLUSHING:
+        return float(figures.overlapped_s(work, synchronisation_s, document.options.overlap))
+    minibatches, copies = document.accumulate or 1, space.copies
+    speeds = {document.cluster.device_of(worker).speed for worker in _workers(document, space)}
+    alone = float((model.forward_s + model.backward_s + model.update_s).sum()) / max(speeds)
+    batch = max(math.ceil(minibatches / copies) * work * copies, alone) + _among(document, model, space)
+    return batch / minibatches
 
 
 def _describe(space: CertifiedSpace) -> str:

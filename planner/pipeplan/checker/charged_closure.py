@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from pipeplan.checker.charged_stages import ChargedSpace, LeadingStages, StagesAtCut
 from pipeplan.checker.charged_states import ChargedStates, CountedLimits, covered, read_states
-from pipeplan.checker.document import CheckedOptions, PlanDocument
+from pipeplan.checker.document import FLUSHING, CheckedOptions, PlanDocument
+from pipeplan.checker.flush_stages import FlushSpace
 from pipeplan.checker.model import CheckedModel, Flags, Totals
 from pipeplan.checker.shared_loads import CardLevel, CoreLevel, card_levels, core_levels
 from pipeplan.checker.transitions import MOST_CUTS, stage_words
@@ -42,8 +43,9 @@ def charged_space(
     """A space of plans: pipelines in one component of a level, with `copies` of them side by side.
 
     `place` has the level and the workers of all copies; `among_s` is the time of one all-reduce among the copies;
-    `paces` are the most that a resource of one copy may take for a minibatch of this copy, and the most that a shared
-    one may take for a minibatch of all copies. `grid` is the number of replicas of every stage of a uniform grid.
+    `paces` are the most that a resource of one copy may take for a minibatch of this copy, or with a flush its batch,
+    and the most that a shared one may take for a minibatch of all copies. `grid` is the number of replicas of every
+    stage of a uniform grid.
     Raises an `InputError` beyond what can be checked.
     """
     threshold, limit = paces
@@ -58,9 +60,8 @@ def charged_space(
     if options.contention:
         levels = [*card_levels(cluster, runs, limit), *core_levels(document.cluster, runs, limit, workers)]
     totals = Totals.of(model, MOST_CUTS)
-    return ChargedSpace(
-        document, model, totals, cluster, runs, tuple(levels), copies, workers, threshold, limit, among_s
-    )
+    kind = FlushSpace if document.schedule in FLUSHING else ChargedSpace
+    return kind(document, model, totals, cluster, runs, tuple(levels), copies, workers, threshold, limit, among_s)
 
 
 def check_charged_closure(space: ChargedSpace, entry: Node, options: CheckedOptions, grid: int | None = None) -> int:
@@ -123,7 +124,8 @@ class ChargedClosure:
         replicas, before = self.space.runs.replicas[run], stages.before[leads.stage]
         number = states.stages[leads.state] + (counts.most_stages is not None)
         busy = states.busy[leads.state] + replicas * (counts.most_busy is not None)
-        found = ChargedStates(before, self.space.runs.start[run], replicas, leads.demand, leads.loads, number, busy)
+        first = self.space.runs.start[run]
+        found = ChargedStates(before, first, replicas, leads.demand, leads.loads, leads.times, number, busy)
         allowed = (number <= (counts.most_stages or 0)) & (busy <= (counts.most_busy or 0))
         for layer, stage in counts.pins:
             # The layers inside the cut are those of the stages still to be placed.
@@ -133,7 +135,7 @@ class ChargedClosure:
     def _hopeless(self, found: ChargedStates) -> Flags:
         """Whether each state is one in front of which no pipeline can exist."""
         room = found.first if self.counts.most_busy is None else self.counts.most_busy - found.busy
-        lost = self.space.hopeless(found.cut, found.first, room)
+        lost = self.space.hopeless(found.cut, found.first, room, found.times)
         most = self.counts.most_stages
         return lost if most is None else lost | (found.stages == most)
 
@@ -148,7 +150,7 @@ class ChargedClosure:
 def _least(found: ChargedStates, counts: CountedLimits) -> Ints:
     """Rows without those that another row covers trivially: the same place and counts, no less demand and load."""
     place = np.stack([found.cut, found.first, found.replicas, found.stages, found.busy])
-    costs = np.stack([found.demand, *found.loads.T])
+    costs = np.stack([found.demand, *found.times.T, *found.loads.T])
     order = np.lexsort((costs.sum(axis=0), *place))
     begins = np.ones(len(order), dtype=bool)
     begins[1:] = (np.diff(place[:, order], axis=1) != 0).any(axis=0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeplan.checker import figures
 from pipeplan.checker.ddp_overlap import ddp_pace, waits_for_update
-from pipeplan.checker.document import DOUBLE_BUFFERED, STASHING, CheckedStage, PlanDocument
+from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, STASHING, CheckedStage, PlanDocument
 from pipeplan.checker.executor_work import executor_work_between
 from pipeplan.checker.figures import stage_figures
 from pipeplan.checker.model import CheckedModel, Flags, Floats, Totals
@@ -47,6 +47,12 @@ class StagesAtCut:
     """Minibatches that pass while the replicas wait for each other."""
     late: Floats
     """Under 2BW, minibatches that pass between the last backward pass of a group and its update."""
+    forward_s: Floats
+    """The forward pass of a minibatch on a worker of speed 1, with half of the executor's own work."""
+    work_s: Floats
+    """All passes of a minibatch on a worker of speed 1."""
+    ring_s: Floats
+    """One all-reduce among the replicas of a copy."""
     traffic: StageTraffic
 
     def take(self, rows: Ints | Flags) -> StagesAtCut:
@@ -59,6 +65,9 @@ class StagesAtCut:
             growing=self.growing[rows],
             wait=self.wait[rows],
             late=self.late[rows],
+            forward_s=self.forward_s[rows],
+            work_s=self.work_s[rows],
+            ring_s=self.ring_s[rows],
             traffic=self.traffic.take(rows),
         )
 
@@ -72,10 +81,27 @@ class StatesAtCut:
     demand: Floats
     loads: Floats
     """A row for each state: outgoing and incoming for each level of cards, then the cores."""
+    times: Floats
+    """A row for each state: the parts of a batch's time, with a flush (`flush_stages`); otherwise no columns."""
 
     def take(self, rows: Ints) -> StatesAtCut:
         """The entries that `rows` selects."""
-        return StatesAtCut(self.first[rows], self.replicas[rows], self.demand[rows], self.loads[rows])
+        return StatesAtCut(*(array[rows] for array in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Hops:
+    """The links from stages to the states behind them, one array entry for each pair."""
+
+    bandwidth: Floats
+    """Bytes/s of messages; infinite where nothing is behind."""
+    latency_s: Floats
+    lanes: Ints
+    """Messages that are sent at the same time."""
+
+    def take(self, rows: Ints | Flags) -> Hops:
+        """The entries that `rows` selects."""
+        return Hops(self.bandwidth[rows], self.latency_s[rows], self.lanes[rows])
 
 
 @dataclass(frozen=True)
@@ -88,10 +114,11 @@ class LeadingStages:
     """Index of the stage among those at the cut."""
     demand: Floats
     loads: Floats
+    times: Floats
 
     def take(self, rows: Ints | Flags) -> LeadingStages:
         """The entries that `rows` selects."""
-        return LeadingStages(self.state[rows], self.stage[rows], self.demand[rows], self.loads[rows])
+        return LeadingStages(*(array[rows] for array in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -140,10 +167,16 @@ class ChargedSpace:
         """Bytes across cuts, forward and backward, for a minibatch of all copies, in one copy."""
         return self.totals.sent[cut] / self.copies, self.totals.returned[cut] / self.copies
 
-    def hopeless(self, before: Ints, first: Ints, room: Ints) -> Flags:
+    @property
+    def parts(self) -> int:
+        """The number of parts of a batch's time in every state."""
+        return 0
+
+    def hopeless(self, before: Ints, first: Ints, room: Ints, times: Floats | None = None) -> Flags:
         """Whether the layers in the cuts `before` are too much work for the workers in front.
 
-        These are the workers before `first`, of which at most `room` may be busy.
+        These are the workers before `first`, of which at most `room` may be busy. `times` are the parts of a batch's
+        time behind the cuts, if they are known.
         """
         work = self.totals.forward_s[before] + self.totals.backward_s[before]
         fastest = max(device.speed for device in self.cluster.devices)
@@ -165,41 +198,56 @@ class ChargedSpace:
             size = (totals.parameters[cut] - totals.parameters[before])[:, None]
             ring = np.asarray(figures.ring_allreduce_s(replicas, size, ring_rate, ring_latency))
         forward, backward = ((total[cut] - total[before])[:, None] for total in (totals.forward_s, totals.backward_s))
-        backward = backward + executor_work_between(self.document, totals, cut, before)[:, None]
+        own = executor_work_between(self.document, totals, cut, before)[:, None]
+        backward = backward + own
         everywhere = np.full(len(runs.start), runs.workers)
         lost = self.hopeless(before[:, None], runs.start, everywhere) & (before > 0)[:, None]
         found = []
         for again in (False, True) if options.recompute and self.model.training else (False,):
-            work = forward + backward + forward * again
-            quick = self._quick(work / (replicas * speed), ring, replicas)[:, kind.reshape(-1)] & ~lost
+            quick = self._quick(before, (forward, backward + forward * again), ring, (replicas, speed))
+            quick = quick[:, kind.reshape(-1)] & ~lost
             found.append(np.stack([*np.nonzero(quick), np.full(int(quick.sum()), again)]))
         row, run, again_at = np.concatenate(found, axis=1)
         order = np.argsort(run, kind="stable")
         row, run, recomputes = row[order], run[order], again_at[order] > 0
         work = (forward + backward)[row, 0] + forward[row, 0] * recomputes
-        stages = self._sized(cut, before[row], run, work, ring[row, kind.reshape(-1)[run]], recomputes)
+        ring_s = ring[row, kind.reshape(-1)[run]]
+        stages = self._sized(cut, before[row], run, ((forward + own / 2)[row, 0], work), ring_s, recomputes)
         return stages.take(self._possible(stages))
 
-    def _quick(self, compute_s: Floats, ring_s: Floats, replicas: Floats) -> Flags:
-        """Flags of the stages within the threshold. Under 2BW there are none if a copy has no minibatch an update."""
+    def _quick(
+        self, before: Ints, passes: tuple[Floats, Floats], ring_s: Floats, kinds: tuple[Floats, Floats]
+    ) -> Flags:
+        """Flags of the stages within the threshold: rows for the cuts `before`, columns for replicas and speed.
+
+        Under 2BW there are none if a copy has no minibatch an update.
+        """
         if self.share == 0:
-            return np.zeros(compute_s.shape, dtype=bool)
+            return np.zeros(ring_s.shape, dtype=bool)
+        (forward, backward), (replicas, speed) = passes, kinds
+        compute_s = (forward + backward) / (replicas * speed)
         time = figures.overlapped_s(compute_s, ring_s / (self.share or replicas), self.document.options.overlap)
         return np.asarray(time <= self.threshold)
 
-    def _sized(self, cut: int, before: Ints, run: Ints, work: Floats, ring: Floats, again: Flags) -> StagesAtCut:
-        """Stages on their runs. `work` is compute on a worker of speed 1, `ring` the time of one all-reduce."""
+    def _sized(
+        self, cut: int, before: Ints, run: Ints, passes: tuple[Floats, Floats], ring: Floats, again: Flags
+    ) -> StagesAtCut:
+        """Stages on their runs.
+
+        `passes` are the forward pass, with half of the executor's work, and all passes on a worker of speed 1; `ring`
+        is the time of one all-reduce.
+        """
+        forward, work = passes
         replicas, everyone = self.runs.replicas[run], self.runs.replicas[run] * self.copies
         # Vertical sync keeps at least as many versions as minibatches in flight; only these are counted here.
-        late_update, buffered = self.document.schedule == STASHING, self.share is not None
+        late_update = self.document.schedule == STASHING
+        kept = 1 if self.document.schedule in FLUSHING else 2 * (self.share is not None)
         once, more = (
-            worker_memory(
-                self.model, self.totals, cut, before, everyone > 1, late=late_update, buffered=buffered, again=kind
-            )
+            worker_memory(self.model, self.totals, cut, before, everyone > 1, late=late_update, kept=kept, again=kind)
             for kind in (False, True)
         )
         fixed, growing = (np.where(again, *both) for both in zip(more, once, strict=True))
-        wait = figures.group_wait(ring, self.threshold, replicas, self.copies) if self.share is None else 0.0
+        wait = 0.0 if kept else figures.group_wait(ring, self.threshold, replicas, self.copies)
         late = np.maximum(0.0, (ring + self.among_s) / self.threshold - 1.0 / self.copies)
         size = (self.totals.parameters[cut] - self.totals.parameters[before]) * self.model.training
         common = self.document.accumulate if self.document.accumulates else None
@@ -213,7 +261,8 @@ class ChargedSpace:
             ahead=np.array([back / replicas, received / replicas]),
             core_s=work / self.runs.speed[run] / everyone + self._exposed(run, size) / (common or everyone),
         )
-        return StagesAtCut(cut, before, again, fixed, growing, np.broadcast_to(wait, ring.shape), late, traffic)
+        wait = np.broadcast_to(wait, ring.shape)
+        return StagesAtCut(cut, before, again, fixed, growing, wait, late, forward, work, ring, traffic)
 
     def _exposed(self, run: Ints, size: Floats) -> Floats:
         """The time of one all-reduce among the replicas of all copies that does not hide behind compute."""
@@ -261,7 +310,7 @@ class ChargedSpace:
 
     def _leads(self, stages: StagesAtCut, states: StatesAtCut) -> Iterator[LeadingStages]:
         """The stages in front of not too many states."""
-        state, run, transfer, loads = self._pairs(stages, states)
+        state, run, hops, loads = self._pairs(stages, states)
         starts, stops = (np.searchsorted(stages.traffic.run, run, side=side) for side in ("left", "right"))
         counts = stops - starts
         edges = np.searchsorted(np.cumsum(counts), np.arange(0, counts.sum() + 1, _AT_ONCE), side="left")
@@ -270,27 +319,27 @@ class ChargedSpace:
             pair = np.repeat(np.arange(mine.start, mine.stop), counts[mine])
             within = np.arange(len(pair)) - np.repeat(np.cumsum(counts[mine]) - counts[mine], counts[mine])
             chosen = starts[pair] + within
-            yield self._in_front(stages, states, state[pair], chosen, transfer[pair], loads[pair])
+            yield self._in_front(stages, states, state[pair], chosen, hops.take(pair), loads[pair])
 
-    def _pairs(self, stages: StagesAtCut, states: StatesAtCut) -> tuple[Ints, Ints, Floats, Floats]:
+    def _pairs(self, stages: StagesAtCut, states: StatesAtCut) -> tuple[Ints, Ints, Hops, Floats]:
         """All pairs of a state and a run in front of it whose boundary keeps within the threshold.
 
-        Returns the indices of both, the one-way time of a message, and the loads of the component where the run ends.
+        Returns the indices of both, the links between them, and the loads of the component where the run ends.
         """
         runs, starts = self.runs, stages.cut == self.last
         used = np.unique(stages.traffic.run)
         end, first = runs.end[used], states.first[:, None]
         state, which = np.nonzero((end == first) | (runs.anywhere[used] & (end < first)))
-        run, transfer = used[which], np.zeros(len(state))
+        run, count = used[which], len(state)
+        hops = Hops(np.full(count, np.inf), np.zeros(count), np.ones(count, dtype=np.intp))
         if not starts:
             behind = states.first[state], states.first[state] + states.replicas[state] - 1
+            if self.document.options.boundary == "parallel":
+                hops = replace(hops, lanes=np.minimum(runs.replicas[run], states.replicas[state]))
             bandwidth, latency = runs.hop(run, *behind)
-            one = self.totals.busier[stages.cut] / bandwidth
-            parallel = self.document.options.boundary == "parallel"
-            lanes = np.minimum(runs.replicas[run], states.replicas[state]) if parallel else 1
-            near = one / lanes <= self.threshold
-            transfer = one + latency
-            state, run, transfer = state[near], run[near], transfer[near]
+            hops = replace(hops, bandwidth=bandwidth, latency_s=latency)
+            near = self._near(stages.cut, hops)
+            state, run, hops = state[near], run[near], hops.take(near)
         sent, returned = self.traffic_of(stages.cut)
         pairs = Behind(run, states.first[state], states.replicas[state], float(sent), float(returned), starts)
         closed, loads, column = np.ones(len(run), dtype=bool), np.zeros((len(run), sum(self.widths))), 0
@@ -299,16 +348,35 @@ class ChargedSpace:
             within, loads[:, part] = level.joined(pairs, states.loads[state, part])
             closed &= within
             column += width
-        return state[closed], run[closed], transfer[closed], loads[closed]
+        return state[closed], run[closed], hops.take(closed), loads[closed]
+
+    def _near(self, cut: int, hops: Hops) -> Flags:
+        """Whether boundaries keep within the threshold."""
+        return np.asarray(self.totals.busier[cut] / hops.bandwidth / hops.lanes <= self.threshold)
+
+    def _depth(self, stages: StagesAtCut, demand: Floats, transfer_s: Floats) -> Floats:
+        """The fewest minibatches in flight of stages in front of others with a demand, by pairs."""
+        replicas = self.runs.replicas[stages.traffic.run]
+        if not self.covers or stages.cut == self.last:
+            return np.ones(len(demand))
+        return np.asarray(figures.in_flight_depth(demand, stages.wait, transfer_s, self.threshold, replicas))
+
+    def _times(self, stages: StagesAtCut, before: Floats, hops: Hops) -> Floats:
+        """The parts of a batch's time once stages are put in front of states with the parts `before`."""
+        return before
+
+    def _in_time(self, stages: StagesAtCut, times: Floats) -> Flags:
+        """Whether the parts of a batch's time leave enough for the layers in front of stages."""
+        return np.ones(len(times), dtype=bool)
 
     def _in_front(
-        self, stages: StagesAtCut, states: StatesAtCut, state: Ints, chosen: Ints, transfer: Floats, loads: Floats
+        self, stages: StagesAtCut, states: StatesAtCut, state: Ints, chosen: Ints, hops: Hops, loads: Floats
     ) -> LeadingStages:
         """The stages that fit in front of states, of pairs of the two by index."""
-        mine, depth = stages.take(chosen), np.ones(len(chosen))
+        mine = stages.take(chosen)
         replicas, capacity = self.runs.replicas[mine.traffic.run], self.runs.memory[mine.traffic.run]
-        if self.covers and stages.cut != self.last:
-            depth = figures.in_flight_depth(states.demand[state], mine.wait, transfer, self.threshold, replicas)
+        transfer = self.totals.busier[stages.cut] / hops.bandwidth + hops.latency_s
+        depth = self._depth(mine, states.demand[state], transfer)
         fits = np.ones(len(chosen), dtype=bool)
         if self.document.options.memory:
             fits = mine.fixed + depth * mine.growing <= capacity
@@ -321,4 +389,5 @@ class ChargedSpace:
             fits &= within
             column += width
         demand = depth * replicas + mine.wait if self.covers else np.zeros(len(chosen))
-        return LeadingStages(state, chosen, demand, found).take(fits)
+        times = self._times(mine, states.times[state], hops)
+        return LeadingStages(state, chosen, demand, found, times).take(fits & self._in_time(mine, times))

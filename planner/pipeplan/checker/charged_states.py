@@ -21,7 +21,7 @@ from pipeplan.util.files import Node
 Ints = NDArray[np.intp]
 
 LOAD_SLACK = 2e-13
-"""Share of the limit by which pending loads are lowered, once for every cut between the state and the output."""
+"""Share of the limit by which loads and times are lowered, once for every cut between the state and the output."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class ChargedStates:
     loads: Floats
     """A row for each state: what the cards and cores of the components of its first worker are busy, in seconds per
     minibatch, without the traffic of the cut itself. 0 where the worker is the first of its component."""
+    times: Floats
+    """A row for each state: the parts of a batch's time behind the cut, with a flush; otherwise no columns."""
     stages: Ints
     """Number of stages behind the cut; 0 where stages are not counted."""
     busy: Ints
@@ -76,7 +78,7 @@ class ChargedStates:
     @property
     def at_cut(self) -> StatesAtCut:
         """The states as the stages in front see them."""
-        return StatesAtCut(self.first, self.replicas, self.demand, self.loads)
+        return StatesAtCut(self.first, self.replicas, self.demand, self.loads, self.times)
 
 
 def read_states(entry: Node, space: ChargedSpace, counts: CountedLimits, start: int) -> tuple[ChargedStates, list[Any]]:
@@ -86,12 +88,13 @@ def read_states(entry: Node, space: ChargedSpace, counts: CountedLimits, start: 
     state is malformed or impossible.
     """
     cuts = cut_indices(entry["cuts"], space.totals.cuts)
-    loads, counted = sum(space.widths), [counts.most_stages is not None, counts.most_busy is not None]
-    width = 4 + loads + sum(counted)
-    rows = number_rows(entry["states"], (width,), f"states of {width} numbers each", slice(3, 4 + loads))
+    counted = [counts.most_stages is not None, counts.most_busy is not None]
+    ends = 4 + space.parts, 4 + space.parts + sum(space.widths)
+    width = ends[1] + sum(counted)
+    rows = number_rows(entry["states"], (width,), f"states of {width} numbers each", slice(3, ends[1]))
     if len(rows) and not (rows[:, 0] < len(cuts)).all():
         entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
-    whole = rows[:, [0, 1, 2, *range(4 + loads, width)]].astype(np.intp)
+    whole = rows[:, [0, 1, 2, *range(ends[1], width)]].astype(np.intp)
     nothing = np.zeros(len(rows), dtype=np.intp)
     # A slack makes the states claim less, so that the same sum in another order does not exceed it.
     states = ChargedStates(
@@ -99,7 +102,8 @@ def read_states(entry: Node, space: ChargedSpace, counts: CountedLimits, start: 
         first=whole[:, 1],
         replicas=whole[:, 2],
         demand=rows[:, 3] * (1 - DEMAND_SLACK) * space.covers,
-        loads=_lowered(rows[:, 4 : 4 + loads], cuts[whole[:, 0]], space),
+        loads=_lowered(rows[:, ends[0] : ends[1]], space.limit_s, cuts[whole[:, 0]], space),
+        times=_lowered(rows[:, 4 : ends[0]], space.threshold, cuts[whole[:, 0]], space),
         stages=whole[:, 3] if counted[0] else nothing,
         busy=whole[:, -1] if counted[1] else nothing,
     )
@@ -115,13 +119,13 @@ def read_states(entry: Node, space: ChargedSpace, counts: CountedLimits, start: 
     return states, entry["states"].value
 
 
-def _lowered(loads: Floats, cut: Ints, space: ChargedSpace) -> Floats:
-    """Pending loads of states at these cuts, lowered so that rounding does not raise a load above its listed one.
+def _lowered(values: Floats, limit_s: float, cut: Ints, space: ChargedSpace) -> Floats:
+    """Loads or times of states at these cuts, lowered so that rounding does not raise one above its listed value.
 
-    A load is a difference of sums over the layers before two cuts, so its rounding is relative to these sums, not to
-    the load itself. Every further stage rounds again, so the slack grows with every cut.
+    Each is a difference of sums over the layers before two cuts, so its rounding is relative to these sums, not to
+    itself. Every further stage rounds again, so the slack grows with every cut.
     """
-    return np.maximum(loads - LOAD_SLACK * space.limit_s * (space.last - cut)[:, None], 0.0)
+    return np.maximum(values - LOAD_SLACK * limit_s * (space.last - cut)[:, None], 0.0)
 
 
 def _check(states: ChargedStates, space: ChargedSpace, counts: CountedLimits, start: int, node: Node) -> None:
@@ -158,6 +162,10 @@ def covered(space: ChargedSpace, counts: CountedLimits, leads: ChargedStates, li
         covers &= same if counts.same_stages else listed.stages[index] <= leads.stages
         if space.document.options.boundary == "parallel":
             covers &= replicas >= leads.replicas
+        if space.parts:
+            # A bound that is longer by some seconds can lengthen a batch by no more than these.
+            longer = np.maximum(listed.times[index, 1:] - leads.times[:, 1:], 0.0).sum(axis=1)
+            covers &= listed.times[index, 0] + longer <= leads.times[:, 0]
         column = 0
         for number, ((level, mine, theirs), width) in enumerate(zip(homes, space.widths, strict=True)):
             part = slice(column, column + width)

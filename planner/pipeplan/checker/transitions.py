@@ -189,7 +189,14 @@ class Transitions:
         """Memory of one worker: fixed bytes, and bytes for each minibatch in flight; `again` is with recomputation."""
         several = replicas * self.copies > 1
         return worker_memory(
-            self.model, self.totals, cut, before, several, late=self.late, buffered=self.share is not None, again=again
+            self.model,
+            self.totals,
+            cut,
+            before,
+            several,
+            late=self.late,
+            kept=2 * (self.share is not None),
+            again=again,
         )
 
     def taken(
@@ -262,13 +269,14 @@ def worker_memory(
     several: Flags,
     *,
     late: bool,
-    buffered: bool,
+    kept: int,
     again: bool,
 ) -> tuple[Floats, Floats]:
     """Memory of one worker of stages from the cuts `before` to `cut`: fixed bytes, and bytes a minibatch in flight.
 
     `several` says which stages have replicas, `late` whether their updates then take one more version of the weights;
-    `buffered` stands for 2BW, and `again` for recomputation.
+    `kept` is the number of versions where it does not depend on the minibatches in flight, otherwise 0, and `again`
+    stands for recomputation.
     """
     weights, buffers, saved = (
         total[cut] - total[before] for total in (totals.parameters, totals.buffers, totals.saved)
@@ -281,8 +289,8 @@ def worker_memory(
     # Optimiser state, flat all-reduce buckets, and the weight versions that do not belong to a minibatch in flight.
     # A correction keeps a step of the optimiser for each version, but for one.
     each = 1 + model.corrects
-    fixed = fixed + weights * (model.state_ratio + several + each * (2 if buffered else delayed) - model.corrects)
-    growing = totals.sent[before] + weights * each * (not buffered)
+    fixed = fixed + weights * (model.state_ratio + several + each * (kept or delayed) - model.corrects)
+    growing = totals.sent[before] + weights * each * (not kept)
     once = saved + totals.sent[cut]
     return (fixed + once, growing) if again else (fixed, growing + once)
 

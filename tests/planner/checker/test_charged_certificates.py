@@ -28,7 +28,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.dp import certificate
 from pipeplan.solvers.dp.certificate import make_certificate
-from pipeplan.solvers.dp.charged_search import ChargedSearch
+from pipeplan.solvers.dp.charged_search import ChargedFlushSearch, ChargedSearch
 from pipeplan.solvers.result import Status
 from pipeplan.util.files import Node
 
@@ -51,7 +51,7 @@ def _instance(seed: int) -> brute_force.Instance:
     """A problem in which everything is charged, under a schedule that certificates cover."""
     found = DRAWS[seed % 3](seed, layers=4)
     found = replace(found, contention=True, cores=(0, 0, 1, 2)[seed % 4])
-    if found.kind in ("gpipe", "1f1b-flush", "vertical-sync"):
+    if found.kind == "vertical-sync":
         found = replace(found, schedule="1f1b-stashing", accumulate=None)
     return found
 
@@ -73,10 +73,10 @@ def _certified(outcome: Outcome) -> Document:
     return document
 
 
-def _confirmed(seeds: range, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
-    """How many certificates hold of the oracle's pace, and in how many of them sharing binds."""
+def _confirmed(seeds: range, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """How many certificates hold of the oracle's pace, in how many of them sharing binds, and how many have a flush."""
     monkeypatch.setattr(solving, "why_infeasible", lambda *_: "")
-    held = bound = 0
+    held = bound = flushing = 0
     for seed, instance, outcome in _outcomes(seeds):
         document = _certified(outcome)
         assert outcome.results[0].status == Status.OPTIMAL, seed
@@ -87,19 +87,23 @@ def _confirmed(seeds: range, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]
         assert document["certificate"]["bound_s"] == pytest.approx(brute_force.best(instance), rel=1e-6), seed
         held += 1
         bound += outcome.objective_s > outcome.evaluation.alone_s * (1 + 1e-6)
-    return held, bound
+        flushing += outcome.problem.options.flushes
+    return held, bound, flushing
 
 
 def test_honest_certificates_hold_of_the_oracles_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    held, bound = _confirmed(range(16), monkeypatch)
+    held, bound, flushing = _confirmed(range(16), monkeypatch)
     assert held >= 12
     assert bound >= 1
+    assert flushing >= 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(1000, 1360, 60))
 def test_honest_certificates_hold_at_length(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _confirmed(range(start, start + 60), monkeypatch)[0] >= 40
+    held, _, flushing = _confirmed(range(start, start + 60), monkeypatch)
+    assert held >= 40
+    assert flushing >= 10
 
 
 class _Lying(ChargedSearch):
@@ -109,10 +113,18 @@ class _Lying(ChargedSearch):
         super().run()
 
 
+class _LyingFlush(ChargedFlushSearch):
+    """The same for a batch."""
+
+    def run(self) -> None:
+        super().run()
+
+
 def _forged(outcome: Outcome, pace_s: float, monkeypatch: pytest.MonkeyPatch) -> Document:
     """A certificate of a pace that a plan beats: all states below it, but for those that complete a plan."""
     with monkeypatch.context() as patch:
         patch.setattr(certificate, "ChargedSearch", _Lying)
+        patch.setattr(certificate, "ChargedFlushSearch", _LyingFlush)
         made = make_certificate(outcome.problem, enumerate_cuts(outcome.problem, 10_000), pace_s, charged=True)
     document = plan_json.plan_document(outcome) | {"certificate": made.document}
     return json.loads(json.dumps(document))  # type: ignore[no-any-return]
@@ -283,7 +295,7 @@ def test_a_certificate_is_of_the_other_kind_where_sharing_does_not_bind(monkeypa
         if not free.cluster.uniform:
             continue
         found += 1
-        assert "charged" not in document["certificate"]
+        assert ("charged" in document["certificate"]) == free.options.flushes
         assert _optimality(document, free).holds
     assert found >= 4
 

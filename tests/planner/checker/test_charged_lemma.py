@@ -147,6 +147,7 @@ def _arrays(states: list[State]) -> ChargedStates:
         replicas=np.array([state.end - state.first for state in states]),
         demand=np.zeros(len(states)),
         loads=np.array([state.loads for state in states]),
+        times=np.zeros((len(states), 0)),
         stages=nothing,
         busy=nothing,
     )

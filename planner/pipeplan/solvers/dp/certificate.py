@@ -20,7 +20,8 @@ from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, limits_of
 from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS
-from pipeplan.solvers.dp.charged_search import ChargedSearch, SharedLimit
+from pipeplan.solvers.dp.charged_search import ChargedFlushSearch, ChargedSearch, SharedLimit
+from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
 from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
 from pipeplan.solvers.dp.search_states import SearchStates
@@ -95,8 +96,8 @@ def _unproven(problem: Problem) -> str:
 def _unfit(problem: Problem, cuts: Cuts, *, charged: bool) -> str:
     """The reason why no certificate can cover a problem, or an empty text."""
     options = problem.options
-    if options.flushes:
-        return "the parts of a batch add up over stages, which certificates do not cover"
+    if options.flushes and problem.shared:
+        return "certificates do not cover weights that layers in several stages share"
     if any(space.unused for space in plan_spaces(problem)):
         return "certificates cover copies only where all servers of a copy have equal cards"
     if not charged and (reason := _unfit_alone(problem)):
@@ -119,6 +120,8 @@ def covers_alone(problem: Problem) -> bool:
 def _unfit_alone(problem: Problem) -> str:
     """The reason why no certificate without what workers share can cover a problem, or an empty text."""
     options = problem.options
+    if options.flushes:
+        return "without what workers share, certificates do not cover schedules with a flush"
     if not problem.cluster.uniform:
         return "without what workers share, certificates cover clusters of equal servers only"
     if options.boundary != "single":
@@ -138,7 +141,7 @@ class _SpaceProof:
     cuts: Cuts
     space: PlanSpace
     threshold_s: float
-    """Seconds per minibatch of one copy."""
+    """Seconds per minibatch of one copy, or with a flush from one update to the next."""
     deadline: float | None
 
     def entries_alone(self) -> list[dict[str, Any]] | None:
@@ -180,17 +183,21 @@ class _SpaceProof:
 
     def _charged(self, resources: SharedResources, limits: SearchLimits) -> dict[str, Any] | None:
         """One entry with everything charged, or None where there is a faster plan."""
-        terms, threshold = resources.terms, self.threshold_s * (1 - TOLERANCE)
-        search = HeterogeneousSearch(terms, threshold, limits)
-        if self.problem.options.contention:
-            shared = SharedLimit(resources, self.space.pace(self.problem, threshold))
-            search = ChargedSearch(terms, threshold, limits, shared)
+        search = self._search(resources, limits, self.threshold_s * (1 - TOLERANCE))
         if search.run() is not None:
             return None
         part = {"stages": limits.exact_stages} if limits.exact_stages != self.problem.options.stages else {}
         if limits.shape is not None:
             part = {"stages": limits.shape.stages, "replicas": limits.shape.replicas}
-        return self._entry(search, part, lambda states: [states.replicas, states.demand, *_loads(states)])
+        return self._entry(search, part, lambda states: [states.replicas, states.demand, *_parts(states)])
+
+    def _search(self, resources: SharedResources, limits: SearchLimits, threshold: float) -> HeterogeneousSearch:
+        """The search for a pipeline within the threshold, with everything charged that the options charge."""
+        terms, flushes = resources.terms, self.problem.options.flushes
+        if not self.problem.options.contention:
+            return (HeterogeneousFlushSearch if flushes else HeterogeneousSearch)(terms, threshold, limits)
+        shared = SharedLimit(resources, self.space.pace(self.problem, threshold))
+        return (ChargedFlushSearch if flushes else ChargedSearch)(terms, threshold, limits, shared)
 
     def _entry(
         self,
@@ -216,9 +223,9 @@ def _named(space: PlanSpace) -> dict[str, int]:
     return {"level": space.level, "copies": space.copies, **place}
 
 
-def _loads(states: SearchStates) -> list[Floats]:
-    """The columns of pending loads; none where nothing shared is charged."""
-    return [] if states.loads is None else list(states.loads.T)
+def _parts(states: SearchStates) -> list[Floats]:
+    """The columns of the parts of a batch's time, with a flush, and of pending loads, if shared links are charged."""
+    return [column for table in (states.times, states.loads) if table is not None for column in table.T]
 
 
 def _layers(problem: Problem, cuts: Cuts, search: UniformSearch) -> list[int]:

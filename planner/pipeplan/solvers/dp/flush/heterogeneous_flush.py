@@ -19,7 +19,11 @@ from pipeplan.solvers.dp.stage_costs import StageTerms
 
 
 class HeterogeneousFlushSearch(HeterogeneousSearch):
-    """The search for the fastest batch within a limit, in seconds from one update to the next."""
+    """The search for the fastest batch within a limit, in seconds from one update to the next.
+
+    For a certificate, which needs the states of every cut, stages have the fewest minibatches in flight that any batch
+    within the limit may have: this is simpler to check, and bounds the batches from below.
+    """
 
     batch: BatchLimit
 
@@ -66,6 +70,8 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
                 needed = np.maximum(own[0], self.batch.least_steady_s)
                 least = self.batch.depth(behind, transfer, self.batch.most_steady_s, replicas)
                 most = self.batch.depth(behind, transfer, needed, replicas)
+        if self.limits.every_cut:
+            most = least
         for deeper in range(int(np.max(np.where(allowed, most - least, 0.0), initial=0.0)) + 1):
             depth = np.broadcast_to(least + deeper, allowed.shape)
             chosen = allowed & (depth <= most)
@@ -89,7 +95,7 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
             return self.batch.in_front(before, Placed(stage, target, replicas, speed, allreduce))
         bandwidth, latency, links = self._rates(stage.cut, states, which, runs)
         limited = np.zeros(len(runs))
-        if self.counts_depths:
+        if self.counts_depths and not self.limits.every_cut:
             transfer = np.asarray(formulas.transfer_time(self.terms.busier(stage.cut), bandwidth, latency))
             limited = self.batch.limited_s(depth, replicas, states.demand[which], transfer)
         placed = Placed(stage, target, replicas, speed, allreduce, bandwidth, latency, links)
