@@ -1,8 +1,8 @@
 """The search over candidate placements with the loads of shared cards, ports and cores charged to every stage.
 
-It extends the searches of `heterogeneous_search` and `flush.heterogeneous_flush`, for uniform clusters as well: a state also
-has the pending loads of the components in which its first stage begins (`shared_resources`). Two states of one cut then
-compare only where no stage in front can tell them apart: at every level that charges something, the component of the
+It extends the searches of `heterogeneous_search` and `flush.heterogeneous_flush`, for uniform clusters as well: a state
+also has the pending loads of the components in which its first stage begins (`shared_resources`). Two states of one cut
+then compare only where no stage in front can tell them apart: at every level that charges something, the component of the
 dominated state's first worker is either closed, because that worker is its first, or it is the same component, with no
 more load pending, and the receivers in it are the same share of their stage.
 
