@@ -195,7 +195,7 @@ class ChargedSpace:
         replicas, speed, ring_rate, ring_latency = kinds
         ring = np.zeros((len(before), kinds.shape[1]))
         if self.model.training:
-            size = (totals.parameters[cut] - totals.parameters[before])[:, None]
+            size = totals.weights(cut, before)[:, None]
             ring = np.asarray(figures.ring_allreduce_s(replicas, size, ring_rate, ring_latency))
         forward, backward = ((total[cut] - total[before])[:, None] for total in (totals.forward_s, totals.backward_s))
         own = executor_work_between(self.document, totals, cut, before)[:, None]
@@ -249,7 +249,7 @@ class ChargedSpace:
         fixed, growing = (np.where(again, *both) for both in zip(more, once, strict=True))
         wait = 0.0 if kept else figures.group_wait(ring, self.threshold, replicas, self.copies)
         late = np.maximum(0.0, (ring + self.among_s) / self.threshold - 1.0 / self.copies)
-        size = (self.totals.parameters[cut] - self.totals.parameters[before]) * self.model.training
+        size = self.totals.weights(cut, before) * self.model.training
         common = self.document.accumulate if self.document.accumulates else None
         sent, returned = self.traffic_of(cut)
         received, back = self.traffic_of(before)

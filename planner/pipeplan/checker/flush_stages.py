@@ -115,7 +115,9 @@ class FlushSpace(ChargedSpace):
     def _times(self, stages: StagesAtCut, before: Floats, hops: Hops) -> Floats:
         replicas, speed = self.runs.replicas[stages.traffic.run], self.runs.speed[stages.traffic.run]
         sent, returned = self.totals.sent[stages.cut], self.totals.returned[stages.cut]
-        added = stages.work_s / speed + (sent + returned) / hops.bandwidth + 2.0 * hops.latency_s
+        added = (
+            stages.work_s / speed + self._exchange_s(stages) + (sent + returned) / hops.bandwidth + 2.0 * hops.latency_s
+        )
         work, ways = [stages.work_s], [np.maximum(sent, returned) / hops.bandwidth]
         if self.phases == 2:
             work = [stages.forward_s, stages.work_s - stages.forward_s]
@@ -127,6 +129,14 @@ class FlushSpace(ChargedSpace):
         bounds.append(np.maximum(0.0, stages.ring_s - self.hidden_s[stages.before]))
         longest = np.maximum(before[:, 1:], np.stack(bounds, axis=1))
         return np.concatenate([before[:, :1] + added[:, None], longest], axis=1)
+
+    def _exchange_s(self, stages: StagesAtCut) -> Floats:
+        """What stages are charged for the exchange of the gradients of weights that they share with others."""
+        count = len(self.document.cluster.devices)
+        link, charged = self.document.network.among(list(range(count))), np.zeros(len(stages.before))
+        for size in self.totals.exchanged(stages.cut, stages.before):
+            charged += np.where(size > 0, size / link.allreduce + count * link.latency_s, 0.0)
+        return charged
 
     def _in_time(self, stages: StagesAtCut, times: Floats) -> Flags:
         return np.asarray(times.sum(axis=1) + self.work_s[stages.before] <= self.budget_s)

@@ -191,6 +191,23 @@ def _bits(members: int) -> list[int]:
 
 
 @dataclass(frozen=True)
+class TieInCuts:
+    """A weight that several layers share, as arrays over all cuts."""
+
+    size: float
+    """Bytes of the weight."""
+    sharers: Floats
+    """Number of the layers inside that share it."""
+    charged: Flags
+    """Whether the layer that a profile charges with it is inside."""
+
+    def between(self, cut: int, before: NDArray[np.intp]) -> Floats:
+        """Number of the layers that share it in stages from the cuts `before` to `cut`."""
+        between: Floats = self.sharers[cut] - self.sharers[before]
+        return between
+
+
+@dataclass(frozen=True)
 class Totals:
     """Arrays over all cuts of the model, from the empty one to the one with all layers; seconds and bytes."""
 
@@ -207,6 +224,23 @@ class Totals:
     """Bytes that cross the cut forward."""
     returned: Floats
     """Bytes that cross the cut backward."""
+    ties: tuple[TieInCuts, ...] = ()
+    """The weights that layers in several stages may share."""
+
+    def weights(self, cut: int, before: NDArray[np.intp]) -> Floats:
+        """Bytes of the weights of stages from the cuts `before` to `cut`, with their copies of shared weights."""
+        bytes_: Floats = self.parameters[cut] - self.parameters[before]
+        for tie in self.ties:
+            bytes_ = bytes_ + tie.size * ((tie.between(cut, before) > 0) & (tie.charged[cut] == tie.charged[before]))
+        return bytes_
+
+    def exchanged(self, cut: int, before: NDArray[np.intp]) -> list[Floats]:
+        """Bytes of each weight that stages share with others; 0 for all others."""
+        found = []
+        for tie in self.ties:
+            inside = tie.between(cut, before)
+            found.append(tie.size * ((inside > 0) & (inside < tie.sharers[-1])))
+        return found
 
     @property
     def busier(self) -> Floats:
@@ -231,6 +265,10 @@ class Totals:
             saved=weights @ model.saved,
             sent=sent,
             returned=returned,
+            ties=tuple(
+                TieInCuts(size, weights[:, _bits(sharers)].sum(axis=1), inside[:, charged])
+                for sharers, charged, size in model.ties
+            ),
         )
 
     def inside(self, cut: int) -> NDArray[np.intp]:

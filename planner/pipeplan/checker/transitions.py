@@ -278,9 +278,8 @@ def worker_memory(
     `kept` is the number of versions where it does not depend on the minibatches in flight, otherwise 0, and `again`
     stands for recomputation.
     """
-    weights, buffers, saved = (
-        total[cut] - total[before] for total in (totals.parameters, totals.buffers, totals.saved)
-    )
+    weights = totals.weights(cut, before)
+    buffers, saved = (total[cut] - total[before] for total in (totals.buffers, totals.saved))
     crossing = totals.sent + totals.returned
     fixed = buffers + crossing[cut] + crossing[before] + weights
     if not model.training:

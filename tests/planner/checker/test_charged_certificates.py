@@ -12,7 +12,7 @@ from typing import Any
 
 import brute_force
 import pytest
-from instances import crowded_instance, drawn, mixed_instance, unequal_instance
+from instances import crowded_instance, drawn, mixed_instance, tied_instance, unequal_instance
 
 import pipeplan
 from pipeplan.checker.verify import CheckResult, verify_plan
@@ -56,9 +56,17 @@ def _instance(seed: int) -> brute_force.Instance:
     return found
 
 
-def _outcomes(seeds: range) -> Iterator[tuple[int, brute_force.Instance, Outcome]]:
+def _tied(seed: int) -> brute_force.Instance:
+    """A problem in which several stages may share weights, with everything charged."""
+    found = tied_instance(seed, layers=4, schedule=("1f1b-flush", "gpipe")[seed % 2])
+    return replace(found, contention=True, cores=(0, 0, 1, 2)[seed % 4])
+
+
+def _outcomes(
+    seeds: range, draw: Callable[[int], brute_force.Instance] = _instance
+) -> Iterator[tuple[int, brute_force.Instance, Outcome]]:
     for seed in seeds:
-        instance, problem = drawn(seed, _instance)
+        instance, problem = drawn(seed, draw)
         try:
             yield seed, instance, solve(problem, Settings(solver="dp", certify=False))
         except (InfeasibleError, InputError):
@@ -73,11 +81,13 @@ def _certified(outcome: Outcome) -> Document:
     return document
 
 
-def _confirmed(seeds: range, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+def _confirmed(
+    seeds: range, monkeypatch: pytest.MonkeyPatch, draw: Callable[[int], brute_force.Instance] = _instance
+) -> tuple[int, int, int]:
     """How many certificates hold of the oracle's pace, in how many of them sharing binds, and how many have a flush."""
     monkeypatch.setattr(solving, "why_infeasible", lambda *_: "")
     held = bound = flushing = 0
-    for seed, instance, outcome in _outcomes(seeds):
+    for seed, instance, outcome in _outcomes(seeds, draw):
         document = _certified(outcome)
         assert outcome.results[0].status == Status.OPTIMAL, seed
         if document["certificate"] is None:
@@ -96,6 +106,19 @@ def test_honest_certificates_hold_of_the_oracles_pace(monkeypatch: pytest.Monkey
     assert held >= 12
     assert bound >= 1
     assert flushing >= 3
+
+
+def test_honest_certificates_hold_where_stages_share_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, _, flushing = _confirmed(range(12), monkeypatch, _tied)
+    assert flushing == held >= 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(1000, 1180, 60))
+def test_honest_certificates_hold_at_length_where_stages_share_weights(
+    start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _confirmed(range(start, start + 60), monkeypatch, _tied)[0] >= 40
 
 
 @pytest.mark.slow

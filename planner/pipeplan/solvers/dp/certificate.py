@@ -95,9 +95,6 @@ def _unproven(problem: Problem) -> str:
 
 def _unfit(problem: Problem, cuts: Cuts, *, charged: bool) -> str:
     """The reason why no certificate can cover a problem, or an empty text."""
-    options = problem.options
-    if options.flushes and problem.shared:
-        return "certificates do not cover weights that layers in several stages share"
     if any(space.unused for space in plan_spaces(problem)):
         return "certificates cover copies only where all servers of a copy have equal cards"
     if not charged and (reason := _unfit_alone(problem)):

@@ -8,7 +8,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import heterogeneous_plans, uniform_plans, vertical_sync
+from pipeplan.solvers.dp import placed_steps, vertical_sync
 from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.flush import batch_plans
 from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
@@ -76,15 +76,11 @@ def pipeline_pace(terms: CostTerms, steps: list[Step], *, depths: bool) -> float
     """
     if terms.problem.options.flushes:
         return batch_plans.batch_s(terms, steps, depths=depths)
-    if isinstance(terms, HeterogeneousTerms):
-        return heterogeneous_plans.heterogeneous_pace(terms, steps, depths=depths)
-    return uniform_plans.uniform_pace(terms, steps, depths=depths)
+    return placed_steps.steady_pace(terms, steps, depths=depths)
 
 
 def pipeline_fits(terms: CostTerms, steps: list[Step], pace_s: float) -> bool:
     """Whether every worker's memory suffices at the depths that a pace needs, or with a flush the pipeline's own."""
     if terms.problem.options.flushes:
         return batch_plans.batch_fits(terms, steps)
-    if isinstance(terms, HeterogeneousTerms):
-        return heterogeneous_plans.heterogeneous_fits(terms, steps, pace_s)
-    return uniform_plans.uniform_fits(terms, steps, pace_s)
+    return placed_steps.steady_fits(terms, steps, pace_s)

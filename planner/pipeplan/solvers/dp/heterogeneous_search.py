@@ -97,10 +97,6 @@ class HeterogeneousTerms(CostTerms):
         )
         return formulas.overlapped(compute, group / (self.accumulate or replicas), stage.overlap), group
 
-    def busier(self, cut: int) -> float:
-        """Bytes across a cut in the busier direction."""
-        return max(float(self.cuts.sent[cut]), float(self.cuts.returned[cut]))
-
 
 class HeterogeneousSearch(UniformSearch):
     """The search for a pipeline within one threshold on a heterogeneous cluster."""

@@ -177,6 +177,10 @@ class CostTerms:
         links = self.links
         return np.asarray(formulas.transfer_time(self._busier, links.sendrecv_bandwidth, links.sendrecv_latency))
 
+    def busier(self, cut: int) -> float:
+        """Bytes across a cut in the busier direction."""
+        return max(float(self.cuts.sent[cut]), float(self.cuts.returned[cut]))
+
     @property
     def _busier(self) -> Floats:
         busier: Floats = np.maximum(self.cuts.sent, self.cuts.returned)[:, None]
