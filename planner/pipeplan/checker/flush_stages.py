@@ -72,13 +72,14 @@ class FlushSpace(ChargedSpace):
         Stages on r workers take at least (M / r - 1) times their pass of a phase's steady part, and all of these r add
         up to at most the number of workers in front. If `times` are not known, all layers behind take their passes.
         """
-        workers = np.maximum(np.minimum(first, room), 1)
+        open_ = np.minimum(first, room)
+        workers = np.maximum(open_, 1)
         least = [np.maximum(0.0, (self.minibatches / workers - 1) * ahead[before]) for ahead in self.ahead_s]
         if times is None:
-            return np.asarray((first == 0) | (self.work_s[-1] + np.sum(least, axis=0) > self.budget_s))
+            return np.asarray((open_ < 1) | (self.work_s[-1] + np.sum(least, axis=0) > self.budget_s))
         longest = [np.maximum(times[:, phase + 1], part) for phase, part in enumerate(least)]
         total = times[:, 0] + self.work_s[before] + np.sum(longest, axis=0) + times[:, -1]
-        return np.asarray((first == 0) | (total > self.budget_s))
+        return np.asarray((open_ < 1) | (total > self.budget_s))
 
     def _rounds(self, servers: Floats | Ints) -> Floats:
         """Minibatches on the busiest of so many replicas or links."""
