@@ -2,9 +2,9 @@
 
 It extends the searches of `heterogeneous_search` and `flush.heterogeneous_flush`, for uniform clusters as well: a state
 also has the pending loads of the components in which its first stage begins (`shared_resources`). Two states of one cut
-then compare only where no stage in front can tell them apart: at every level that charges something, the component of the
-dominated state's first worker is either closed, because that worker is its first, or it is the same component, with no
-more load pending, and the receivers in it are the same share of their stage.
+then compare only where no stage in front can tell them apart: at every level that charges something, the component of
+the dominated state's first worker is either closed, because that worker is its first, or it is the same component, with
+no more load pending, and the receivers in it are the same share of their stage.
 
 Idle workers. A stage that ends before an idle worker of the server of its last worker can move by one worker, unless it
 straddles servers: it would then have more replicas on the card of the one and fewer on that of the other.
