@@ -1,6 +1,6 @@
-"""The JSON Schemas of the files that people write or edit: docs/reference/schemas.
+"""The JSON Schemas of the files that pipeplan reads: docs/reference/schemas.
 
-`python tests/docs/reference.py` writes them anew; `test_schemas.py` holds them to the types that the readers use.
+`python tests/docs/schemas.py` writes them anew; `test_schemas.py` holds them to the types that the readers use.
 """
 
 from __future__ import annotations
@@ -13,22 +13,42 @@ from reference import REFERENCE
 
 from pipeplan.cluster_data.cluster_document import ListedFile, UniformFile
 from pipeplan.cluster_data.cluster_json import ClusterFields
+from pipeplan.cluster_data.device_document import DeviceFile
+from pipeplan.cluster_data.machine_costs import ExecutorCostsFile
+from pipeplan.cost.flush import BatchTime
 from pipeplan.plan.plan import PlanFields
 from pipeplan.problem.problem import Options
 from pipeplan.profile_data.profile_document import ProfileFields
-from pipeplan.util.typed import json_schema
+from pipeplan.report.comparisons import StatedBaseline
+from pipeplan.simulation.scenario import PredictedStage
+from pipeplan.util.typed import Amount, json_schema
+from pipeplan_launch.checkpoint.manifest import ManifestFile
+from pipeplan_launch.plan.stage_files import StageFile
+from pipeplan_launch.telemetry.run_documents import SummaryFile, TimelineFile
 
 SCHEMAS = REFERENCE / "schemas"
 
 
+class PredictionFields(Struct):
+    """The field `prediction`."""
+
+    minibatch_s: Amount
+    bound_by: str
+    copies_synchronisation_s: Amount
+    stages: tuple[PredictedStage, ...]
+    batch: BatchTime | None = None
+
+
 class PlanFile(Struct):
-    """The parts of a plan.json from which its problem and its plan are made."""
+    """The parts of a plan.json from which its problem, its plan and a report are made."""
 
     format: Literal["pipeplan-plan"]
     version: Literal[1]
     cluster: ClusterFields
     options: Options
     plan: PlanFields
+    prediction: PredictionFields
+    baselines: tuple[StatedBaseline, ...]
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -37,6 +57,12 @@ def schemas() -> dict[str, dict[str, Any]]:
         "profile.schema.json": json_schema(ProfileFields),
         "cluster.schema.json": json_schema(UniformFile, ListedFile),
         "plan.schema.json": json_schema(PlanFile),
+        "device.schema.json": json_schema(DeviceFile),
+        "executor-costs.schema.json": json_schema(ExecutorCostsFile),
+        "stage.schema.json": json_schema(StageFile),
+        "manifest.schema.json": json_schema(ManifestFile),
+        "summary.schema.json": json_schema(SummaryFile),
+        "timeline.schema.json": json_schema(TimelineFile),
     }
 
 

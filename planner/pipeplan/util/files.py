@@ -17,13 +17,11 @@ from typing import Any, NoReturn
 
 from pipeplan.errors import InputError
 from pipeplan.util.text import did_you_mean, near_files
+from pipeplan_launch.typed_document import LARGEST as LARGEST
+from pipeplan_launch.typed_document import refuse_half_characters, shortened
 
-LARGEST = float(2**63)
-LARGEST_SIZE = 2**53
-"""Largest number of bytes in a file; that is 8 PiB, and beyond it floats do not hold every whole number."""
 LARGEST_FILE = 2**28
 """Most bytes of a file that is read."""
-"""Upper limit for every time, size and count in a file, so that sums and products of them stay finite."""
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
@@ -127,17 +125,11 @@ def read_json(path: Path, kind: str) -> Node:
     except ValueError as error:
         raise InputError(f"{path} has a number with too many digits") from error
     if "\\u" in text:
-        _refuse_half_characters(value, str(path))
+        try:
+            refuse_half_characters(value)
+        except ValueError as error:
+            raise InputError(f"{path}: {error}") from None
     return Node(value, str(path))
-
-
-def _refuse_half_characters(value: Any, where: str) -> None:
-    """Raise an `InputError` for a text with a lone surrogate, which JSON can escape and no file can hold."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        near = ascii(error.object[max(0, error.start - 20) : error.start + 1])
-        raise InputError(f"{where}: a text has half a character (a lone surrogate), at {near}") from None
 
 
 def read_document(path: Path, kind: str, version: int) -> Node:
@@ -255,19 +247,6 @@ class Node:
         if number != int(number):
             self.fail(f"expected a whole number, found {shortened(self.value)}")
         return int(self.value)
-
-    def size(self) -> int:
-        """This value as a whole number of bytes."""
-        size = self.integer()
-        if size > LARGEST_SIZE:
-            self.fail(f"expected at most {LARGEST_SIZE} bytes, found {shortened(self.value)}")
-        return size
-
-
-def shortened(value: Any, most: int = 40) -> str:
-    """A value for an error message: at most about `most` characters of it."""
-    text = repr(value)
-    return text if len(text) <= most else text[: most - 3] + "…"
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]

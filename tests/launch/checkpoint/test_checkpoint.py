@@ -267,7 +267,7 @@ def _in_place_of_every_tensor(size: int, manifest: Manifest) -> bytes:
     buffer = io.BytesIO()
     torch.save([Bomb()], buffer)
     for saved in manifest.tensors.values():
-        content[saved.offset : saved.offset + saved.size] = buffer.getvalue().ljust(saved.size, b"\0")[: saved.size]
+        content[saved.offset : saved.offset + saved.bytes] = buffer.getvalue().ljust(saved.bytes, b"\0")[: saved.bytes]
     return bytes(content[:size])
 
 
@@ -317,6 +317,9 @@ def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path, caplog: p
         rewrite(path, changed)
         with pytest.raises(LaunchError, match=message):
             model_of(latest(tmp_path))
+    rewrite(path, {**content, "plan": "\ud800"})
+    with pytest.raises(LaunchError, match="half a character"):
+        latest(tmp_path)
     for name in ("../x", "a/b"):
         rewrite(path, {**content, "files": {name: 1}})
         with pytest.raises(LaunchError, match="is not the name of a file beside it"):

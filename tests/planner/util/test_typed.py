@@ -69,13 +69,15 @@ def test_numbers_take_the_types_of_their_fields() -> None:
         ),
         ({"kind": "two"}, "kind: expected 'one' or 'other', found 'two'"),
         ({"kynd": "one"}, "there is no field 'kynd'; did you mean 'kind'"),
+        ({"a\nb": "one"}, "there is no field 'a\\nb'; "),
+        ({"z" * 5000: "one"}, "there is no field '" + "z" * 36 + "…; there are: "),
         ({"pair": ["a"]}, "pair: expected a list of 2, found 1 values"),
         ({"pair": ["a", 0]}, "pair[1]: expected at least 1, found 0"),
         ({"maybe": "1"}, "maybe: expected a whole number, found '1'"),
         ({"rate": "fast"}, "rate: expected a rate such as '10 Gbit/s' or '12 GB/s', found 'fast'"),
         ({"either": {"name": "x", "seconds": True}}, "either: seconds: expected a number, found True"),
         ({"either": [{"name": "x", "seconds": True}]}, "either[0] ('x'): seconds: expected a number, found True"),
-        ({"named": {"a": "x"}}, "named: …: expected a number"),
+        ({"named": {"a": "x"}}, "named: 'a': expected a number, found 'x'"),
     ],
 )
 def test_an_error_says_where_and_what(changes: dict[str, Any], message: str) -> None:
