@@ -36,7 +36,7 @@ def asks_self_test(wanted: str, plan: LaunchPlan, averaging: GradientAveraging) 
     between servers, nor about what starts all-reduces in another thread or gathers weights.
     """
     here = plan.device == "cuda" and plan.servers == 1 and len(plan.pipeline) > 1
-    return wanted == AUTO and here and averaging == EXACT_AVERAGING
+    return wanted == AUTO and here and averaging == EXACT_AVERAGING and plan.schedule.virtual is None
 
 
 def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, found: str | None = None) -> str:
@@ -56,6 +56,11 @@ def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, fo
         raise LaunchError(
             f"--transport {mode} starts everything from one thread, and --compress and --significance use another: "
             "leave one of them out"
+        )
+    if mode != HOST and plan.schedule.virtual is not None:
+        raise LaunchError(
+            f"--transport {mode} has one order for the messages of workers with one stage each, and under "
+            f"{plan.schedule.name} workers have several: give --transport host"
         )
     return mode
 
