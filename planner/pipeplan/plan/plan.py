@@ -11,13 +11,12 @@ from msgspec import Struct
 
 from pipeplan.plan.schedules import (
     ACCUMULATING,
-    DOUBLE_BUFFERED,
-    FLUSHING,
     GPIPE,
     INFERENCE,
     SCHEDULES,
     SPLITTING,
     STASHING,
+    TRAITS,
     VERTICAL,
     VIRTUAL,
     update_lag,
@@ -97,13 +96,13 @@ class Plan:
 
     def versions(self, index: int) -> int:
         """Number of weight versions that each replica of a stage keeps (docs/cost-model.md has the table)."""
-        if self.inference or self.schedule in FLUSHING:
+        if self.inference:
             return 1
-        if self.schedule == DOUBLE_BUFFERED:
-            return 2
         stage, first = self.stages[index], self.stages[0]
         if self.schedule == VERTICAL:
             return int(vertical_versions(first.depth + self.lag(0), first.replicas, stage.replicas))
+        if versions := TRAITS[self.schedule].versions:
+            return versions
         # One version for each minibatch in flight, and one more where the update lags.
         return stage.depth + self.lag(index)
 

@@ -6,6 +6,7 @@ accept scalars or NumPy arrays that broadcast.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,52 @@ import numpy as np
 STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH = "1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"
 ZERO_BUBBLE = "zb-h1"
 INTERLEAVED, ZERO_BUBBLE_V = "interleaved-1f1b", "zb-v"
-SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH, ZERO_BUBBLE, INTERLEAVED, ZERO_BUBBLE_V)
+
+
+@dataclass(frozen=True)
+class ScheduleTraits:
+    """The properties of a schedule that formulas, searches and the simulation depend on."""
+
+    phases: int = 0
+    """With a flush, the phases of a batch that each have a slowest resource: forward and backward passes in turn are
+    one, as in 1F1B, all forward passes before all backward passes are two. 0 without a flush."""
+    common_update: bool = False
+    """Whether all stages make one update for a common number of minibatches, `accumulate`."""
+    versions: int = 0
+    """Weight versions that a stage keeps in any case; 0 where each minibatch in flight has its own."""
+    splits: bool = False
+    """Whether gradients of the weights have a pass of their own."""
+    virtual: bool = False
+    """Whether workers run several stages each (docs/virtual-stages.md)."""
+    corrected: bool = False
+    """Whether a plan may correct updates from old gradients."""
+
+
+TRAITS = {
+    STASHING: ScheduleTraits(corrected=True),
+    VERTICAL: ScheduleTraits(versions=1),
+    DOUBLE_BUFFERED: ScheduleTraits(common_update=True, versions=2, corrected=True),
+    GPIPE: ScheduleTraits(phases=2, common_update=True, versions=1),
+    FLUSH: ScheduleTraits(phases=1, common_update=True, versions=1),
+    ZERO_BUBBLE: ScheduleTraits(phases=1, common_update=True, versions=1, splits=True),
+    INTERLEAVED: ScheduleTraits(phases=1, common_update=True, versions=1, virtual=True),
+    ZERO_BUBBLE_V: ScheduleTraits(phases=1, common_update=True, versions=1, splits=True, virtual=True),
+}
+"""The table of all schedules of training. Under vertical sync, versions beyond the first follow from the input stage
+(`vertical_versions`)."""
+SCHEDULES = tuple(TRAITS)
 """All schedules of training."""
-VIRTUAL = (INTERLEAVED, ZERO_BUBBLE_V)
-"""Schedules whose workers run several stages each (docs/virtual-stages.md)."""
-SPLITTING = (ZERO_BUBBLE, ZERO_BUBBLE_V)
+VIRTUAL = tuple(name for name, traits in TRAITS.items() if traits.virtual)
+"""Schedules whose workers run several stages each."""
+SPLITTING = tuple(name for name, traits in TRAITS.items() if traits.splits)
 """Schedules in which gradients of the weights have a pass of their own."""
-FLUSHING = (GPIPE, FLUSH, ZERO_BUBBLE, *VIRTUAL)
+FLUSHING = tuple(name for name, traits in TRAITS.items() if traits.phases)
 """Synchronous schedules: the pipeline drains before every update."""
-ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
+ACCUMULATING = tuple(name for name, traits in TRAITS.items() if traits.common_update)
 """Schedules in which all stages make one update for a common number of minibatches, `accumulate`."""
 CORRECTIONS = ("none", "ef")
 """What is done about old gradients: nothing, or error feedback on updates (docs/executor.md, "Old gradients")."""
-CORRECTED = (STASHING, DOUBLE_BUFFERED)
+CORRECTED = tuple(name for name, traits in TRAITS.items() if traits.corrected)
 """The schedules that a plan may correct."""
 INFERENCE = "forward-only"
 """The schedule of inference."""

@@ -12,7 +12,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.stage_times import exchange_times
 from pipeplan.plan import schedules
-from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL, ZERO_BUBBLE
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING, TRAITS
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.problem.problem import Problem
 from pipeplan.problem.shared_weights import SharedInCuts
@@ -100,7 +100,7 @@ class CostTerms:
     @property
     def constant_versions(self) -> int:
         """Weight versions of a stage that do not depend on its own depth."""
-        return {STASHING: 0, VERTICAL: 1, DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1, ZERO_BUBBLE: 1}[self.schedule]
+        return TRAITS[self.schedule].versions
 
     @property
     def stashes(self) -> int:

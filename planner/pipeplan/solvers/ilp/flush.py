@@ -16,7 +16,7 @@ steady part and E the exposed all-reduce.
 from __future__ import annotations
 
 from pipeplan.cost import formulas
-from pipeplan.plan.schedules import GPIPE
+from pipeplan.plan.schedules import TRAITS
 from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable, negate_terms, scale_terms
 from pipeplan.solvers.ilp.model import Place, PlacementModel
 
@@ -27,14 +27,14 @@ class FlushObjective:
     def __init__(self, model: PlacementModel, minibatches: int) -> None:
         self.model = model
         self.minibatches = minibatches
-        self.phases = model.problem.options.schedule == GPIPE
+        self.phases = TRAITS[model.problem.options.schedule].phases
         program = model.program
         self.room = model.room_s / model.unit_s
         """The part of U that the first minibatch's way through all stages leaves."""
-        self.steady = [program.number(f"A_{phase}", 0, self.room) for phase in range(2 if self.phases else 1)]
+        self.steady = [program.number(f"A_{phase}", 0, self.room) for phase in range(self.phases)]
         self.exposed = program.number("E", 0, self.room)
         self.forward: dict[Place, Variable] = {}
-        if self.phases:
+        if self.phases == 2:
             forward = [block.forward_s / model.unit_s / model.fastest for block in model.layers.blocks]
             self.forward = model.share("f", forward)
         self.times = self._carry()
@@ -65,7 +65,7 @@ class FlushObjective:
 
     def _passes(self, place: Place, factor: float, whole: list[Term]) -> list[list[Term]]:
         """The time of one minibatch at a place, by phase."""
-        if not self.phases:
+        if self.phases == 1:
             return [whole]
         forward = [(self.forward[place], factor)]
         if place in self.model.own:
@@ -85,7 +85,7 @@ class FlushObjective:
                 carried[key] = [program.number(f"e_{cut}_{key[1]}_{key[2]}_{way}", 0, 1) for way in range(2)]
                 # A includes all minibatches but the first, which X includes.
                 rounds = float(formulas.rounds(self.minibatches, key[2]))
-                both = [(time, rounds if self.phases else 1.0) for time in carried[key]]
+                both = [(time, rounds if self.phases == 2 else 1.0) for time in carried[key]]
                 program.at_most([*both, (model.level[key], -self.room)])
                 for time in carried[key]:
                     program.at_most([(time, rounds), (model.level[key], -self.room)])
@@ -97,7 +97,7 @@ class FlushObjective:
                 ]
                 program.equal([*crossing, *((carried[key][way], -rate / slowest) for key, rate in rates.items())])
                 follow = {key: float(formulas.rounds(self.minibatches, key[2])) - 1.0 for key in mine}
-                part = self.steady[way if self.phases else 0]
+                part = self.steady[way if self.phases == 2 else 0]
                 program.at_most([*((carried[key][way], follow[key]) for key in mine), (part, -1.0)])
             self._transfers.append((self._round_trip(cut, {key: carried[key] for key in mine}), 1.0))
         return carried

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeplan.cost import formulas
-from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, ZERO_BUBBLE
+from pipeplan.plan.schedules import TRAITS
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp.depth import DepthChoice, DepthConstraints
 from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable
@@ -22,15 +22,11 @@ def memory_unit(problem: Problem) -> float:
     return max(device.memory_bytes for device in problem.cluster.devices) / THOUSANDTHS
 
 
-# Weight versions of the schedules that do not keep one for each minibatch in flight.
-_VERSIONS = {DOUBLE_BUFFERED: 2, GPIPE: 1, FLUSH: 1, ZERO_BUBBLE: 1}
-
-
 def limit_memory_at_depth_one(model: PlacementModel) -> None:
     """Add the part of (11) that holds at every depth: what a stage needs with one minibatch in flight."""
     problem, options = model.problem, model.problem.options
     ratio = problem.state_ratio
-    versions = {DOUBLE_BUFFERED: 2}.get(options.schedule, 1) if problem.training else 0
+    versions = max(1, TRAITS[options.schedule].versions) if problem.training else 0
     unit = memory_unit(problem)
     copied = float(
         formulas.fixed_memory(1.0, 0.0, 0.0, ratio, problem.training)
@@ -61,8 +57,8 @@ class MemoryConstraints:
         self.unit = memory_unit(model.problem)
         schedule = model.problem.options.schedule
         self.copies_per_version = model.problem.options.copies_per_version
-        self.stashes = self.copies_per_version if self.training and schedule == STASHING else 0
-        self.versions = _VERSIONS.get(schedule, 0) if self.training else 0
+        self.versions = TRAITS[schedule].versions if self.training else 0
+        self.stashes = self.copies_per_version if self.training and not self.versions else 0
         self.recompute = any(choice.recompute for choice in depths.chosen) if depths else False
         self.total = sum(block.parameters for block in model.layers.blocks) / self.unit
         self.fixed = [self._fixed(index) for index in range(len(model.layers))]

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.cost import formulas
-from pipeplan.plan.schedules import GPIPE
+from pipeplan.plan.schedules import TRAITS
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
@@ -65,7 +65,7 @@ class BatchLimit:
     @property
     def phases(self) -> int:
         """The number of bounds on the steady part, one for each phase: GPipe has two."""
-        return 2 if self.terms.schedule == GPIPE else 1
+        return TRAITS[self.terms.schedule].phases
 
     @property
     def width(self) -> int:
