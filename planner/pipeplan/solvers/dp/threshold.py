@@ -76,8 +76,11 @@ def least_threshold(
     if known is not None:
         interval.high, interval.best = known
     try:
-        least = _LONGEST_WITHOUT if known is None else _LONGEST_WITH_KNOWN
-        _bracket(find, interval, most, least if finds_least else _LONGEST_STEP)
+        if finds_least:
+            longest = _LONGEST_WITHOUT if known is None else _LONGEST_WITH_KNOWN
+            _bracket(find, interval, most, _FIRST_STEP, longest)
+        else:
+            _bracket(find, interval, most, PRECISION, _LONGEST_STEP)
         report(interval.low, interval.high)
         while not interval.closed and interval.best is not None:
             if finds_least:
@@ -124,11 +127,19 @@ def _search_below(
 
 
 def _bracket(
-    find: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found], most: float, longest: float
+    find: Callable[[float], tuple[float, Found] | None],
+    interval: BisectionResult[Found],
+    most: float,
+    first: float,
+    longest: float,
 ) -> None:
-    """Find an upper end. The optimum is often at the lower end, and searches near it are the fastest."""
-    growth = PRECISION
-    while interval.best is None or (interval.low * (1 + growth) < interval.high and not interval.closed):
+    """Find an upper end. The optimum is often at the lower end, and searches near it are the fastest.
+
+    The steps upwards are relative; each is four times as long as the one before it, from `first` up to `longest`. An
+    upper end that is known is close enough if it is within twice the longest step.
+    """
+    growth = first
+    while interval.best is None or (interval.low * (1 + 2 * growth) < interval.high and not interval.closed):
         threshold = min(interval.low * (1 + growth), most) if interval.low > 0 else most
         if _search_below(find, interval, threshold) or threshold >= most:
             return

@@ -14,13 +14,13 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.pipeline_searches import SELECTED_SHARE, FoundPipeline, PipelineSearches, cheap_cuts
+from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches, cheap_cuts
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.util.deadline import Deadline
 
-# With more than twice as many cuts, a plan is first searched for on so many of them.
-_SELECTED_CUTS = 24
+# Of more cuts, a part of them is searched first, and of these a part in turn.
+_FEW_CUTS, _PART, _SHARE = 48, 4, 0.5
 
 FoundBatch = tuple[PlanSpace, FoundPipeline]
 
@@ -56,29 +56,32 @@ class BatchSpaces:
         """The fastest plan. The result's `best` is None where there is none or none was found in time."""
         low = min(self.floors.values())
         limited = self.problem.options.memory
-        result = self._least(low, self._on_selected_cuts(low, memory=False), memory=False)
+        result = self._refined(low, memory=False)
         if not limited or result.best is None or (result.finished and self._fits(result)):
             return result
         if not result.finished:
             return replace(result, high=float("inf"), best=None)
-        return self._least(result.low, self._on_selected_cuts(result.low, memory=True), memory=True)
+        return self._refined(result.low, memory=True)
 
     def _fits(self, result: BisectionResult[FoundBatch]) -> bool:
         assert result.best is not None
         space, pipeline = result.best
         return pipeline.fits(self.searches[space].limited, result.high)
 
-    def _on_selected_cuts(self, low: float, *, memory: bool) -> tuple[float, FoundBatch] | None:
-        """A plan on a selection of the cuts, where there are many."""
-        if len(self.cuts.ideals) <= 2 * _SELECTED_CUTS:
-            return None
-        deadline = Deadline(self.deadline).share(SELECTED_SHARE).at
-        selected = self.cuts.only(cheap_cuts(self.cuts, _SELECTED_CUTS))
-        fewer = BatchSpaces(self.problem, selected, deadline, self.gap, self.effort)
-        found = fewer._least(low, None, memory=memory)
-        if found.interrupted:
-            raise KeyboardInterrupt
-        return None if found.best is None else (found.high, found.best)
+    def _refined(self, low: float, *, memory: bool) -> BisectionResult[FoundBatch]:
+        """The fastest plan with at least the pace `low`, from that of a selection of the cuts, where there are many.
+
+        The selection gives a good plan soon, which is a tight limit for the search over all cuts.
+        """
+        count, known = len(self.cuts.ideals), None
+        if count > _FEW_CUTS:
+            selected = self.cuts.only(cheap_cuts(self.cuts, max(_FEW_CUTS // 2, count // _PART)))
+            deadline = Deadline(self.deadline).share(_SHARE).at
+            found = BatchSpaces(self.problem, selected, deadline, self.gap, self.effort)._refined(low, memory=memory)
+            if found.interrupted:
+                raise KeyboardInterrupt
+            known = None if found.best is None else (found.high, found.best)
+        return self._least(low, known, memory=memory)
 
     def _least(
         self, low: float, known: tuple[float, FoundBatch] | None, *, memory: bool
