@@ -4,12 +4,12 @@
 
 Profiles and plans the bundled `mnist` model for this machine and trains it while workers and the launcher are killed,
 frozen and stopped, checkpoints are damaged, the disk is full or slow, the network is cut, clocks step, and losses are
-no numbers. Whatever ends is started again by `--resume`. All runs in a network namespace of its own, where there is
-leave to make one; without, the network is not cut.
+no numbers. Whatever ends is started again by `--resume`. All runs in namespaces of its own, where there is leave to make
+them; without, the network is not cut.
 Afterwards an undisturbed run trains as far. Printed are the faults, and whether every loss is the same bit by bit,
 every checkpoint that was complete at a fault was gone on from (or the one before, where it was damaged), and no
 process, shared memory or temporary file is left (but for the folder of a launcher that was killed, one each). Status 0
-if all is as it should be. Semaphores of other programs count as left: let none run beside it.
+if all is as it should be. Without namespaces, semaphores of other programs count as left: let none run beside it.
 """
 
 from __future__ import annotations
@@ -376,6 +376,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.in_namespace:
         _loopback("up")
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)  # other programs' is not ours to count
         FAULTS["cut"] = cut
     elif _namespaces_work():
         os.execvp(OWN_NAMESPACES[0], [*_IN_NAMESPACES, sys.executable, *sys.argv, "--in-namespace"])
