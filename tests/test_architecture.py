@@ -39,7 +39,7 @@ PLANNER = (
 )
 EXECUTOR = (
     {"allocator", "checked_json", "child_processes", "errors", "torch_check"},
-    {"files"},
+    {"files", "typed_document"},
     {"devices"},
     {"capabilities", "job", "launch_secret", "plan", "rank_mapping"},
     {"comm", "command_line", "launchers", "models", "telemetry", "tracing"},
@@ -94,6 +94,7 @@ TORCH_FREE_LAUNCH = (
     "telemetry.slowdown_cause",
     "telemetry.timeline",
     "torch_check",
+    "typed_document",
 )
 
 
@@ -228,7 +229,14 @@ def test_only_some_rooms_of_the_planner_use_the_executor() -> None:
         theirs = {name for name in imported(module) if package_of(name) == "pipeplan_launch"}
         if theirs and not module.startswith(PROFILER):
             used.setdefault(room_of(module), set()).update(theirs)
-    assert set(used) == {"pipeplan.cli", "pipeplan.rendering", "pipeplan.replay", "pipeplan.simulation"}
+    files = {"pipeplan.rendering", "pipeplan.run_data", "pipeplan.util"}
+    assert set(used) == {"pipeplan.cli", "pipeplan.replay", "pipeplan.simulation", *files}
+    assert used["pipeplan.util"] == {"pipeplan_launch.typed_document"}, "both read files by their types"
+    assert used["pipeplan.run_data"] == {
+        "pipeplan_launch.checkpoint.manifest",
+        "pipeplan_launch.errors",
+        "pipeplan_launch.telemetry.run_documents",
+    }, "a run's files are read by the types by which the executor writes them"
     assert used["pipeplan.rendering"] == {"pipeplan_launch.checked_json"}, "the executor checks what is written for it"
     simulated = {"pipeplan_launch.plan.schedule", "pipeplan_launch.plan.one_order"}
     assert used["pipeplan.simulation"] == simulated, "what is simulated is what runs"

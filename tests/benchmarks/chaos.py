@@ -4,8 +4,8 @@
 
 Profiles and plans the bundled `mnist` model for this machine and trains it while workers and the launcher are killed,
 frozen and stopped, checkpoints are damaged, the disk is full or slow, the network is cut, clocks step, and losses are
-no numbers. Whatever ends is started again by `--resume`. All runs in namespaces of its own, where there is leave to make
-them; without, the network is not cut.
+no numbers. Whatever ends is started again by `--resume`. All runs in namespaces of its own, where there is leave to
+make them; without, the network is not cut.
 Afterwards an undisturbed run trains as far. Printed are the faults, and whether every loss is the same bit by bit,
 every checkpoint that was complete at a fault was gone on from (or the one before, where it was damaged), and no
 process, shared memory or temporary file is left (but for the folder of a launcher that was killed, one each). Status 0
@@ -29,7 +29,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM
+from signal import SIG_DFL, SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, signal
 
 import faulty_time
 from faults import EPOCH, plan_mnist
@@ -374,9 +374,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--in-namespace", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    signal(SIGHUP, SIG_DFL)  # `nohup` would hand on to all launches that they ignore it
     if given.in_namespace:
         _loopback("up")
-        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)  # other programs' is not ours to count
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True
+        )  # other programs' is not ours to count
         FAULTS["cut"] = cut
     elif _namespaces_work():
         os.execvp(OWN_NAMESPACES[0], [*_IN_NAMESPACES, sys.executable, *sys.argv, "--in-namespace"])

@@ -17,13 +17,12 @@ from typing import Any, NoReturn
 
 from pipeplan.errors import InputError
 from pipeplan.util.text import did_you_mean, near_files
+from pipeplan_launch.typed_document import LARGEST as LARGEST
+from pipeplan_launch.typed_document import LARGEST_SIZE as LARGEST_SIZE
+from pipeplan_launch.typed_document import shortened
 
-LARGEST = float(2**63)
-LARGEST_SIZE = 2**53
-"""Largest number of bytes in a file; that is 8 PiB, and beyond it floats do not hold every whole number."""
 LARGEST_FILE = 2**28
 """Most bytes of a file that is read."""
-"""Upper limit for every time, size and count in a file, so that sums and products of them stay finite."""
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
@@ -262,12 +261,6 @@ class Node:
         if size > LARGEST_SIZE:
             self.fail(f"expected at most {LARGEST_SIZE} bytes, found {shortened(self.value)}")
         return size
-
-
-def shortened(value: Any, most: int = 40) -> str:
-    """A value for an error message: at most about `most` characters of it."""
-    text = repr(value)
-    return text if len(text) <= most else text[: most - 3] + "…"
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]
