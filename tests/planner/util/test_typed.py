@@ -75,7 +75,7 @@ def test_numbers_take_the_types_of_their_fields() -> None:
         ({"rate": "fast"}, "rate: expected a rate such as '10 Gbit/s' or '12 GB/s', found 'fast'"),
         ({"either": {"name": "x", "seconds": True}}, "either: seconds: expected a number, found True"),
         ({"either": [{"name": "x", "seconds": True}]}, "either[0] ('x'): seconds: expected a number, found True"),
-        ({"named": {"a": "x"}}, "named: …: expected a number"),
+        ({"named": {"a": "x"}}, "named: 'a': expected a number, found 'x'"),
     ],
 )
 def test_an_error_says_where_and_what(changes: dict[str, Any], message: str) -> None:

@@ -1,0 +1,184 @@
+"""Typed documents: a dataclass or msgspec's `Struct` states the fields of a file and their limits; `decode` reads it.
+
+Errors name the file, the field and its wrong value. The same types give the JSON Schemas in docs/reference/schemas.
+Torch-free.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from pipeplan_launch.errors import LaunchError, nearest
+
+LARGEST = float(2**63)
+"""Upper limit for every time, size and count in a file, so that sums and products of them stay finite."""
+LARGEST_SIZE = 2**53
+"""Largest number of bytes in a file; that is 8 PiB, and beyond it floats do not hold every whole number."""
+
+Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
+"""A time, a rate, a price or another figure that is never negative."""
+Finite = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+Bytes = Annotated[int, Meta(ge=0, le=LARGEST_SIZE)]
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Text = Annotated[str, Meta(min_length=1)]
+
+_WORDS = {
+    "str": "text",
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+}
+_WRAPPERS = (Annotated, typing.Union, types.UnionType, typing.NotRequired)
+_PLACE = re.compile(r"(?s)(.*) - at `\$(.*)`")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_Document = TypeVar("_Document")
+Convert = Callable[[Any, Any], Any]
+"""Gives a value as an instance of a type; raises `msgspec.ValidationError`."""
+
+
+def convert_plainly(value: Any, kind: Any) -> Any:
+    """The value as an instance of a type that has no quantities with units."""
+    return msgspec.convert(value, kind)
+
+
+def decode(
+    value: Any,
+    kind: type[_Document],
+    where: str,
+    *,
+    convert: Convert = convert_plainly,
+    error_type: type[Exception] = LaunchError,
+) -> _Document:
+    """The value at a place of a file as an instance of `kind`, which states its fields and their limits.
+
+    Whole numbers may be written with a decimal point or an exponent. Raises an error of the given type that names the
+    place, the field and its wrong value.
+    """
+    try:
+        return typing.cast(_Document, convert(value, kind))
+    except msgspec.ValidationError as error:
+        if "Expected `int" not in str(error) or "got `float`" not in str(error):
+            raise error_type(_explained(value, kind, where, error, convert)) from None
+    # Few files write whole numbers as 5.0, so only those that need it are gone through once more.
+    value = _with_whole_numbers(value)
+    try:
+        return typing.cast(_Document, convert(value, kind))
+    except msgspec.ValidationError as error:
+        raise error_type(_explained(value, kind, where, error, convert)) from None
+
+
+def shortened(value: Any, most: int = 40) -> str:
+    """A value for an error message: at most about `most` characters of it."""
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 3] + "…"
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(member) for member in value]
+    if isinstance(value, float) and abs(value) <= LARGEST_SIZE and value.is_integer():
+        return int(value)
+    return value
+
+
+def _explained(value: Any, kind: Any, where: str, error: msgspec.ValidationError, convert: Convert) -> str:
+    """The error of a conversion in this project's words, with the place and the value that is wrong."""
+    match = _PLACE.fullmatch(str(error))
+    message, path = (match[1], match[2]) if match else (str(error), "")
+    for step in _STEP.finditer(path):
+        value, kind, shown = _inside(value, kind, step, convert)
+        where += shown
+    return f"{where}: {_reason(message, value, kind)}"
+
+
+def _inside(value: Any, kind: Any, step: re.Match[str], convert: Convert) -> tuple[Any, Any, str]:
+    """(value, type, text for people) one step further down a path of msgspec."""
+    name, index = step[1], step[2]
+    kind = _member_for(value, kind)
+    if name is not None:
+        return value[name], typing.get_type_hints(kind, include_extras=True).get(name), f": {name}"
+    arguments = [argument for argument in typing.get_args(kind) if argument is not Ellipsis] or [None]
+    if index == "...":
+        name = _wrong_member(value, arguments[-1], convert)
+        return value[name], arguments[-1], f": {shortened(name, 60)}"
+    member = value[int(index)]
+    inner = arguments[min(int(index), len(arguments) - 1)]
+    return member, inner, f"[{index}]{_quoted_name(member)}"
+
+
+def _wrong_member(mapping: dict[str, Any], kind: Any, convert: Convert) -> str:
+    """The first member of a mapping that is not of the type: msgspec does not say which it is."""
+    for name, member in mapping.items():
+        try:
+            convert(member, kind)
+        except msgspec.ValidationError:
+            return name
+    raise AssertionError("a member was wrong")
+
+
+def _quoted_name(member: Any) -> str:
+    """The name of a layer, a tensor or a device, which says more than its index."""
+    name = member.get("name") if isinstance(member, dict) else None
+    return f" ({shortened(name, 60)})" if isinstance(name, str) else ""
+
+
+def _member_for(value: Any, kind: Any) -> Any:
+    """The type behind `Annotated` and `NotRequired`, and of a union the member that is a list if the value is one."""
+    while typing.get_origin(kind) in _WRAPPERS:
+        arguments = typing.get_args(kind)[:1] if typing.get_origin(kind) is Annotated else typing.get_args(kind)
+        members = [member for member in arguments if member is not type(None)]
+        listing = [member for member in members if typing.get_origin(member) in (tuple, list)]
+        others = [member for member in members if member not in listing]
+        kind = (listing or others if isinstance(value, list) else others or listing)[0]
+    return kind
+
+
+def _reason(message: str, value: Any, kind: Any) -> str:
+    found = f", found {shortened(value)}"
+    if match := re.fullmatch(r"Object missing required field `(.*)`", message):
+        return f"the field {match[1]!r} is missing"
+    if match := re.fullmatch(r"Object contains unknown field `(.*)`", message):
+        return f"there is no field {match[1]!r}; {nearest(match[1], _names(_member_for(value, kind)))}"
+    if match := re.fullmatch(r"Expected `([a-z |]+)`, got `\w+`", message):
+        return f"expected {' or '.join(_words(match[1]))}{found}"
+    if match := re.fullmatch(r"Expected `array` of length (\d+), got (\d+)", message):
+        return f"expected a list of {match[1]}, found {match[2]} values"
+    if match := re.fullmatch(r"Expected `(array|str|object)` of length >= 1", message):
+        return f"expected {_WORDS[match[1]]} that is not empty"
+    if message.startswith("Invalid enum value"):
+        known = [repr(one) for one in typing.get_args(_member_for(value, kind))]
+        return f"expected {' or '.join(known)}{found}"
+    if match := re.fullmatch(r"Expected `(?:[a-z |]+)` (>=|>) (.*)", message):
+        least = f"{'at least' if match[1] == '>=' else 'more than'} {float(match[2]):g}"
+        return f"expected {least}{found}" if value == value else "expected a finite number"
+    if match := re.fullmatch(r"Expected `([a-z |]+)` <= (.*)", message):
+        most = match[2] if "int" in match[1] else f"{float(match[2]):g}"
+        return f"expected a finite number of at most {most}{found}"
+    if message == "Number out of range":
+        return f"expected a finite number of at most {LARGEST:g}{found}"
+    return message
+
+
+def _names(kind: Any) -> list[str]:
+    """The names of the fields of a type, as a file has them."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [field.encode_name for field in msgspec.structs.fields(kind)]
+    return list(typing.get_type_hints(kind))
+
+
+def _words(kinds: str) -> Iterator[str]:
+    for name in kinds.split(" | "):
+        if name != "null":
+            yield _WORDS.get(name, name)
