@@ -82,7 +82,6 @@ TORCH_FREE_LAUNCH = (
     "capabilities",
     "checkpoint.manifest",
     "plan.averaging_options",
-    "plan.json_fields",
     "plan.launch_plan",
     "plan.one_order",
     "plan.schedule",

@@ -108,7 +108,10 @@ def _inside(value: Any, kind: Any, step: re.Match[str], convert: Convert) -> tup
     name, index = step[1], step[2]
     kind = _member_for(value, kind)
     if name is not None:
-        return value[name], typing.get_type_hints(kind, include_extras=True).get(name), f": {name}"
+        return value[name], _type_of(kind, name), f": {name}"
+    if index != "..." and isinstance(kind, type) and issubclass(kind, msgspec.Struct):  # one that is written as a list
+        name = kind.__struct_fields__[int(index)]
+        return value[int(index)], _type_of(kind, name), f": {name}"
     arguments = [argument for argument in typing.get_args(kind) if argument is not Ellipsis] or [None]
     if index == "...":
         name = _wrong_member(value, arguments[-1], convert)
@@ -116,6 +119,10 @@ def _inside(value: Any, kind: Any, step: re.Match[str], convert: Convert) -> tup
     member = value[int(index)]
     inner = arguments[min(int(index), len(arguments) - 1)]
     return member, inner, f"[{index}]{_quoted_name(member)}"
+
+
+def _type_of(kind: Any, name: str) -> Any:
+    return typing.get_type_hints(kind, include_extras=True).get(name)
 
 
 def _wrong_member(mapping: dict[str, Any], kind: Any, convert: Convert) -> str:
@@ -153,7 +160,7 @@ def _reason(message: str, value: Any, kind: Any) -> str:
         return f"there is no field {match[1]!r}; {nearest(match[1], _names(_member_for(value, kind)))}"
     if match := re.fullmatch(r"Expected `([a-z |]+)`, got `\w+`", message):
         return f"expected {' or '.join(_words(match[1]))}{found}"
-    if match := re.fullmatch(r"Expected `array` of length (\d+), got (\d+)", message):
+    if match := re.fullmatch(r"Expected `array` of (?:at least |at most )?length (\d+), got (\d+)", message):
         return f"expected a list of {match[1]}, found {match[2]} values"
     if match := re.fullmatch(r"Expected `(array|str|object)` of length >= 1", message):
         return f"expected {_WORDS[match[1]]} that is not empty"

@@ -14,22 +14,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from manifests import write_manifest
 from transcripts import DOCS, printed_here
 
 from pipeplan.replanning.replan import RELAXED
+from pipeplan_launch.checkpoint.manifest import Position
 
 PAGE = DOCS / "replan.md"
 BLOCK = re.compile(r"(```console\n\$ (pipeplan solve [^\n]*)\n…\n\$ (pipeplan replan [^\n]*)\n…\n)(.*?)```", re.DOTALL)
 BEGINS = "Without "
 """Of the answer, what is the same every time: above it stand seconds that the solvers took."""
-MANIFEST = {
-    "format": "pipeplan-checkpoint",
-    "version": 2,
-    "epoch": 2,
-    "minibatch": 1000,
-    "minibatches": 4000,
-    "files": {},
-}
 
 
 @cache
@@ -45,7 +39,7 @@ def _answers() -> tuple[str, str]:
             printed_here(solve)
             checkpoint = Path("plan/runs/20260131T120000Z/checkpoints/epoch-0003-sample-00064000")
             checkpoint.mkdir(parents=True)
-            (checkpoint / "manifest.json").write_text(json.dumps(MANIFEST | {"model": {"graph_hash": ""}}))
+            write_manifest(checkpoint, Position(2, 1000, 4000))
             shutil.copytree(Path(folder) / "0", Path(folder) / "1")
             shown = printed_here(replan)
             os.chdir(Path(folder) / "1")

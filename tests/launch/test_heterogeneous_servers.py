@@ -55,7 +55,7 @@ def test_every_server_has_its_own_number_of_workers(plan: LaunchPlan) -> None:
 
 @pytest.mark.parametrize("sizes", [[2], [2, 0], [3, 1], [2, True], ["2", 1], [2, 1.5]])
 def test_impossible_numbers_are_refused(tmp_path: Path, sizes: list[object]) -> None:
-    with pytest.raises(LaunchError, match="'server_sizes' must be 2 whole numbers from 1 to 2"):
+    with pytest.raises(LaunchError, match=r"stage-0.json: server_sizes(\[[01]\])?: expected"):
         load_plan(write_plan(tmp_path, _contents(server_sizes=sizes)))
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from msgspec import Meta, Struct
 
 from pipeplan_launch.checked_json import is_unchanged, with_checksum
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 from pipeplan_launch.files import explain_errors, finite, read_file, write_atomically
-from pipeplan_launch.plan import json_fields
+from pipeplan_launch.typed_document import Finite, Natural, Positive, Text, decode
 
-CHECKPOINT_FORMAT = "pipeplan-checkpoint"
-CHECKPOINT_VERSION = 3
+CHECKPOINT_FORMAT: Literal["pipeplan-checkpoint"] = "pipeplan-checkpoint"
+CHECKPOINT_VERSION: Literal[3] = 3
 MANIFEST_NAME = "manifest.json"
 MODEL_PREFIX = "model."
 """Prefix of the names of parameters and buffers among the names of tensors."""
@@ -71,16 +72,33 @@ class History:
 class SavedTensor:
     """Location, type and shape of a saved tensor."""
 
-    dtype: str
+    dtype: Text
     """Torch's name of the type, such as `float32`."""
-    shape: tuple[int, ...]
-    file: str
-    offset: int
+    shape: tuple[Natural, ...]
+    file: Text
+    offset: Natural
     """Bytes from the start of the file to the tensor's archive."""
-    size: int
+    bytes: Natural
     """Bytes of the archive."""
-    crc32: int
+    crc32: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     """Checksum of the tensor's own bytes, in C order."""
+
+
+class OptimizerGroup(TypedDict):
+    """One parameter group of the optimiser."""
+
+    kind: str
+    names: list[str]
+    settings: dict[str, Any]
+
+
+class OptimizerFields(TypedDict):
+    """The optimiser, in the form that `optimizer_state.optimizer_state` writes."""
+
+    groups: list[OptimizerGroup]
+    state: dict[str, dict[str, Any]]
+    correction: NotRequired[dict[str, Any]]
+    """The number of steps kept for each parameter, if a run corrects them."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +120,7 @@ class Manifest:
     """Layers of each stage of the plan that wrote the checkpoint."""
     state_dict: dict[str, str]
     """For every name in the model's state_dict, the name of the saved tensor: tied parameters are saved once."""
-    optimizer: dict[str, Any]
-    """`groups` and `state`, in the form that `optimizer_state.optimizer_state` writes, and `correction`, the number of
-    steps kept for each parameter, if a run corrects them."""
+    optimizer: OptimizerFields
     tensors: dict[str, SavedTensor]
     files: dict[str, int]
     """Size in bytes of every file beside the manifest."""
@@ -116,44 +132,85 @@ class Manifest:
 
     def as_json(self) -> dict[str, Any]:
         """The content of manifest.json."""
-        position, loss = self.position, self.history.loss_sum
         return {
             "format": CHECKPOINT_FORMAT,
             "version": CHECKPOINT_VERSION,
-            "epoch": position.epoch,
-            "minibatch": position.minibatch,
-            "minibatches": position.minibatches,
+            **asdict(self.position),
             "minibatch_samples": self.minibatch_samples,
             "samples": self.samples,
             "seed": self.seed,
             "plan": self.plan,
             "model": {"ref": self.model_ref, "graph_hash": self.graph_hash},
             "stages": [{"layers": list(layers)} for layers in self.stages],
-            "history": {
-                "results": self.history.results,
-                "loss_sum": loss if math.isfinite(loss) else None,
-                "losses": self.history.losses,
-            },
+            "history": asdict(self.history),
             "files": self.files,
             "state_dict": self.state_dict,
             "optimizer": self.optimizer,
-            "tensors": {
-                name: {
-                    "dtype": tensor.dtype,
-                    "shape": list(tensor.shape),
-                    "file": tensor.file,
-                    "offset": tensor.offset,
-                    "bytes": tensor.size,
-                    "crc32": tensor.crc32,
-                }
-                for name, tensor in self.tensors.items()
-            },
+            "tensors": {name: asdict(tensor) for name, tensor in self.tensors.items()},
         }
 
     def write(self, folder: Path) -> None:
         """Write the manifest into a folder. An older manifest stays until the new one is complete."""
         raw = with_checksum(finite(self.as_json()), indent=2).encode()
         write_atomically(folder / MANIFEST_NAME, lambda file: file.write(raw))
+
+
+class _Model(Struct):
+    ref: Text
+    graph_hash: Text
+
+
+class _StageLayers(Struct):
+    layers: Annotated[tuple[str, ...], Meta(min_length=1)]
+
+
+class _HistoryFields(Struct):
+    results: list[dict[str, Any]]
+    losses: Natural
+    loss_sum: Finite | None = None
+    """Negative for some losses, null if it was not finite."""
+
+
+class ManifestFile(Struct, kw_only=True):
+    """A manifest.json."""
+
+    format: Literal["pipeplan-checkpoint"]
+    version: Literal[3]
+    checksum: str
+    epoch: Natural
+    minibatch: Natural
+    minibatches: Positive
+    minibatch_samples: Positive
+    samples: Positive
+    seed: Natural
+    plan: Text
+    model: _Model
+    stages: Annotated[tuple[_StageLayers, ...], Meta(min_length=1)]
+    history: _HistoryFields
+    files: dict[str, Natural]
+    state_dict: dict[str, str]
+    optimizer: OptimizerFields
+    tensors: dict[str, SavedTensor]
+
+    def manifest(self, folder: Path) -> Manifest:
+        """The manifest of the checkpoint in a folder."""
+        loss = math.nan if self.history.loss_sum is None else self.history.loss_sum
+        return Manifest(
+            folder=folder,
+            position=Position(self.epoch, self.minibatch, self.minibatches),
+            history=History(self.history.results, loss, self.history.losses),
+            minibatch_samples=self.minibatch_samples,
+            samples=self.samples,
+            seed=self.seed,
+            plan=self.plan,
+            model_ref=self.model.ref,
+            graph_hash=self.model.graph_hash,
+            stages=tuple(stage.layers for stage in self.stages),
+            state_dict=self.state_dict,
+            optimizer=self.optimizer,
+            tensors=self.tensors,
+            files=self.files,
+        )
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -167,10 +224,9 @@ def read_manifest(folder: Path) -> Manifest:
         content = json.loads(raw)
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
-    where = str(path)
     if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:
         raise DamagedCheckpoint(f"{path} is not the manifest of a checkpoint")
-    version = json_fields.integer(content, "version", where, least=1)
+    version = decode(content.get("version"), Positive, f"{path}: version")
     if version != CHECKPOINT_VERSION:
         cure = "upgrade pipeplan" if version > CHECKPOINT_VERSION else "it was written by an older pipeplan: train anew"
         raise LaunchError(
@@ -178,116 +234,28 @@ def read_manifest(folder: Path) -> Manifest:
         )
     if not is_unchanged(raw):
         raise DamagedCheckpoint(f"{path} is not as it was written (its checksum differs): it was damaged or edited")
-    manifest = _manifest(folder, content, where)
+    manifest = decode(content, ManifestFile, str(path)).manifest(folder)
+    _check(manifest, str(path))
     _check_files(manifest)
     return manifest
 
 
-def _manifest(folder: Path, content: dict[str, Any], where: str) -> Manifest:
-    model = json_fields.mapping(content, "model", where)
-    files = {
-        _file_name(name, where): json_fields.integer({name: size}, name, where, least=0)
-        for name, size in json_fields.mapping(content, "files", where).items()
-    }
-    tensors = json_fields.mapping(content, "tensors", where)
-    manifest = Manifest(
-        folder=folder,
-        position=_position(content, where),
-        history=_history(json_fields.mapping(content, "history", where), where),
-        minibatch_samples=json_fields.integer(content, "minibatch_samples", where, least=1),
-        samples=json_fields.integer(content, "samples", where, least=1),
-        seed=json_fields.integer(content, "seed", where, least=0),
-        plan=json_fields.text(content, "plan", where),
-        model_ref=json_fields.text(model, "ref", where),
-        graph_hash=json_fields.text(model, "graph_hash", where),
-        stages=tuple(_layers(stage, where) for stage in json_fields.listing(content, "stages", where)),
-        state_dict=_names(json_fields.mapping(content, "state_dict", where), where),
-        optimizer=_optimizer(json_fields.mapping(content, "optimizer", where), where),
-        tensors={name: _tensor(name, tensor, files, where) for name, tensor in tensors.items()},
-        files=files,
-    )
-    if manifest.finished > manifest.position.epoch + manifest.position.epoch_trained:
-        raise LaunchError(f"{where}: it has the results of {manifest.finished} epochs but ends earlier: it was damaged")
-    return manifest
-
-
-def _position(content: dict[str, Any], where: str) -> Position:
-    minibatches = json_fields.integer(content, "minibatches", where, least=1)
-    minibatch = json_fields.integer(content, "minibatch", where, least=0, most=minibatches)
-    return Position(json_fields.integer(content, "epoch", where, least=0), minibatch, minibatches)
-
-
-def _history(content: dict[str, Any], where: str) -> History:
-    results = content.get("results")
-    if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
-        raise LaunchError(f"{where}: 'results' must be a list of objects")
+def _check(manifest: Manifest, where: str) -> None:
+    """Raise `LaunchError` if fields contradict each other."""
+    position, results, files = manifest.position, manifest.history.results, manifest.files
+    if position.minibatch > position.minibatches:
+        raise LaunchError(f"{where}: minibatch: expected at most {position.minibatches}, found {position.minibatch}")
     if [result.get("epoch") for result in results] != list(range(1, len(results) + 1)):
-        raise LaunchError(f"{where}: 'results' must list the epochs from 1 on")
-    total = content.get("loss_sum")  # negative for some losses, null if it was not finite
-    if total is not None and (not isinstance(total, int | float) or isinstance(total, bool)):
-        raise LaunchError(f"{where}: 'loss_sum' must be a number or null")
-    losses = json_fields.integer(content, "losses", where, least=0)
-    return History(results, math.nan if total is None else float(total), losses)
-
-
-def _layers(stage: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(stage, dict):
-        raise LaunchError(f"{where}: every entry of 'stages' must be an object")
-    return json_fields.names(stage, "layers", where)
-
-
-def _names(content: Mapping[str, Any], where: str) -> dict[str, str]:
-    if not all(isinstance(name, str) for name in content.values()):
-        raise LaunchError(f"{where}: 'state_dict' must hold names")
-    return dict(content)
-
-
-def _optimizer(content: dict[str, Any], where: str) -> dict[str, Any]:
-    groups, state = content.get("groups"), content.get("state")
-    if not isinstance(state, dict) or not all(isinstance(entry, dict) for entry in state.values()):
-        raise LaunchError(f"{where}: the optimiser's 'state' must hold an object for each parameter")
-    if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
-        raise LaunchError(f"{where}: the optimiser's 'groups' must hold 'kind', 'names' and 'settings'")
-    correction = content.get("correction", {})
-    if not isinstance(correction, dict):
-        raise LaunchError(f"{where}: the optimiser's 'correction' must be an object")
-    return {"groups": groups, "state": state} | ({"correction": correction} if correction else {})
-
-
-def _is_group(group: Any) -> bool:
-    return (
-        isinstance(group, dict)
-        and isinstance(group.get("kind"), str)
-        and isinstance(group.get("settings"), dict)
-        and isinstance(group.get("names"), list)
-        and all(isinstance(name, str) for name in group["names"])
-    )
-
-
-def _tensor(name: str, content: Any, files: Mapping[str, int], where: str) -> SavedTensor:
-    if not isinstance(content, dict):
-        raise LaunchError(f"{where}: tensor {name!r} must be an object")
-    shape = content.get("shape")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise LaunchError(f"{where}: the shape of tensor {name!r} must be a list of whole numbers")
-    tensor = SavedTensor(
-        json_fields.text(content, "dtype", where),
-        tuple(shape),
-        json_fields.text(content, "file", where),
-        json_fields.integer(content, "offset", where, least=0),
-        json_fields.integer(content, "bytes", where, least=0),
-        json_fields.integer(content, "crc32", where, least=0, most=2**32 - 1),
-    )
-    # An element takes at least one bit, so no shape can ask for more memory than the file's size justifies.
-    if tensor.offset + tensor.size > files.get(tensor.file, -1) or math.prod(shape) > 8 * tensor.size:
-        raise LaunchError(f"{where}: tensor {name!r} does not fit into the file that it names")
-    return tensor
-
-
-def _file_name(name: str, where: str) -> str:
-    if Path(name).name != name:
-        raise LaunchError(f"{where}: {name!r} is not the name of a file beside it")
-    return name
+        raise LaunchError(f"{where}: history: results: they must be of the epochs from 1 on")
+    if manifest.finished > position.epoch + position.epoch_trained:
+        raise LaunchError(f"{where}: it has the results of {manifest.finished} epochs but ends earlier: it was damaged")
+    for name in files:
+        if Path(name).name != name:
+            raise LaunchError(f"{where}: files: {name!r} is not the name of a file beside it")
+    for name, tensor in manifest.tensors.items():
+        # An element takes at least one bit, so no shape can ask for more memory than the file's size justifies.
+        if tensor.offset + tensor.bytes > files.get(tensor.file, -1) or math.prod(tensor.shape) > 8 * tensor.bytes:
+            raise LaunchError(f"{where}: tensors: {name!r} does not fit into the file that it names")
 
 
 def _check_files(manifest: Manifest) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipeplan_launch.checkpoint.manifest import OptimizerFields
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.user_code import user_code_errors
 
@@ -98,9 +99,9 @@ def load_optimizer(
     _keep_dtypes(optimizer, parameters, decoded)
 
 
-def merge_optimizer_states(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_optimizer_states(parts: Iterable[OptimizerFields]) -> OptimizerFields:
     """The optimiser states of all stages as one. A parameter that several stages share is in it once."""
-    merged: dict[str, Any] = {"groups": [], "state": {}}
+    merged: OptimizerFields = {"groups": [], "state": {}}
     seen: set[str] = set()
     for part in parts:
         for group in part["groups"]:

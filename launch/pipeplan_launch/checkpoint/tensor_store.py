@@ -192,7 +192,7 @@ def _metadata(tensors: Mapping[str, SavedTensor]) -> Metadata:
         size, start = torch.Size(saved.shape), torch.Size([0] * len(saved.shape))
         properties = TensorProperties(dtype=dtype_of(saved))
         described[name] = TensorStorageMetadata(properties, size, [ChunkStorageMetadata(start, size)])
-        places[MetadataIndex(name, start)] = _StorageInfo(saved.file, saved.offset, saved.size)
+        places[MetadataIndex(name, start)] = _StorageInfo(saved.file, saved.offset, saved.bytes)
     return Metadata(described, storage_data=places)
 
 

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from pipeplan_launch.plan.planned_links import PlannedLinks
 from pipeplan_launch.plan.schedule import Schedule, StageShape
 from pipeplan_launch.plan.sleeping_stage_spec import EmulatedStage
+from pipeplan_launch.typed_document import Amount, Natural
+
+MAX_DEPTH = 100_000
+"""Largest depth and number of workers that is accepted; larger values are taken for damage."""
+Depth = Annotated[int, Meta(ge=1, le=MAX_DEPTH)]
 
 
 @dataclass(frozen=True)
 class StagePlacement:
     """The workers of a stage, and how deep its pipeline is."""
 
-    workers: tuple[int, ...]
+    workers: Annotated[tuple[Natural, ...], Meta(min_length=1)]
     """Ranks of the stage's replicas: minibatch i goes to workers[i mod r]."""
-    depth: int
+    depth: Depth
     """Most minibatches that a replica has in flight."""
-    versions: int
+    versions: Depth
     """Most weight versions that a replica holds at once."""
     recompute: bool = False
     """Whether the stage keeps only its input for the backward pass, and runs forward again before it."""
-    deferred: int = 0
+    deferred: Annotated[int, Meta(ge=0, le=MAX_DEPTH)] = 0
     """Most minibatches whose gradients of the weights are put off, under a schedule with W."""
 
 
@@ -29,29 +37,29 @@ class StagePlacement:
 class Prediction:
     """The planner's predictions for one replica of a stage, per minibatch; None where the plan has none."""
 
-    minibatch_s: float | None = None
+    minibatch_s: Amount | None = None
     """The pipeline's pace: seconds between two minibatches, the same for all stages."""
-    forward_s: float | None = None
-    backward_s: float | None = None
-    update_s: float | None = None
+    forward_s: Amount | None = None
+    backward_s: Amount | None = None
+    update_s: Amount | None = None
     """Time of the optimiser's step, divided by the minibatches of an update."""
-    executor_s: float | None = None
+    executor_s: Amount | None = None
     """The executor's own work; None where the plan was made without it."""
-    sync_s: float | None = None
-    exposed_s: float | None = None
+    sync_s: Amount | None = None
+    exposed_s: Amount | None = None
     """Exposed all-reduce time, which computing does not hide."""
-    wait_s: float | None = None
+    wait_s: Amount | None = None
     """Idle time of the replica between two of its minibatches."""
-    boundary_s: float | None = None
+    boundary_s: Amount | None = None
     """Time that a minibatch of the pipeline occupies the link from this stage to the next."""
-    cores: float | None = None
+    cores: Amount | None = None
     """Cores that the workers of the stage's server share, if there are fewer cores than workers; otherwise 0."""
-    receive_bytes: float | None = None
-    send_bytes: float | None = None
-    receive_gradient_bytes: float | None = None
-    parameter_bytes: float | None = None
+    receive_bytes: Amount | None = None
+    send_bytes: Amount | None = None
+    receive_gradient_bytes: Amount | None = None
+    parameter_bytes: Amount | None = None
     """Bytes of one weight version."""
-    memory_bytes: float | None = None
+    memory_bytes: Amount | None = None
     """Memory on one worker: weights, gradients, optimiser state and saved activations."""
 
 

@@ -7,10 +7,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from msgspec import Struct
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan import json_fields
+from pipeplan_launch.typed_document import Amount, Positive
 
 Rate = tuple[float, float]
 """(bytes/s in each direction, latency in seconds)."""
@@ -58,49 +59,43 @@ class PlannedLinks:
         raise AssertionError("the outermost level holds all workers")
 
 
-def read_planned_links(content: dict[str, Any], workers: int, where: str) -> PlannedLinks | None:
-    """Read `links` of a stage file of a plan with this many workers; None where the file has none.
+class LevelFields(Struct):
+    """An entry of `links` in a stage file. Where the components of the level differ, a field is a list over them."""
+
+    span: Positive | tuple[Positive, ...]
+    """Workers of a component."""
+    sendrecv: Amount | tuple[Amount | None, ...] | None = None
+    allreduce: Amount | tuple[Amount | None, ...] | None = None
+    latency_s: Amount | tuple[Amount | None, ...] | None = None
+
+
+def planned_links(fields: Sequence[LevelFields], workers: int, where: str) -> PlannedLinks:
+    """The link rates of a plan with this many workers.
 
     Raises `LaunchError` for levels that do not nest or do not join all workers.
     """
-    if content.get("links") is None:
-        return None
-    levels: list[PlannedLevel] = []
-    for entry in json_fields.listing(content, "links", where):
-        if not isinstance(entry, dict):
-            raise LaunchError(f"{where}: every entry of 'links' must be an object")
-        levels.append(_level(entry, workers, where))
+    levels = tuple(_level(entry, workers, f"{where}: links[{index}]") for index, entry in enumerate(fields))
     if len(levels[-1].starts) != 2:
         raise LaunchError(f"{where}: the last entry of 'links' does not join all {workers} workers")
-    return PlannedLinks(tuple(levels))
+    return PlannedLinks(levels)
 
 
-def _level(entry: dict[str, Any], workers: int, where: str) -> PlannedLevel:
-    starts = _starts(entry.get("span"), workers, where)
-    count = len(starts) - 1
+def _level(entry: LevelFields, workers: int, where: str) -> PlannedLevel:
+    span = entry.span
+    spans = span if isinstance(span, tuple) else (span,) * (workers // span)
+    if sum(spans) != workers:
+        raise LaunchError(f"{where}: span: the components do not add up to the {workers} workers of the plan")
     return PlannedLevel(
-        starts,
-        _per_component(entry, "sendrecv", count, where),
-        _per_component(entry, "allreduce", count, where),
-        _per_component(entry, "latency_s", count, where),
+        tuple(itertools.accumulate(spans, initial=0)),
+        _per_component(entry.sendrecv, len(spans), f"{where}: sendrecv"),
+        _per_component(entry.allreduce, len(spans), f"{where}: allreduce"),
+        _per_component(entry.latency_s, len(spans), f"{where}: latency_s"),
     )
 
 
-def _starts(span: Any, workers: int, where: str) -> tuple[int, ...]:
-    spans = span if isinstance(span, list) else [span]
-    if not spans or not all(type(one) is int and 0 < one <= workers for one in spans):
-        raise LaunchError(f"{where}: 'span' of 'links' must be a number of workers, or a list of them, not {span!r}")
-    if not isinstance(span, list):
-        spans = spans * (workers // span)
-    if sum(spans) != workers:
-        raise LaunchError(f"{where}: 'span' of 'links' must add up to the {workers} workers of the plan")
-    return tuple(itertools.accumulate(spans, initial=0))
-
-
-def _per_component(entry: dict[str, Any], name: str, count: int, where: str) -> tuple[float, ...]:
+def _per_component(given: float | tuple[float | None, ...] | None, count: int, where: str) -> tuple[float, ...]:
     """One number for each component, from a list or from a single number that holds for all; null means no bound."""
-    raw: Sequence[Any] = entry[name] if isinstance(entry.get(name), list) else [entry.get(name)] * count
-    values = [json_fields.amount({name: value}, name, where) for value in raw]
+    values = given if isinstance(given, tuple) else (given,) * count
     if len(values) != count:
-        raise LaunchError(f"{where}: {name!r} of 'links' has {len(values)} entries where there are {count} components")
+        raise LaunchError(f"{where}: {len(values)} entries where there are {count} components")
     return tuple(math.inf if value is None else value for value in values)

@@ -12,57 +12,125 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta, Struct
 
 from pipeplan_launch.checked_json import FIELD, is_unchanged
 from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.files import read_file
-from pipeplan_launch.plan import json_fields
-from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction, StagePlacement
-from pipeplan_launch.plan.planned_links import read_planned_links
+from pipeplan_launch.plan.launch_plan import MAX_DEPTH, Depth, LaunchPlan, Prediction, StagePlacement
+from pipeplan_launch.plan.planned_links import LevelFields, planned_links
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule
 from pipeplan_launch.plan.schedule_check import replay_schedule
-from pipeplan_launch.plan.sleeping_stage_spec import EmulatedStage, read_emulated_stage
+from pipeplan_launch.plan.sleeping_stage_spec import EmulatedStage
+from pipeplan_launch.typed_document import Natural, Positive, Text, decode
 
-CORRECTIONS = ("none", "ef")
+Correction = Literal["none", "ef"]
+CORRECTIONS: tuple[str, ...] = get_args(Correction)
 """The corrections of old gradients that a plan may name."""
 STAGE_FORMAT = "pipeplan-stage"
 STAGE_FORMAT_VERSION = 1
-MAX_DEPTH = 100_000
-"""Largest depth and number of workers that is accepted; larger values are taken for damage."""
 MAX_MINIBATCH = 10**7
 MAX_REPLAYED_MINIBATCHES = 2000
 """Largest number of minibatches that the check of the schedule replays."""
 
 _NAME = re.compile(r"stage-(\d+)\.json")
-_SHARED_KEYS = (
-    *("plan", "mode", "model", "minibatch", "profile", "device", "servers", "workers_per_server", "server_sizes"),
-    *("schedule", "pipeline", "links"),
-)
+
+
+class ModelOfPlan(Struct):
+    """The field `model`."""
+
+    ref: str | None = None
+    graph_hash: str | None = None
+    granularity: Literal["module", "layer", "op"] = "layer"
+
+
+class ScheduleFields(Struct):
+    """The field `schedule`."""
+
+    name: Text
+    accumulate: Depth | None = None
+    correction: Correction = "none"
+
+
+class SharedFields(Struct, kw_only=True):
+    """The fields that all stage files of a plan share."""
+
+    plan: Text
+    mode: Literal["training", "inference"]
+    model: ModelOfPlan
+    minibatch: Annotated[int, Meta(ge=1, le=MAX_MINIBATCH)]
+    profile: str = ""
+    device: Literal["cpu", "cuda"]
+    servers: Depth
+    workers_per_server: Depth
+    server_sizes: Annotated[tuple[Positive, ...], Meta(min_length=1)] | None = None
+    schedule: ScheduleFields
+    pipeline: Annotated[tuple[StagePlacement, ...], Meta(min_length=1)]
+    links: Annotated[tuple[LevelFields, ...], Meta(min_length=1)] | None = None
+
+    def launch_plan(self, where: str) -> LaunchPlan:
+        """The part of the plan that these fields describe. Raises `LaunchError` if they contradict each other."""
+        if not self.model.ref:
+            raise LaunchError(f"{where}: the plan was made from a profile without a model, so there is nothing to run")
+        schedule, sizes = _schedule(self.schedule, self.mode, where), self.server_sizes or ()
+        if sizes and (len(sizes) != self.servers or max(sizes) > self.workers_per_server):
+            expected = f"{self.servers} numbers of at most {self.workers_per_server}"
+            raise LaunchError(f"{where}: server_sizes: expected {expected}, found {len(sizes)} up to {max(sizes)}")
+        return LaunchPlan(
+            plan=self.plan,
+            mode=self.mode,
+            model_ref=self.model.ref,
+            graph_hash=self.model.graph_hash,
+            minibatch=self.minibatch,
+            device=self.device,
+            servers=self.servers,
+            workers_per_server=self.workers_per_server,
+            schedule=schedule,
+            pipeline=self.pipeline,
+            layers=(),
+            predictions=(),
+            server_sizes=sizes,
+            accumulate=self.schedule.accumulate if schedule.accumulates else None,
+            correction=self.schedule.correction,
+            granularity=self.model.granularity,
+            profile=self.profile,
+        )
+
+
+class StageFile(SharedFields, kw_only=True):
+    """A stage file."""
+
+    format: Literal["pipeplan-stage"]
+    version: Literal[1]
+    checksum: str = ""
+    stage: Natural
+    layers: Annotated[tuple[str, ...], Meta(min_length=1)]
+    prediction: Prediction | None = None
+    emulation: EmulatedStage | None = None
 
 
 def load_plan(folder: Path) -> LaunchPlan:
     """Read and check a plan folder. Raises `LaunchError`."""
-    files = _stage_files(folder)
-    raw = {index: _read_stage_file(path) for index, path in files.items()}
-    first = raw[0] if 0 in raw else raw[min(raw)]
-    stages = json_fields.listing(first, "pipeline", str(files[min(raw)]))
-    _check_complete(folder, files, len(stages))
-    for index, content in raw.items():
-        _check_agrees(files[0], first, files[index], content)
-        if json_fields.integer(content, "stage", str(files[index]), least=0) != index:
-            raise LaunchError(
-                f"{files[index]} is of stage {content['stage']}: it was renamed; solve again with --force"
-            )
-    shared = _shared_fields(first, str(files[0]))
+    paths = _stage_files(folder)
+    stages = {index: _read_stage_file(path) for index, path in sorted(paths.items())}
+    first = stages[min(stages)]
+    _check_complete(folder, paths, len(first.pipeline))
+    for index, stage in stages.items():
+        _check_agrees(paths[0], first, paths[index], stage)
+        if stage.stage != index:
+            raise LaunchError(f"{paths[index]} is of stage {stage.stage}: it was renamed; solve again with --force")
+    where = str(paths[0])
     plan = replace(
-        shared,
-        layers=tuple(json_fields.names(raw[index], "layers", str(files[index])) for index in range(len(stages))),
-        predictions=tuple(_prediction(raw[index], str(files[index])) for index in range(len(stages))),
-        emulated=_emulated([(raw[index], str(files[index])) for index in range(len(stages))]),
+        first.launch_plan(where),
+        layers=tuple(stage.layers for stage in stages.values()),
+        predictions=tuple(stage.prediction or Prediction() for stage in stages.values()),
+        emulated=_emulated([(stage.emulation, paths[index]) for index, stage in stages.items()]),
     )
     _check_workers(plan, str(folder))
-    plan = replace(plan, links=read_planned_links(first, plan.world, str(files[0])))
+    if first.links is not None:
+        plan = replace(plan, links=planned_links(first.links, plan.world, where))
     _check_layers(plan, str(folder))
     _check_schedule(plan, str(folder))
     return plan
@@ -87,7 +155,7 @@ def _check_complete(folder: Path, files: Mapping[int, Path], count: int) -> None
         raise LaunchError(f"{files[surplus[0]]} does not belong to this plan, which has {count} stages")
 
 
-def _read_stage_file(path: Path) -> dict[str, Any]:
+def _read_stage_file(path: Path) -> StageFile:
     try:
         raw = read_file(path)
         content = json.loads(raw)
@@ -97,7 +165,7 @@ def _read_stage_file(path: Path) -> dict[str, Any]:
         raise LaunchError(f"{path} is damaged or truncated ({error}): solve again with --force") from error
     if not isinstance(content, dict) or content.get("format") != STAGE_FORMAT:
         raise LaunchError(f"{path} is not a stage file of a plan (its format is not {STAGE_FORMAT!r})")
-    version = json_fields.integer(content, "version", str(path), least=1)
+    version = decode(content.get("version"), Positive, f"{path}: version")
     if version > STAGE_FORMAT_VERSION:
         raise LaunchError(
             f"{path} is of version {version}, newer than this pipeplan reads ({STAGE_FORMAT_VERSION}): upgrade pipeplan"
@@ -107,119 +175,38 @@ def _read_stage_file(path: Path) -> dict[str, Any]:
             f"{path} is not as it was written (its checksum differs): solve again with --force, or remove the checksum "
             "from a file that you have edited"
         )
-    return content
+    return decode(content, StageFile, str(path))
 
 
-def _check_agrees(reference: Path, first: Mapping[str, Any], path: Path, content: Mapping[str, Any]) -> None:
-    for key in _SHARED_KEYS:
-        if content.get(key) != first.get(key):
-            raise LaunchError(f"{path} and {reference.name} disagree on {key!r}: they are of different plans")
+def _check_agrees(reference: Path, first: StageFile, path: Path, stage: StageFile) -> None:
+    for name in SharedFields.__struct_fields__:
+        if getattr(stage, name) != getattr(first, name):
+            raise LaunchError(f"{path} and {reference.name} disagree on {name!r}: they are of different plans")
 
 
-def _shared_fields(content: dict[str, Any], where: str) -> LaunchPlan:
-    """The part of the plan that all stages share, from the content of one stage file."""
-    model = json_fields.mapping(content, "model", where)
-    mode = json_fields.choice(content, "mode", where, ("training", "inference"))
-    if not isinstance(model.get("ref"), str) or not model["ref"]:
-        raise LaunchError(f"{where}: the plan was made from a profile without a model, so there is nothing to run")
-    graph_hash = model.get("graph_hash")
-    if graph_hash is not None and not isinstance(graph_hash, str):
-        raise LaunchError(f"{where}: model.graph_hash must be a string or null")
-    schedule = _schedule(content, mode, where)
-    granularity = json_fields.choice({"granularity": "layer"} | model, "granularity", where, ("module", "layer", "op"))
-    return LaunchPlan(
-        plan=json_fields.text(content, "plan", where),
-        mode=mode,
-        model_ref=model["ref"],
-        graph_hash=graph_hash,
-        minibatch=json_fields.integer(content, "minibatch", where, least=1, most=MAX_MINIBATCH),
-        device=json_fields.choice(content, "device", where, ("cpu", "cuda")),
-        servers=json_fields.integer(content, "servers", where, least=1, most=MAX_DEPTH),
-        workers_per_server=json_fields.integer(content, "workers_per_server", where, least=1, most=MAX_DEPTH),
-        schedule=schedule,
-        pipeline=tuple(_placement(stage, where) for stage in json_fields.listing(content, "pipeline", where)),
-        layers=(),
-        predictions=(),
-        server_sizes=_server_sizes(content, where),
-        accumulate=_accumulate(content, schedule, where),
-        correction=json_fields.choice(
-            {"correction": "none"} | json_fields.mapping(content, "schedule", where), "correction", where, CORRECTIONS
-        ),
-        granularity=granularity,
-        profile=str(content.get("profile", "")),
-    )
-
-
-def _server_sizes(content: dict[str, Any], where: str) -> tuple[int, ...]:
-    """Workers on every server; () if all servers have the same number."""
-    if content.get("server_sizes") is None:
-        return ()
-    sizes = json_fields.listing(content, "server_sizes", where)
-    servers = json_fields.integer(content, "servers", where, least=1, most=MAX_DEPTH)
-    most = json_fields.integer(content, "workers_per_server", where, least=1, most=MAX_DEPTH)
-    if len(sizes) != servers or not all(type(size) is int and 1 <= size <= most for size in sizes):
-        raise LaunchError(f"{where}: 'server_sizes' must be {servers} whole numbers from 1 to {most}")
-    return tuple(sizes)
-
-
-def _schedule(content: dict[str, Any], mode: str, where: str) -> Schedule:
-    name = json_fields.text(json_fields.mapping(content, "schedule", where), "name", where)
+def _schedule(fields: ScheduleFields, mode: str, where: str) -> Schedule:
+    name = fields.name
     if name not in SCHEDULES:
         raise LaunchError(f"{where}: this executor has no schedule {name!r}: {nearest(name, SCHEDULES)}")
     schedule = SCHEDULES[name]
     if schedule.trains != (mode == "training"):
         raise LaunchError(f"{where}: schedule {name!r} does not fit mode {mode!r}")
+    if schedule.accumulates and fields.accumulate is None:
+        raise LaunchError(f"{where}: schedule {name!r} needs 'accumulate', the minibatches per update")
     return schedule
 
 
-def _accumulate(content: dict[str, Any], schedule: Schedule, where: str) -> int | None:
-    if not schedule.accumulates:
-        return None
-    schedule_fields = json_fields.mapping(content, "schedule", where)
-    if schedule_fields.get("accumulate") is None:
-        raise LaunchError(f"{where}: schedule {schedule.name!r} needs 'accumulate', the minibatches per update")
-    return json_fields.integer(schedule_fields, "accumulate", where, least=1, most=MAX_DEPTH)
-
-
-def _placement(stage: Any, where: str) -> StagePlacement:
-    if not isinstance(stage, dict):
-        raise LaunchError(f"{where}: every stage of the pipeline must be an object")
-    workers = json_fields.listing(stage, "workers", where)
-    if not all(isinstance(worker, int) and not isinstance(worker, bool) for worker in workers):
-        raise LaunchError(f"{where}: workers must be whole numbers, not {workers!r}")
-    recompute = stage.get("recompute", False)
-    if not isinstance(recompute, bool):
-        raise LaunchError(f"{where}: 'recompute' must be true or false, not {recompute!r}")
-    return StagePlacement(
-        tuple(workers),
-        json_fields.integer(stage, "depth", where, least=1, most=MAX_DEPTH),
-        json_fields.integer(stage, "versions", where, least=1, most=MAX_DEPTH),
-        recompute,
-        json_fields.integer(stage, "deferred", where, least=0, most=MAX_DEPTH) if "deferred" in stage else 0,
-    )
-
-
-def _prediction(content: dict[str, Any], where: str) -> Prediction:
-    predicted = content.get("prediction") or {}
-    if not isinstance(predicted, dict):
-        raise LaunchError(f"{where}: prediction must be an object")
-    amounts = {
-        name: json_fields.amount(predicted, name, where)
-        for name in Prediction.__dataclass_fields__
-        if name in predicted
-    }
-    return Prediction(**amounts)
-
-
-def _emulated(stages: Sequence[tuple[dict[str, Any], str]]) -> tuple[EmulatedStage, ...]:
-    parsed = [read_emulated_stage(content, where) for content, where in stages]
-    emulated = tuple(stage for stage in parsed if stage is not None)
-    if emulated and len(emulated) < len(parsed):
-        raise LaunchError(f"{stages[parsed.index(None)][1]} has no 'emulation', although other stages do")
+def _emulated(stages: Sequence[tuple[EmulatedStage | None, Path]]) -> tuple[EmulatedStage, ...]:
+    emulated = tuple(stage for stage, _ in stages if stage is not None)
+    if emulated and len(emulated) < len(stages):
+        without = next(path for stage, path in stages if stage is None)
+        raise LaunchError(f"{without} has no 'emulation', although other stages do")
     return emulated
 
 
 def _check_workers(plan: LaunchPlan, where: str) -> None:
+    if plan.world > MAX_DEPTH:
+        raise LaunchError(f"{where}: the plan has {plan.world} workers; at most {MAX_DEPTH} are possible")
     counts = Counter(worker for stage in plan.pipeline for worker in stage.workers)
     shared = sorted(worker for worker, count in counts.items() if count > 1)
     if shared:

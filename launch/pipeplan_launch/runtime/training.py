@@ -33,7 +33,7 @@ from pipeplan_launch.runtime.recompute import (
 from pipeplan_launch.runtime.split_backward import SplitBackward
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
-from pipeplan_launch.telemetry.timeline import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT, WEIGHTS
+from pipeplan_launch.telemetry.run_documents import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT, WEIGHTS
 
 
 class TrainingEngine(Engine):

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.files import read_file
 from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction
 from pipeplan_launch.telemetry.difference import difference, difference_lines
 from pipeplan_launch.telemetry.pace_model import AS_PREDICTED
 from pipeplan_launch.telemetry.recorder import SUMMED_FIELDS, TIME_FIELDS, SteadyState
+from pipeplan_launch.telemetry.run_documents import SUMMARY_FORMAT, SUMMARY_VERSION, SummaryFile
 from pipeplan_launch.telemetry.slowdown_cause import first_cause
+from pipeplan_launch.typed_document import decode
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
         mine = [report for report in reports if report.stage == stage]
         stages.append(_stage(plan, stage, prediction, mine, others))
     summary: dict[str, Any] = {
-        "format": "pipeplan-summary",
-        "version": 1,
+        "format": SUMMARY_FORMAT,
+        "version": SUMMARY_VERSION,
         "plan": plan.plan,
         "mode": plan.mode,
         "schedule": plan.schedule.name,
@@ -159,9 +163,10 @@ def _other_s(plan: LaunchPlan, stage: int, reports: Sequence[WorkerReport]) -> f
 
 def covers_epochs(run: Path, epochs: int) -> bool:
     """Whether a run's summary has so many epochs. Otherwise the run ended before it wrote a summary."""
+    path = run / "summary.json"
     try:
-        return len(json.loads((run / "summary.json").read_text(encoding="utf-8"))["epochs"]) >= epochs
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return len(decode(json.loads(read_file(path)), SummaryFile, str(path)).epochs) >= epochs
+    except (OSError, ValueError, RecursionError, LaunchError):
         return False
 
 

@@ -12,17 +12,14 @@ from typing import Any
 
 from pipeplan_launch.files import explain_errors, write_atomically
 from pipeplan_launch.telemetry.recorder import Stopwatch
+from pipeplan_launch.telemetry.run_documents import TIMELINE_FORMAT, TIMELINE_VERSION
 
-TIMELINE_FORMAT, TIMELINE_VERSION = "pipeplan-timeline", 1
 TIMELINE_FOLDER = "timeline"
 MIN_INTERVAL_S = 2e-5
 """Shorter intervals may be left out: waits for tensors that had already arrived, and remainders after a pass."""
 RECORDED_MINIBATCHES = 256
 """Number of minibatches of the pipeline that are recorded, from the first of an epoch: some steady state of any plan.
 """
-
-FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
-UPDATE, WAIT, ALL_REDUCE = "update", "wait", "all-reduce"
 
 
 class Timeline:

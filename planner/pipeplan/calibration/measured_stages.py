@@ -19,8 +19,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED
 from pipeplan.problem.problem import Options
-from pipeplan.run_data.run_folder import MeasuredRun
-from pipeplan.util.files import Node
+from pipeplan.run_data.run_folder import MeasuredRun, StageSummary
 
 FILLING = 2
 """Updates at the beginning of an epoch that are left out."""
@@ -129,37 +128,38 @@ def observe_run(run: MeasuredRun, path: Path, plan: Plan, options: Options, shar
     Raises `InputError` where the run is too short, incomplete, or of another plan.
     """
     summary = run.summary
-    emulated = summary.get("emulated")
-    if emulated is not None and emulated.boolean():
+    if summary.emulated:
         raise InputError(
             f"{run.folder} is a run of emulated stages, which take the times of their plan: run the plan itself"
         )
-    pace = summary["minibatch_s"]["measured"]
-    steady = summary["steady_minibatches"].integer()
-    if pace.value is None or summary["includes_fill"].boolean() or steady < FEWEST:
+    pace_s, steady = summary.minibatch_s.measured, summary.steady_minibatches
+    if pace_s is None or summary.includes_fill or steady < FEWEST:
         raise InputError(
             f"{run.folder} has too few minibatches to measure a pace ({steady} after the fill of its epochs, "
             f"at least {FEWEST} are needed): run it for longer"
         )
-    pace_s = pace.number()
-    if pace_s <= 0:
-        pace.fail("the measured pace is zero: run it again")
-    nodes = summary["stages"].items()
-    if len(nodes) != len(plan.stages):
-        raise InputError(f"{run.folder} measured {len(nodes)} stages, and {path} has {len(plan.stages)}")
-    measured = [_busy(node, plan.inference, shared) for node in nodes]
+    if not pace_s:
+        raise InputError(f"{run.where}: minibatch_s: the measured pace is zero: run it again")
+    if summary.minibatch_s.predicted is None:
+        raise InputError(f"{run.where}: minibatch_s: the field 'predicted' is missing")
+    stages = summary.stages
+    if len(stages) != len(plan.stages):
+        raise InputError(f"{run.folder} measured {len(stages)} stages, and {path} has {len(plan.stages)}")
+    measured = [
+        _busy(stage, plan.inference, shared, f"{run.where}: stages[{index}]") for index, stage in enumerate(stages)
+    ]
     return ObservedRun(
         name=run.folder.name,
         plan=plan,
         options=options,
         pace_s=pace_s,
-        predicted_s=summary["minibatch_s"]["predicted"].number(),
+        predicted_s=summary.minibatch_s.predicted,
         minibatches=steady,
         stages=tuple(busy for busy, _ in measured),
         shares=tuple(share for _, share in measured),
         shared=shared,
         transfers_s=transfers_s(run.folder, plan),
-        disturbed=0.0 if shared else max(_waited(node, busy) for node, (busy, _) in zip(nodes, measured, strict=True)),
+        disturbed=0.0 if shared else max(_waited(stage, one) for stage, (one, _) in zip(stages, measured, strict=True)),
     )
 
 
@@ -192,29 +192,28 @@ def median_run(runs: Sequence[ObservedRun]) -> ObservedRun:
     )
 
 
-def _waited(node: Node, busy: BusyTimes) -> float:
-    waited = node["measured"].get("core_wait_s")
-    return waited.number() / busy.total_s if waited else 0.0
+def _waited(stage: StageSummary, busy: BusyTimes) -> float:
+    return (stage.measured.core_wait_s or 0.0) / busy.total_s
 
 
-def _busy(node: Node, inference: bool, shared: bool) -> tuple[BusyTimes, float]:
-    own = node["measured"]
-    if own.get("cpu_s") is None or own.get("other_s") is None:
-        node.fail("`cpu_s` and `other_s` are missing: the run is of an older version, so run it again")
-    forward = node["forward_s"]["measured"]
-    needed = [forward] if inference else [forward, node["backward_s"]["measured"]]
-    for field in needed:
-        if field.number() <= 0:
-            field.fail("measured no time at all: there is nothing to calibrate by, so run it again")
+def _busy(stage: StageSummary, inference: bool, shared: bool, where: str) -> tuple[BusyTimes, float]:
+    own = stage.measured
+    if own.cpu_s is None or own.other_s is None:
+        raise InputError(f"{where}: `cpu_s` and `other_s` are missing: the run is of an older version, so run it again")
+    for name in ("forward_s",) if inference else ("forward_s", "backward_s"):
+        if not getattr(stage, name).measured:
+            raise InputError(
+                f"{where}: {name}: measured no time at all: there is nothing to calibrate by, so run it again"
+            )
     busy = BusyTimes(
-        forward_s=forward.number(),
-        backward_s=0.0 if inference else node["backward_s"]["measured"].number(),
-        update_s=0.0 if inference else node["update_s"]["measured"].number(),
-        sync_s=0.0 if inference else node["sync_s"]["measured"].number(),
-        load_s=own["load_s"].number(),
-        own_s=own["send_s"].number() + own["other_s"].number(),
+        forward_s=stage.forward_s.measured or 0.0,
+        backward_s=0.0 if inference else stage.backward_s.measured or 0.0,
+        update_s=0.0 if inference else stage.update_s.measured or 0.0,
+        sync_s=0.0 if inference else stage.sync_s.measured or 0.0,
+        load_s=own.load_s or 0.0,
+        own_s=(own.send_s or 0.0) + own.other_s,
     )
-    share = own["cpu_s"].number() / busy.total_s if shared else 1.0
+    share = own.cpu_s / busy.total_s if shared else 1.0
     if share <= 0:
-        own["cpu_s"].fail("measured no computing at all: run it again")
+        raise InputError(f"{where}: measured: cpu_s: measured no computing at all: run it again")
     return busy.scaled(share), share

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeplan.run_data.run_folder import ALL_REDUCE, MeasuredRun
-from pipeplan.util.files import Node
+from msgspec.structs import asdict
+
+from pipeplan.run_data.run_folder import ALL_REDUCE, MeasuredRun, StageSummary
 from pipeplan.util.text import one_line
 
 COMPARED_FIGURES = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
@@ -16,36 +17,25 @@ MEASURED_FIGURES = ("load_s", "send_s", "other_s")
 
 def measured_section(run: MeasuredRun) -> dict[str, Any]:
     """The measured pace, the first cause of its difference from the prediction, and the figures of every stage."""
-    summary = run.summary
-    pace, cause = _pair(summary, "minibatch_s"), summary.get("cause")
-    seconds = pace["measured"]
+    summary, pace = run.summary, run.summary.minibatch_s
+    seconds = pace.measured
     return {
         "run": one_line(run.folder.name),
         "minibatch_s": seconds,
         "minibatches_per_s": 1 / seconds if seconds else None,
-        "samples_per_s": summary["minibatch"].integer(minimum=1) / seconds if seconds else None,
-        "ratio": pace["ratio"],
-        "minibatches": summary["steady_minibatches"].integer(),
-        "includes_fill": summary["includes_fill"].boolean(),
-        "cause": one_line(cause["text"].text()) if cause else "",
-        "stages": [_stage(node) for node in summary["stages"].items()],
+        "samples_per_s": summary.minibatch / seconds if seconds and summary.minibatch else None,
+        "ratio": pace.ratio,
+        "minibatches": summary.steady_minibatches,
+        "includes_fill": summary.includes_fill,
+        "cause": one_line(summary.cause.text) if summary.cause else "",
+        "stages": [_stage(stage) for stage in summary.stages],
     }
 
 
-def _stage(node: Node) -> dict[str, Any]:
-    workers = [worker.integer() for worker in node["workers"].items()]
-    figures: dict[str, Any] = {"stage": node["stage"].integer(), "workers": workers}
-    figures |= {name: _pair(node, name) for name in COMPARED_FIGURES}
-    measured_only = node["measured"]
-    return figures | {name: value.number() if (value := measured_only.get(name)) else None for name in MEASURED_FIGURES}
-
-
-def _pair(node: Node, name: str) -> dict[str, float | None]:
-    """Predicted and measured value of a figure, and their ratio."""
-    pair = node.get(name)
-    if pair is None:
-        return {"predicted": None, "measured": None, "ratio": None}
-    return {key: value.number() if (value := pair.get(key)) else None for key in ("predicted", "measured", "ratio")}
+def _stage(stage: StageSummary) -> dict[str, Any]:
+    figures = {name: asdict(getattr(stage, name)) for name in COMPARED_FIGURES}
+    figures |= {name: getattr(stage.measured, name) for name in MEASURED_FIGURES}
+    return {"stage": stage.stage, "workers": list(stage.workers), **figures}
 
 
 def allreduce_shares(run: MeasuredRun) -> dict[int, float]:
@@ -60,9 +50,5 @@ def allreduce_shares(run: MeasuredRun) -> dict[int, float]:
 
 def measured_peaks(run: MeasuredRun) -> dict[int, int]:
     """Measured peak memory of the fullest worker of every stage, in bytes, by stage."""
-    sizes = {}
-    for node in run.summary["stages"].items():
-        size = _pair(node, "memory_bytes")["measured"]
-        if size is not None:
-            sizes[node["stage"].integer()] = round(size)
-    return sizes
+    sizes = {stage.stage: stage.memory_bytes.measured for stage in run.summary.stages}
+    return {stage: round(size) for stage, size in sizes.items() if size is not None}

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.errors import InputError
-from pipeplan.util.files import read_document
-
-FORMAT, VERSION = "pipeplan-checkpoint", 2
-MANIFEST = "manifest.json"
+from pipeplan_launch.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from pipeplan_launch.errors import LaunchError
 
 
 @dataclass(frozen=True)
@@ -86,12 +84,12 @@ def latest_checkpoint(plan_folder: Path, named: Path | None, graph_hash: str) ->
 
 def _candidates(plan_folder: Path, named: Path | None) -> Iterator[Path]:
     """Folders of checkpoints that have a manifest, latest first."""
-    if named is not None and (named / MANIFEST).is_file():
+    if named is not None and (named / MANIFEST_NAME).is_file():
         yield named
     elif named is not None:
         yield from _of_run(named)
     else:
-        runs = {path.parents[2] for path in plan_folder.glob(f"runs/*/checkpoints/*/{MANIFEST}")}
+        runs = {path.parents[2] for path in plan_folder.glob(f"runs/*/checkpoints/*/{MANIFEST_NAME}")}
         for run in sorted(runs, reverse=True):
             yield from _of_run(run)
 
@@ -104,24 +102,17 @@ def _runs_after(plan_folder: Path, run: Path) -> tuple[Path, ...]:
 
 def _of_run(run: Path) -> list[Path]:
     """Checkpoints of a run, latest first by the numbers in their names, as in `epoch-0003-sample-00000640`."""
-    folders = [path.parent for path in run.glob(f"checkpoints/*/{MANIFEST}")]
+    folders = [path.parent for path in run.glob(f"checkpoints/*/{MANIFEST_NAME}")]
     return sorted(
         folders, key=lambda folder: [int(number) for number in re.findall("[0-9]+", folder.name)], reverse=True
     )
 
 
 def _read(folder: Path) -> tuple[Checkpoint, str]:
-    """Read a checkpoint and the hash of its model's graph. Raises `InputError` if files are missing or truncated."""
-    root = read_document(folder / MANIFEST, FORMAT, VERSION)
-    for name, size in root["files"].mapping().items():
-        file = folder / Path(name).name
-        if not file.is_file() or file.stat().st_size != size:
-            raise InputError(f"{file} is missing, or not of the size that {MANIFEST} says")
-    checkpoint = Checkpoint(
-        run=folder.parent.parent,
-        folder=folder,
-        epoch=root["epoch"].integer(),
-        minibatch=root["minibatch"].integer(),
-        minibatches=root["minibatches"].integer(),
-    )
-    return checkpoint, root["model"]["graph_hash"].text()
+    """Read a checkpoint and the hash of its model's graph. Raises `InputError` if files are missing or damaged."""
+    try:
+        manifest = read_manifest(folder)
+    except LaunchError as error:
+        raise InputError(str(error)) from None
+    at = manifest.position
+    return Checkpoint(folder.parent.parent, folder, at.epoch, at.minibatch, at.minibatches), manifest.graph_hash

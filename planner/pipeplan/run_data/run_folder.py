@@ -8,54 +8,28 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeplan.errors import InputError
-from pipeplan.util.files import Node, read_document
+from pipeplan.util.files import read_document
+from pipeplan.util.typed import decode
+from pipeplan_launch.telemetry.run_documents import ALL_REDUCE as ALL_REDUCE
+from pipeplan_launch.telemetry.run_documents import BACKWARD as BACKWARD
+from pipeplan_launch.telemetry.run_documents import FORWARD as FORWARD
+from pipeplan_launch.telemetry.run_documents import KINDS as KINDS
+from pipeplan_launch.telemetry.run_documents import (
+    SUMMARY_FORMAT,
+    SUMMARY_VERSION,
+    TIMELINE_FORMAT,
+    TIMELINE_VERSION,
+    SummaryFile,
+    TimelineFile,
+)
+from pipeplan_launch.telemetry.run_documents import UPDATE as UPDATE
+from pipeplan_launch.telemetry.run_documents import WAIT as WAIT
+from pipeplan_launch.telemetry.run_documents import WEIGHTS as WEIGHTS
+from pipeplan_launch.telemetry.run_documents import FigurePair as FigurePair
+from pipeplan_launch.telemetry.run_documents import StageSummary as StageSummary
+from pipeplan_launch.telemetry.run_documents import TimelineInterval as TimelineInterval
 
-SUMMARY, SUMMARY_FORMAT, SUMMARY_VERSION = "summary.json", "pipeplan-summary", 1
-TIMELINE_FORMAT, TIMELINE_VERSION = "pipeplan-timeline", 1
-FORWARD, BACKWARD, WEIGHTS, UPDATE = "forward", "backward", "weights", "update"
-WAIT, ALL_REDUCE = "wait", "all-reduce"
-KINDS = (FORWARD, BACKWARD, WEIGHTS, UPDATE, WAIT, ALL_REDUCE)
-MOST = 100_000
-"""Most minibatches of a timeline. Far fewer are recorded; a replay of this many takes a minute."""
-
-
-@dataclass(frozen=True)
-class TimelineInterval:
-    """One activity of a worker. All-reduces run in the background; all other activities follow one another."""
-
-    kind: str
-    """One of `KINDS`. A wait is for tensors of another stage or, before an update, for an all-reduce. A backward pass
-    may have several parts: a second forward pass, the pass itself, and the rest of the work on its gradients. `weights`
-    are gradients of weights that have a pass of their own."""
-    number: int
-    """The minibatch, from 0 in the epoch. For an update, an all-reduce and the wait for it, the minibatch group."""
-    start_s: float
-    """Seconds since the beginning of the recorded epoch, which is the same moment for all workers."""
-    end_s: float
-
-    @property
-    def duration_s(self) -> float:
-        """Duration in seconds."""
-        return self.end_s - self.start_s
-
-
-@dataclass(frozen=True)
-class WorkerTimeline:
-    """The recorded activities of one worker in the first minibatches of an epoch."""
-
-    rank: int
-    stage: int
-    replica: int
-    epoch: int
-    """Number of the epoch, from 0."""
-    epoch_minibatches: int
-    """Number of minibatches in the epoch."""
-    first: int
-    """The first recorded minibatch: 0 unless the run resumed in the middle of the epoch."""
-    minibatches: int
-    """Number of recorded minibatches of the pipeline."""
-    intervals: tuple[TimelineInterval, ...]
-    """Activities in the order of their starts."""
+SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
@@ -65,10 +39,15 @@ class MeasuredRun:
     folder: Path
     plan: str
     """Digest of the plan that ran."""
-    summary: Node
+    summary: SummaryFile
     """The content of summary.json."""
-    recorded: Mapping[int, WorkerTimeline] = field(default_factory=dict)
+    recorded: Mapping[int, TimelineFile] = field(default_factory=dict)
     """Timelines by rank; empty where the run recorded none."""
+
+    @property
+    def where(self) -> str:
+        """The path of summary.json, for errors."""
+        return str(self.folder / SUMMARY)
 
     @cached_property
     def timelines(self) -> dict[int, tuple[TimelineInterval, ...]]:
@@ -84,13 +63,16 @@ def read_run(folder: Path) -> MeasuredRun:
     if not path.is_file():
         problem = _problem_with(folder)
         raise InputError(f"{folder} {problem}: name the folder of a run that came to its end, as in PLAN/runs/…")
-    summary = read_document(path, SUMMARY_FORMAT, SUMMARY_VERSION)
-    plan = summary["plan"].text()
-    timelines = [_timeline(path, plan) for path in sorted((folder / "timeline").glob("rank-*.json"))]
-    recorded = {timeline.rank: timeline for timeline in timelines if timeline is not None}
+    summary = decode(read_document(path, SUMMARY_FORMAT, SUMMARY_VERSION), SummaryFile)
+    timelines = [
+        decode(read_document(path, TIMELINE_FORMAT, TIMELINE_VERSION), TimelineFile)
+        for path in sorted((folder / "timeline").glob("rank-*.json"))
+    ]
+    # A timeline of another plan is left from before a run went on with this one.
+    recorded = {timeline.rank: timeline for timeline in timelines if timeline.plan == summary.plan}
     if len({(timeline.epoch, timeline.first) for timeline in recorded.values()}) > 1:
         raise InputError(f"{folder / 'timeline'} has files of different epochs: the run was cut off, so run it again")
-    return MeasuredRun(folder, plan, summary, dict(sorted(recorded.items())))
+    return MeasuredRun(folder, summary.plan, summary, dict(sorted(recorded.items())))
 
 
 def read_run_of_plan(plan_folder: Path, folder: Path | None = None) -> MeasuredRun:
@@ -123,34 +105,3 @@ def _problem_with(folder: Path) -> str:
     if error.is_file():
         return f"is of a run that ended in an error ({error}), without a {SUMMARY}"
     return f"has no {SUMMARY}"
-
-
-def _timeline(path: Path, plan: str) -> WorkerTimeline | None:
-    """The timeline of one worker; None where it belongs to an earlier plan of the run."""
-    root = read_document(path, TIMELINE_FORMAT, TIMELINE_VERSION)
-    if root["plan"].text() != plan:
-        return None
-    first, minibatches, whole = (root[name].integer() for name in ("first", "minibatches", "epoch_minibatches"))
-    if first + minibatches > whole or minibatches > MOST:
-        root["minibatches"].fail(f"{minibatches} from minibatch {first} on are more than an epoch of {whole} has here")
-    return WorkerTimeline(
-        rank=root["rank"].integer(),
-        stage=root["stage"].integer(),
-        replica=root["replica"].integer(),
-        epoch=root["epoch"].integer(),
-        epoch_minibatches=whole,
-        first=first,
-        minibatches=minibatches,
-        intervals=tuple(_interval(node) for node in root["intervals"].items()),
-    )
-
-
-def _interval(node: Node) -> TimelineInterval:
-    fields = node.items()
-    if len(fields) != 4:
-        node.fail(f"expected a kind, a number, a start and an end, found {len(fields)} values")
-    kind, number, start, end = fields
-    if kind.text() not in KINDS:
-        kind.fail(f"expected one of {', '.join(KINDS)}, found {kind.text()!r}")
-    start_s = start.number()
-    return TimelineInterval(kind.text(), number.integer(), start_s, end.number(minimum=start_s))

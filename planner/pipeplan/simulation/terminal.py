@@ -68,14 +68,14 @@ def _headline(report: SimulationReport) -> Text:
 
 def _measured_line(run: MeasuredRun, report: SimulationReport) -> Text:
     """The pace that a run measured, and its ratio to the prediction."""
-    pace = run.summary["minibatch_s"].get("measured")
+    pace_s = run.summary.minibatch_s.measured
     text = Text("Measured")
-    if pace is None:
+    if pace_s is None:
         text.append(": too few minibatches for a pace")
     else:
-        text.append(f": {show_time(pace.number())} each", "bold")
+        text.append(f": {show_time(pace_s)} each", "bold")
         if report.predicted_s > 0:
-            text.append(f", {pace.number() / report.predicted_s:.3f} of the prediction")
+            text.append(f", {pace_s / report.predicted_s:.3f} of the prediction")
     return text.append(f". Run {run.folder}, epoch {next(iter(run.recorded.values())).epoch + 1}")
 
 

@@ -267,7 +267,7 @@ def _in_place_of_every_tensor(size: int, manifest: Manifest) -> bytes:
     buffer = io.BytesIO()
     torch.save([Bomb()], buffer)
     for saved in manifest.tensors.values():
-        content[saved.offset : saved.offset + saved.size] = buffer.getvalue().ljust(saved.size, b"\0")[: saved.size]
+        content[saved.offset : saved.offset + saved.bytes] = buffer.getvalue().ljust(saved.bytes, b"\0")[: saved.bytes]
     return bytes(content[:size])
 
 

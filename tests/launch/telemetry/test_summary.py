@@ -94,7 +94,9 @@ def test_a_summary_covers_the_epochs_that_it_has(tmp_path: Path) -> None:
     for text in ("", "[]", "{}", '{"epochs": 3}', "[" * 100_000):
         (tmp_path / "summary.json").write_text(text)
         assert not covers_epochs(tmp_path, 1)
-    (tmp_path / "summary.json").write_text('{"epochs": [{}, {}]}')
+    plan = load_plan(write_plan(tmp_path, stage_contents([1])))
+    report = WorkerReport(0, 0, 0, SteadyState(), 0)
+    (tmp_path / "summary.json").write_text(json.dumps(summarise(plan, [report]) | {"epochs": [{}, {}]}))
     assert [covers_epochs(tmp_path, epochs) for epochs in (1, 2, 3)] == [True, True, False]
 
 

@@ -210,7 +210,8 @@ def test_only_the_first_minibatches_are_recorded_and_only_once_begun(tmp_path: P
 
 def _summary(folder: Path) -> None:
     folder.mkdir()
-    write_json(folder / "summary.json", {"format": "pipeplan-summary", "version": 1, "plan": WHOSE[0]})
+    head = {"format": "pipeplan-summary", "version": 1, "plan": WHOSE[0], "minibatch_s": {}, "includes_fill": False}
+    write_json(folder / "summary.json", head | {"steady_minibatches": 0, "stages": []})
 
 
 def test_what_was_written_is_read_and_what_another_plan_left_is_not(tmp_path: Path) -> None:

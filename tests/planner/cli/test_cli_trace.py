@@ -48,6 +48,7 @@ def _write_run(plan: Path, rows: Sequence[Rows], name: str = "20260131T120000Z",
     common = {"version": 1, "plan": digest or own}
     pace = {"predicted": 3.5, "measured": 7.0, "ratio": 2.0}
     summary = {"format": "pipeplan-summary", "minibatch_s": pace} | common
+    summary |= {"includes_fill": False, "steady_minibatches": 5, "stages": []}
     (folder / "summary.json").write_text(json.dumps(summary))
     for rank, intervals in enumerate(rows):
         head = {"format": "pipeplan-timeline", "rank": rank, "stage": rank, "replica": 0, "epoch": 1, "first": 0}
@@ -233,10 +234,15 @@ def test_what_is_wrong_is_one_line(run: Run, planned: Path, arguments: list[str]
         ("summary.json", '"pipeplan-summary"', '"x"', "summary.json is not a pipeplan-summary file"),
         ("summary.json", "{", "", "summary.json is not valid JSON"),
         ("timeline/rank-1.json", "]", "", "rank-1.json is not valid JSON"),
-        ("timeline/rank-1.json", '"forward", 0, ', '"forward", ', "intervals[1]: expected a kind, a number, a start"),
-        ("timeline/rank-1.json", '"forward", 0, ', '"run", 0, ', "expected one of forward, backward"),
+        ("timeline/rank-1.json", '"forward", 0, ', '"forward", ', "intervals[1]: expected a list of 4, found 3 values"),
+        ("timeline/rank-1.json", '"forward", 0, ', '"run", 0, ', "intervals[1]: kind: expected 'forward' or"),
         ("timeline/rank-1.json", '"forward", 0, ', '"forward", 0.5, ', "expected a whole number"),
-        ("timeline/rank-1.json", '"forward", 0, 1.25', '"forward", 0, 1e9', "expected at least 1e+09"),
+        (
+            "timeline/rank-1.json",
+            '"forward", 0, 1.25',
+            '"forward", 0, 1e9',
+            "intervals[1]: the end, 2.25 s, is before the start, 1e+09 s",
+        ),
         ("timeline/rank-1.json", '"epoch": 1', '"epoch": 2', "has files of different epochs"),
         ("timeline/rank-1.json", '"stage": 1', '"stage": 0', "its worker 1 has another stage"),
         ("timeline/rank-1.json", '"minibatches": 12', '"minibatches": 13', "are more than an epoch of 12 has"),

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from commandline import Ran, Run
+from manifests import write_manifest
 
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
+from pipeplan_launch.checkpoint.manifest import Position
 
 TWO_BY_TWO = """
 format = "pipeplan-cluster"
@@ -105,13 +107,13 @@ def _replan(run: Run, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def _checkpoint(run: str, name: str, **changes: Any) -> None:
+def _checkpoint(run: str, name: str, epoch: int = 0, minibatch: int = 5, **changes: Any) -> Path:
+    """A complete checkpoint of one file of three bytes."""
     folder = Path(run, "checkpoints", name)
     folder.mkdir(parents=True)
-    content = {"format": "pipeplan-checkpoint", "version": 2, "model": {"graph_hash": "sha256:abc"}}
-    content |= {"epoch": 0, "minibatch": 5, "minibatches": 9, "files": {"__0_0.distcp": 3}}
     (folder / "__0_0.distcp").write_text("abc")
-    (folder / "manifest.json").write_text(json.dumps(content | changes))
+    write_manifest(folder, Position(epoch, minibatch, 9), **({"files": {"__0_0.distcp": 3}} | changes))
+    return folder / "manifest.json"
 
 
 LAST = "epoch-0011-sample-00000024"
@@ -233,20 +235,23 @@ def test_a_damaged_checkpoint_is_left_out(run: Run) -> None:
     _checkpoint("plan/runs/a", "epoch-0001-sample-00000040")
     _checkpoint("plan/runs/b", "epoch-0001-sample-00000040", epoch=1)
     _checkpoint("plan/runs/b", "epoch-0001-sample-00000080", files={"__0_0.distcp": 3, "__1_0.distcp": 3})
-    _checkpoint("plan/runs/b", "epoch-0001-sample-00000120")
-    Path("plan/runs/b/checkpoints/epoch-0001-sample-00000120/manifest.json").write_text('{"format": ')
+    cut_off = _checkpoint("plan/runs/b", "epoch-0001-sample-00000120")
+    cut_off.write_text('{"format": ')
+    flipped = _checkpoint("plan/runs/b", "epoch-0001-sample-00000160")
+    flipped.write_text(flipped.read_text().replace('"lr": 0.1', '"lr": 0.9'))
     done = run("replan", "--lost", "server0,server1")
     assert done.code == 0
     lines = done.out.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("Left out: "))
-    assert "epoch-0001-sample-00000120/manifest.json is not valid JSON" in lines[start]
-    assert "epoch-0001-sample-00000080/__1_0.distcp is missing" in lines[start + 1]
-    assert lines[start + 2].startswith("Last checkpoint: plan/runs/b/checkpoints/epoch-0001-sample-00000040,")
+    assert "epoch-0001-sample-00000160/manifest.json is not as it was written" in lines[start]
+    assert "epoch-0001-sample-00000120/manifest.json cannot be read" in lines[start + 1]
+    assert "epoch-0001-sample-00000080/__1_0.distcp is missing" in lines[start + 2]
+    assert lines[start + 3].startswith("Last checkpoint: plan/runs/b/checkpoints/epoch-0001-sample-00000040,")
     # The run's latest is not the one, so that it is named itself.
-    assert lines[start + 4].endswith("--resume-from plan/runs/b/checkpoints/epoch-0001-sample-00000040")
+    assert lines[start + 5].endswith("--resume-from plan/runs/b/checkpoints/epoch-0001-sample-00000040")
     Path("plan/runs/b/checkpoints/epoch-0001-sample-00000040/__0_0.distcp").write_text("")
     found = _replan(run, "--lost", "server0", "--no-write")["checkpoint"]
-    assert (found["run"], len(found["damaged"])) == ("plan/runs/a", 3)
+    assert (found["run"], len(found["damaged"])) == ("plan/runs/a", 4)
     said = _refused(run, "--lost", "server0", "-o", "other", "--run", "plan/runs/b")
     assert "plan/runs/b has no complete checkpoint to go on from: " in said
 
@@ -278,7 +283,7 @@ def test_what_cannot_be_is_refused_in_one_line(run: Run) -> None:
     assert "already holds a plan" in _refused(run, "--lost", "server0", "-o", "plan")
     assert "has no complete checkpoint" in _refused(run, "--lost", "server0", "--run", "nowhere")
     assert "needs a number of minibatches per update" in _refused(run, "--lost", "server0", "--schedule", "gpipe")
-    _checkpoint("plan/runs/a", "epoch-0001-sample-00000040", model={"graph_hash": "sha256:other"})
+    _checkpoint("plan/runs/a", "epoch-0001-sample-00000040", graph_hash="sha256:other")
     assert "is of another model" in _refused(run, "--lost", "server0")
 
 
