@@ -1,6 +1,6 @@
-"""The JSON Schemas of the files that people write or edit: docs/reference/schemas.
+"""The JSON Schemas of the files that pipeplan reads: docs/reference/schemas.
 
-`python tests/docs/reference.py` writes them anew; `test_schemas.py` holds them to the types that the readers use.
+`python tests/docs/schemas.py` writes them anew; `test_schemas.py` holds them to the types that the readers use.
 """
 
 from __future__ import annotations
@@ -13,10 +13,15 @@ from reference import REFERENCE
 
 from pipeplan.cluster_data.cluster_document import ListedFile, UniformFile
 from pipeplan.cluster_data.cluster_json import ClusterFields
+from pipeplan.cluster_data.device_document import DeviceFile
+from pipeplan.cluster_data.machine_costs import ExecutorCostsFile
 from pipeplan.plan.plan import PlanFields
 from pipeplan.problem.problem import Options
 from pipeplan.profile_data.profile_document import ProfileFields
 from pipeplan.util.typed import json_schema
+from pipeplan_launch.checkpoint.manifest import ManifestFile
+from pipeplan_launch.plan.stage_files import StageFile
+from pipeplan_launch.telemetry.run_documents import SummaryFile, TimelineFile
 
 SCHEMAS = REFERENCE / "schemas"
 
@@ -37,6 +42,12 @@ def schemas() -> dict[str, dict[str, Any]]:
         "profile.schema.json": json_schema(ProfileFields),
         "cluster.schema.json": json_schema(UniformFile, ListedFile),
         "plan.schema.json": json_schema(PlanFile),
+        "device.schema.json": json_schema(DeviceFile),
+        "executor-costs.schema.json": json_schema(ExecutorCostsFile),
+        "stage.schema.json": json_schema(StageFile),
+        "manifest.schema.json": json_schema(ManifestFile),
+        "summary.schema.json": json_schema(SummaryFile),
+        "timeline.schema.json": json_schema(TimelineFile),
     }
 
 

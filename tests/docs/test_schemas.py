@@ -8,23 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from manifests import write_manifest
 from schemas import SCHEMAS, schemas, text_of
 
-BUNDLED = Path(__file__).resolve().parents[2] / "profiles"
+from pipeplan_launch.checkpoint.manifest import Position
+
+ROOT = Path(__file__).resolve().parents[2]
+BUNDLED, WRITTEN = ROOT / "profiles", ROOT / "tests" / "goldens" / "data" / "files"
 
 
-@pytest.mark.parametrize("name", ["profile.schema.json", "cluster.schema.json", "plan.schema.json"])
+@pytest.mark.parametrize("name", schemas())
 def test_the_published_schema_is_that_of_the_types(name: str) -> None:
     assert (SCHEMAS / name).read_text(encoding="utf-8") == text_of(schemas()[name]), "python tests/docs/schemas.py"
 
 
-def test_the_bundled_files_follow_their_schemas() -> None:
-    found = [("profile.schema.json", json.loads(path.read_text())) for path in BUNDLED.glob("*.json")]
-    found += [("cluster.schema.json", tomllib.loads(path.read_text())) for path in BUNDLED.glob("clusters/*.toml")]
-    assert len(found) > 5
-    for name, document in found:
-        schema = schemas()[name]
-        assert complaints(document, schema, schema) == []
+def test_bundled_and_written_files_follow_their_schemas(tmp_path: Path) -> None:
+    write_manifest(tmp_path, Position(2, 1, 9))
+    files = [("profile", path) for path in BUNDLED.glob("*.json")]
+    files += [("cluster", path) for path in BUNDLED.glob("clusters/*.toml")]
+    files += [("device", path) for path in BUNDLED.glob("devices/*.toml")]
+    files += [("plan", path) for path in WRITTEN.glob("*/plan/plan.json.txt")]
+    files += [("stage", path) for path in WRITTEN.glob("*/plan/stages/*.json.txt")]
+    files += [("manifest", tmp_path / "manifest.json")]
+    assert len({name for name, _ in files}) == 6
+    for name, path in files:
+        read = tomllib.loads if path.suffix == ".toml" else json.loads
+        schema = schemas()[f"{name}.schema.json"]
+        assert complaints(read(path.read_text()), schema, schema) == [], path
 
 
 @pytest.mark.parametrize(
@@ -76,6 +86,8 @@ def complaints(value: Any, schema: dict[str, Any], root: dict[str, Any], place: 
                 found += complaints(member, known[name], root, f"{place}.{name}".removeprefix("."))
             elif schema.get("additionalProperties") is False:
                 found.append(f"{place}: unknown {name}")
+    if isinstance(value, list) and len(value) < schema.get("minItems", 0):
+        found.append(f"{place}: too short")
     if isinstance(value, list) and isinstance(schema.get("items"), dict):
         for index, member in enumerate(value):
             found += complaints(member, schema["items"], root, f"{place}[{index}]")

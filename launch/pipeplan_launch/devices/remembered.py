@@ -10,12 +10,13 @@ import json
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from pipeplan_launch.devices.backend import backend_of, nccl_version
-from pipeplan_launch.files import write_json
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.files import read_file, write_json
+from pipeplan_launch.typed_document import decode
 
 
 def remembered_file() -> Path:
@@ -40,13 +41,12 @@ def remember(transport: str) -> Path:
 
 def remembered_transport() -> str | None:
     """The mode that the self-test found for this machine; None if there has been none."""
-    found = _all().get(machine_key())
-    return found if isinstance(found, str) else None
+    return _all().get(machine_key())
 
 
-def _all() -> dict[str, Any]:
+def _all() -> dict[str, str]:
+    path = remembered_file()
     try:
-        content = json.loads(remembered_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return decode(json.loads(read_file(path)), dict[str, str], str(path))
+    except (OSError, ValueError, RecursionError, LaunchError):
         return {}
-    return content if isinstance(content, dict) else {}

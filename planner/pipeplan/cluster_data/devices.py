@@ -7,54 +7,27 @@ profile was measured on another device than those of the cluster.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.device_document import DEVICE_FORMAT, DEVICE_VERSION, DeviceFile, Share, present
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import files
-from pipeplan.util.files import LARGEST, Node, read_toml
+from pipeplan.util.files import read_toml
 from pipeplan.util.text import did_you_mean
-from pipeplan.util.units import parse_rate, parse_size, parse_time
+from pipeplan.util.typed import decode
 
-DEVICE_FORMAT = "pipeplan-device"
-DEVICE_VERSION = 1
 LOCAL_DEVICES = ("cpu", "cuda")
 """Values of `--device` that stand for a device of this machine, which is measured and not estimated for."""
-OPERATOR_KINDS = (
-    "matmul",
-    "convolution",
-    "weight_gradient",
-    "recurrent",
-    "attention",
-    "normalisation",
-    "pooling",
-    "embedding",
-    "elementwise",
-)
-"""Kinds of operator. `weight_gradient` is the weight gradient of a convolution; `recurrent` is the part of a recurrent
-step that cannot start before the previous step is done."""
-ARITHMETICS = ("float64", "float32", "tf32", "float16", "bfloat16")
 _COMMON_WORDS = {
     *("nvidia", "tesla", "geforce", "amd", "intel", "r", "tm", "cpu", "gpu", "gb", "gib", "core", "processor"),
     *("pcie", "sxm", "sxm2", "sxm3", "sxm4", "sxm5"),
 }
 """Words in the names of devices that do not distinguish one device from another."""
 _KINDS = ("cpu", "cuda")
-
-
-@dataclass(frozen=True)
-class Share:
-    """Shares of the device's peak rates that one kind of operator reaches, each above 0 and at most 1."""
-
-    compute: float
-    """Share of the peak FLOP/s."""
-    memory: float
-    """Share of the peak memory bandwidth."""
-    source: str = ""
-    """Where the figures come from."""
 
 
 @dataclass(frozen=True)
@@ -136,126 +109,43 @@ def read_device(path: Path) -> DeviceModel:
     """Read and check a device file. Raises an `InputError` that names the file and the field that is wrong."""
     root = read_toml(path, DEVICE_FORMAT, DEVICE_VERSION)
     with root.locating_errors():
-        return _device(root)
+        return _device(decode(root, DeviceFile))
 
 
-def _device(root: Node) -> DeviceModel:
-    root.refuse_others(
-        {"format", "version", "name", "kind", "memory", "checked", "bandwidth", "kernel", "peak", "share"}
-        | {"float32_as", "tile", "transforms", "channels_last"}
-    )
-    kind = root["kind"].text()
-    if kind not in LOCAL_DEVICES:
-        root["kind"].fail(f"expected 'cuda' or 'cpu', found {kind!r}")
-    peaks = {name: _peak(node) for name, node in _table(root["peak"], ARITHMETICS).items()}
-    if "float32" not in peaks:
-        root["peak"].fail("the peak rate of 'float32' is missing")
-    checked = root.get("checked")
+def _device(file: DeviceFile) -> DeviceModel:
+    if not file.bandwidth.rate:
+        raise InputError("bandwidth: rate: must be above 0")
+    peaks = {name: peak.flops for name, peak in present(file.peak)}
+    float32_as = dict(present(file.float32_as)) if file.float32_as else {}
+    float32_as.pop("source", None)
+    _check_peaks(file, float32_as, peaks)
+    transforms = file.transforms
     return DeviceModel(
-        name=root["name"].text(),
-        kind=kind,
-        memory_bytes=parse_size(root["memory"].value, root["memory"].where),
-        bandwidth=_sourced(root["bandwidth"], "rate", parse_rate),
-        kernel_s=_sourced(root["kernel"], "time", parse_time, zero=True),
+        name=file.name,
+        kind=file.kind,
+        memory_bytes=file.memory,
+        bandwidth=float(file.bandwidth.rate),
+        kernel_s=float(file.kernel.time),
         peaks=peaks,
-        shares=_shares(root["share"]),
-        float32_as=_float32_as(root, peaks),
-        tile=_tile(root),
-        transforms=_transforms(root, peaks),
-        channels_last=_channels_last(root, peaks),
-        checked=tuple(operator.text() for operator in checked.items()) if checked else (),
+        shares=dict(present(file.share)),
+        float32_as=float32_as,
+        tile=(max(file.tile.sides), min(file.tile.sides)) if file.tile else (1, 1),
+        transforms=Transforms(transforms.arithmetic, int(transforms.workspace)) if transforms else None,
+        channels_last=file.channels_last.arithmetic if file.channels_last else (),
+        checked=file.checked,
     )
 
 
-def _sourced(node: Node, field: str, read: Callable[[object, str], float], *, zero: bool = False) -> float:
-    """A positive figure in a table of its own, beside the required `source`; 0 is allowed with `zero`."""
-    node.refuse_others({field, "source"})
-    node["source"].text()
-    value = read(node[field].value, node[field].where)
-    if not value and not zero:
-        node[field].fail("must be above 0")
-    if value > LARGEST:
-        node[field].fail(f"expected at most {LARGEST:g}, found {value:g}")
-    return value
-
-
-def _peak(node: Node) -> float:
-    node.refuse_others({"flops", "source"})
-    node["source"].text()
-    rate = node["flops"].number()
-    if not rate:
-        node["flops"].fail("must be above 0 (FLOP/s)")
-    return rate
-
-
-def _shares(node: Node) -> dict[str, Share]:
-    tables = _table(node, OPERATOR_KINDS)
-    for kind in OPERATOR_KINDS:
-        if kind not in tables:
-            node.fail(f"the kind {kind!r} is missing")
-    return {kind: _share(table) for kind, table in tables.items()}
-
-
-def _share(node: Node) -> Share:
-    node.refuse_others({"compute", "memory", "source"})
-    for field in ("compute", "memory"):
-        if not 0 < node[field].number() <= 1:
-            node[field].fail(f"expected a share above 0 and at most 1, found {node[field].value!r}")
-    return Share(node["compute"].number(), node["memory"].number(), node["source"].text())
-
-
-def _float32_as(root: Node, peaks: dict[str, float]) -> dict[str, str]:
-    node = root.get("float32_as")
-    if node is None:
-        return {}
-    table = _table(node, OPERATOR_KINDS, {"source"})
-    node["source"].text()
-    return {kind: _arithmetic(name, peaks) for kind, name in table.items()}
-
-
-def _tile(root: Node) -> tuple[int, int]:
-    node = root.get("tile")
-    if node is None:
-        return 1, 1
-    node.refuse_others({"sides", "source"})
-    node["source"].text()
-    sides = [side.integer(minimum=1) for side in node["sides"].items()]
-    if len(sides) != 2:
-        node["sides"].fail(f"expected two numbers as in [128, 64], found {len(sides)}")
-    return max(sides), min(sides)
-
-
-def _transforms(root: Node, peaks: dict[str, float]) -> Transforms | None:
-    node = root.get("transforms")
-    if node is None:
-        return None
-    node.refuse_others({"arithmetic", "workspace", "source"})
-    node["source"].text()
-    return Transforms(
-        _arithmetic(node["arithmetic"], peaks), parse_size(node["workspace"].value, node["workspace"].where)
+def _check_peaks(file: DeviceFile, float32_as: Mapping[str, str], peaks: Collection[str]) -> None:
+    """Raise an `InputError` for an arithmetic that the device has no peak rate for."""
+    named = [(f"float32_as: {kind}", name) for kind, name in float32_as.items()]
+    named += [("transforms: arithmetic", file.transforms.arithmetic)] if file.transforms else []
+    named += (
+        [("channels_last: arithmetic", name) for name in file.channels_last.arithmetic] if file.channels_last else []
     )
-
-
-def _channels_last(root: Node, peaks: dict[str, float]) -> tuple[str, ...]:
-    node = root.get("channels_last")
-    if node is None:
-        return ()
-    node.refuse_others({"arithmetic", "source"})
-    node["source"].text()
-    return tuple(_arithmetic(name, peaks) for name in node["arithmetic"].items())
-
-
-def _arithmetic(node: Node, peaks: dict[str, float]) -> str:
-    """The name of an arithmetic that the device has a peak rate for."""
-    if node.text() not in peaks:
-        node.fail(f"there is no peak rate of {node.text()!r}; there are: {', '.join(peaks)}")
-    return node.text()
-
-
-def _table(node: Node, names: tuple[str, ...], also: set[str] | None = None) -> dict[str, Node]:
-    """The fields of a table whose keys are in `names`. Other keys than these and those in `also` are refused."""
-    node.refuse_others({*names, *(also or ())})
-    return {key: node[key] for key in node.mapping() if key in names}
+    for where, name in named:
+        if name not in peaks:
+            raise InputError(f"{where}: there is no peak rate of {name!r}; there are: {', '.join(peaks)}")
 
 
 def device_mismatch(profile: Profile, cluster: Cluster) -> str:

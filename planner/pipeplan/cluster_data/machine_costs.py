@@ -13,14 +13,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from msgspec import Struct
 
 from pipeplan._version import __version__
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts, executor_costs_from_json
+from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Provenance
 from pipeplan.util.files import read_document, write_text
+from pipeplan.util.typed import Amount, decode
 
 FORMAT, VERSION = "pipeplan-executor-costs", 1
 SWITCH = "PIPEPLAN_EXECUTOR_COSTS"
@@ -57,6 +60,20 @@ class MachineCosts:
         }
 
 
+class ExecutorCostsFile(Struct):
+    """The file of the measurements."""
+
+    format: Literal["pipeplan-executor-costs"]
+    version: Literal[1]
+    machine: str
+    torch: str
+    pipeplan: str
+    when: str
+    disturbed: bool
+    executor: ExecutorCosts
+    throughput: dict[str, Amount]
+
+
 def enabled() -> bool:
     """Whether the executor's costs are measured and used."""
     return os.environ.get(SWITCH, "").lower() not in ("off", "0", "no")
@@ -74,13 +91,11 @@ def machine_costs() -> MachineCosts | None:
     if not enabled() or not path.is_file():
         return None
     try:
-        root = read_document(path, FORMAT, VERSION)
-        content = root.mapping()
-        if any(content.get(name) != value for name, value in _made_with().items()):
+        file = decode(read_document(path, FORMAT, VERSION), ExecutorCostsFile)
+        if any(getattr(file, name) != value for name, value in _made_with().items()):
             return None
-        throughput = {int(count): root["throughput"][count].number() for count in root["throughput"].mapping()}
-        costs = executor_costs_from_json(root["executor"])
-        return MachineCosts(costs, throughput, root["when"].text(), root["disturbed"].boolean())
+        throughput = {int(count): value for count, value in file.throughput.items()}
+        return MachineCosts(file.executor, throughput, file.when, file.disturbed)
     except (InputError, ValueError):
         return None  # A damaged file is measured again.
 

@@ -10,6 +10,7 @@ from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 from pipeplan.util.units import parse_rate, parse_size, parse_time
 from pipeplan_launch import typed_document
+from pipeplan_launch.typed_document import LARGEST as LARGEST
 from pipeplan_launch.typed_document import Amount as Amount
 from pipeplan_launch.typed_document import Bytes as Bytes
 from pipeplan_launch.typed_document import Natural as Natural

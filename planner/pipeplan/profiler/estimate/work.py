@@ -32,9 +32,9 @@ class Work:
     """One operator, or one part of one."""
 
     kind: str
-    """One of `pipeplan.cluster_data.devices.OPERATOR_KINDS`."""
+    """One of `pipeplan.cluster_data.device_document.OPERATOR_KINDS`."""
     arithmetic: str
-    """The type that it computes in, one of `pipeplan.cluster_data.devices.ARITHMETICS`."""
+    """The type that it computes in, one of `pipeplan.cluster_data.device_document.ARITHMETICS`."""
     flops: float = 0.0
     """FLOPs, two per multiply-add; 0 for operators that memory bounds."""
     bytes: float = 0.0
