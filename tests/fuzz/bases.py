@@ -1,16 +1,25 @@
-"""The sound files that are damaged: profiles, clusters, graph.txt and plan folders. All small."""
+"""The sound files that are damaged: profiles, clusters, devices, graph.txt, plan and run folders. All small."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import runs
 from drive import call
+from manifests import write_manifest
+from repository import ROOT
 
+from pipeplan.cluster_data.devices import bundled_device_names
+from pipeplan.cluster_data.executor_costs import ExecutorCosts
+from pipeplan.cluster_data.machine_costs import MachineCosts
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
+from pipeplan_launch.checkpoint.manifest import Position, SavedTensor
 
 
 def profile(rng: random.Random) -> dict[str, Any]:
@@ -69,6 +78,62 @@ def links(rng: random.Random) -> dict[str, Any]:
     devices = [{"rank": rank, "hostname": f"host{rank // 2}", "device_info": "H100"} for rank in range(4)]
     config = {"nthreads": 1, "ngpus": 1, "devices": devices}
     return {"version": 2, "args": ["all_reduce_perf", "-J"], "nccl_version": 1, "config": config, "results": results}
+
+
+def device(rng: random.Random) -> dict[str, Any]:
+    """A bundled device."""
+    path = ROOT / "profiles" / "devices" / f"{rng.choice(bundled_device_names())}.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def executor_costs(rng: random.Random) -> dict[str, Any]:
+    """What the executor costs on this machine."""
+    throughput = {count: count * rng.uniform(0.4, 1.0) for count in range(1, rng.randint(2, 5))}
+    costs = ExecutorCosts(1e-4, 5e-5, 1e-10, 2e-10, source="measured")
+    return MachineCosts(costs, throughput, "2026-01-01T00:00:00Z").to_json()
+
+
+def run_folder(plan: Path, rng: random.Random) -> Path:
+    """A run of a plan folder, with a summary, a timeline and metrics of every worker."""
+    pipeline = json.loads((plan / "stages" / "stage-0.json").read_text(encoding="utf-8"))["pipeline"]
+    times = {name: rng.uniform(0.1, 2.0) for name in (*runs.NAMES, *runs.OWN)}
+    summary = runs.summary_of(plan, 4.0, [times] * len(pipeline), minibatch=4, emulated=False, cause=None)
+    folder = runs.write_run(plan, "20260131T120000Z", summary)
+    for name in ("timeline", "metrics"):
+        (folder / name).mkdir()
+    for stage, entry in enumerate(pipeline):
+        for replica, rank in enumerate(entry["workers"]):
+            _recorded(folder, summary["plan"], rank, stage, replica, len(entry["workers"]))
+    return folder
+
+
+def _recorded(folder: Path, plan: str, rank: int, stage: int, replica: int, replicas: int) -> None:
+    intervals: list[Any] = []
+    lines = []
+    for number in range(replica, 12, replicas):
+        start = float(number + stage)
+        intervals += [["forward", number, start, start + 0.5], ["wait", number, start + 0.5, start + 0.75]]
+        intervals += [["backward", number, start + 0.75, start + 1.5], ["update", number, start + 1.5, start + 1.75]]
+        place = {"rank": rank, "stage": stage, "replica": replica, "epoch": 0, "minibatch": number}
+        lines.append(json.dumps(place | {"sync_s": 0.125, "loss": 0.5, "time_s": 1e9 + start}))
+    head = {"format": "pipeplan-timeline", "version": 1, "plan": plan, "rank": rank, "stage": stage, "replica": replica}
+    head |= {"epoch": 0, "epoch_minibatches": 12, "first": 0, "minibatches": 12, "intervals": intervals}
+    (folder / "timeline" / f"rank-{rank}.json").write_text(json.dumps(head))
+    (folder / "metrics" / f"rank-{rank}.jsonl").write_text("\n".join([*lines, ""]))
+
+
+def checkpoint(run: Path, rng: random.Random) -> Path:
+    """A complete checkpoint in a run folder, with a manifest that is as it should be."""
+    position = Position(rng.randint(0, 3), rng.randint(0, 12), 12)
+    folder = run / "checkpoints" / f"epoch-{position.epoch + 1:04d}-sample-{4 * position.minibatch:08d}"
+    folder.mkdir(parents=True)
+    (folder / "__0_0.distcp").write_bytes(bytes(256))
+    tensors = {
+        f"model.{name}.weight": SavedTensor("float32", (4, 4), "__0_0.distcp", 64 * index, 64, 0)
+        for index, name in enumerate("ab")
+    }
+    write_manifest(folder, position, files={"__0_0.distcp": 256}, tensors=tensors)
+    return folder
 
 
 PLANNED = (

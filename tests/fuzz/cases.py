@@ -3,10 +3,12 @@ is drawn as soon as it is there."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
 import random
+import re
 import shutil
 import traceback
 from collections.abc import Callable
@@ -18,8 +20,15 @@ import click
 from mutations import as_json, as_toml, damaged, damaged_text
 
 from pipeplan.cli import _COMMANDS
+from pipeplan.cluster_data.device_document import ARITHMETICS, OPERATOR_KINDS
+from pipeplan.cluster_data.devices import load_device
+from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES
 from pipeplan.problem.problem import BOUNDARIES
+from pipeplan.profiler.estimate.roofline import operator_seconds
+from pipeplan.profiler.estimate.work import Work
+from pipeplan.util.files import LARGEST
+from pipeplan_launch.checkpoint.manifest import read_manifest
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.stage_files import load_plan
 
@@ -48,13 +57,18 @@ LEFT_ALONE = {"time_limit", "help", "cluster_name", "ilp_solver", "workers"}
 SELDOM = {"pins", "together", "no_cut_after", "stages", "max_stages", "servers"}
 
 
+def _command(name: str) -> click.Command:
+    command: click.Command = importlib.import_module(f"pipeplan.cli.{_COMMANDS[name][0]}").command
+    return command
+
+
 def commands(parameter: str) -> dict[str, click.Command]:
     """The commands that take a parameter of that name, by name."""
     found = {}
-    for name, (module, _) in _COMMANDS.items():
+    for name in _COMMANDS:
         # Measuring a model needs torch, and has nothing to do with files.
         if name != "profile":
-            command = importlib.import_module(f"pipeplan.cli.{module}").command
+            command = _command(name)
             if parameter in {one.name for one in command.params}:
                 found[name] = command
     return found
@@ -230,10 +244,101 @@ def executor_reads(rng: random.Random, folders: list[Path]) -> str:
     content["model"]["ref"] = "mnist"
     content.pop("checksum")
     _write(path, content, as_json, rng, harm=True)
+    return _one_clear_line(lambda: load_plan(Path("plan")))
+
+
+def _one_clear_line(read: Callable[[], object]) -> str:
+    """What is wrong with how a reader ends, empty where it answers or has one clear line."""
     try:
-        load_plan(Path("plan"))
-    except LaunchError as error:
+        read()
+    except (LaunchError, InputError) as error:
         return "" if "\n" not in str(error) and len(str(error)) < 1200 else f"not one clear line: {str(error)[:300]!r}"
     except Exception:
         return traceback.format_exc()
     return ""
+
+
+def estimating(rng: random.Random, folders: list[Path]) -> str:
+    """What is wrong with how a damaged device file is read, and with the times that follow from it."""
+    _write(Path("card.toml"), bases.device(rng), as_toml, rng, harm=True)
+    return _one_clear_line(_estimate)
+
+
+def _estimate() -> None:
+    """Raise an error if the file is refused, or if a time that it gives is one that no profile can hold."""
+    device = load_device("card.toml")
+    for kind in OPERATOR_KINDS:
+        for arithmetic in ARITHMETICS:
+            work = Work(kind, arithmetic, 1e12, 1e9, sides=(300, 70))
+            seconds = operator_seconds(work, device)
+            assert 0 <= seconds <= LARGEST, f"{kind} in {arithmetic}: {seconds} s"
+
+
+def charging(rng: random.Random, folders: list[Path]) -> list[str]:
+    """Arguments of `solve` on this machine, for which the costs of the executor are damaged."""
+    path = Path("cache/pipeplan/executor-costs.json")
+    path.parent.mkdir(parents=True)
+    os.environ |= {"XDG_CACHE_HOME": str(Path("cache").absolute()), "PIPEPLAN_EXECUTOR_COSTS": "on"}
+    _write(path, bases.executor_costs(rng), as_json, rng, harm=True)
+    Path("profile.json").write_text(as_json(bases.profile(rng)))
+    workers = ["--cluster", "local", "--workers", rng.choice("1234")]
+    return ["solve", "profile.json", *workers, "--ignore-memory", "--solver", rng.choice(["dp", "both"])]
+
+
+def measuring(rng: random.Random, folders: list[Path]) -> list[str]:
+    """Arguments of a command that reads a run, of which one or two files are damaged."""
+    shutil.copytree(rng.choice(folders), "plan")
+    run = bases.run_folder(Path("plan"), rng)
+    for _ in range(rng.choice([1, 1, 1, 2])):
+        path = rng.choice([run / "summary.json", rng.choice(sorted(run.glob("*/*")))])
+        if path.suffix == ".jsonl":
+            path.write_bytes(damaged_text(path.read_text(encoding="utf-8"), rng))
+        else:
+            _write(path, _document(path), as_json, rng, harm=True)
+    name = rng.choice(["report", "trace", "simulate", "calibrate", "calibrate"])
+    known = options(_command(name), rng, 0.15, ["a"])
+    if name == "calibrate":
+        return [name, str(run), *known]
+    return [name, "plan", *(["--run", str(run)] if name == "simulate" else [str(run)]), *known]
+
+
+def _document(path: Path) -> Any:
+    """The content of a file that may be damaged already."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return {}
+
+
+def resuming(rng: random.Random, folders: list[Path]) -> list[str]:
+    """Arguments of `replan` on a run that has two checkpoints, of which the manifest of one is damaged."""
+    shutil.copytree(rng.choice(folders), "plan")
+    _damaged_manifest(Path("plan/runs/20260131T120000Z"), rng)
+    lost = ["--lost", rng.choice(["server0", "server1", "worker1", "worker0,worker3"])]
+    named = ["--run", "plan/runs/20260131T120000Z"] if rng.random() < 0.3 else []
+    return ["replan", "plan", *lost, *named, "--solver", "dp", "--time-limit", "5"]
+
+
+def manifest_read(rng: random.Random, folders: list[Path]) -> str:
+    """What is wrong with how the executor reads a damaged manifest, whose checksum fits, mostly."""
+    folder = _damaged_manifest(Path("run"), rng)
+    return _one_clear_line(lambda: json.dumps(read_manifest(folder).as_json()))
+
+
+def _damaged_manifest(run: Path, rng: random.Random) -> Path:
+    folder = bases.checkpoint(run, rng)
+    path = folder / "manifest.json"
+    content = damaged(json.loads(path.read_text(encoding="utf-8")), rng)
+    if rng.random() < 0.2:
+        path.write_bytes(damaged_text(path.read_text(encoding="utf-8"), rng))
+    else:
+        content |= {"version": 3}
+        path.write_bytes(_with_fitting_checksum(as_json(content)))
+    return folder
+
+
+def _with_fitting_checksum(text: str) -> bytes:
+    """The text of a document with its checksum set anew, so that what is damaged gets past it."""
+    unset = "sha256:" + "0" * 64
+    raw = re.sub("sha256:[0-9a-f]{64}", unset, text, count=1).encode("utf-8", "surrogatepass")
+    return raw.replace(unset.encode(), b"sha256:" + hashlib.sha256(raw).hexdigest().encode(), 1)

@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import cases
 from drive import call, complaint, listing
@@ -21,9 +22,16 @@ COMMANDS: dict[str, Arguments] = {
     "plan": cases.replaying,
     "look": cases.looking,
     "odd files": cases.odd_files,
+    "costs": cases.charging,
+    "runs": cases.measuring,
+    "checkpoints": cases.resuming,
 }
 """Kinds that are calls of the command line."""
-READERS: dict[str, Reading] = {"stages": cases.executor_reads}
+READERS: dict[str, Reading] = {
+    "stages": cases.executor_reads,
+    "devices": cases.estimating,
+    "manifests": cases.manifest_read,
+}
 """Kinds that are files for the executor's readers."""
 ALL_KINDS = (*COMMANDS, *READERS)
 
@@ -33,6 +41,11 @@ def run_case(kind: str, seed: int, planned: list[Path], folder: Path) -> str:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     os.chdir(folder)
+    with mock.patch.dict(os.environ):
+        return _run(kind, seed, planned, folder)
+
+
+def _run(kind: str, seed: int, planned: list[Path], folder: Path) -> str:
     rng = random.Random(f"{kind} {seed}")
     if kind in READERS:
         wrong = READERS[kind](rng, planned)

@@ -7,17 +7,22 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta, Struct
 
-from pipeplan.util.typed import LARGEST, Positive, WrittenRate, WrittenSize, WrittenTime
+from pipeplan.util.typed import LARGEST, WrittenRate, WrittenSize, WrittenTime
 
 DEVICE_FORMAT = "pipeplan-device"
 DEVICE_VERSION = 1
 Arithmetic = Literal["float64", "float32", "tf32", "float16", "bfloat16"]
 ARITHMETICS: tuple[str, ...] = get_args(Arithmetic)
-Part = Annotated[float, Meta(gt=0, le=1)]
+# The limits keep estimated times far from what a profile cannot hold.
+Part = Annotated[float, Meta(ge=1e-6, le=1)]
+Side = Annotated[int, Meta(ge=1, le=1 << 16)]
+LEAST_RATE = 1e3
+"""Least bytes/s of a memory."""
+LONGEST_KERNEL_S = 3600.0
 
 
 class Share(Struct, frozen=True, forbid_unknown_fields=True):
-    """Shares of the device's peak rates that one kind of operator reaches, each above 0 and at most 1."""
+    """Shares of the device's peak rates that one kind of operator reaches, each from 1e-6 to 1."""
 
     compute: Part
     """Share of the peak FLOP/s."""
@@ -66,7 +71,7 @@ class TimeTable(_Sourced, kw_only=True, forbid_unknown_fields=True):
 class PeakTable(_Sourced, kw_only=True, forbid_unknown_fields=True):
     """A table `[peak.…]`."""
 
-    flops: Annotated[float, Meta(gt=0, le=LARGEST)]
+    flops: Annotated[float, Meta(ge=1e3, le=LARGEST)]
     """FLOP/s."""
 
 
@@ -97,7 +102,7 @@ class Float32Table(_Sourced, kw_only=True, forbid_unknown_fields=True):
 class TileTable(_Sourced, kw_only=True, forbid_unknown_fields=True):
     """The table `[tile]`."""
 
-    sides: tuple[Positive, Positive]
+    sides: tuple[Side, Side]
 
 
 class TransformsTable(_Sourced, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.device_document import DEVICE_FORMAT, DEVICE_VERSION, DeviceFile, Share, present
+from pipeplan.cluster_data.device_document import (
+    DEVICE_FORMAT,
+    DEVICE_VERSION,
+    LEAST_RATE,
+    LONGEST_KERNEL_S,
+    DeviceFile,
+    Share,
+    present,
+)
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import files
@@ -113,8 +121,10 @@ def read_device(path: Path) -> DeviceModel:
 
 
 def _device(file: DeviceFile) -> DeviceModel:
-    if not file.bandwidth.rate:
-        raise InputError("bandwidth: rate: must be above 0")
+    if file.bandwidth.rate < LEAST_RATE:
+        raise InputError(f"bandwidth: rate: {file.bandwidth.rate:g} bytes/s is less than {LEAST_RATE:g}")
+    if file.kernel.time > LONGEST_KERNEL_S:
+        raise InputError(f"kernel: time: {file.kernel.time:g} s is more than {LONGEST_KERNEL_S:g} s")
     peaks = {name: peak.flops for name, peak in present(file.peak)}
     float32_as = dict(present(file.float32_as)) if file.float32_as else {}
     float32_as.pop("source", None)

@@ -60,7 +60,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ),
         ("[share.pooling]", "[share.poling]", "there is no field 'poling'; did you mean 'pooling'"),
         ("[peak.float32]", "[peak.float23]", "there is no field 'float23'"),
-        ("flops = 15.7e12", "flops = 0", "peak: float32: flops: expected more than 0, found 0"),
+        ("flops = 15.7e12", "flops = 0", "peak: float32: flops: expected at least 1000, found 0"),
         ('rate = "900 GB/s"', 'rate = "fast"', "expected a rate such as"),
         ("sides = [128, 64]", "sides = [128]", "sides: expected a list of 2, found 1 values"),
         ('arithmetic = "float32"', 'arithmetic = "tf32"', "there is no peak rate of 'tf32'"),
