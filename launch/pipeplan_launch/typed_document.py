@@ -6,6 +6,7 @@ Torch-free.
 
 from __future__ import annotations
 
+import json
 import re
 import types
 import typing
@@ -75,6 +76,23 @@ def decode(
         return typing.cast(_Document, convert(value, kind))
     except msgspec.ValidationError as error:
         raise error_type(_explained(value, kind, where, error, convert)) from None
+
+
+def parse_json(raw: bytes) -> Any:
+    """The value of a JSON file. Raises a `ValueError` or a `RecursionError` for what is none."""
+    value = json.loads(raw)
+    if b"\\u" in raw:
+        refuse_half_characters(value)
+    return value
+
+
+def refuse_half_characters(value: Any) -> None:
+    """Raise a `ValueError` for a text with a lone surrogate, which JSON can escape and no file can hold."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        near = ascii(error.object[max(0, error.start - 20) : error.start + 1])
+        raise ValueError(f"a text has half a character (a lone surrogate), at {near}") from None
 
 
 def shortened(value: Any, most: int = 40) -> str:
@@ -156,8 +174,8 @@ def _reason(message: str, value: Any, kind: Any) -> str:
     found = f", found {shortened(value)}"
     if match := re.fullmatch(r"Object missing required field `(.*)`", message):
         return f"the field {match[1]!r} is missing"
-    if match := re.fullmatch(r"Object contains unknown field `(.*)`", message):
-        return f"there is no field {match[1]!r}; {nearest(match[1], _names(_member_for(value, kind)))}"
+    if match := re.fullmatch(r"(?s)Object contains unknown field `(.*)`", message):
+        return f"there is no field {shortened(match[1])}; {nearest(match[1], _names(_member_for(value, kind)))}"
     if match := re.fullmatch(r"Expected `([a-z |]+)`, got `\w+`", message):
         return f"expected {' or '.join(_words(match[1]))}{found}"
     if match := re.fullmatch(r"Expected `array` of (?:at least |at most )?length (\d+), got (\d+)", message):

@@ -292,7 +292,7 @@ def measuring(rng: random.Random, folders: list[Path]) -> list[str]:
     for _ in range(rng.choice([1, 1, 1, 2])):
         path = rng.choice([run / "summary.json", rng.choice(sorted(run.glob("*/*")))])
         if path.suffix == ".jsonl":
-            path.write_bytes(damaged_text(path.read_text(encoding="utf-8"), rng))
+            path.write_bytes(damaged_text(path.read_text(encoding="utf-8", errors="replace"), rng))
         else:
             _write(path, _document(path), as_json, rng, harm=True)
     name = rng.choice(["report", "trace", "simulate", "calibrate", "calibrate"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from msgspec import Meta, Struct
 from pipeplan_launch.checked_json import is_unchanged, with_checksum
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 from pipeplan_launch.files import explain_errors, finite, read_file, write_atomically
-from pipeplan_launch.typed_document import Finite, Natural, Positive, Text, decode
+from pipeplan_launch.typed_document import Finite, Natural, Positive, Text, decode, parse_json
 
 CHECKPOINT_FORMAT: Literal["pipeplan-checkpoint"] = "pipeplan-checkpoint"
 CHECKPOINT_VERSION: Literal[3] = 3
@@ -221,7 +220,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_NAME
     try:
         raw = read_file(path)
-        content = json.loads(raw)
+        content = parse_json(raw)
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:

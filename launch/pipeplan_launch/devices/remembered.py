@@ -6,7 +6,6 @@ host, the builds of torch and NCCL, and the GPUs that are visible.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from pipeplan_launch.devices.backend import backend_of, nccl_version
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import read_file, write_json
-from pipeplan_launch.typed_document import decode
+from pipeplan_launch.typed_document import decode, parse_json
 
 
 def remembered_file() -> Path:
@@ -47,6 +46,6 @@ def remembered_transport() -> str | None:
 def _all() -> dict[str, str]:
     path = remembered_file()
     try:
-        return decode(json.loads(read_file(path)), dict[str, str], str(path))
+        return decode(parse_json(read_file(path)), dict[str, str], str(path))
     except (OSError, ValueError, RecursionError, LaunchError):
         return {}

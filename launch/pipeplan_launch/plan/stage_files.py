@@ -6,7 +6,6 @@ noticed. Each problem is reported as a one-line `LaunchError`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from pipeplan_launch.plan.planned_links import LevelFields, planned_links
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule
 from pipeplan_launch.plan.schedule_check import replay_schedule
 from pipeplan_launch.plan.sleeping_stage_spec import EmulatedStage
-from pipeplan_launch.typed_document import Natural, Positive, Text, decode
+from pipeplan_launch.typed_document import Natural, Positive, Text, decode, parse_json
 
 Correction = Literal["none", "ef"]
 CORRECTIONS: tuple[str, ...] = get_args(Correction)
@@ -158,7 +157,7 @@ def _check_complete(folder: Path, files: Mapping[int, Path], count: int) -> None
 def _read_stage_file(path: Path) -> StageFile:
     try:
         raw = read_file(path)
-        content = json.loads(raw)
+        content = parse_json(raw)
     except OSError as error:
         raise LaunchError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from pipeplan_launch.telemetry.pace_model import AS_PREDICTED
 from pipeplan_launch.telemetry.recorder import SUMMED_FIELDS, TIME_FIELDS, SteadyState
 from pipeplan_launch.telemetry.run_documents import SUMMARY_FORMAT, SUMMARY_VERSION, SummaryFile
 from pipeplan_launch.telemetry.slowdown_cause import first_cause
-from pipeplan_launch.typed_document import decode
+from pipeplan_launch.typed_document import decode, parse_json
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def covers_epochs(run: Path, epochs: int) -> bool:
     """Whether a run's summary has so many epochs. Otherwise the run ended before it wrote a summary."""
     path = run / "summary.json"
     try:
-        return len(decode(json.loads(read_file(path)), SummaryFile, str(path)).epochs) >= epochs
+        return len(decode(parse_json(read_file(path)), SummaryFile, str(path)).epochs) >= epochs
     except (OSError, ValueError, RecursionError, LaunchError):
         return False
 

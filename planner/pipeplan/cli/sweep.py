@@ -62,7 +62,11 @@ class _Outputs:
     show_default=True,
     help="Solvers to run; both check each other.",
 )
-@click.option("--time-limit", type=float, default=60.0, show_default=True, help="Seconds for each point.")
+@click.option(
+    "--time-limit",
+    type=float,
+    help="Seconds for all points together  [default: 60 for each point, without a limit in all]",
+)
 @click.option("--jobs", type=click.IntRange(min=1), help="Number of processes  [default: one for each processor]")
 @click.option(
     "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to this file."
@@ -81,7 +85,7 @@ def command(
     schedule: str | None,
     price: float | None,
     solver: str,
-    time_limit: float,
+    time_limit: float | None,
     jobs: int | None,
     csv_file: Path | None,
     svg_file: Path | None,
@@ -96,7 +100,9 @@ def command(
     pipeplan sweep --cluster A --servers 1,2,4,8 --bandwidth cluster=10Gbit/s,25Gbit/s
     pipeplan sweep profile.json --cluster A --memory 8GiB,16GiB --minibatch 32,64 --price 12.24 --csv sweep.csv
     """
-    settings = replace(SEARCH, solver=solver, time_limit_s=positive_time_limit(time_limit))
+    if time_limit is not None:
+        positive_time_limit(time_limit)
+    settings = replace(SEARCH, solver=solver)
     axes = SweepAxes(
         bandwidths=_bandwidths(bandwidth),
         memory=_listed(memory, "--memory", parse_size),
@@ -108,7 +114,7 @@ def command(
         profile, arguments, _listed(servers, "--servers", _integer), _listed(workers, "--workers", _integer), axes
     )
     note(origin, dim=True)
-    answers, finished = _run(grid, settings, jobs)
+    answers, finished = _run(grid, settings, jobs, time_limit)
     solved = [SweepRow(grid[i], answers[i], rows.hourly_price(grid[i], price)) for i in sorted(answers)]
     _write_and_print(solved, len(grid), _Outputs(csv_file, svg_file, as_json))
     sys.stdout.flush()
@@ -150,7 +156,9 @@ def _options(arguments: dict[str, Any], kind: str, axes: SweepAxes) -> Options:
     return options_of(arguments | {"schedule": last}, kind)
 
 
-def _run(grid: list[SweepPoint], settings: Settings, jobs: int | None) -> tuple[dict[int, PointAnswer], bool]:
+def _run(
+    grid: list[SweepPoint], settings: Settings, jobs: int | None, time_limit: float | None
+) -> tuple[dict[int, PointAnswer], bool]:
     """The answers by number of the point, and whether every point has one; it has not if Ctrl-C came."""
     answers: dict[int, PointAnswer] = {}
     with progress_bar("solving") as update:
@@ -160,7 +168,7 @@ def _run(grid: list[SweepPoint], settings: Settings, jobs: int | None) -> tuple[
             answers[number] = answer
             update(len(answers), len(grid), "solving")
 
-        finished = solve_points(grid, settings, jobs, collect)
+        finished = solve_points(grid, settings, jobs, collect, time_limit)
     return answers, finished
 
 

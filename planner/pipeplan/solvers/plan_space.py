@@ -100,7 +100,11 @@ class PlanSpace:
         size = sum(unit.parameter_bytes for unit in problem.units)
         workers = self.workers(problem.cluster)
         size_of_one = len(workers) // self.copies
-        used = [worker for index, worker in enumerate(workers) if index % size_of_one not in self.unused]
+        if problem.cluster.uniform:  # the first and the last worker say which links are used, and copies may be many
+            kept = [place for place in range(size_of_one) if place not in self.unused]
+            used = [workers[kept[0]], workers[kept[-1] - size_of_one]]
+        else:
+            used = [worker for index, worker in enumerate(workers) if index % size_of_one not in self.unused]
         # Also if each copy is on one worker, the copies meet at the level that joins their components.
         rate = Links.of(problem.cluster).allreduce_among(used)
         return float(formulas.ring_allreduce_time(self.copies, size, *rate))

@@ -6,15 +6,17 @@ the process that started them ends them.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.plan.updates import Updates
@@ -55,6 +57,8 @@ class PointAnswer:
     """Whether no gradient of the plan is stale."""
 
 
+LEAST_S = 0.1
+"""Least time for a point, which may be enough for the plan of a small one."""
 OnAnswer = Callable[[int, PointAnswer], None]
 
 
@@ -105,29 +109,64 @@ def _proven(outcome: Outcome) -> str:
     return "+".join(solver.split()[0] for solver in outcome.verdict.provers) or "scoring"
 
 
-def solve_points(points: Sequence[SweepPoint], settings: Settings, jobs: int | None, tell: OnAnswer) -> bool:
-    """Solve all points, and call `tell` with each answer and the number of its point. Returns False if interrupted."""
+@dataclass(frozen=True)
+class SharedTime:
+    """The time that is left for the rest of a sweep, of which each point takes an equal share when its turn comes."""
+
+    ends: float
+    """The end by `time.monotonic`, which all processes of a machine share."""
+    points: int
+    jobs: int
+
+    def for_point(self, number: int) -> float:
+        """Seconds for a point, given that those before it are solved or being solved."""
+        turns = math.ceil((self.points - number) / self.jobs)
+        return max(LEAST_S, (self.ends - time.monotonic()) / turns)
+
+
+def solve_points(
+    points: Sequence[SweepPoint],
+    settings: Settings,
+    jobs: int | None,
+    tell: OnAnswer,
+    together_s: float | None = None,
+) -> bool:
+    """Solve all points, and call `tell` with each answer and the number of its point. Returns False if interrupted.
+
+    The settings limit the time of each point; `together_s` is how long all points may take together.
+    """
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(points))
+    time_left = None if together_s is None else SharedTime(time.monotonic() + together_s, len(points), max(1, jobs))
     try:
         if jobs <= 1:
             with interrupts.remember_interrupt() as check:
                 for number, point in enumerate(points):
-                    answer = solve_point(point, settings)
+                    answer = _solve_in_turn(number, point, settings, time_left)
                     check()
                     tell(number, answer)
         else:
-            _in_processes(points, settings, jobs, tell)
+            _in_processes(points, settings, jobs, tell, time_left)
     except KeyboardInterrupt:
         return False
     return True
 
 
-def _in_processes(points: Sequence[SweepPoint], settings: Settings, jobs: int, tell: OnAnswer) -> None:
+def _solve_in_turn(number: int, point: SweepPoint, settings: Settings, time_left: SharedTime | None) -> PointAnswer:
+    if time_left is not None:
+        settings = replace(settings, time_limit_s=time_left.for_point(number))
+    return solve_point(point, settings)
+
+
+def _in_processes(
+    points: Sequence[SweepPoint], settings: Settings, jobs: int, tell: OnAnswer, time_left: SharedTime | None
+) -> None:
     executor = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     before = {process.pid for process in multiprocessing.active_children()}
     try:
         with _interrupts_ignored():
-            futures = {executor.submit(solve_point, point, settings): i for i, point in enumerate(points)}
+            futures = {
+                executor.submit(_solve_in_turn, i, point, settings, time_left): i for i, point in enumerate(points)
+            }
         for future in as_completed(futures):
             tell(futures[future], _answer(future))
     except BaseException:

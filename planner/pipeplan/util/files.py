@@ -19,7 +19,7 @@ from pipeplan.errors import InputError
 from pipeplan.util.text import did_you_mean, near_files
 from pipeplan_launch.typed_document import LARGEST as LARGEST
 from pipeplan_launch.typed_document import LARGEST_SIZE as LARGEST_SIZE
-from pipeplan_launch.typed_document import shortened
+from pipeplan_launch.typed_document import refuse_half_characters, shortened
 
 LARGEST_FILE = 2**28
 """Most bytes of a file that is read."""
@@ -126,17 +126,11 @@ def read_json(path: Path, kind: str) -> Node:
     except ValueError as error:
         raise InputError(f"{path} has a number with too many digits") from error
     if "\\u" in text:
-        _refuse_half_characters(value, str(path))
+        try:
+            refuse_half_characters(value)
+        except ValueError as error:
+            raise InputError(f"{path}: {error}") from None
     return Node(value, str(path))
-
-
-def _refuse_half_characters(value: Any, where: str) -> None:
-    """Raise an `InputError` for a text with a lone surrogate, which JSON can escape and no file can hold."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        near = ascii(error.object[max(0, error.start - 20) : error.start + 1])
-        raise InputError(f"{where}: a text has half a character (a lone surrogate), at {near}") from None
 
 
 def read_document(path: Path, kind: str, version: int) -> Node:

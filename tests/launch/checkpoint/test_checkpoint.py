@@ -317,6 +317,9 @@ def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path, caplog: p
         rewrite(path, changed)
         with pytest.raises(LaunchError, match=message):
             model_of(latest(tmp_path))
+    rewrite(path, {**content, "plan": "\ud800"})
+    with pytest.raises(LaunchError, match="half a character"):
+        latest(tmp_path)
     for name in ("../x", "a/b"):
         rewrite(path, {**content, "files": {name: 1}})
         with pytest.raises(LaunchError, match="is not the name of a file beside it"):

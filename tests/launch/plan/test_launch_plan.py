@@ -79,6 +79,7 @@ def inside(stage: int, key: str, value: Any) -> Change:
         (inside(1, "recompute", "yes"), "pipeline[1]: recompute: expected true or false, found 'yes'"),
         (lambda c: c[1].update(layers=["layer0"]), "layer 'layer0' is in more than one stage"),
         (lambda c: c[1].update(layers=[3]), "stage-1.json: layers[0]: expected text, found 3"),
+        (lambda c: c[1].update(layers=["\ud800"]), "half a character (a lone surrogate)"),
         (lambda c: c[1].update(prediction={"forward_s": float("nan")}), "forward_s: expected a finite number"),
         (lambda c: c[1].update(prediction={"forward_s": 10**400}), "forward_s: expected a finite number of at most"),
         (everywhere("minibatch", 10**8), "minibatch: expected a finite number of at most 10000000, found 100000000"),

@@ -24,7 +24,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.sweeps import plot
 from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
 from pipeplan.sweeps.rows import SweepRow, hourly_price, pareto_rows, sweep_csv, sweep_json, varying_settings
-from pipeplan.sweeps.sweep import PointAnswer, solve_point, solve_points
+from pipeplan.sweeps.sweep import LEAST_S, PointAnswer, SharedTime, solve_point, solve_points
 
 DP = Settings(solver="dp")
 GIB = 1 << 30
@@ -109,6 +109,25 @@ def test_what_is_found_does_not_depend_on_the_number_of_processes() -> None:
     assert answers[0] == answers[1]
     assert len(answers[0]) == 4
     assert all(answer.proven == "DP" for answer in answers[0].values())
+
+
+def test_the_time_for_all_points_is_shared_by_those_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = [100.0], []
+
+    def solved(point: SweepPoint, settings: Settings) -> PointAnswer:
+        limits.append(settings.time_limit_s)
+        now[0] += (4.0, 1.0, 30.0, 0.0)[len(limits) - 1]
+        return PointAnswer()
+
+    monkeypatch.setattr("pipeplan.sweeps.sweep.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pipeplan.sweeps.sweep.solve_point", solved)
+    grid = sweep_points(_profile(), [_cluster()], Options(), SweepAxes({"cluster": [1e6, 1e7, 1e8, 1e9]}))
+    assert solve_points(grid, DP, 1, lambda *_: None, 20.0)
+    assert limits == [20 / 4, 16 / 3, 15 / 2, LEAST_S], (
+        "a point that takes longer than its share leaves the rest little"
+    )
+    now[0] = 100.0
+    assert [SharedTime(120.0, 5, 2).for_point(number) for number in range(5)] == [20 / 3, 20 / 2, 20 / 2, 20, 20]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -9,6 +9,7 @@ memory limit and with recomputation where that is allowed.
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,10 @@ class _BestSoFar:
         self.finished, self.interrupted = False, True
         self.bound = min(self.bound, bound_s)
 
+    def leave(self, bound_s: float) -> None:
+        """Leave a space out for which there is no time, given a bound on its paces."""
+        self.finished, self.bound = False, min(self.bound, bound_s)
+
     def add(self, problem: Problem, space: PlanSpace, result: BisectionResult[FoundPipeline]) -> None:
         """Take in the result of one more search."""
         if result.low < float("inf"):
@@ -74,6 +79,10 @@ class _BestSoFar:
             self.best = space.pace(problem, result.high), space, result.best
 
 
+MOST_SHARES = 100
+"""The time that is left is divided by at most so many spaces, and so many are searched whatever the time."""
+
+
 def _search_spaces(
     problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort, so_far: _BestSoFar
 ) -> None:
@@ -84,6 +93,8 @@ def _search_spaces(
     # Without a memory limit the number of copies makes no difference to one of them, unless they share something.
     shares = options.max_workers is not None or (problem.training and options.schedule in ACCUMULATING)
     without_memory: dict[PlanSpace, BisectionResult[FoundPipeline]] = {}
+    listed = [floors[space] for space in spaces]
+    lowest = [*itertools.accumulate(reversed(listed), min, initial=float("inf"))][-2::-1]
     for number, space in enumerate(spaces):
         known = None if shares else without_memory.get(replace(space, copies=1))
         low = floors[space] if known is None else space.pace(problem, known.low)
@@ -93,8 +104,11 @@ def _search_spaces(
         if so_far.interrupted:
             so_far.stop(low)
             continue
-        one, others = searches[space], [floors[other] for other in spaces[number + 1 :]]
-        one.report = so_far.watch(problem, space, min(others, default=float("inf")))
+        if number >= MOST_SHARES and Deadline(deadline).passed:
+            so_far.leave(low)
+            continue
+        one, others = searches[space], itertools.islice(listed, number + 1, number + 1 + MOST_SHARES)
+        one.report = so_far.watch(problem, space, lowest[number])
         one.below = _below(problem, space, so_far)
         if known is not None and known.best is not None:
             one.without_memory = replace(known)
