@@ -12,7 +12,9 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 from pipeplan.errors import InputError
@@ -25,6 +27,8 @@ FILLING = 2
 """Updates at the beginning of an epoch that are left out."""
 FEWEST = 10
 """Fewest steady-state minibatches of the last stage for which a pace counts as measured."""
+LONGEST_LINE = 1 << 16
+"""Most bytes of a line of metrics, which has a few hundred."""
 
 
 def hides_allreduce(plan: Plan, index: int) -> bool:
@@ -58,19 +62,18 @@ def _transfer_s(folder: Path, plan: Plan, index: int) -> float | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, float]]:
-    """Epoch, minibatch and all-reduce time of every complete line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+    """Epoch, minibatch and all-reduce time of every complete line; none of what is no regular file."""
+    if not path.is_file():
         return
-    for line in lines:
-        try:
-            step = json.loads(line)
-            epoch, minibatch, sync_s = int(step["epoch"]), int(step["minibatch"]), float(step["sync_s"])
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            continue
-        if 0 <= sync_s < math.inf:
-            yield epoch, minibatch, sync_s
+    with suppress(OSError), path.open("rb") as file:
+        for line in iter(partial(file.readline, LONGEST_LINE), b""):
+            try:
+                step = json.loads(line)
+                epoch, minibatch, sync_s = int(step["epoch"]), int(step["minibatch"]), float(step["sync_s"])
+            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+                continue
+            if 0 <= sync_s < math.inf:
+                yield epoch, minibatch, sync_s
 
 
 @dataclass(frozen=True)

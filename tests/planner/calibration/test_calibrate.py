@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -275,6 +276,16 @@ def test_where_cores_are_shared_only_computing_counts() -> None:
     run = replace(observed(plan, 0.5, *(busy((0.1, 0.2, 0.0)) for _ in range(3))), shares=(0.6,) * 3, shared=True)
     found = calibrate([run], profile, cluster(3, cores=2))
     assert found.slack == pytest.approx(0.5 / (3 * 0.3 / 2))
+
+
+def test_metrics_that_are_no_file_or_endless_are_passed_over(tmp_path: Path) -> None:
+    plan = plan_of(chain([(0.1, 0.2, 0.0)]), [], [3])
+    (tmp_path / "metrics").mkdir()
+    os.mkfifo(tmp_path / "metrics" / "rank-0.jsonl")
+    (tmp_path / "metrics" / "rank-1.jsonl").symlink_to("/dev/zero")
+    with (tmp_path / "metrics" / "rank-2.jsonl").open("wb") as file:
+        file.truncate(1 << 22)
+    assert transfers_s(tmp_path, plan) == (None,)
 
 
 def test_waiting_for_slower_replicas_is_no_links_doing(tmp_path: Path) -> None:
