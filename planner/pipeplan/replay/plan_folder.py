@@ -12,6 +12,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replay.predicted_links import Rings
 from pipeplan.replay.scaling import Scaling
+from pipeplan.simulation.scenario import PredictedStage, predicted_stages
 from pipeplan.util.files import Node, read_document, write_text
 from pipeplan_launch.checked_json import with_checksum
 
@@ -24,17 +25,17 @@ def write_folder(
 ) -> None:
     """Write the emulation of the plan folder at `source`, whose plan.json is `root`, for so many minibatches."""
     plan = rings.plan
-    predictions = root["prediction"]["stages"].items()
+    pace_s = root["prediction"]["minibatch_s"].number()
     sizes = cluster_from_json(root["cluster"]).server_sizes  # the emulated network has idle servers, too
     servers: dict[str, Any] = {"servers": len(sizes), "workers_per_server": max(sizes)}
     servers |= {"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}
-    for index, prediction in enumerate(predictions):
+    for index, prediction in enumerate(predicted_stages(root)):
         document = read_document(source / "stages" / f"stage-{index}.json", "pipeplan-stage", 1).mapping()
         emulation = {
             "layers": _layers(plan, index, prediction, profile, scaling, rings.inflation(index)),
             "update_s": _update_s(plan, prediction) * scaling.time_by,
-            "before": _crossing(prediction, "receive_bytes", "send_gradient_bytes", scaling) if index else None,
-            "after": _crossing(prediction, "send_bytes", "receive_gradient_bytes", scaling)
+            "before": _crossing(prediction.receive_bytes, prediction.send_gradient_bytes, scaling) if index else None,
+            "after": _crossing(prediction.send_bytes, prediction.receive_gradient_bytes, scaling)
             if index < len(plan.stages) - 1
             else None,
             "minibatches": minibatches,
@@ -47,26 +48,25 @@ def write_folder(
             "emulation": emulation,
             "links": None,
             **servers,
-            "prediction": {"minibatch_s": prediction["minibatch_s"].number() * scaling.time_by},
+            "prediction": {"minibatch_s": pace_s * scaling.time_by},
         }
         write_text(folder / "stages" / f"stage-{index}.json", with_checksum(document | changes, indent=1))
 
 
-def _update_s(plan: Plan, prediction: Node) -> float:
+def _update_s(plan: Plan, prediction: PredictedStage) -> float:
     """Seconds of one step of the optimiser. The prediction has its share per minibatch of a replica."""
-    share = prediction.get("update_s")
-    return share.number() / float(schedules.update_share(plan.accumulate)) if share else 0.0
+    return prediction.update_s / float(schedules.update_share(plan.accumulate)) if prediction.update_s else 0.0
 
 
 def _layers(
-    plan: Plan, index: int, prediction: Node, profile: Profile | None, scaling: Scaling, inflation: float
+    plan: Plan, index: int, prediction: PredictedStage, profile: Profile | None, scaling: Scaling, inflation: float
 ) -> list[dict[str, Any]]:
     """The stage's times and parameters as layers, in proportion to the layers of the profile."""
     stage = plan.stages[index]
-    forward, backward = prediction["forward_s"].number(), prediction["backward_s"].number()
+    forward, backward = prediction.forward_s, prediction.backward_s
     if stage.recompute:  # the executor itself runs the second forward pass
         backward = max(0.0, backward - forward)
-    size = 0.0 if plan.inference else prediction["parameter_bytes"].number() * inflation
+    size = 0.0 if plan.inference else prediction.parameter_bytes * inflation
     shares = _shares(stage.layers, profile)
     pieces = [
         {
@@ -109,8 +109,5 @@ def _put_together(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return merged
 
 
-def _crossing(prediction: Node, sent: str, returned: str, scaling: Scaling) -> dict[str, int]:
-    return {
-        "sent": scaling.size(prediction[sent].number()),
-        "returned": min(scaling.size(prediction[field].number()) for field in (sent, returned)),
-    }
+def _crossing(sent: int, returned: int, scaling: Scaling) -> dict[str, int]:
+    return {"sent": scaling.size(sent), "returned": scaling.size(min(sent, returned))}

@@ -18,6 +18,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.replay.emulated_network import NetworkPart
 from pipeplan.replay.outcome import LinkUse
 from pipeplan.replay.scaling import Scaling
+from pipeplan.simulation.scenario import predicted_stages
 from pipeplan.util.files import Node
 
 _WAYS = {"out": contention.OUTGOING, "in": contention.INCOMING}
@@ -41,9 +42,9 @@ def with_predictions(uses: Sequence[LinkUse], servers: NetworkPart, root: Node) 
 
 def _busy_s(plan: Plan, cluster: Cluster, links: Links, root: Node, part: NetworkPart) -> tuple[float, float]:
     """Predicted busy seconds per minibatch, out and in."""
-    predictions = root["prediction"]["stages"].items()
+    predictions = predicted_stages(root)
     names = ("parameter_bytes", "send_bytes", "receive_gradient_bytes")
-    parameters, forward, backward = (np.array([stage[name].number() for stage in predictions]) for name in names)
+    parameters, forward, backward = (np.array([float(getattr(stage, name)) for stage in predictions]) for name in names)
     messages, rings = contention.bytes_across_cards(
         plan, cluster, part.level, (parameters, forward, backward), not plan.inference
     )

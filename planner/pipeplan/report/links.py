@@ -35,8 +35,8 @@ def _boundaries(source: ReportSource, simulated: ReportSimulation) -> list[LinkT
         stage = source.predictions[index]
         for copy, hop in enumerate(hops, start=1):
             for sender, receiver, size in (
-                (index + 1, index + 2, stage["send_bytes"].integer()),
-                (index + 2, index + 1, stage["receive_gradient_bytes"].integer()),
+                (index + 1, index + 2, stage.send_bytes),
+                (index + 2, index + 1, stage.receive_gradient_bytes),
             ):
                 name = f"stage {sender} → {receiver}" + (f", copy {copy}" if len(hops) > 1 else "")
                 shares = [share for row, share in busy.items() if row == name or row.startswith(f"{name}, link ")]
@@ -66,7 +66,7 @@ def _allreduces(source: ReportSource, simulated: ReportSimulation, measured: Map
             continue
         name = f"all-reduce of stage {index + 1}"
         group = (source.plan.accumulate or 1) if source.plan.schedule in ACCUMULATING else stage.replicas
-        size = source.predictions[index]["parameter_bytes"].integer()
+        size = source.predictions[index].parameter_bytes
         allreduces.append(
             LinkTraffic(
                 name=name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeplan.checker.verify import CheckedPlan, check_readable_plan
 from pipeplan.cluster_data import cluster_json
@@ -15,7 +16,7 @@ from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation import scenario
-from pipeplan.simulation.scenario import Scenario
+from pipeplan.simulation.scenario import PredictedStage, Scenario
 from pipeplan.util.files import Node
 
 
@@ -50,10 +51,10 @@ class ReportSource:
         """Seconds per minibatch, as predicted."""
         return self.scenario.predicted_s
 
-    @property
-    def predictions(self) -> list[Node]:
+    @cached_property
+    def predictions(self) -> tuple[PredictedStage, ...]:
         """The predictions of plan.json for every stage."""
-        return self.root["prediction"]["stages"].items()
+        return scenario.predicted_stages(self.root)
 
     def capacity_bytes(self, workers: Sequence[int]) -> int | None:
         """The smallest memory of these workers; None if memory does not limit the plan."""

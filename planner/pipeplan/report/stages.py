@@ -8,7 +8,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.report.document import StageMemory, StageRow, table_columns
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
-from pipeplan.util.files import Node
+from pipeplan.simulation.scenario import PredictedStage
 from pipeplan.util.text import one_line
 
 MAX_MEMORY_STAGES = 100
@@ -21,7 +21,6 @@ def stage_rows(source: ReportSource) -> list[StageRow]:
     """One row for every stage, from the input to the output."""
     rows = []
     for index, (stage, predicted) in enumerate(zip(source.plan.stages, source.predictions, strict=True)):
-        update = predicted.get("update_s")
         rows.append(
             StageRow(
                 index=index,
@@ -33,14 +32,14 @@ def stage_rows(source: ReportSource) -> list[StageRow]:
                 depth=stage.depth,
                 versions=stage.versions,
                 recompute=stage.recompute,
-                forward_s=predicted["forward_s"].number(),
-                backward_s=predicted["backward_s"].number(),
-                update_s=update.number() if update else 0.0,
-                sync_s=predicted["sync_s"].number(),
-                send_bytes=predicted["send_bytes"].integer(),
-                return_bytes=predicted["receive_gradient_bytes"].integer(),
-                parameter_bytes=predicted["parameter_bytes"].integer(),
-                memory_bytes=predicted["memory_bytes"].integer(),
+                forward_s=predicted.forward_s,
+                backward_s=predicted.backward_s,
+                update_s=predicted.update_s,
+                sync_s=predicted.sync_s,
+                send_bytes=predicted.send_bytes,
+                return_bytes=predicted.receive_gradient_bytes,
+                parameter_bytes=predicted.parameter_bytes,
+                memory_bytes=predicted.memory_bytes,
                 capacity_bytes=source.capacity_bytes(stage.workers),
                 memory_parts=memory_parts(source, index, predicted),
             )
@@ -59,10 +58,10 @@ def server_ranges(workers: Iterable[int], cluster: Cluster) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def memory_parts(source: ReportSource, index: int, predicted: Node) -> list[tuple[str, int]]:
+def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) -> list[tuple[str, int]]:
     """Names and bytes of the parts of a worker's memory, as the cost model counts it. They add up to that memory."""
     stage = source.plan.stages[index]
-    parameters, minibatch_bytes = predicted["parameter_bytes"].integer(), predicted["minibatch_bytes"].integer()
+    parameters, minibatch_bytes = predicted.parameter_bytes, predicted.minibatch_bytes
     if source.plan.inference:
         parts = [("weights", parameters)]
     else:
@@ -79,18 +78,18 @@ def memory_parts(source: ReportSource, index: int, predicted: Node) -> list[tupl
         )
         if stage.recompute:
             parts += _recomputed(source, stage.layers, predicted)
-    rest = predicted["memory_bytes"].integer() - sum(size for _, size in parts)
+    rest = predicted.memory_bytes - sum(size for _, size in parts)
     name = "messages and buffers" if source.known is not None else "gradients, optimiser's state and buffers"
     return [(part, size) for part, size in [*parts, (name, rest)] if size > 0]
 
 
-def _recomputed(source: ReportSource, layers: Sequence[str], predicted: Node) -> list[tuple[str, int]]:
+def _recomputed(source: ReportSource, layers: Sequence[str], predicted: PredictedStage) -> list[tuple[str, int]]:
     """Activations that a stage with recomputation holds for the one minibatch that it computes again."""
     if source.known is None:
         return []
     own_layers = set(layers)
     saved = sum(unit.saved_bytes for unit in source.known.problem.units if unit.layers[0] in own_layers)
-    return [("activations of the minibatch computed again", saved + predicted["send_bytes"].integer())]
+    return [("activations of the minibatch computed again", saved + predicted.send_bytes)]
 
 
 def _counted(count: int, what: str, plural: str = "s") -> str:

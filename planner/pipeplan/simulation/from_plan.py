@@ -42,7 +42,7 @@ def _figures(cost: StageCost, sync_s: float, exposed_s: float | None) -> Predict
         memory_bytes=round(cost.memory_bytes),
         parameter_bytes=cost.parameter_bytes,
         send_bytes=cost.boundary_bytes,
-        return_bytes=cost.boundary_gradient_bytes,
+        receive_gradient_bytes=cost.boundary_gradient_bytes,
         weights_s=cost.weights_s,
     )
 

@@ -21,6 +21,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE
 from pipeplan.simulation.fair_share import SharedCards
 from pipeplan.util.files import Node, read_document
+from pipeplan.util.typed import Amount, Bytes, decode
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
 
 FORMAT, VERSION = "pipeplan-plan", 1
@@ -169,7 +170,7 @@ def scenario_from_document(root: Node) -> Scenario:
     plan = Plan.from_json(root["plan"])
     cluster = cluster_from_json(root["cluster"])
     _check(root["plan"], plan, cluster)
-    predictions = root["prediction"]["stages"].items()
+    predictions = predicted_stages(root)
     if len(predictions) != len(plan.stages):
         root["prediction"]["stages"].fail(f"expected {len(plan.stages)}, one for each stage, found {len(predictions)}")
     overlap = root["options"]["overlap"]
@@ -182,35 +183,42 @@ def scenario_from_document(root: Node) -> Scenario:
         root["options"]["boundary"].text() == "parallel",
         root["options"]["contention"].boolean(),
     )
-    return assemble_scenario(
-        plan, cluster, [_figures(node) for node in predictions], model, root["prediction"]["minibatch_s"].number()
-    )
+    return assemble_scenario(plan, cluster, predictions, model, root["prediction"]["minibatch_s"].number())
 
 
 @dataclass(frozen=True)
 class PredictedStage:
     """What a plan predicts for one stage: seconds and bytes for one minibatch on one replica."""
 
-    forward_s: float
-    backward_s: float
+    forward_s: Amount
+    backward_s: Amount
     """Without the optimiser's step."""
-    update_s: float
-    """The share of the optimiser's step that is charged to one minibatch."""
-    sync_s: float
+    sync_s: Amount
     """Time of one all-reduce of a group of minibatches among all replicas."""
-    exposed_sync_s: float | None
-    """The part of it for which plain data parallelism waits; None for other plans."""
-    minibatch_bytes: int
-    memory_bytes: int
-    parameter_bytes: int
-    send_bytes: int
+    minibatch_bytes: Bytes
+    memory_bytes: Bytes
+    parameter_bytes: Bytes
+    send_bytes: Bytes
     """Activations that a minibatch sends to the next stage."""
-    return_bytes: int
+    receive_gradient_bytes: Bytes
     """Gradients that come back for them."""
-    executor_s: float = 0.0
+    receive_bytes: Bytes = 0
+    """Activations that a minibatch brings from the previous stage."""
+    send_gradient_bytes: Bytes = 0
+    """Gradients that go back for them."""
+    update_s: Amount = 0.0
+    """The share of the optimiser's step that is charged to one minibatch."""
+    exposed_sync_s: Amount | None = None
+    """The part of `sync_s` for which plain data parallelism waits; None for other plans."""
+    executor_s: Amount = 0.0
     """The executor's own work: half of it in the forward pass, half in the backward pass, or all in the only pass."""
-    weights_s: float = 0.0
+    weights_s: Amount = 0.0
     """The part of `backward_s` that gradients of the weights take in a pass of their own."""
+
+
+def predicted_stages(root: Node) -> tuple[PredictedStage, ...]:
+    """What a plan.json predicts for each stage. Raises an `InputError` that names the field that is wrong."""
+    return decode(root["prediction"]["stages"], tuple[PredictedStage, ...])
 
 
 @dataclass(frozen=True)
@@ -261,26 +269,6 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
         node["stages"].fail(f"{most} minibatches are in flight at a stage, more than one update of 2bw has")
 
 
-def _figures(node: Node) -> PredictedStage:
-    """The figures of one stage in a plan.json."""
-    update, left, own = node.get("update_s"), node.get("exposed_sync_s"), node.get("executor_s")
-    weights = node.get("weights_s")
-    return PredictedStage(
-        forward_s=node["forward_s"].number(),
-        backward_s=node["backward_s"].number(),
-        update_s=update.number() if update else 0.0,
-        sync_s=node["sync_s"].number(),
-        exposed_sync_s=left.number() if left else None,
-        minibatch_bytes=node["minibatch_bytes"].size(),
-        memory_bytes=node["memory_bytes"].size(),
-        parameter_bytes=node["parameter_bytes"].size(),
-        send_bytes=node["send_bytes"].size(),
-        return_bytes=node["receive_gradient_bytes"].size(),
-        executor_s=own.number() if own else 0.0,
-        weights_s=weights.number() if weights else 0.0,
-    )
-
-
 def _load(plan: Plan, index: int, figures: PredictedStage, waits: bool) -> StageLoad:
     stage, own_s = plan.stages[index], figures.executor_s / (1 if plan.inference else 2)
     backward_s = figures.backward_s + figures.update_s + (0.0 if plan.inference else own_s)
@@ -308,7 +296,7 @@ def _hops(plan: Plan, links: Links, index: int, figures: PredictedStage, paralle
         senders, receivers = plan.copy(copy)[index : index + 2]
         bandwidth, latency_s = links.sendrecv_among(senders + receivers)
         at_once = min(len(senders), len(receivers)) if parallel else 1
-        sizes = (figures.send_bytes, figures.return_bytes)
+        sizes = (figures.send_bytes, figures.receive_gradient_bytes)
         send_s, return_s = (float(formulas.boundary_time(size, bandwidth)) for size in sizes)
         hops.append(StageBoundary(send_s, latency_s, return_s, at_once, bandwidth))
     return tuple(hops)
