@@ -15,10 +15,13 @@ from pipeplan.cluster_data.cluster_document import ListedFile, UniformFile
 from pipeplan.cluster_data.cluster_json import ClusterFields
 from pipeplan.cluster_data.device_document import DeviceFile
 from pipeplan.cluster_data.machine_costs import ExecutorCostsFile
+from pipeplan.cost.flush import BatchTime
 from pipeplan.plan.plan import PlanFields
 from pipeplan.problem.problem import Options
 from pipeplan.profile_data.profile_document import ProfileFields
-from pipeplan.util.typed import json_schema
+from pipeplan.report.comparisons import StatedBaseline
+from pipeplan.simulation.scenario import PredictedStage
+from pipeplan.util.typed import Amount, json_schema
 from pipeplan_launch.checkpoint.manifest import ManifestFile
 from pipeplan_launch.plan.stage_files import StageFile
 from pipeplan_launch.telemetry.run_documents import SummaryFile, TimelineFile
@@ -26,14 +29,26 @@ from pipeplan_launch.telemetry.run_documents import SummaryFile, TimelineFile
 SCHEMAS = REFERENCE / "schemas"
 
 
+class PredictionFields(Struct):
+    """The field `prediction`."""
+
+    minibatch_s: Amount
+    bound_by: str
+    copies_synchronisation_s: Amount
+    stages: tuple[PredictedStage, ...]
+    batch: BatchTime | None = None
+
+
 class PlanFile(Struct):
-    """The parts of a plan.json from which its problem and its plan are made."""
+    """The parts of a plan.json from which its problem, its plan and a report are made."""
 
     format: Literal["pipeplan-plan"]
     version: Literal[1]
     cluster: ClusterFields
     options: Options
     plan: PlanFields
+    prediction: PredictionFields
+    baselines: tuple[StatedBaseline, ...]
 
 
 def schemas() -> dict[str, dict[str, Any]]:

@@ -21,27 +21,28 @@ from pipeplan.cost.stage_times import (
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE
 from pipeplan.problem.problem import Problem
+from pipeplan.util.typed import Amount, Positive
 
 
 @dataclass(frozen=True)
 class BatchTime:
     """The parts of the time from one update to the next, in seconds. Their sum is the time."""
 
-    minibatches: int
+    minibatches: Positive
     """Minibatches of one update, in one copy of the pipeline."""
-    work_s: float
+    work_s: Amount
     """The first minibatch's forward and backward passes through all stages."""
-    transfers_s: float
+    transfers_s: Amount
     """The first minibatch's transfers over all boundaries, forward and backward."""
-    steady_s: float
+    steady_s: Amount
     """Time that the other minibatches add, at the pace of the slowest stage or boundary."""
-    exposed_s: float
+    exposed_s: Amount
     """Exposed all-reduce time, which neither draining nor filling hides."""
-    copies_s: float
+    copies_s: Amount
     """The all-reduce among copies of the pipeline."""
     bound: str
     """The resource that limits the steady part, for messages."""
-    shared_weights_s: float = 0.0
+    shared_weights_s: Amount = 0.0
     """The exchange of the gradients of weights that layers in several stages share."""
 
     @property

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeplan.cost.flush import BatchTime
 from pipeplan.explanation import time_breakdown
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.report import labels
 from pipeplan.report.document import ResourceBound
 from pipeplan.report.source import ReportSource
+from pipeplan.util.typed import decode
 
 FILL_AND_DRAIN = "filling and draining the pipeline"
 """A name in `bound_by` that stands for two parts of a batch: the first minibatch's passes, and its transfers."""
@@ -46,19 +48,23 @@ def _binds(name: str, bound: str) -> bool:
 
 def _stated_loads(source: ReportSource, bound: str) -> list[time_breakdown.ResourceLoad]:
     """The loads that plan.json alone states: passes, all-reduces, messages, and the resource that it names as bound."""
-    batch = source.root["prediction"].get("batch")
-    if batch is not None:
-        minibatches = batch["minibatches"].integer(minimum=1) * source.plan.copies
-        shared = batch.get("shared_weights_s")
+    stated = source.root["prediction"].get("batch")
+    if stated is not None:
+        batch = decode(stated, BatchTime)
+        minibatches = batch.minibatches * source.plan.copies
         parts = {
-            f"{batch['bound'].text()}, minibatches 2 to {batch['minibatches'].integer()}": "steady_s",
-            "the first minibatch's passes: filling and draining": "work_s",
-            "its transfers": "transfers_s",
-            "gradient synchronisation that is waited for": "exposed_s",
-            "synchronisation among the copies of the pipeline": "copies_s",
-            **({"exchange of the gradients of shared weights": "shared_weights_s"} if shared else {}),
+            f"{batch.bound}, minibatches 2 to {batch.minibatches}": batch.steady_s,
+            "the first minibatch's passes: filling and draining": batch.work_s,
+            "its transfers": batch.transfers_s,
+            "gradient synchronisation that is waited for": batch.exposed_s,
+            "synchronisation among the copies of the pipeline": batch.copies_s,
+            **(
+                {"exchange of the gradients of shared weights": batch.shared_weights_s}
+                if batch.shared_weights_s
+                else {}
+            ),
         }
-        return [time_breakdown.ResourceLoad(name, batch[key].number() / minibatches) for name, key in parts.items()]
+        return [time_breakdown.ResourceLoad(name, seconds / minibatches) for name, seconds in parts.items()]
     loads = []
     copies_sync_s = source.root["prediction"]["copies_synchronisation_s"].number()
     if source.plan.copies > 1:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from msgspec import Struct
+
 from pipeplan.checker.proof import NOT_SHOWN
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
@@ -18,14 +20,24 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.report.document import Comparison, table_columns
 from pipeplan.report.labels import short_config
 from pipeplan.report.source import ProfiledProblem, ReportSource
-from pipeplan.util.files import Node
 from pipeplan.util.text import one_line
+from pipeplan.util.typed import Amount, decode
 
 BEST = "best "
 """Begins the name of a baseline that plan.json states to be the best of its kind."""
 MAX_WORKERS = 8192
 """Most workers of a larger cluster that is planned for."""
 _NAMES = ("servers", "workers", "minibatch_s", "samples_per_s", "config", "data_parallelism_s", "fits")
+
+
+class StatedBaseline(Struct):
+    """A baseline in plan.json."""
+
+    name: str
+    config: str
+    remark: str
+    minibatch_s: Amount | None = None
+    gain: Amount | None = None
 
 
 def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[Comparison]:
@@ -36,17 +48,9 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
     """
     known = source.checked is not None and source.checked.wrong is None and source.checked.holds("baselines")
     rows = [Comparison("this plan", short_config(source.plan.config), source.pace_s, 1.0, "")]
-    for baseline in source.root["baselines"].items():
-        pace, gain = baseline.get("minibatch_s"), baseline.get("gain")
-        rows.append(
-            Comparison(
-                one_line(baseline["name"].text().removeprefix(BEST)),
-                short_config(baseline["config"].text()),
-                pace.number() if pace else None,
-                gain.number() if gain else None,
-                _remark(baseline, known),
-            )
-        )
+    for one in decode(source.root["baselines"], tuple[StatedBaseline, ...]):
+        name = one_line(one.name.removeprefix(BEST))
+        rows.append(Comparison(name, short_config(one.config), one.minibatch_s, one.gain, _remark(one, known)))
     if others is not None and others.second is not None:
         second = others.second
         remark = "the best plan of another configuration" if others.exact else "the best other plan that was found"
@@ -56,10 +60,10 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
     return rows
 
 
-def _remark(baseline: Node, known: bool) -> str:
+def _remark(baseline: StatedBaseline, known: bool) -> str:
     """The remark on a baseline, with what is stated and not shown."""
-    remarks = [one_line(baseline["remark"].text())]
-    if baseline["name"].text().startswith(BEST) and baseline.get("minibatch_s") is not None:
+    remarks = [one_line(baseline.remark)]
+    if baseline.name.startswith(BEST) and baseline.minibatch_s is not None:
         remarks.append("stated to be the best")
     return "; ".join([*filter(None, remarks), *([] if known else [NOT_SHOWN])])
 
