@@ -79,8 +79,8 @@ class _BestSoFar:
             self.best = space.pace(problem, result.high), space, result.best
 
 
-MOST_SHARES = 100
-"""The time that is left is divided by at most so many spaces, and so many are searched whatever the time."""
+MOST_UNTIMED = 100
+"""So many spaces are looked into whatever the time; thousands of servers have as many as there are servers."""
 
 
 def _search_spaces(
@@ -93,8 +93,8 @@ def _search_spaces(
     # Without a memory limit the number of copies makes no difference to one of them, unless they share something.
     shares = options.max_workers is not None or (problem.training and options.schedule in ACCUMULATING)
     without_memory: dict[PlanSpace, BisectionResult[FoundPipeline]] = {}
-    listed = [floors[space] for space in spaces]
-    lowest = [*itertools.accumulate(reversed(listed), min, initial=float("inf"))][-2::-1]
+    # Of each space, the least floor of those after it.
+    others = [*itertools.accumulate(reversed(floors.values()), min, initial=float("inf"))][-2::-1]
     for number, space in enumerate(spaces):
         known = None if shares else without_memory.get(replace(space, copies=1))
         low = floors[space] if known is None else space.pace(problem, known.low)
@@ -104,11 +104,11 @@ def _search_spaces(
         if so_far.interrupted:
             so_far.stop(low)
             continue
-        if number >= MOST_SHARES and Deadline(deadline).passed:
+        if number >= MOST_UNTIMED and Deadline(deadline).passed:
             so_far.leave(low)
             continue
-        one, others = searches[space], itertools.islice(listed, number + 1, number + 1 + MOST_SHARES)
-        one.report = so_far.watch(problem, space, lowest[number])
+        one = searches[space]
+        one.report = so_far.watch(problem, space, others[number])
         one.below = _below(problem, space, so_far)
         if known is not None and known.best is not None:
             one.without_memory = replace(known)

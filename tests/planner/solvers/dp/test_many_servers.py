@@ -40,7 +40,7 @@ def test_what_there_is_no_time_for_is_left_out_with_its_bound(schedule: str, mon
 
     monkeypatch.setattr(PipelineSearches, "best", counted)
     found = dynamic_program.solve(problem, enumerate_cuts(problem, 100), 0.0)
-    assert len(searched) <= dynamic_program.MOST_SHARES
+    assert len(searched) <= dynamic_program.MOST_UNTIMED
     assert found.bound_s <= min(space.floor(problem) for space in plan_spaces(problem))
 
 
