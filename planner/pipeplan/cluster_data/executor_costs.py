@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pipeplan.errors import InputError
-from pipeplan.util.files import Node
 from pipeplan.util.numeric_fields import settle_numbers
-from pipeplan.util.typed import Amount, decode
+from pipeplan.util.typed import Amount
 
 LONGEST_S = 3600.0
 """Longest time of one of these costs, in seconds."""
@@ -53,11 +52,3 @@ class ExecutorCosts:
 
 
 NO_COSTS = ExecutorCosts()
-
-
-def executor_costs_from_json(node: Node | None) -> ExecutorCosts:
-    """The costs that `ExecutorCosts.to_json` wrote; none without a node. Raises an `InputError` for a wrong field."""
-    if node is None:
-        return NO_COSTS
-    with node.locating_errors():
-        return decode(node, ExecutorCosts)

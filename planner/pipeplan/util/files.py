@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from pipeplan.errors import InputError
 from pipeplan.util.text import did_you_mean, near_files
 from pipeplan_launch.typed_document import LARGEST as LARGEST
-from pipeplan_launch.typed_document import LARGEST_SIZE as LARGEST_SIZE
 from pipeplan_launch.typed_document import refuse_half_characters, shortened
 
 LARGEST_FILE = 2**28
@@ -248,13 +247,6 @@ class Node:
         if number != int(number):
             self.fail(f"expected a whole number, found {shortened(self.value)}")
         return int(self.value)
-
-    def size(self) -> int:
-        """This value as a whole number of bytes."""
-        size = self.integer()
-        if size > LARGEST_SIZE:
-            self.fail(f"expected at most {LARGEST_SIZE} bytes, found {shortened(self.value)}")
-        return size
 
 
 _PACKAGE = Path(__file__).resolve().parents[1]
