@@ -99,13 +99,11 @@ def run_worker(options: RunOptions) -> None:
 
 def _build_and_run(options: RunOptions, plan: LaunchPlan, groups: Groups, run_start: RunStart) -> None:
     stage = run_in_all(groups.everyone, lambda: build_own_stage(options, plan, groups, run_start))
-    fingerprints = process_groups.gather_everywhere(
-        None if stage is None else stage.fingerprint, groups.everyone, consistency_check.Fingerprint | None
-    )
-    run_in_all(
-        groups.everyone, lambda: consistency_check.check_agreement([one for one in fingerprints if one is not None])
-    )
-    shared = {stages for one in fingerprints if one is not None for stages in one.shared_by()}
+    own = [] if stage is None else [one.fingerprint for one in stage.every]
+    gathered = process_groups.gather_everywhere(own, groups.everyone, list[consistency_check.Fingerprint])
+    fingerprints = [one for worker in gathered for one in worker]
+    run_in_all(groups.everyone, lambda: consistency_check.check_agreement(fingerprints))
+    shared = {stages for one in fingerprints for stages in one.shared_by()}
     sharing = process_groups.shared_groups(plan, shared, groups, options.timeout_s)
     if stage is not None and stage.training is not None:
         stage.training.share(sharing)
@@ -156,9 +154,12 @@ class ActiveWorker:
         self._outcome: str | None = None
         """The last line of the report."""
         self._prints_status = place.is_last and place.replica == 0
-        state = [*place.program.parameters_by_name().values(), *place.program.buffers_by_name().values()]
-        if stage.training is not None:
-            state += optimizer_tensors(stage.training.optimizer)  # state that a checkpoint may have restored
+        state: list[torch.Tensor] = []
+        for one in stage.every:
+            program = one.place.program
+            state += [*program.parameters_by_name().values(), *program.buffers_by_name().values()]
+            if one.training is not None:
+                state += optimizer_tensors(one.training.optimizer)  # state that a checkpoint may have restored
         reset_peak()
         self._memory_before_bytes = resident_bytes() - sum(tensor.numel() * tensor.element_size() for tensor in state)
 
@@ -176,7 +177,8 @@ class ActiveWorker:
                 if sizes is not None and sizes.note:
                     print_status(f"note: {sizes.note}")
         extra = self._train() if self._plan.mode == "training" else self._infer()
-        self._recorder.close()
+        for one in self._stage.every:
+            (one.training or one.forward).recorder.close()
         self._report(extra)
 
     @property
@@ -231,9 +233,15 @@ class ActiveWorker:
         return stage.forward.score
 
     def _report(self, extra: dict[str, Any]) -> None:
-        place = self._stage.place
-        report = WorkerReport(place.rank, place.stage, place.replica, self._recorder.steady, self._peak())
-        reports = process_groups.gather_at(report, self._leader, self._groups.active, WorkerReport)
+        place, peak = self._stage.place, self._peak()
+        own = [
+            WorkerReport(
+                place.rank, one.place.stage, place.replica, (one.training or one.forward).recorder.steady, peak
+            )
+            for one in self._stage.every
+        ]
+        gathered = process_groups.gather_at(own, self._leader, self._groups.active, list[WorkerReport])
+        reports = [report for worker in gathered for report in worker]
         summary: dict[str, Any] | None = None
         if self._is_leader:
             summary = summarise(self._plan, reports) | {"seed": self._start.seed, "torch": torch.__version__} | extra

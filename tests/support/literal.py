@@ -9,7 +9,8 @@ depth, and M the minibatches per update, minibatch i, in a segment that starts w
     2bw             w(t+1) = w(t) − ν ∇f(w(t−1)): the updates of all groups of M but the last before its own
     gpipe,          w(t+1) = w(t) − ν ∇f(w(t)): the updates of all groups of M before its own
     1f1b-flush,
-    zb-h1
+    zb-h1, zb-v,
+    interleaved-1f1b
 
 and an update is made from the mean over the samples of its group: r minibatches, or M. Where gradients are clipped,
 that mean is, as torch's clip_grad_norm_ does: by the norm of the whole model with a flush, else by the stage's own.
@@ -98,7 +99,7 @@ class Recipe:
                 return minibatches // self.replicas[stage]
             case "2bw":
                 return max(0, minibatch // self.accumulate - 1)
-            case "gpipe" | "1f1b-flush" | "zb-h1":
+            case "gpipe" | "1f1b-flush" | "zb-h1" | "interleaved-1f1b" | "zb-v":
                 return minibatch // self.accumulate
         raise ValueError(self.semantics)
 
@@ -207,7 +208,7 @@ def train(
 def _update(stages: Sequence[tuple[_Stage, int]], recipe: Recipe) -> None:
     """An update of the stages whose group has ended, with the delays to correct for; with a flush these are all."""
     means = [stage.mean() for stage, _ in stages]
-    together = recipe.semantics in ("gpipe", "1f1b-flush", "zb-h1")
+    together = recipe.semantics in ("gpipe", "1f1b-flush", "zb-h1", "interleaved-1f1b", "zb-v")
     if recipe.clip is not None and means:
         for over in [means] if together else [[one] for one in means]:
             gradients = [gradient for one in over for gradient in one.values()]

@@ -20,7 +20,8 @@ from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, Schedul
 Worker = tuple[int, int]
 """(stage, replica)."""
 Streams = dict[Worker, list[Action]]
-NAMES = list(SCHEDULES)
+NAMES = [name for name, schedule in SCHEDULES.items() if schedule.virtual is None]
+"""The schedules whose workers run one stage each."""
 ACCUMULATING = [name for name in NAMES if SCHEDULES[name].accumulates]
 SMALL = [r for stages in range(1, 5) for r in itertools.product(range(1, 5), repeat=stages)]
 """Every S ≤ 4 and r ≤ 4."""

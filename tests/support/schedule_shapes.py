@@ -7,10 +7,12 @@ from pipeplan_launch.plan.schedule import (
     Schedule,
     StageShape,
 )
+from pipeplan_launch.plan.virtual_stages import most_held
 
 STASHING = SCHEDULES["1f1b-stashing"]
 FORWARD = SCHEDULES["forward-only"]
-TRAINING = [schedule for schedule in SCHEDULES.values() if schedule.trains]
+TRAINING = [schedule for schedule in SCHEDULES.values() if schedule.trains and schedule.virtual is None]
+VIRTUAL = [schedule for schedule in SCHEDULES.values() if schedule.virtual is not None]
 ACCUMULATING = [schedule for schedule in TRAINING if schedule.accumulates]
 
 
@@ -36,6 +38,20 @@ def fitted(schedule: Schedule, replicas: tuple[int, ...], accumulate: int) -> li
         deferred = stage if schedule.splits else 0
         found.append(StageShape(shape.replicas, depth, accumulate, deferred))
     return found
+
+
+def of_devices(schedule: Schedule, devices: int, chunks: int, replicas: int, accumulate: int) -> list[StageShape]:
+    """The shapes of a pipeline whose devices run several stages each, as deep as one update needs."""
+    virtual, stages = schedule.virtual, devices * chunks
+    assert virtual is not None
+    shapes_of: dict[int, StageShape] = {}
+    for device in range(devices):
+        passes = virtual.passes(device, devices, chunks, -(-accumulate // replicas))
+        most = most_held(passes, chunks, splits=schedule.splits)
+        for chunk, stage in enumerate(virtual.stages_of(device, devices, stages)):
+            deferred = most.held[chunk] - most.awaiting[chunk]
+            shapes_of[stage] = StageShape(replicas, most.awaiting[chunk], accumulate, deferred, device)
+    return [shapes_of[stage] for stage in range(stages)]
 
 
 def least(schedule: Schedule, replicas: tuple[int, ...]) -> int:

@@ -151,7 +151,7 @@ class Subject:
     model: Callable[[], nn.Module]
     data: Callable[[int], Dataset[Any]]
     """The data set of so many samples."""
-    cuts: tuple[str, str]
+    cuts: tuple[str, ...]
     """The modules that the second and the third of three stages begin with."""
     loss: Callable[[Any, Any], Tensor] = of_classes
 
@@ -226,6 +226,32 @@ CUT_TIES = {
     )
 }
 """Models whose cuts separate layers that share weights, which only a flush allows."""
+
+
+class Deep(nn.Module):
+    """Twelve layers with shortcuts, BatchNorm and dropout, and whole numbers that cross every cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for number in range(12):
+            setattr(self, f"layer{number}", nn.Linear(5, 5))
+        self.norm, self.dropout, self.head = nn.BatchNorm1d(5), nn.Dropout(0.2), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest, first = x.argmax(dim=1), x
+        for number in range(12):
+            x = x + self.dropout(torch.tanh(getattr(self, f"layer{number}")(x)))
+            if number == 5:
+                x = self.norm(x)
+        return self.head(x + first) + functional.one_hot(largest, 5)[:, :CLASSES]
+
+
+DEEP = {
+    "deep": Subject(
+        Deep, lambda n: TensorDataset(_numbers(n, 5), _classes(n)), tuple(f"layer{number}" for number in range(1, 12))
+    )
+}
+"""A model for pipelines of many stages; cases name their own cuts."""
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "sgd-foreach": lambda p: SGD(p, lr=0.02, momentum=0.9, foreach=True),

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from semantics_models import CUT_TIES, OPTIMIZERS, SUBJECTS, job_of
+from semantics_models import CUT_TIES, DEEP, OPTIMIZERS, SUBJECTS, job_of
 from torch import Tensor
 from worker_host import launch_environment, start_workers
 
+from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.tracing import split
 from pipeplan_launch.tracing.split import StageProgram
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
-ALL_SUBJECTS = {**SUBJECTS, **CUT_TIES}
+ALL_SUBJECTS = {**SUBJECTS, **CUT_TIES, **DEEP}
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,33 @@ class Case:
     shards: bool = False
     resume: Path | None = None
     """The folder of a run to go on from."""
+    deferred: tuple[int, ...] | None = None
+    """Minibatches whose gradients of weights each stage puts off; None for as many as its number."""
+    devices: int | None = None
+    """Positions of the pipeline, where workers run several stages each; else None."""
+    layers_between: tuple[str, ...] | None = None
+    """Where the second and later stages begin; None for the places that the model names."""
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return sum(self.replicas) if self.devices is None else self.devices * self.replicas[0]
+
+    @property
+    def ranks(self) -> list[list[int]]:
+        """The workers of each stage."""
+        if self.devices is None:
+            return _ranks(self.replicas)
+        virtual = SCHEDULES[self.schedule].virtual
+        assert virtual is not None
+        of_devices = _ranks(self.replicas[: self.devices])
+        return [of_devices[virtual.device_of(stage, self.devices)] for stage in range(len(self.replicas))]
 
     @property
     def cuts(self) -> tuple[str, ...]:
         """Where the second and later stages begin: with two stages, at a place that depends on the shape."""
+        if self.layers_between is not None:
+            return self.layers_between
         cuts = ALL_SUBJECTS[self.subject].cuts
         return cuts if len(self.replicas) == 3 else cuts[self.replicas[-1] > 1 :][: len(self.replicas) - 1]
 
@@ -66,7 +90,7 @@ class CaseRun:
 
     def __init__(self, folder: Path, case: Case) -> None:
         """Start the workers; stage files and what is left go into `folder`."""
-        world = sum(case.replicas)
+        world = case.workers
         self._folder, self._case = folder, case
         self._store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._workers = start_workers(
@@ -80,8 +104,11 @@ class CaseRun:
     def left(self) -> list[list[Left]]:
         """Wait for the workers: by stage, what each replica is left with."""
         ended = self._workers.finish()
-        assert ended.statuses == [0] * sum(self._case.replicas), ended.err
-        return [[torch.load(self._folder / f"{rank}.pt") for rank in ranks] for ranks in _ranks(self._case.replicas)]
+        assert ended.statuses == [0] * self._case.workers, ended.err
+        return [
+            [torch.load(self._folder / f"{rank}-{stage}.pt") for rank in ranks]
+            for stage, ranks in enumerate(self._case.ranks)
+        ]
 
 
 def _prepare(folder: Path, case: Case) -> TracedModel:
@@ -131,10 +158,11 @@ def _work(traced: TracedModel, folder: Path, case: Case, rank: int) -> int:
         0,
     ]
     status = __main__.main([str(folder), *map(str, given), "--checkpoint-every", str(case.epochs)])
-    (program,) = kept
-    left: Left = {"parameters": program.parameters_by_name(), "buffers": program.buffers_by_name()}
-    detached = {kind: {name: one.detach().clone() for name, one in of.items()} for kind, of in left.items()}
-    torch.save(detached, folder / f"{rank}.pt")
+    own = [stage for stage, ranks in enumerate(case.ranks) if rank in ranks]
+    for stage, program in zip(own, kept, strict=True):
+        left: Left = {"parameters": program.parameters_by_name(), "buffers": program.buffers_by_name()}
+        detached = {kind: {name: one.detach().clone() for name, one in of.items()} for kind, of in left.items()}
+        torch.save(detached, folder / f"{rank}-{stage}.pt")
     return status
 
 
@@ -155,10 +183,11 @@ def _layers(traced: TracedModel, cuts: Sequence[str]) -> list[list[str]]:
 
 def _write_plan(folder: Path, case: Case, traced: TracedModel) -> None:
     """The stage files of a case, as the planner writes them."""
+    splits = SCHEDULES[case.schedule].splits
     pipeline = [
         {"workers": ranks, "depth": depth, "versions": depth + 1, "recompute": case.recompute}
-        | ({"deferred": number} if case.schedule == "zb-h1" else {})
-        for number, (ranks, depth) in enumerate(zip(_ranks(case.replicas), case.depths, strict=True))
+        | ({"deferred": number if case.deferred is None else case.deferred[number]} if splits else {})
+        for number, (ranks, depth) in enumerate(zip(case.ranks, case.depths, strict=True))
     ]
     shared = {
         "format": "pipeplan-stage",
@@ -169,7 +198,7 @@ def _write_plan(folder: Path, case: Case, traced: TracedModel) -> None:
         "minibatch": case.minibatch,
         "device": "cpu",
         "servers": 1,
-        "workers_per_server": sum(case.replicas),
+        "workers_per_server": case.workers,
         "schedule": {"name": case.schedule, "accumulate": case.accumulate, "correction": case.correction},
         "pipeline": pipeline,
     }

@@ -264,14 +264,17 @@ def toy_worker(rank: int, arguments: list[str], toy: Toy) -> int:
 
     os.environ["PIPEPLAN_SHARED_MEMORY"] = str(int(toy.shared_memory))
 
-    def load_stage(plan: LaunchPlan, stage: int, _seed: int, _device: torch.device) -> tuple[Any, ...]:
+    def load_stages(
+        plan: LaunchPlan, stages: Sequence[int], _seed: int, _device: torch.device
+    ) -> tuple[Any, list[Any], str, bool]:
+        (stage,) = stages
         if toy.fail_rank == rank:
             raise LaunchError(f"rank {rank} cannot\nload")
         die_at = toy.die[1] if toy.die is not None and toy.die[0] == rank else None
         layers = split_layers(len(plan.pipeline))[stage]
         mine = replace(toy, samples=toy.samples - 1) if toy.other_data_rank == rank else toy
         program = ToyStage(layers, die_at, toy.freeze)
-        return plant(toy.fault, stage, toy_job(mine), program), program, HASH, toy.dynamic
+        return plant(toy.fault, stage, toy_job(mine), program), [program], HASH, toy.dynamic
 
-    stage_setup.load_stage = load_stage  # type: ignore[assignment]
+    stage_setup.load_stages = load_stages  # type: ignore[assignment]
     return __main__.main([*arguments, "--threads", "1"])

@@ -26,6 +26,8 @@ from pipeplan_launch.plan.one_order import Direction
 SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"
 """Environment variable. With 0, workers of one machine send through Gloo, like workers of different machines."""
 
+TAGS_OF_MESSAGE = 1024
+"""Tags of a message where a worker runs several stages, whose messages have different numbers of tensors."""
 _TAGS = 2**31 - 1
 _ADDRESS_TAG = _TAGS  # tag of the message with a worker's shared-memory address
 _ADDRESS_BYTES = 256
@@ -64,9 +66,13 @@ class Transport:
         neighbours: Sequence[int] = (),
         timeout_s: float = 600.0,
         group: dist.ProcessGroup | None = None,
+        stages: int = 1,
     ) -> None:
-        """`neighbours`: ranks that exchange messages with this one. `timeout_s`: how long to wait for one message."""
+        """`neighbours`: ranks that exchange messages with this one. `timeout_s`: how long to wait for one message.
+        `stages`: the number of stages where `stage_transport` numbers messages by stage too, else 1.
+        """
         self._worker_name = f"stage {stage} (rank {rank})"
+        self._stages = stages
         self._rank = rank
         self._device, self._backend = device, backend_of(device)
         self._neighbours = neighbours
@@ -100,7 +106,7 @@ class Transport:
         earlier = self._receiving.get((direction, minibatch))
         if earlier is not None and earlier.peer == source:
             return  # an earlier segment posted it and ended before this minibatch
-        with peer_loss_explained(message_not_received(self._worker_name, direction, minibatch, source)):
+        with peer_loss_explained(self._not_received(direction, minibatch, source)):
             if source in self._channels:
                 transfer = self._offer_slot(direction, minibatch, source, layout)
             else:
@@ -110,7 +116,7 @@ class Transport:
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         """Wait for a posted message; returns its tensors. Raises `PeerLost` if it does not come."""
         transfer = self._receiving.pop((direction, minibatch))
-        with peer_loss_explained(message_not_received(self._worker_name, direction, minibatch, transfer.peer)):
+        with peer_loss_explained(self._not_received(direction, minibatch, transfer.peer)):
             if transfer.slot is not None:
                 self._channels[transfer.peer].wait_for((direction, minibatch))
                 return self._slots.tensors(transfer.slot, transfer.layout)
@@ -122,14 +128,14 @@ class Transport:
         """Start sending tensors. They must not be modified until `settle` or `drain`."""
         ready = [self._to_wire(tensor.detach()) for tensor in tensors]
         channel = self._channels.get(destination)
-        with peer_loss_explained(message_undelivered(self._worker_name, direction, minibatch, destination)):
+        with peer_loss_explained(self._undelivered(direction, minibatch, destination)):
             if channel is not None:
                 transfer = _Transfer(destination, sending=channel.send((direction, minibatch), ready))
             else:
                 transfer = _Transfer(destination, ready)
                 for index, tensor in enumerate(ready):
                     if tensor.numel():
-                        tag = _tag(direction, minibatch, index, len(ready))
+                        tag = _tag(direction, minibatch, index, self._tags_of_message(len(ready)))
                         transfer.works.append(_started(dist.isend(tensor, destination, self._group, tag)))
         self._sending[direction, minibatch] = transfer
 
@@ -138,7 +144,7 @@ class Transport:
         transfer = self._sending.pop((direction, minibatch), None)
         if transfer is None:
             return
-        with peer_loss_explained(message_undelivered(self._worker_name, direction, minibatch, transfer.peer)):
+        with peer_loss_explained(self._undelivered(direction, minibatch, transfer.peer)):
             if transfer.sending is not None:
                 self._channels[transfer.peer].settle(transfer.sending)
             for work in transfer.works:
@@ -183,9 +189,19 @@ class Transport:
         transfer = _Transfer(source, tensors)
         for index, tensor in enumerate(tensors):
             if tensor.numel():
-                tag = _tag(direction, minibatch, index, len(tensors))
+                tag = _tag(direction, minibatch, index, self._tags_of_message(len(tensors)))
                 transfer.works.append(_started(dist.irecv(tensor, source, self._group, tag)))
         return transfer
+
+    def _not_received(self, direction: Direction, number: int, peer: int) -> str:
+        return message_not_received(self._worker_name, direction, number // self._stages, peer)
+
+    def _undelivered(self, direction: Direction, number: int, peer: int) -> str:
+        return message_undelivered(self._worker_name, direction, number // self._stages, peer)
+
+    def _tags_of_message(self, tensors: int) -> int:
+        """Tags that are set aside for a message: one number for all messages, so that those of two stages differ."""
+        return tensors if self._stages == 1 else max(tensors, TAGS_OF_MESSAGE)
 
     def _to_wire(self, tensor: Tensor) -> Tensor:
         if not self._backend.copies_to_host:

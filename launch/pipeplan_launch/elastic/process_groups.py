@@ -107,10 +107,10 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> G
         if plan.schedule.flushes and len(plan.pipeline) > 1:
             flush = _group(list(plan.active), "gloo", timeout)
         own_replicas = None
-        for stage in plan.pipeline:
-            if len(stage.workers) > 1:
-                group = _group(list(stage.workers), backend, timeout)
-                own_replicas = group if rank in stage.workers else own_replicas
+        for workers in plan.device_workers:
+            if len(workers) > 1:
+                group = _group(list(workers), backend, timeout)
+                own_replicas = group if rank in workers else own_replicas
         edges = None if transport == HOST else make_edge_groups(plan, transport, backend, timeout)
     return Groups(everyone, active, own_replicas, flush, attempt, assignment, edges, backend)
 

@@ -102,21 +102,34 @@ class LaunchPlan:
     @property
     def active(self) -> tuple[int, ...]:
         """Sorted ranks of the workers that belong to a stage."""
-        return tuple(sorted(worker for stage in self.pipeline for worker in stage.workers))
+        return tuple(sorted({worker for stage in self.pipeline for worker in stage.workers}))
 
     @property
     def shapes(self) -> tuple[StageShape, ...]:
         """The pipeline in the form that schedules take."""
+        devices: list[int | None] = [None] * len(self.pipeline)
+        if self.schedule.virtual is not None:
+            seats = {workers: device for device, workers in enumerate(self.device_workers)}
+            devices = [seats[stage.workers] for stage in self.pipeline]
         return tuple(
-            StageShape(len(stage.workers), stage.depth, self.accumulate, stage.deferred) for stage in self.pipeline
+            StageShape(len(stage.workers), stage.depth, self.accumulate, stage.deferred, device)
+            for stage, device in zip(self.pipeline, devices, strict=True)
+        )
+
+    @property
+    def device_workers(self) -> tuple[tuple[int, ...], ...]:
+        """The workers of every position of the pipeline, in the order of the first stages that they run."""
+        return tuple(dict.fromkeys(stage.workers for stage in self.pipeline))
+
+    def places(self, rank: int) -> tuple[tuple[int, int], ...]:
+        """The (stage, replica) of every stage that a rank runs, in the order of stages; () for an idle worker."""
+        return tuple(
+            (index, stage.workers.index(rank)) for index, stage in enumerate(self.pipeline) if rank in stage.workers
         )
 
     def place(self, rank: int) -> tuple[int, int] | None:
-        """The (stage, replica) of a rank, or None for an idle worker."""
-        for index, stage in enumerate(self.pipeline):
-            if rank in stage.workers:
-                return index, stage.workers.index(rank)
-        return None
+        """The (stage, replica) of a rank, the last one if it runs several stages; None for an idle worker."""
+        return next(reversed(self.places(rank)), None)
 
     def written(self) -> str:
         """The plan's replica counts, as in 2-1-1."""

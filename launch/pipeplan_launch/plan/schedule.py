@@ -17,6 +17,7 @@ last group may be short, and replicas without a minibatch in it still join its a
     gpipe           F… then B…        M for all stages     of all groups before its own
     1f1b-flush      1F1B per group    M for all stages     of all groups before its own
     zb-h1           the same, with W  M for all stages     of all groups before its own
+    interleaved-1f1b, zb-v            M for all stages     of all groups before its own
     forward-only    F…                -                    none
 
 1F1B with weight stashing (PipeDream). One replica of a stage with d = 2, minibatches 0, 1, 2 (r = 1):
@@ -47,6 +48,8 @@ stage defers its W's by `deferred` minibatches, so that they fill the time in wh
 the last of three stages, deferred = 2, M = 4:
 
     zb-h1        F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3 R0 U0 | F4 …
+
+Under interleaved-1f1b and zb-v a worker runs several stages (`virtual_stages`), in the order of `device_actions`.
 """
 
 from __future__ import annotations
@@ -56,6 +59,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+
+from pipeplan_launch.plan.virtual_stages import (
+    VirtualStages,
+    interleaved_passes,
+    looped_device,
+    v_shaped_device,
+    zero_bubble_v_passes,
+)
 
 
 class ActionKind(StrEnum):
@@ -107,6 +118,8 @@ class StageShape:
     deferred: int = 0
     """Most minibatches between their B and their W after which the replica goes on to another minibatch. Ignored by
     schedules without W."""
+    device: int | None = None
+    """Position of the stage's workers in the pipeline, under schedules whose workers run several stages; else None."""
 
     def __post_init__(self) -> None:
         if self.deferred < 0:
@@ -136,6 +149,8 @@ class Schedule:
     version: VersionRule
     accumulates: bool = False
     """Whether an update averages `StageShape.accumulate` minibatches instead of one round of the stage's replicas."""
+    virtual: VirtualStages | None = None
+    """How workers run several stages each; None where each runs one."""
 
     @property
     def splits(self) -> bool:
@@ -362,6 +377,55 @@ def _own_groups(shape: StageShape, replica: int, minibatches: int) -> Iterator[t
         yield group, own_members(group, size, replica, shape.replicas, minibatches)
 
 
+def device_actions(
+    schedule: Schedule,
+    pipeline: Sequence[StageShape],
+    device: int,
+    replica: int,
+    minibatches: int,
+    *,
+    trains: bool = True,
+) -> Iterator[tuple[int, Action]]:
+    """The actions of one replica of a device that runs several stages, in order, each with its stage.
+
+    The all-reduces of its stages start in one order, from the last stage to the first, also on a replica that has no
+    minibatch of the group. `trains`: False for the forward passes alone, in one group.
+    """
+    assert schedule.virtual is not None
+    stages = [stage for stage, shape in enumerate(pipeline) if shape.device == device]
+    shape, devices = pipeline[stages[0]], len({one.device for one in pipeline})
+    groups = _own_groups(shape, replica, minibatches)
+    if not trains:
+        groups = iter([(0, own_minibatches(replica, shape.replicas, minibatches))])
+    for group, own in groups:
+        left = {stage: len(own) for stage in stages}
+        unreduced = sorted(stages)
+        for letter, chunk, position in schedule.virtual.passes(device, devices, len(stages), len(own)):
+            kind, stage = ActionKind(letter), stages[chunk]
+            if not trains and kind is not ActionKind.FORWARD:
+                continue
+            yield stage, Action(kind, own[position])
+            left[stage] -= kind is (ActionKind.WEIGHTS if schedule.splits else ActionKind.BACKWARD)
+            while trains and unreduced and not left[unreduced[-1]]:
+                yield unreduced.pop(), Action(ActionKind.REDUCE, group)
+        if trains:
+            yield from ((stage, Action(ActionKind.REDUCE, group)) for stage in reversed(unreduced))
+            yield from ((stage, Action(ActionKind.UPDATE, group)) for stage in stages)
+
+
+def _stream_of_device(name: str) -> ActionStream:
+    """The actions of one stage of a device, out of those of the device."""
+
+    def stream(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
+        device = pipeline[stage].device
+        if device is None:
+            raise ValueError(f"schedule {name} needs to know which workers run each stage (StageShape.device)")
+        actions = device_actions(SCHEDULES[name], pipeline, device, replica, minibatches)
+        return (action for at, action in actions if at == stage)
+
+    return stream
+
+
 def forward_only(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
     """Inference and evaluation: every minibatch once, in order."""
     for minibatch in own_minibatches(replica, pipeline[stage].replicas, minibatches):
@@ -383,6 +447,24 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
                 "1f1b-flush", one_f_one_b_flush, _TRAINING, trains=True, version=version_flushed, accumulates=True
             ),
             Schedule("zb-h1", zero_bubble_h1, _SPLIT, trains=True, version=version_flushed, accumulates=True),
+            Schedule(
+                "interleaved-1f1b",
+                _stream_of_device("interleaved-1f1b"),
+                _TRAINING,
+                trains=True,
+                version=version_flushed,
+                accumulates=True,
+                virtual=VirtualStages(looped_device, interleaved_passes),
+            ),
+            Schedule(
+                "zb-v",
+                _stream_of_device("zb-v"),
+                _SPLIT,
+                trains=True,
+                version=version_flushed,
+                accumulates=True,
+                virtual=VirtualStages(v_shaped_device, zero_bubble_v_passes, most=2),
+            ),
             Schedule("forward-only", forward_only, _FORWARD, trains=False, version=version_fixed),
         )
     }

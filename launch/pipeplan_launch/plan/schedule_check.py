@@ -8,7 +8,7 @@ all-reduce. These are the executor's own rules, so a schedule that replays here 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeplan_launch.plan.schedule import (
@@ -16,6 +16,7 @@ from pipeplan_launch.plan.schedule import (
     ActionKind,
     Schedule,
     StageShape,
+    device_actions,
     group_count,
     own_minibatches,
     replica_of,
@@ -47,7 +48,6 @@ class _Replica:
 
     stage: int
     replica: int
-    todo: deque[Action]
     in_flight: list[int] = field(default_factory=list)
     """Minibatches whose activations are held."""
     awaiting: list[int] = field(default_factory=list)
@@ -67,27 +67,52 @@ def replay_schedule(schedule: Schedule, pipeline: Sequence[StageShape], minibatc
     than the stage's depth; ValueError if the schedule does not allow the shapes.
     """
     messages = _Messages()
-    workers = [
-        _Replica(stage, replica, deque(schedule.stream(pipeline, stage, replica, minibatches)))
+    replicas = {
+        (stage, replica): _Replica(stage, replica)
         for stage, shape in enumerate(pipeline)
         for replica in range(shape.replicas)
-    ]
-    for worker in workers:
-        _check_stream(worker, worker.todo, schedule, pipeline[worker.stage], minibatches)
+    }
+    streams = _worker_streams(schedule, pipeline, minibatches, replicas)
+    for worker in replicas.values():
+        own = [action for stream in streams for at, action in stream if at is worker]
+        _check_stream(worker, own, schedule, pipeline[worker.stage], minibatches)
     progress = True
     while progress:
         progress = False
-        for worker in workers:
-            while worker.todo and _ready(worker, worker.todo[0], messages, pipeline):
-                _perform(worker, worker.todo.popleft(), messages, schedule, pipeline)
+        for todo in streams:
+            while todo and _ready(*todo[0], messages, pipeline):
+                _perform(*todo.popleft(), messages, schedule, pipeline)
                 progress = True
-    stuck = next((worker for worker in workers if worker.todo), None)
+    stuck = next((todo for todo in streams if todo), None)
     if stuck is not None:
         raise ReplayError(
             f"schedule {schedule.name} deadlocks with replicas and depths "
-            f"{[(s.replicas, s.depth) for s in pipeline]}: {stuck} waits for ever at {stuck.todo[0]}"
+            f"{[(s.replicas, s.depth) for s in pipeline]}: {stuck[0][0]} waits for ever at {stuck[0][1]}"
         )
-    return {(worker.stage, worker.replica): worker.peak for worker in workers}
+    return {place: worker.peak for place, worker in replicas.items()}
+
+
+def _worker_streams(
+    schedule: Schedule,
+    pipeline: Sequence[StageShape],
+    minibatches: int,
+    replicas: Mapping[ReplayedWorker, _Replica],
+) -> list[deque[tuple[_Replica, Action]]]:
+    """The actions of every worker in order, each with the replica of the stage that runs it."""
+    if schedule.virtual is None:
+        return [
+            deque((worker, action) for action in schedule.stream(pipeline, *place, minibatches))
+            for place, worker in replicas.items()
+        ]
+    seats = sorted({(shape.device or 0, shape.replicas) for shape in pipeline})
+    return [
+        deque(
+            (replicas[stage, replica], action)
+            for stage, action in device_actions(schedule, pipeline, device, replica, minibatches)
+        )
+        for device, count in seats
+        for replica in range(count)
+    ]
 
 
 def _check_stream(

@@ -23,6 +23,7 @@ from pipeplan_launch.plan.planned_links import read_planned_links
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule
 from pipeplan_launch.plan.schedule_check import replay_schedule
 from pipeplan_launch.plan.sleeping_stage_spec import EmulatedStage, read_emulated_stage
+from pipeplan_launch.plan.virtual_stages import VirtualStages
 
 CORRECTIONS = ("none", "ef")
 """The corrections of old gradients that a plan may name."""
@@ -222,7 +223,9 @@ def _emulated(stages: Sequence[tuple[dict[str, Any], str]]) -> tuple[EmulatedSta
 def _check_workers(plan: LaunchPlan, where: str) -> None:
     counts = Counter(worker for stage in plan.pipeline for worker in stage.workers)
     shared = sorted(worker for worker, count in counts.items() if count > 1)
-    if shared:
+    if plan.schedule.virtual is not None:
+        _check_devices(plan, plan.schedule.virtual, where)
+    elif shared:
         raise LaunchError(f"{where}: worker {shared[0]} is in more than one place of the plan: stages must not overlap")
     outside = sorted(worker for worker in counts if not 0 <= worker < plan.world)
     if outside:
@@ -231,6 +234,22 @@ def _check_workers(plan: LaunchPlan, where: str) -> None:
             f"{', '.join(map(str, plan.server_sizes)) or plan.workers_per_server} workers have workers 0 to "
             f"{plan.world - 1}"
         )
+
+
+def _check_devices(plan: LaunchPlan, virtual: VirtualStages, where: str) -> None:
+    """Raise `LaunchError` unless the workers of the stages are placed as the schedule says."""
+    devices, stages = plan.device_workers, len(plan.pipeline)
+    name, workers = plan.schedule.name, [worker for device in devices for worker in device]
+    if len(set(workers)) != len(workers):
+        raise LaunchError(f"{where}: under {name}, stages have the same workers or none in common")
+    if len({len(device) for device in devices}) > 1:
+        raise LaunchError(f"{where}: under {name}, all stages have the same number of replicas")
+    if (refusal := virtual.refusal(stages, len(devices))) is not None:
+        raise LaunchError(f"{where}: under {name}, {refusal}")
+    for stage, placement in enumerate(plan.pipeline):
+        device = virtual.device_of(stage, len(devices))
+        if placement.workers != devices[device]:
+            raise LaunchError(f"{where}: under {name}, stage {stage} belongs to workers {list(devices[device])}")
 
 
 def _check_layers(plan: LaunchPlan, where: str) -> None:

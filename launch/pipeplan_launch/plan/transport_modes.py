@@ -36,7 +36,7 @@ def asks_self_test(wanted: str, plan: LaunchPlan, averaging: GradientAveraging) 
     between servers, nor about what starts all-reduces in another thread or gathers weights.
     """
     here = plan.device == "cuda" and plan.servers == 1 and len(plan.pipeline) > 1
-    return wanted == AUTO and here and averaging == EXACT_AVERAGING
+    return wanted == AUTO and here and averaging == EXACT_AVERAGING and plan.schedule.virtual is None
 
 
 def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, found: str | None = None) -> str:
@@ -47,6 +47,11 @@ def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, fo
     if wanted == AUTO:
         return found or HOST if asks_self_test(wanted, plan, averaging) else HOST
     mode = HOST if len(plan.pipeline) == 1 else wanted
+    if mode != HOST and plan.schedule.virtual is not None:
+        raise LaunchError(
+            f"--transport {mode} has one order for the messages of workers with one stage each, and under "
+            f"{plan.schedule.name} workers have several: give --transport host"
+        )
     if mode != HOST and averaging.shards_optimizer:
         raise LaunchError(
             f"--transport {mode} has one order for everything that workers exchange, in which --shard-optimizer's "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,10 @@ class Batches:
         elif sizes.training:
             generator = torch.Generator().manual_seed(mix_seed("order", seed, epoch))
             self._order = torch.randperm(sizes.samples, generator=generator).tolist()
+
+    def copy(self) -> Batches:
+        """The same minibatches, for another reader."""
+        return copy(self)
 
     @contextmanager
     def prefetch(self, minibatches: Sequence[int]) -> Iterator[None]:

@@ -8,7 +8,7 @@ random seeds, messages and metrics use the minibatch's *number* in the epoch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.comm.ring_buffer import MessageTensor
+from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.elastic.signals import check_interrupt
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
@@ -39,6 +40,7 @@ from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, StageSha
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.nested_tensors import to_device
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch
+from pipeplan_launch.telemetry.run_folder import recorded_name
 from pipeplan_launch.telemetry.timeline import Timeline
 from pipeplan_launch.tracing.stage_program import BoundaryTensor, Program
 
@@ -126,7 +128,7 @@ class Engine:
         self,
         place: WorkerPlace,
         schedule: Schedule,
-        transport: Transport | OrderedTransport,
+        transport: Transport | StageTransport | OrderedTransport,
         recorder: Recorder,
         handlers: Mapping[ActionKind, ActionHandler],
     ) -> None:
@@ -141,7 +143,8 @@ class Engine:
         self.place = place
         self.transport = transport
         self.recorder = recorder
-        self.timeline = Timeline(place.plan.plan, place.rank, place.stage, place.replica)
+        name = recorded_name(place.plan, place.rank, place.stage)
+        self.timeline = Timeline(place.plan.plan, place.rank, place.stage, place.replica, name)
         self.on_minibatch: Callable[[MinibatchRecord], None] | None = None
         """Called after each of this worker's minibatches."""
         self.on_progress: Callable[[], None] = _nothing
@@ -150,6 +153,8 @@ class Engine:
         """Set from outside if a segment may have to end early."""
         self.sharing_stages: Collection[tuple[int, ...]] = ()
         """All sets of stages of the pipeline that share weights, for the one order."""
+        self.weights_follow = False
+        """Whether action W of a minibatch directly follows the B that is performed next; set from outside."""
         self._handlers = handlers
         self._segment: Segment | None = None
         self._count = 0
@@ -160,6 +165,15 @@ class Engine:
         """Run this worker's share of a segment. Returns the number of minibatches of the segment, fewer if `limit`
         ended it.
         """
+        with self.running(segment):
+            for action in self._actions_in_one_order() if self.transport.in_order else self._actions():
+                check_interrupt()
+                self.perform(action)
+        return self._count
+
+    @contextmanager
+    def running(self, segment: Segment) -> Iterator[None]:
+        """Context in which the stage's actions of a segment are performed."""
         place = self.place
         self.transport.open()
         self._segment, self._count = segment, segment.count
@@ -167,12 +181,17 @@ class Engine:
         for _ in range(POSTED_RECEIVES):
             self._post_next_receive()
         with segment.batches.prefetch(self._minibatches_to_read()):
-            for action in self._actions_in_one_order() if self.transport.in_order else self._actions():
-                check_interrupt()
-                self._handlers[action.kind](action.index)
-                self.on_progress()
+            yield
             self.transport.drain()
-        return self._count
+
+    def perform(self, action: Action) -> None:
+        """Run one action."""
+        self._handlers[action.kind](action.index)
+        self.on_progress()
+
+    def end_at(self, end: int) -> None:
+        """End the segment before the minibatch with this index."""
+        self._count = end
 
     @property
     def segment(self) -> Segment:
@@ -270,7 +289,7 @@ class Engine:
         """The schedule's stream. If `limit` ends the segment, the rest is the stream of a segment that ends there."""
         done: dict[ActionKind, int] = {}  # last index of each kind: actions of one kind are in the order of indices
         for action in self._stream():
-            end = self._segment_end_before(action)
+            end = self.segment_end_before(action)
             if end is not None:
                 self._count = end
                 break
@@ -310,7 +329,7 @@ class Engine:
         """The index at which the segment ends, if this node would go beyond it; otherwise None."""
         match node:
             case Computation(action=action):
-                return self._segment_end_before(action)
+                return self.segment_end_before(action)
             case Transfer():
                 return self.limit(node.minibatch)
         return None  # action R of the group comes before the all-reduce
@@ -342,7 +361,7 @@ class Engine:
         """Start the all-reduce of a group among the replicas of these stages, at its place in the one order."""
         raise NotImplementedError
 
-    def _segment_end_before(self, action: Action) -> int | None:
+    def segment_end_before(self, action: Action) -> int | None:
         """The index at which the segment ends, if this action would go beyond it; otherwise None.
 
         A replica joins the all-reduce of a group even if it has no minibatch in it, so the group's first minibatch

@@ -25,6 +25,7 @@ from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 from pipeplan_launch.runtime.engine import Engine, Segment
 from pipeplan_launch.runtime.inference import Score
 from pipeplan_launch.runtime.run_start import RunStart, epoch_count
+from pipeplan_launch.runtime.several_stages import run_stages
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
 from pipeplan_launch.telemetry.learning_watch import LearningWatch
 from pipeplan_launch.telemetry.progress import Progress, print_status
@@ -50,6 +51,8 @@ class EpochLoop:
         assert stage.train_sizes is not None
         self._options, self._groups, self._stage, self._start = options, groups, stage, start
         self._training, self._sizes, self._stopping = stage.training, stage.train_sizes, stopping
+        self._trained = [one.training for one in stage.every if one.training is not None]
+        """The engines of all stages of the worker; `_training` is the last one."""
         self._epochs = epoch_count(options)
         place = stage.place
         self._is_leader = place.rank == place.plan.active[0]
@@ -105,13 +108,14 @@ class EpochLoop:
         """
         batches = Batches(self._stage.data.train, self._sizes, self._start.seed, self._position.epoch, self._stage.data)
         met_s = process_groups.synchronise_workers(self._groups.active)
-        self._training.begin_timeline(self._position.epoch, self._position.minibatch, self._sizes.count, met_s)
+        for training in self._trained:
+            training.begin_timeline(self._position.epoch, self._position.minibatch, self._sizes.count, met_s)
         while not self._position.epoch_trained:
             end = segment_end(self._position.minibatch, self._sizes.count, self._options.checkpoint_minibatches)
             segment = Segment(self._position.epoch, batches, self._position.minibatch, end)
-            ran, stop = self._run(self._training, segment)
+            ran, stop = self._run(self._trained, segment)
             self._pace = self._training.recorder.pace_s()
-            steps = self._training.recorder.end_epoch(segment.first)
+            steps = [training.recorder.end_epoch(segment.first) for training in self._trained][-1]
             losses = [step.loss for step in steps if step.loss is not None]
             self._stop_unless_finite(steps)
             total, count = process_groups.sum_over([sum(losses), float(len(losses))], self._groups.active)
@@ -119,7 +123,8 @@ class EpochLoop:
             self._history.losses += int(count)
             self._position = replace(self._position, minibatch=segment.first + ran)
             if stop or self._position.epoch_trained:
-                self._training.timeline.write(self._start.run)
+                for training in self._trained:
+                    training.timeline.write(self._start.run)
             if stop:
                 return True
             if not self._position.epoch_trained:
@@ -139,8 +144,9 @@ class EpochLoop:
         self.results.append(result)
         self._history = History([*self._history.results, result.as_json()])
         self._save_result()
-        if self._training.rates is not None:
-            self._training.rates.after_epoch(result.test_loss)
+        for training in self._trained:
+            if training.rates is not None:
+                training.rates.after_epoch(result.test_loss)
         if self._reports:
             print_status(result.line(self._epochs, self._pace))
             if result.loss is not None:
@@ -158,7 +164,7 @@ class EpochLoop:
         data: Any = stage.data.test if stage.data.test is not None else stage.data.train
         batches = Batches(data, stage.test_sizes, self._start.seed, self._position.epoch, stage.data)
         segment = Segment(self._position.epoch, batches)
-        ran, stop = self._run(stage.forward, segment)
+        ran, stop = self._run([one.forward for one in stage.every], segment)
         return (stage.forward.score if ran == segment.count else None), stop
 
     def _no_score(self) -> Score:
@@ -177,13 +183,14 @@ class EpochLoop:
             test_metrics=total.metrics,
         )
 
-    def _run(self, engine: Engine, segment: Segment) -> tuple[int, bool]:
-        """(minibatches run, whether to stop now). Stop requests take effect only here."""
+    def _run(self, engines: Sequence[Engine], segment: Segment) -> tuple[int, bool]:
+        """(minibatches run, whether to stop now). Stop requests take effect only here. `engines`: of all stages."""
         self._stopping.begin()
-        engine.limit = self._stopping.limit
-        engine.on_progress = self._hang_watch.progress
+        for engine in engines:
+            engine.limit = self._stopping.limit
+            engine.on_progress = self._hang_watch.progress
         self._hang_watch.progress()
-        engine.run(segment)
+        run_stages(engines, segment)
         self._hang_watch.rest()
         stop = self._stopping.end()
         return self._stopping.reached(segment.count), stop
@@ -217,13 +224,14 @@ class EpochLoop:
         """Set the learning rates for the position where training starts. Raises `LaunchError` for a scheduler that
         cannot run.
         """
-        rates = self._training.rates
-        if rates is None:
-            return
-        if rates.needs_test_loss and self._stage.test_sizes is None:
-            raise LaunchError("ReduceLROnPlateau follows the test loss: give the job's data a test set")
-        minibatches = self._position.epoch * self._sizes.count + self._position.minibatch
-        rates.catch_up(minibatches, [result.get("test_loss") for result in self._history.results])
+        for training in self._trained:
+            rates = training.rates
+            if rates is None:
+                continue
+            if rates.needs_test_loss and self._stage.test_sizes is None:
+                raise LaunchError("ReduceLROnPlateau follows the test loss: give the job's data a test set")
+            minibatches = self._position.epoch * self._sizes.count + self._position.minibatch
+            rates.catch_up(minibatches, [result.get("test_loss") for result in self._history.results])
 
     def _run_info(self) -> RunInfo:
         plan, position = self._stage.place.plan, self._position

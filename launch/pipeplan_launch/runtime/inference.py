@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport
+from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Job
@@ -65,17 +67,20 @@ class Score:
 class ForwardEngine(Engine):
     """Runs the forward-only schedule on one replica of one stage, with the current weights in evaluation mode."""
 
-    def __init__(self, place: WorkerPlace, transport: Transport | OrderedTransport, recorder: Recorder) -> None:
+    def __init__(
+        self, place: WorkerPlace, transport: Transport | StageTransport | OrderedTransport, recorder: Recorder
+    ) -> None:
         super().__init__(place, SCHEDULES["forward-only"], transport, recorder, {ActionKind.FORWARD: self._forward})
         self.score = Score.empty(place.job)
 
-    def run(self, segment: Segment) -> int:
-        """Run a segment. Afterwards `score` holds this worker's counts."""
+    @contextmanager
+    def running(self, segment: Segment) -> Iterator[None]:
+        """Context in which the stage's passes of a segment are run. Afterwards `score` holds this worker's counts."""
         self.score = Score.empty(self.place.job)
         self.place.program.eval()
         try:
-            with torch.no_grad():
-                return super().run(segment)
+            with torch.no_grad(), super().running(segment):
+                yield
         finally:
             self.place.program.train()
 

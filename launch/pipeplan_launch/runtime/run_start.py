@@ -94,10 +94,13 @@ def build_own_stage(options: RunOptions, plan: LaunchPlan, groups: Groups, start
     if stage.training is not None:
         # An optimiser that cannot be saved is reported now, not at the first checkpoint. The modules for saving are
         # imported now, so that their memory is not counted as memory of training.
-        optimizer_state(stage.training.optimizer, stage.training.updated)
+        for one in stage.every:
+            assert one.training is not None
+            optimizer_state(one.training.optimizer, one.training.updated)
         importlib.import_module("pipeplan_launch.checkpoint.tensor_store")
     if start.checkpoint is None and options.weights is not None:
-        stage_checkpoint.load_weights(checkpoint.find_checkpoint(options.weights), stage.place.program)
+        for one in stage.every:
+            stage_checkpoint.load_weights(checkpoint.find_checkpoint(options.weights), one.place.program)
     return stage
 
 
@@ -130,7 +133,7 @@ def restore_in_all(
 def _restored(stage: WorkerStage | None, folder: Path) -> tuple[Manifest | None, DamagedCheckpoint | None]:
     """(the checkpoint that this worker's stage was restored from, None), or (None, the damage that was found)."""
     try:
-        return (None if stage is None else stage_checkpoint.restore_stage(stage, folder)), None
+        return (None if stage is None else stage_checkpoint.restore_stages(stage, folder)), None
     except DamagedCheckpoint as damage:
         return None, damage
 

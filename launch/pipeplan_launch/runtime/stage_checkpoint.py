@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -23,9 +24,9 @@ from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.tracing.split import StateDictNames
 from pipeplan_launch.tracing.stage_program import Program
 
-_Part = tuple[str | None, dict[str, SavedTensor]]
-"""A worker's part of a checkpoint: its optimiser as JSON, if it is its stage's first replica, and the locations of its
-tensors."""
+_Part = tuple[tuple[str, ...], dict[str, SavedTensor]]
+"""A worker's part of a checkpoint: the optimisers of its stages as JSON, if it is their first replica, and the places
+of its tensors."""
 
 
 def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Position, history: History) -> Path:
@@ -38,28 +39,20 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
         tensor_store,  # importing DCP takes long, which the start of a run need not wait for
     )
 
-    place, training = stage.place, stage.training
-    assert training is not None
+    place = stage.place
     leader = place.plan.active[0]
     is_leader = place.rank == leader
     run_in_all(groups.active, lambda: checkpoint.begin_checkpoint(run) if is_leader else None)
     try:
-        plain, moments = run_in_all(
-            groups.active, lambda: optimizer_state.optimizer_state(training.optimizer, training.updated)
-        )
-        if training.correction is not None:
-            plain["correction"], steps = training.correction.saved()
-            moments |= steps
-        if training.shards is not None:
-            moments = _whole_moments(training, moments)
-        tensors = model_state(place.program) | moments
+        states = [_state_of(one, groups) for one in stage.every]
+        tensors = {name: tensor for _, own in states for name, tensor in own.items()}
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
         held = process_groups.gather_everywhere(sizes, groups.active, dict[str, int])
         writers, member = tensor_store.choose_writers(held), dist.get_rank(groups.active)
         mine = {name: tensor for name, tensor in tensors.items() if writers[name] == member}
         folder = run / checkpoint.PARTIAL_CHECKPOINT
         written = run_in_all(groups.active, lambda: tensor_store.write_tensors(folder, mine, member))
-        own = (json.dumps(plain) if place.replica == 0 else None, written)
+        own = (tuple(json.dumps(plain) for plain, _ in states) if place.replica == 0 else (), written)
         parts = process_groups.gather_at(own, leader, groups.active, _Part)
         run_in_all(groups.active, lambda: _commit(stage, run, position, history, parts) if is_leader else None)
     except (LaunchError, FailedElsewhere):
@@ -68,6 +61,21 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
         raise
     assert stage.train_sizes is not None
     return checkpoint.checkpoint_folder(run, position, stage.train_sizes.minibatch)
+
+
+def _state_of(stage: WorkerStage, groups: Groups) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(the optimiser of a stage without its tensors, all tensors of the stage). All active workers call this."""
+    training = stage.training
+    assert training is not None
+    plain, moments = run_in_all(
+        groups.active, lambda: optimizer_state.optimizer_state(training.optimizer, training.updated)
+    )
+    if training.correction is not None:
+        plain["correction"], steps = training.correction.saved()
+        moments |= steps
+    if training.shards is not None:
+        moments = _whole_moments(training, moments)
+    return plain, model_state(stage.place.program) | moments
 
 
 def _whole_moments(training: TrainingEngine, moments: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -107,7 +115,7 @@ def _commit(stage: WorkerStage, run: Path, position: Position, history: History,
         stages=place.plan.layers,
         state_dict=dict(_naming(place.program).state_dict),
         optimizer=optimizer_state.merge_optimizer_states(
-            json.loads(optimizer) for optimizer, _ in parts if optimizer is not None
+            json.loads(optimizer) for optimizers, _ in parts for optimizer in optimizers
         ),
         tensors=tensors,
         files=files,
@@ -126,16 +134,23 @@ def add_evaluation(folder: Path, history: History) -> None:
     replace(read_manifest(folder), history=history).write(folder)
 
 
-def restore_stage(stage: WorkerStage, folder: Path) -> Manifest:
-    """Load this stage's part of a checkpoint, which any plan may have written. Raises `LaunchError` if it does not
-    fit.
+def restore_stages(stage: WorkerStage, folder: Path) -> Manifest:
+    """Load the part of a checkpoint that belongs to all stages of a worker. Any plan may have written it.
+
+    Raises `LaunchError` if it does not fit.
     """
+    manifest = read_manifest(folder)
+    checkpoint.check_same_model(manifest, stage.place.plan.model_ref, stage.graph_hash)
+    for one in stage.every:
+        _restore_stage(one, manifest, folder)
+    return manifest
+
+
+def _restore_stage(stage: WorkerStage, manifest: Manifest, folder: Path) -> None:
     from pipeplan_launch.checkpoint import tensor_store
 
     place, training = stage.place, stage.training
     assert training is not None
-    manifest = read_manifest(folder)
-    checkpoint.check_same_model(manifest, place.plan.model_ref, stage.graph_hash)
     tensor_store.fill_tensors(manifest, model_state(place.program))
     load: optimizer_state.TensorLoader = partial(tensor_store.load_tensors, manifest)
     if training.shards is not None:
@@ -151,7 +166,6 @@ def restore_stage(stage: WorkerStage, folder: Path) -> Manifest:
     if training.correction is not None:
         counts = manifest.optimizer.get("correction", {})
         training.correction.restore(counts, load, str(folder))
-    return manifest
 
 
 def load_weights(manifest: Manifest, program: Program) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import nn
 
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport
+from pipeplan_launch.comm.stage_transport import Mailbox, StageTransport
 from pipeplan_launch.elastic.consistency_check import Fingerprint, data_fingerprint, digest, weights_digest
 from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
 from pipeplan_launch.errors import LaunchError
@@ -32,6 +33,7 @@ from pipeplan_launch.runtime.inference import ForwardEngine
 from pipeplan_launch.runtime.sleeping_stage import load_emulated_stage
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder
+from pipeplan_launch.telemetry.run_folder import recorded_name
 from pipeplan_launch.tracing.split import StageProgram, build_stage_program
 from pipeplan_launch.tracing.stage_program import Program
 from pipeplan_launch.tracing.trace import trace_job
@@ -88,18 +90,28 @@ class WorkerStage:
     test_sizes: MinibatchSizes | None
     graph_hash: str
     fingerprint: Fingerprint
+    earlier: tuple[WorkerStage, ...] = ()
+    """The worker's other stages, which come before this one; () if it runs one."""
+
+    @property
+    def every(self) -> tuple[WorkerStage, ...]:
+        """All stages of the worker, in the order of the pipeline."""
+        return *self.earlier, self
 
 
-def load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, Program, str, bool]:
-    """(job without its model, this stage's program, graph hash, whether it runs at any batch size).
+def load_stages(
+    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device
+) -> tuple[Job, list[Program], str, bool]:
+    """(job without its model, the stages' programs, graph hash, whether they run at any batch size).
 
     An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
-    keeps only the parameters of its own stage.
+    keeps only the parameters of its own stages.
     """
     if plan.emulated:
-        return *load_emulated_stage(stage, plan.emulated[stage]), "emulated", True
+        emulated = [load_emulated_stage(stage, plan.emulated[stage]) for stage in stages]
+        return emulated[-1][0], [program for _, program in emulated], "emulated", True
     with _one_garbage_collection():
-        return _load_stage(plan, stage, seed, device)
+        return _load_stages(plan, stages, seed, device)
 
 
 @contextmanager
@@ -120,7 +132,9 @@ def _one_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -> tuple[Job, Program, str, bool]:
+def _load_stages(
+    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device
+) -> tuple[Job, list[Program], str, bool]:
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
         job = _with_data(job, plan.minibatch)
@@ -130,16 +144,26 @@ def _load_stage(plan: LaunchPlan, stage: int, seed: int, device: torch.device) -
             f"the model {plan.model_ref!r} is not the one that the plan was made for (its graph is "
             f"{traced.graph_hash[:19]}…, the plan's is {plan.graph_hash[:19]}…): profile and solve again"
         )
-    program = build_stage_program(traced, plan.layers, stage, device)
-    _check_shared(plan, program)
+    programs: list[Program] = []
+    for stage in stages:
+        program = build_stage_program(traced, plan.layers, stage, device)
+        _check_shared(plan, program)
+        programs.append(program)
     graph_hash, dynamic = traced.graph_hash, traced.dynamic_batch
-    return replace(job, model=nn.Module()), program, graph_hash, dynamic
+    return replace(job, model=nn.Module()), programs, graph_hash, dynamic
 
 
 def _check_shared(plan: LaunchPlan, program: Program) -> None:
     """Raise `LaunchError` where stages share parameters under a schedule that does not sum their gradients."""
-    if plan.mode != "training" or plan.schedule.flushes:
+    virtual = plan.schedule.virtual is not None
+    if plan.mode != "training" or (plan.schedule.flushes and not virtual):
         return
+    if virtual and program.shared:
+        name, stages = next(iter(program.shared.items()))
+        raise LaunchError(
+            f"stages {', '.join(map(str, stages))} share the parameter {name!r}, which {plan.schedule.name} cannot do "
+            "yet: solve with --schedule 1f1b-flush, or for a plan with its layers in one stage"
+        )
     for name, stages in program.shared.items():
         raise LaunchError(
             f"stages {', '.join(map(str, stages))} share the parameter {name!r}, and {plan.schedule.name} updates them "
@@ -172,51 +196,73 @@ def build_stage(
     flush: dist.ProcessGroup | None = None,
     transport: Transport | OrderedTransport | None = None,
 ) -> WorkerStage:
-    """Build the stage of an active worker, with its engines and data. Raises `LaunchError`.
+    """Build the stage of an active worker, with its engines and data; its last one if it runs several.
 
-    `transport`: None for one in mode `host`.
+    `transport`: None for one in mode `host`. Raises `LaunchError`.
     """
-    position = plan.place(rank)
-    assert position is not None
-    stage, replica = position
-    device = device_of(plan)
-    job, program, graph_hash, dynamic = load_stage(plan, stage, seed, device)
-    if options.compile_backend is not None and isinstance(program, StageProgram):  # an emulated one computes nothing
-        program.compile_with(options.compile_backend)
+    places, device = plan.places(rank), device_of(plan)
+    numbers = [stage for stage, _ in places]
+    job, programs, graph_hash, dynamic = load_stages(plan, numbers, seed, device)
+    for program in programs:
+        if options.compile_backend is not None and isinstance(program, StageProgram):  # emulated ones compute nothing
+            program.compile_with(options.compile_backend)
     if job.data is None:
         raise LaunchError(f"{plan.model_ref!r} has no data to run on: return Job(model, data=...)")
     with user_code_errors("the job's data"):
         data = job.datasets
-    place = WorkerPlace(plan, stage, replica, rank, device, program, job, seed)
     trains = plan.mode == "training"
-    recorder = _recorder(place, run / "metrics" / f"rank-{rank}.jsonl")
     limit = options.max_minibatches
     test: Any = data.test if data.test is not None or trains else data.train
     if trains and hasattr(test, "__len__") and len(test) == 0:
         test = None  # training needs none
     if test is not None:
         # Fails now, and not after the first epoch, if the model cannot be evaluated stage by stage.
-        program.eval()
-        program.train()
+        for program in programs:
+            program.eval()
+            program.train()
     ordered: Any = data.train if data.order is None or not trains else order_of_samples(data, seed, 0)
     train_sizes = minibatch_sizes(ordered, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
     test_sizes = None if test is None else minibatch_sizes(test, plan.minibatch, dynamic, training=False, limit=limit)
-    fingerprint = _fingerprint(place, data.train if trains else None, test)
-    if ordered is not data.train:
-        fingerprint.data["the order of the training samples"] = digest(ordered)
-    transport = transport or Transport(stage, rank, device, _neighbours(plan, stage), options.timeout_s)
-    return WorkerStage(
-        place=place,
-        data=data,
-        training=TrainingEngine(place, transport, recorder, replicas, options.averaging, flush, options.staleness)
-        if trains
-        else None,
-        forward=ForwardEngine(place, transport, _recorder(place, None) if trains else recorder),
-        train_sizes=train_sizes,
-        test_sizes=test_sizes,
-        graph_hash=graph_hash,
-        fingerprint=fingerprint,
-    )
+    transports = _transports(options, plan, rank, device, transport)
+    built: list[WorkerStage] = []
+    for (stage, replica), program, own_transport in zip(places, programs, transports, strict=True):
+        place = WorkerPlace(plan, stage, replica, rank, device, program, job, seed)
+        recorder = _recorder(place, run / "metrics" / f"{recorded_name(plan, rank, stage)}.jsonl")
+        fingerprint = _fingerprint(place, data.train if trains else None, test)
+        if ordered is not data.train:
+            fingerprint.data["the order of the training samples"] = digest(ordered)
+        training = None
+        if trains:
+            arguments = replicas, options.averaging, flush, options.staleness
+            training = TrainingEngine(place, own_transport, recorder, *arguments)
+        built.append(
+            WorkerStage(
+                place=place,
+                data=data,
+                training=training,
+                forward=ForwardEngine(place, own_transport, _recorder(place, None) if trains else recorder),
+                train_sizes=train_sizes,
+                test_sizes=test_sizes,
+                graph_hash=graph_hash,
+                fingerprint=fingerprint,
+            )
+        )
+    return replace(built[-1], earlier=tuple(built[:-1]))
+
+
+def _transports(
+    options: RunOptions, plan: LaunchPlan, rank: int, device: torch.device, given: OrderedTransport | Transport | None
+) -> Sequence[Transport | StageTransport | OrderedTransport]:
+    """The transport of each stage of a worker."""
+    numbers, stages = [stage for stage, _ in plan.places(rank)], len(plan.pipeline)
+    if given is not None:
+        return [given]
+    neighbours = _neighbours(plan, numbers, rank)
+    if plan.schedule.virtual is None:
+        return [Transport(numbers[0], rank, device, neighbours, options.timeout_s)]
+    transport = Transport(numbers[-1], rank, device, neighbours, options.timeout_s, stages=stages)
+    mailbox: Mailbox = {}
+    return [StageTransport(transport, mailbox, rank, stage, stages) for stage in numbers]
 
 
 def _fingerprint(place: WorkerPlace, train: Any, test: Any) -> Fingerprint:
@@ -240,11 +286,11 @@ def own_transport(options: RunOptions, plan: LaunchPlan, rank: int, groups: Grou
     return OrderedTransport(position[0], rank, device_of(plan), groups.edges, lambda: wait_for(groups.active))
 
 
-def _neighbours(plan: LaunchPlan, stage: int) -> list[int]:
-    """The workers of the previous and the next stage."""
-    pipeline = plan.pipeline
-    stages = pipeline[max(0, stage - 1) : stage] + pipeline[stage + 1 : stage + 2]
-    return [worker for stage in stages for worker in stage.workers]
+def _neighbours(plan: LaunchPlan, stages: Sequence[int], rank: int) -> list[int]:
+    """The other workers of the stages before and after these."""
+    beside = sorted({number for stage in stages for number in (stage - 1, stage + 1)} & {*range(len(plan.pipeline))})
+    workers = dict.fromkeys(worker for stage in beside for worker in plan.pipeline[stage].workers)
+    return [worker for worker in workers if worker != rank]
 
 
 def _recorder(place: WorkerPlace, path: Path | None) -> Recorder:

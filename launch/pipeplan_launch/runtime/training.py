@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from pipeplan_launch.comm.gradient_allreduce import GradientReducer, average_buf
 from pipeplan_launch.comm.gradient_exchange import choose_exchange
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
+from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.seeds import seed_forward
@@ -42,7 +43,7 @@ class TrainingEngine(Engine):
     def __init__(
         self,
         place: WorkerPlace,
-        transport: Transport | OrderedTransport,
+        transport: Transport | StageTransport | OrderedTransport,
         recorder: Recorder,
         group: dist.ProcessGroup | None,
         averaging: GradientAveraging = EXACT_AVERAGING,
@@ -82,7 +83,11 @@ class TrainingEngine(Engine):
         """Offset from a number of updates to the timeline's group number."""
         self._in_flight: dict[int, InFlightMinibatch] = {}
         self._split: dict[int, SplitBackward] = {}
-        """Minibatches whose gradients of the weights are still to come."""
+        """The rest of the backward passes of minibatches whose gradients of the weights are still to come."""
+        self._deferred: set[int] = set()
+        """Minibatches whose gradients are collected by action W."""
+        self._posts_late = place.recomputes and self.schedule.virtual is None
+        """Whether the receive of a gradient is posted when the one before it is taken, and not with the forward."""
         self._latest_received: dict[int, int] = {}
         """Latest minibatch received from each replica of the previous stage."""
         self._unsettled: list[int] = []
@@ -119,18 +124,19 @@ class TrainingEngine(Engine):
         self._splits = self.schedule.splits and shape.deferred > 0
         """Whether the backward pass leaves the gradients of the weights to action W."""
 
-    def run(self, segment: Segment) -> int:
-        """Train on a segment. Afterwards the replicas of the stage agree on weights and buffers."""
+    @contextmanager
+    def running(self, segment: Segment) -> Iterator[None]:
+        """Context in which a segment is trained on. Afterwards the stage's replicas agree on weights and buffers."""
         self._choose_schedule(segment.epoch)
         self._latest_received, self._unsettled = {}, []
         for reducer in (self._reducer, *self._shared.values()):
             reducer.reset()
         self._updates_before = self._versions.number
-        count = super().run(segment)
+        with super().running(segment):
+            yield
         if self._group is not None:
             with self._replica_loss_explained("buffers"):
                 average_buffers(list(self.place.program.buffers_by_name().values()), self._group)
-        return count
 
     def _forward(self, index: int) -> None:
         place = self.place
@@ -156,7 +162,7 @@ class TrainingEngine(Engine):
         step.forward_s += lap()
         self.note(FORWARD, index, lap)
         if not place.is_last:
-            if not place.recomputes or index < place.replicas:
+            if not self._posts_late or index < place.replicas:
                 self._post_gradient_receive(index)
             if place.recomputes:  # keep at most one output, which the transport holds until it has left
                 self.settle_activations(index - place.replicas)
@@ -230,14 +236,15 @@ class TrainingEngine(Engine):
         if not place.is_last:
             gradients = self.transport.take(Direction.GRADIENTS, self.segment.number(index))
             following = index + place.replicas
-            if place.recomputes and following < self.count:
+            if self._posts_late and following < self.count:
                 self._post_gradient_receive(following)
             roots = [out for out, boundary in zip(outputs, place.program.sends, strict=True) if boundary.requires_grad]
             self.settle_activations(index)
         step.wait_s += lap()
         self.note(WAIT, index, lap, keep_brief=False)
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
-        if pairs and self._splits:
+        splits = self._splits and not self.weights_follow
+        if pairs and splits:
             self._differentiate_inputs(index, pairs, state.inputs.received)
         elif pairs:
             with self._gradients_to_reducer(index), self.calling("the model's backward", index):
@@ -247,7 +254,9 @@ class TrainingEngine(Engine):
         if not place.is_first:  # before anything else, because the previous stage may be waiting
             self._send_gradients(index, state.inputs.received)
         step.send_s += lap()
-        if not self._splits:
+        if splits:
+            self._deferred.add(index)
+        else:
             self._collect_gradients(index)
         step.backward_s += lap()
         self.note(BACKWARD, index, lap, keep_brief=False)
@@ -275,7 +284,8 @@ class TrainingEngine(Engine):
         if split is not None:
             with self.calling("the model's backward", index):
                 split.weights()
-        if self._splits:
+        if index in self._deferred:
+            self._deferred.discard(index)
             self._collect_gradients(index)
         step.backward_s += lap()
         self.note(WEIGHTS, index, lap, keep_brief=False)
@@ -294,7 +304,9 @@ class TrainingEngine(Engine):
     def _gradients_to_reducer(self, index: int) -> AbstractContextManager[None]:
         """Context around a backward pass, whose gradients may leave for the other replicas before it ends."""
         group = index // self._group_size
-        final = self._update_group(group) if index == self._own_members(group)[-1] else None
+        # Where a worker's stages split, their last passes may come in another order on another replica.
+        at_once = self.schedule.virtual is None or not self.schedule.splits
+        final = self._update_group(group) if at_once and index == self._own_members(group)[-1] else None
         return self._reducer.backward(self._versions.leaves_of(index), self._sample_share(index), final)
 
     def _send_gradients(self, index: int, received: Sequence[Tensor]) -> None:
@@ -317,7 +329,8 @@ class TrainingEngine(Engine):
         for index in [minibatch for minibatch in self._unsettled if minibatch <= newest]:
             latest = self._latest_received[replica_of(index, replicas)]
             # The receive was posted before the activations came here, unless the previous stage recomputes.
-            if not previous.recompute or gradient_receive_posted(index, latest, replicas, previous.depth):
+            at_once = not previous.recompute or self.schedule.virtual is not None
+            if at_once or gradient_receive_posted(index, latest, replicas, previous.depth):
                 self.transport.settle(Direction.GRADIENTS, self.segment.number(index))
                 self._unsettled.remove(index)
 
@@ -338,26 +351,37 @@ class TrainingEngine(Engine):
                 reducer.launch()
 
     def _update(self, group: int) -> None:
-        lap = Stopwatch()
-        own = self._own_members(group)
+        update_stages([self], group)
+
+    def wait_for_gradients(self, group: int, lap: Stopwatch) -> dict[str, Tensor]:
+        """The averaged gradients of a group, by parameter name, once its all-reduce is done."""
         with self._replica_loss_explained(f"gradients of group {group}"):
             averaged = self._reducer.finish()
             for reducer in self._shared.values():
                 averaged = {**averaged, **reducer.finish()}
         synchronised = lap()
         self._note_allreduce(group, lap)
+        own = self._own_members(group)
+        if own:
+            self.step_of(own[-1]).sync_s += synchronised
+        return averaged
+
+    def clip(self, averaged: Mapping[str, Tensor]) -> None:
+        """Clip the gradients of an update, of all stages of this worker, in place."""
         with peer_loss_explained(
             f"stage {self.place.stage} (rank {self.place.rank}) could not learn the gradients' norm"
         ):
             self._optimiser.clip(averaged)
+
+    def make_step(self, averaged: Mapping[str, Tensor], group: int, lap: Stopwatch) -> None:
+        """Update the weights, and finish the group's last minibatch."""
+        own = self._own_members(group)
         with self.calling("the optimizer's step", own[-1] if own else group * self._group_size):
             self._optimiser.step(averaged, fresh=self._fresh)
         updated = lap()
         self.timeline.note_group(UPDATE, *self._timeline_numbers(group), lap)
         if own:
-            step = self.step_of(own[-1])
-            step.sync_s += synchronised
-            step.update_s += updated
+            self.step_of(own[-1]).update_s += updated
             self.finish_step(own[-1])
         if self.rates is not None:
             self.rates.after_update(len(group_members(group, self._group_size, self.count)))
@@ -399,6 +423,15 @@ class TrainingEngine(Engine):
         return peer_loss_explained(
             f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {peers}"
         )
+
+
+def update_stages(engines: Sequence[TrainingEngine], group: int) -> None:
+    """Update the weights of all stages of a worker, whose engines these are."""
+    lap = Stopwatch()
+    averaged = [engine.wait_for_gradients(group, lap) for engine in engines]
+    engines[-1].clip({name: gradient for one in averaged for name, gradient in one.items()})
+    for engine, gradients in zip(engines, averaged, strict=True):
+        engine.make_step(gradients, group, lap)
 
 
 def _scalar(loss: object) -> Tensor:

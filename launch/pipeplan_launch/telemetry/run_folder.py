@@ -12,6 +12,7 @@ from typing import IO
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import explain_errors
+from pipeplan_launch.plan.launch_plan import LaunchPlan
 
 ERROR_FILE = "error.txt"
 LOCK_FILE = "in-use"
@@ -51,6 +52,11 @@ def run_to_resume(plan_folder: Path, chosen: Path | None) -> Path:
     if not candidates:
         raise LaunchError(f"{runs} has no run with a complete checkpoint: start anew without --resume")
     return candidates[-1]
+
+
+def recorded_name(plan: LaunchPlan, rank: int, stage: int) -> str:
+    """Name, without an ending, of the files in which a worker records one of its stages."""
+    return f"rank-{rank}" if plan.schedule.virtual is None else f"rank-{rank}-stage-{stage}"
 
 
 _locks: list[IO[bytes]] = []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction
+from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.telemetry.difference import difference, difference_lines
 from pipeplan_launch.telemetry.pace_model import AS_PREDICTED
 from pipeplan_launch.telemetry.recorder import SUMMED_FIELDS, TIME_FIELDS, SteadyState
@@ -72,6 +73,8 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
         "steady_minibatches": sum(report.steady.minibatches for report in last),
         "stages": stages,
     }
+    if plan.schedule.virtual is not None:  # the causes are those of workers with one stage each
+        return summary | {"cause": None, "difference_s": {}}
     cause = first_cause(summary)
     return summary | {"cause": None if cause is None else cause.as_json(), "difference_s": difference(summary)}
 
@@ -149,7 +152,7 @@ def _idle_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | Non
 def _other_s(plan: LaunchPlan, stage: int, reports: Sequence[WorkerReport]) -> float | None:
     """The time outside all recorded times, which is that of the executor itself, per minibatch of a worker."""
     unrecorded = []
-    for report in reports:
+    for report in reports if plan.schedule.virtual is None else ():  # several stages share a worker's time
         pace, count, seconds = report.steady.pace_s, report.steady.minibatches, report.steady.seconds or {}
         if pace is not None and count:
             recorded = sum(seconds.get(name, 0.0) for name in TIME_FIELDS) / count
@@ -195,6 +198,8 @@ def _cause_line(summary: dict[str, Any]) -> str:
         return ""
     if abs(pace["ratio"] - 1) <= AS_PREDICTED:
         return f"as predicted, within {AS_PREDICTED:.0%}"
+    if (schedule := SCHEDULES.get(summary.get("schedule", ""))) is not None and schedule.virtual is not None:
+        return "first cause: not known, as workers run several stages each"
     return "first cause: not known, as some times were not predicted or not measured"
 
 

@@ -28,8 +28,9 @@ UPDATE, WAIT, ALL_REDUCE = "update", "wait", "all-reduce"
 class Timeline:
     """Intervals of one worker. Nothing is recorded before an epoch is begun."""
 
-    def __init__(self, plan: str, rank: int, stage: int, replica: int) -> None:
-        """`plan`: the plan's digest."""
+    def __init__(self, plan: str, rank: int, stage: int, replica: int, name: str | None = None) -> None:
+        """`plan`: the plan's digest. `name`: that of the file, without its ending; None for `rank-N`."""
+        self._name = f"rank-{rank}" if name is None else name
         self._identity = {"plan": plan, "rank": rank, "stage": stage, "replica": replica}
         self._intervals: list[tuple[str, int, float, float]] = []
         self._epoch, self._count, self._first, self._end = 0, 0, 0, 0
@@ -65,7 +66,7 @@ class Timeline:
 
     def write(self, run: Path) -> None:
         """Write the recorded intervals into a run folder, replacing older ones. Raises `LaunchError`."""
-        path = run / TIMELINE_FOLDER / f"rank-{self._identity['rank']}.json"
+        path = run / TIMELINE_FOLDER / f"{self._name}.json"
         with explain_errors(path, "writing"):
             path.parent.mkdir(exist_ok=True)
         head: dict[str, Any] = {"format": TIMELINE_FORMAT, "version": TIMELINE_VERSION, **self._identity}

@@ -21,6 +21,9 @@ from pipeplan_launch.plan.schedule import SCHEDULES, Action, Schedule, StageShap
 from pipeplan_launch.plan.schedule_check import replay_schedule
 from pipeplan_launch.runtime.engine import Engine
 
+ONE_STAGE_EACH = [schedule for schedule in SCHEDULES.values() if schedule.virtual is None]
+"""The schedules whose workers run one stage each; `test_virtual_stages.py` has the others."""
+
 
 def stopped_at(schedule: Schedule, planned: int, end: int) -> Schedule:
     """The schedule as the engine runs it where a segment of `planned` minibatches is ended before minibatch `end`."""
@@ -41,7 +44,7 @@ def replay_all_ends(schedule: Schedule, replicas: tuple[int, ...], accumulate: i
         replay_schedule(stopped_at(schedule, planned, end), pipeline, end)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("schedule", ONE_STAGE_EACH, ids=lambda schedule: schedule.name)
 def test_no_schedule_deadlocks_wherever_all_stop(schedule: Schedule) -> None:
     """The replay checks depths, groups, versions and that every minibatch before the end runs once."""
     small = [shape for stages in (1, 2, 3) for shape in itertools.product((1, 2, 3), repeat=stages)]
@@ -50,7 +53,7 @@ def test_no_schedule_deadlocks_wherever_all_stop(schedule: Schedule) -> None:
         replay_all_ends(schedule, replicas, accumulate, 2 * accumulate + max(replicas))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("schedule", ONE_STAGE_EACH, ids=lambda schedule: schedule.name)
 def test_nor_do_samples_of_large_pipelines(schedule: Schedule) -> None:
     draw = random.Random(7)
     for _ in range(8):

@@ -33,7 +33,7 @@ class Noted(Engine):
         stage, replica = worker
         here = pipeline[stage].replicas
         place: Any = SimpleNamespace(
-            plan=SimpleNamespace(shapes=tuple(pipeline), plan=""),
+            plan=SimpleNamespace(shapes=tuple(pipeline), plan="", schedule=schedule),
             rank=0,
             stage=stage,
             replica=replica,

@@ -48,11 +48,11 @@ def build_small() -> Job:
 def test_a_minibatch_beyond_the_data_is_refused_before_tracing(plan: LaunchPlan) -> None:
     plan = replace(plan, model_ref="test_stage_setup:build_small", minibatch=10**7)
     with pytest.raises(LaunchError, match=r"minibatch of 10000000 is larger than the job's training data \(5 samples"):
-        stage_setup.load_stage(plan, 0, 0, torch.device("cpu"))
+        stage_setup.load_stages(plan, [0], 0, torch.device("cpu"))
 
 
 def test_the_rest_of_the_model_is_gone(plan: LaunchPlan) -> None:
-    job, program, graph_hash, dynamic = stage_setup.load_stage(plan, 1, 0, torch.device("cpu"))
+    job, (program,), graph_hash, dynamic = stage_setup.load_stages(plan, [1], 0, torch.device("cpu"))
     assert set(program.parameters_by_name()) == {"3.weight", "3.bias"}
     gc.collect()
     import test_stage_setup  # the copy that the reference names, which need not be this very module
@@ -65,7 +65,7 @@ def test_the_rest_of_the_model_is_gone(plan: LaunchPlan) -> None:
 
 
 def test_every_worker_builds_the_same_weights(plan: LaunchPlan) -> None:
-    one, other, seeded = (stage_setup.load_stage(plan, 0, seed, torch.device("cpu"))[1] for seed in (3, 3, 4))
+    one, other, seeded = (stage_setup.load_stages(plan, [0], seed, torch.device("cpu"))[1][0] for seed in (3, 3, 4))
     weights = [program.parameters_by_name()["0.weight"] for program in (one, other, seeded)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
@@ -77,4 +77,4 @@ def test_another_graph_is_refused(plan: LaunchPlan, tmp_path: Path) -> None:
         content["model"]["graph_hash"] = "sha256:of-another-model"
         path.write_text(json.dumps(content))
     with pytest.raises(LaunchError, match="profile and solve again"):
-        stage_setup.load_stage(load_plan(tmp_path), 0, 0, torch.device("cpu"))
+        stage_setup.load_stages(load_plan(tmp_path), [0], 0, torch.device("cpu"))

@@ -1,0 +1,151 @@
+"""Orders of the passes of a pipeline whose devices run several stages each ("virtual stages"). Torch-free.
+
+A *device* is a position in the pipeline that one worker fills, or one of several replicas. With p devices and v stages
+on each there are p·v stages. Two placements exist:
+
+    looped      stage s is on device s mod p                      interleaved-1f1b, any v
+    v-shaped    stages i and 2p − 1 − i are on device i           zb-v, v = 2
+
+`interleaved_passes` has the order of Megatron-LM (Narayanan et al., Efficient Large-Scale Language Model Training on
+GPU Clusters, SC 2021, arXiv 2104.04473): minibatches come in rounds of p, and a device runs a round through its first
+stage, then through its second, and so on. Here are the passes of the first of two devices with stages 0 and 2, for
+four minibatches:
+
+    F0 F0 F2 F2 F0 B2 F0 B2 F2 B0 F2 B0 B2 B2 B0 B0       (minibatches 0 1 0 1 2 0 3 1 2 0 3 1 2 3 2 3)
+
+`zero_bubble_v_passes` has the order of ZB-V (Qi et al., Pipeline Parallelism with Controllable Memory, arXiv
+2405.15362): a minibatch goes down through the first stages of all devices and comes back up through the second ones,
+and gradients of weights fill the gaps.
+
+Both orders need whole rounds. For any other number of minibatches the order is that of the next larger one that has
+them, without the passes of minibatches that do not exist. Leaving out whole minibatches cannot cause a deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+FORWARD, BACKWARD, WEIGHTS = "F", "B", "W"
+StagePass = tuple[str, int, int]
+"""(`F`, `B` or `W`, number of the stage among those of its device, position of the minibatch among its own)."""
+
+
+def looped_device(stage: int, devices: int) -> int:
+    """The device of a stage where stages go round the devices."""
+    return stage % devices
+
+
+def v_shaped_device(stage: int, devices: int) -> int:
+    """The device of a stage where stages go down the devices and come back up."""
+    return min(stage, 2 * devices - 1 - stage)
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualStages:
+    """How a schedule places several stages on each device, and in which order a device runs them."""
+
+    device_of: Callable[[int, int], int]
+    """(stage, number of devices) -> the device that runs it."""
+    passes: Callable[[int, int, int, int], Iterator[StagePass]]
+    """(device, number of devices, stages of each device, minibatches) -> the passes of the device."""
+    most: int | None = None
+    """The only number of stages that a device may have; None where any number is possible."""
+
+    def stages_of(self, device: int, devices: int, stages: int) -> list[int]:
+        """The stages of a device, in increasing order."""
+        return [stage for stage in range(stages) if self.device_of(stage, devices) == device]
+
+    def refusal(self, stages: int, devices: int) -> str | None:
+        """Why so many stages cannot be placed on so many devices; None if they can."""
+        if stages % devices:
+            return f"{stages} stages cannot be divided equally among {devices} devices"
+        if self.most is not None and stages != self.most * devices:
+            return f"each device needs {self.most} stages, and there are {stages} for {devices} devices"
+        return None
+
+
+def interleaved_passes(device: int, devices: int, chunks: int, minibatches: int) -> Iterator[StagePass]:
+    """1F1B over virtual stages, in the order of Megatron-LM."""
+    rounded = -(-minibatches // devices) * devices
+    total = rounded * chunks
+    warm_up = min(total, 2 * (devices - device - 1) + (chunks - 1) * devices)
+
+    def forward(number: int) -> StagePass:
+        return FORWARD, number // devices % chunks, number // (devices * chunks) * devices + number % devices
+
+    def backward(number: int) -> StagePass:
+        chunk = chunks - 1 - number // devices % chunks
+        return BACKWARD, chunk, number // (devices * chunks) * devices + number % devices
+
+    def whole() -> Iterator[StagePass]:
+        yield from map(forward, range(warm_up))
+        for number in range(total - warm_up):
+            yield forward(warm_up + number)
+            yield backward(number)
+        yield from map(backward, range(total - warm_up, total))
+
+    return (one for one in whole() if one[2] < minibatches)
+
+
+def zero_bubble_v_passes(device: int, devices: int, chunks: int, minibatches: int) -> Iterator[StagePass]:
+    """ZB-V: stage `device` is the first and its mirror image the second stage of the device."""
+    assert chunks == 2
+    rounded = max(2 * devices - 1, minibatches)
+    return (one for one in _whole_v(device, devices, rounded) if one[2] < minibatches)
+
+
+def _whole_v(device: int, devices: int, minibatches: int) -> Iterator[StagePass]:
+    """ZB-V for at least 2p − 1 minibatches."""
+    done = dict.fromkeys([(kind, chunk) for kind in (FORWARD, BACKWARD, WEIGHTS) for chunk in (0, 1)], 0)
+
+    def run(chunk: int, kinds: str) -> Iterator[StagePass]:
+        for kind in kinds:
+            yield kind, chunk, done[kind, chunk]
+            done[kind, chunk] += 1
+
+    for _ in range(2 * (devices - device) - 1):
+        yield from run(0, FORWARD)
+    for _ in range(device):
+        yield from run(1, FORWARD)
+        yield from run(0, FORWARD)
+    for _ in range(devices - device):
+        yield from run(1, FORWARD + BACKWARD + WEIGHTS)
+    while done[FORWARD, 1] < minibatches:
+        if done[FORWARD, 0] < minibatches:
+            yield from run(0, FORWARD)
+        yield from run(0, BACKWARD + WEIGHTS)
+        yield from run(1, FORWARD + BACKWARD + WEIGHTS)
+    for _ in range(device):
+        yield from run(0, BACKWARD)
+        yield from run(1, BACKWARD)
+    for _ in range(devices - device):
+        yield from run(0, BACKWARD + WEIGHTS)
+    for chunk in (1, 0):
+        while done[WEIGHTS, chunk] < minibatches:
+            yield from run(chunk, WEIGHTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The most minibatches that a device holds of each of its stages, for one group of minibatches."""
+
+    awaiting: tuple[int, ...]
+    """Between forward and backward, by stage of the device."""
+    held: tuple[int, ...]
+    """Between forward and the last pass of the minibatch, by stage of the device."""
+    together: int
+    """Of all its stages at one time."""
+
+
+def most_held(passes: Iterable[StagePass], chunks: int, *, splits: bool) -> Held:
+    """What a device holds at most while it runs these passes. `splits`: whether W comes last, and not B."""
+    counts = {kind: [0] * chunks for kind in (FORWARD, BACKWARD, WEIGHTS)}
+    awaiting, held, together = [0] * chunks, [0] * chunks, 0
+    last = WEIGHTS if splits else BACKWARD
+    for kind, chunk, _ in passes:
+        counts[kind][chunk] += 1
+        awaiting[chunk] = max(awaiting[chunk], counts[FORWARD][chunk] - counts[BACKWARD][chunk])
+        held[chunk] = max(held[chunk], counts[FORWARD][chunk] - counts[last][chunk])
+        together = max(together, sum(counts[FORWARD]) - sum(counts[last]))
+    return Held(tuple(awaiting), tuple(held), together)

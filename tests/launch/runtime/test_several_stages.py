@@ -1,0 +1,103 @@
+"""Workers with several stages each leave the parameters that one process would, and go on from any plan's checkpoint.
+
+64-bit numbers; the last group of minibatches is short, and so is the last minibatch.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from literal import Recipe, Trained, train
+from schedule_shapes import of_devices
+from semantics_models import DEEP, OPTIMIZERS
+from semantics_workers import Case, CaseRun
+
+from pipeplan_launch.plan.schedule import SCHEDULES
+
+torch.set_num_threads(1)
+RELATIVE = 1e-10
+"""Of a tensor's largest element."""
+
+
+def case_of(schedule: str, devices: int, chunks: int, accumulate: int, replicas: int = 1, **options: Any) -> Case:
+    """Two epochs of two whole groups and a short one."""
+    shapes = of_devices(SCHEDULES[schedule], devices, chunks, replicas, accumulate)
+    cuts = random.Random(devices * 100 + chunks).sample(range(1, 12), len(shapes) - 1)
+    return Case(
+        "deep",
+        schedule,
+        tuple(shape.replicas for shape in shapes),
+        tuple(shape.depth for shape in shapes),
+        accumulate,
+        options.pop("optimizer", "sgd-fused"),
+        samples=options.pop("samples", 3 * (2 * accumulate + 1) + 2),
+        deferred=tuple(shape.deferred for shape in shapes),
+        devices=devices,
+        layers_between=tuple(f"layer{number}" for number in sorted(cuts)),
+        **options,
+    )
+
+
+def literally(case: Case) -> Trained:
+    subject = DEEP["deep"]
+    recipe = Recipe(
+        case.schedule,
+        case.replicas,
+        case.depths,
+        case.accumulate,
+        case.minibatch,
+        case.epochs,
+        seed=case.seed,
+        clip=case.clip,
+    )
+    model, data = subject.build(case.dropout), subject.data(case.samples)
+    return train(model, case.cuts, data, subject.loss, OPTIMIZERS[case.optimizer], recipe)
+
+
+def check(folder: Path, case: Case) -> None:
+    run, expected = CaseRun(folder, case), literally(case)
+    for stage, replicas in enumerate(run.left()):
+        for found in replicas:
+            for kind, wanted in (("parameters", expected.parameters[stage]), ("buffers", expected.buffers[stage])):
+                assert found[kind].keys() == wanted.keys()
+                for name, value in wanted.items():
+                    off = float((found[kind][name].double() - value).abs().max() / value.abs().max().clamp_min(1e-300))
+                    assert off <= RELATIVE, f"stage {stage}: {name} is off by {off:.1e}"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "devices", "chunks", "accumulate", "options"),
+    [
+        ("interleaved-1f1b", 2, 2, 5, {"clip": 0.3}),
+        ("zb-v", 2, 2, 5, {"clip": 0.3}),
+        pytest.param("interleaved-1f1b", 2, 3, 4, {"optimizer": "sgd-foreach"}, marks=pytest.mark.slow),
+        pytest.param("interleaved-1f1b", 1, 3, 3, {}, marks=pytest.mark.slow),
+        pytest.param("interleaved-1f1b", 3, 2, 6, {"recompute": True}, marks=pytest.mark.slow),
+        pytest.param("interleaved-1f1b", 2, 2, 6, {"replicas": 2, "shards": True}, marks=pytest.mark.slow),
+        pytest.param("interleaved-1f1b", 2, 2, 5, {"replicas": 2, "clip": 0.3, "samples": 20}, marks=pytest.mark.slow),
+        pytest.param("zb-v", 3, 2, 7, {}, marks=pytest.mark.slow),
+        pytest.param("zb-v", 1, 2, 3, {}, marks=pytest.mark.slow),
+        pytest.param("zb-v", 2, 2, 5, {"replicas": 2, "clip": 0.3}, marks=pytest.mark.slow),
+        pytest.param("zb-v", 3, 2, 4, {"recompute": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_equals_one_process(
+    tmp_path: Path, schedule: str, devices: int, chunks: int, accumulate: int, options: dict[str, Any]
+) -> None:
+    check(tmp_path, case_of(schedule, devices, chunks, accumulate, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_random_plans_equal_one_process(tmp_path: Path, seed: int) -> None:
+    random_ = random.Random(seed)
+    schedule = random_.choice(["interleaved-1f1b", "zb-v"])
+    devices, replicas = random_.choice([(1, 2), (2, 1), (2, 2), (3, 1), (4, 1)])
+    chunks = 2 if schedule == "zb-v" else random_.randint(1, 11 // devices)
+    case = case_of(schedule, devices, chunks, random_.randint(1, 9), replicas, samples=3 * random_.randint(1, 20) + 2)
+    check(tmp_path, replace(case, clip=random_.choice([None, 0.3]), recompute=random_.random() < 0.3))
