@@ -228,7 +228,10 @@ def test_only_some_rooms_of_the_planner_use_the_executor() -> None:
         theirs = {name for name in imported(module) if package_of(name) == "pipeplan_launch"}
         if theirs and not module.startswith(PROFILER):
             used.setdefault(room_of(module), set()).update(theirs)
-    assert set(used) == {"pipeplan.cli", "pipeplan.rendering", "pipeplan.replay", "pipeplan.simulation"}
+    assert set(used) == {
+        *("pipeplan.cli", "pipeplan.cost", "pipeplan.rendering", "pipeplan.replay", "pipeplan.simulation")
+    }
+    assert used["pipeplan.cost"] == {"pipeplan_launch.plan.virtual_stages"}, "memory follows from the order that runs"
     assert used["pipeplan.rendering"] == {"pipeplan_launch.checked_json"}, "the executor checks what is written for it"
     simulated = {"pipeplan_launch.plan.schedule", "pipeplan_launch.plan.one_order"}
     assert used["pipeplan.simulation"] == simulated, "what is simulated is what runs"

@@ -42,6 +42,7 @@ class OptionKeywords(TypedDict, total=False):
     schedule: str
     """A schedule, `best`, which is the default of `solve`, or `auto` together with a global `batch`."""
     accumulate: int | None
+    virtual_stages: int | None
     correction: str
     recompute: bool
     contention: bool

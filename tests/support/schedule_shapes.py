@@ -49,8 +49,7 @@ def of_devices(schedule: Schedule, devices: int, chunks: int, replicas: int, acc
         passes = virtual.passes(device, devices, chunks, -(-accumulate // replicas))
         most = most_held(passes, chunks, splits=schedule.splits)
         for chunk, stage in enumerate(virtual.stages_of(device, devices, stages)):
-            deferred = most.held[chunk] - most.awaiting[chunk]
-            shapes_of[stage] = StageShape(replicas, most.awaiting[chunk], accumulate, deferred, device)
+            shapes_of[stage] = StageShape(replicas, most.awaiting[chunk], accumulate, most.deferred[chunk], device)
     return [shapes_of[stage] for stage in range(stages)]
 
 

@@ -132,20 +132,18 @@ class Held:
 
     awaiting: tuple[int, ...]
     """Between forward and backward, by stage of the device."""
-    held: tuple[int, ...]
-    """Between forward and the last pass of the minibatch, by stage of the device."""
-    together: int
-    """Of all its stages at one time."""
+    deferred: tuple[int, ...]
+    """Between backward and the pass for gradients of weights, by stage of the device."""
 
 
 def most_held(passes: Iterable[StagePass], chunks: int, *, splits: bool) -> Held:
     """What a device holds at most while it runs these passes. `splits`: whether W comes last, and not B."""
-    counts = {kind: [0] * chunks for kind in (FORWARD, BACKWARD, WEIGHTS)}
-    awaiting, held, together = [0] * chunks, [0] * chunks, 0
-    last = WEIGHTS if splits else BACKWARD
+    awaiting, deferred = [0] * chunks, [0] * chunks
+    most_awaiting, most_deferred = [0] * chunks, [0] * chunks
     for kind, chunk, _ in passes:
-        counts[kind][chunk] += 1
-        awaiting[chunk] = max(awaiting[chunk], counts[FORWARD][chunk] - counts[BACKWARD][chunk])
-        held[chunk] = max(held[chunk], counts[FORWARD][chunk] - counts[last][chunk])
-        together = max(together, sum(counts[FORWARD]) - sum(counts[last]))
-    return Held(tuple(awaiting), tuple(held), together)
+        awaiting[chunk] += (kind == FORWARD) - (kind == BACKWARD)
+        if splits:
+            deferred[chunk] += (kind == BACKWARD) - (kind == WEIGHTS)
+        most_awaiting[chunk] = max(most_awaiting[chunk], awaiting[chunk])
+        most_deferred[chunk] = max(most_deferred[chunk], deferred[chunk])
+    return Held(tuple(most_awaiting), tuple(most_deferred))

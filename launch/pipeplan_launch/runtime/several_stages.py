@@ -32,7 +32,8 @@ def run_stages(engines: Sequence[Engine], segment: Segment) -> int:
                 if engine is engines[-1]:
                     _update(engines, action.index)
                 continue
-            engine.weights_follow = following == (stage, Action(ActionKind.WEIGHTS, action.index))
+            follows = following == (stage, Action(ActionKind.WEIGHTS, action.index))
+            engine.weights_follow = follows and not _is_awaited(engine)
             engine.perform(action)
     return engines[-1].count
 
@@ -54,6 +55,12 @@ def _with_next(actions: Iterator[StageAction]) -> Iterator[tuple[StageAction, St
             yield one, None
     if waiting is not None:
         yield waiting, None
+
+
+def _is_awaited(engine: Engine) -> bool:
+    """Whether another worker waits for the stage's gradients, so that these must not wait for those of the weights."""
+    place = engine.place
+    return not place.is_first and place.peer(place.stage - 1, place.replica) != place.rank
 
 
 def _update(engines: Sequence[Engine], group: int) -> None:

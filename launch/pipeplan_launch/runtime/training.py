@@ -121,7 +121,8 @@ class TrainingEngine(Engine):
         self.shapes = flushed_shapes(plan) if self._fresh else plan.shapes
         shape = self.shapes[self.place.stage]
         self._group_size = self.schedule.group_size(shape)
-        self._splits = self.schedule.splits and shape.deferred > 0
+        deferred = shape.deferred > 0 if self.schedule.virtual is None else not self.place.recomputes
+        self._splits = self.schedule.splits and deferred
         """Whether the backward pass leaves the gradients of the weights to action W."""
 
     @contextmanager

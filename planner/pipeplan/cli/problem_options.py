@@ -96,7 +96,13 @@ _ARGUMENTS = (
         "that of the plan]",
     ),
     click.option(
-        "--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw, gpipe, 1f1b-flush and zb-h1."
+        "--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw and the synchronous schedules."
+    ),
+    click.option(
+        "--virtual-stages",
+        type=int,
+        metavar="V",
+        help="Stages of each worker, for interleaved-1f1b (`solve` only)  [default: the best number]",
     ),
     click.option(
         "--correction",

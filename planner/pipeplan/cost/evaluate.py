@@ -22,6 +22,7 @@ from pipeplan.cost.stage_times import (
     parameter_bytes_of,
     stage_times,
 )
+from pipeplan.cost.virtual_stages import check_devices, device_memory, virtual_batch_time
 from pipeplan.cost.zero_bubble import weights_s
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
@@ -123,7 +124,8 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
     stages = tuple(_stage_cost(plan, problem, links, index, times) for index in range(len(plan.stages)))
     interval = plan.accumulate if _accumulates(plan) and plan.accumulate else plan.copies
     copies_s = copies_allreduce_time(plan, problem, links) / interval
-    parts = batch_time(plan, problem, links, times) if _flushes(plan) else None
+    count_time = virtual_batch_time if plan.virtual else batch_time
+    parts = count_time(plan, problem, links, times) if _flushes(plan) else None
     if parts is not None:
         pace, bound = parts.total_s / interval, parts.longest
     else:
@@ -175,7 +177,9 @@ def check_structure(plan: Plan, problem: Problem) -> None:
 
 
 def _check_workers(plan: Plan, total: int) -> None:
-    workers = [worker for stage in plan.stages for worker in stage.workers]
+    if plan.virtual:
+        check_devices(plan)
+    workers = [worker for position in (plan.devices if plan.virtual else _by_stage(plan)) for worker in position]
     if len(set(workers)) != len(workers):
         raise InputError("the plan gives one worker to two stages")
     if any(worker >= total for worker in workers):
@@ -184,13 +188,17 @@ def _check_workers(plan: Plan, total: int) -> None:
         raise InputError(f"every stage needs a worker in each of the {plan.copies} copies of the pipeline")
 
 
+def _by_stage(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    return tuple(stage.workers for stage in plan.stages)
+
+
 def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> StageCost:
     """The cost of one stage in its slowest copy, per minibatch of that copy."""
     stage, timing = plan.stages[index], times[index]
     compute = float(formulas.compute_time(timing.pass_s, timing.replicas, 1.0))
     synchronisation = timing.allreduce_s / (minibatches_per_copy(plan) if _accumulates(plan) else timing.replicas)
     overlapped_s = formulas.overlapped(compute, synchronisation, problem.options.overlap)
-    memory, minibatch = worker_memory(plan, problem, index)
+    memory, minibatch = (device_memory if plan.virtual else worker_memory)(plan, problem, index)
     level = 0
     for copy in range(plan.copies) if index + 1 < len(plan.stages) else ():
         senders, receivers = plan.copy(copy)[index : index + 2]

@@ -43,12 +43,14 @@ class BatchTime:
     """The resource that limits the steady part, for messages."""
     shared_weights_s: float = 0.0
     """The exchange of the gradients of weights that layers in several stages share."""
+    order_s: float = 0.0
+    """Waiting that the order of the passes causes, where workers run several stages."""
 
     @property
     def total_s(self) -> float:
         """Seconds from one update to the next."""
         parts = self.work_s, self.transfers_s, self.steady_s, self.exposed_s, self.copies_s, self.shared_weights_s
-        return float(formulas.flush_batch(*parts))
+        return float(formulas.flush_batch(*parts)) + self.order_s
 
     @property
     def longest(self) -> str:
@@ -58,6 +60,7 @@ class BatchTime:
             (self.work_s + self.transfers_s, "filling and draining the pipeline"),
             (self.exposed_s, "gradient synchronisation"),
             (self.copies_s, "synchronisation among the copies of the pipeline"),
+            (self.order_s, "waiting for other stages between passes"),
             (self.shared_weights_s, "exchange of the gradients of shared weights"),
         )
         return max(parts, key=lambda part: part[0])[1]
@@ -76,7 +79,7 @@ def batch_time(
         work_s=sum(stage.pass_s for stage in times),
         transfers_s=sum(stage.round_trip_s for stage in times),
         steady_s=steady,
-        exposed_s=_longest_exposed(plan, problem, times),
+        exposed_s=longest_exposed(plan, problem, times),
         copies_s=copies_allreduce_time(plan, problem, links),
         bound=bound,
         shared_weights_s=sum(shared_exchange_s(problem, stage) for stage in plan.stages),
@@ -122,7 +125,7 @@ def _depth_bound(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[f
     return max(bounds, key=lambda entry: entry[0])
 
 
-def _longest_exposed(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> float:
+def longest_exposed(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> float:
     """The longest exposed all-reduce of any stage. The work that hides it is charged at the fastest device's speed."""
     fastest = max(device.speed for device in problem.cluster.devices)
     work_before, exposed = 0.0, 0.0

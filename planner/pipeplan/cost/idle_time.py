@@ -33,5 +33,15 @@ def idle_per_minibatch_s(plan: Plan, problem: Problem, score: Evaluation, index:
     This is replicas × pace less the forward and backward passes and the exposed all-reduce.
     """
     stage = score.stages[index]
+    if plan.virtual:
+        return virtual_idle_s(plan, problem, score, index)
     work = stage.forward_s + stage.backward_s + exposed_allreduce_per_minibatch_s(plan, problem, score, index)
     return max(0.0, plan.stages[index].replicas * score.pace_s - work)
+
+
+def virtual_idle_s(plan: Plan, problem: Problem, score: Evaluation, index: int) -> float:
+    """A stage's share of the idle time of its workers, which run several stages."""
+    own = [number for number, stage in enumerate(plan.stages) if stage.workers == plan.stages[index].workers]
+    work = sum(score.stages[one].forward_s + score.stages[one].backward_s for one in own)
+    work += sum(exposed_allreduce_per_minibatch_s(plan, problem, score, one) for one in own)
+    return max(0.0, plan.stages[index].replicas * score.pace_s - work) / len(own)

@@ -8,8 +8,11 @@ from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Problem
 
 
-def worker_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, float]:
-    """Memory of one worker of a stage, and its part for each minibatch in flight without weight versions, in bytes."""
+def worker_memory(plan: Plan, problem: Problem, index: int, held: int | None = None) -> tuple[float, float]:
+    """Memory of one worker of a stage, and its part for each minibatch in flight without weight versions, in bytes.
+
+    `held`: the minibatches whose activations are counted; None for as many as the stage holds at most.
+    """
     units = [problem.units[unit] for unit in units_of(problem, plan.stages[index])]
     parameters = parameter_bytes_of(problem, plan.stages[index])
     received, sent = crossing_bytes(problem, plan, index - 1), crossing_bytes(problem, plan, index)
@@ -29,4 +32,6 @@ def worker_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, floa
     once = formulas.recompute_memory(saved, sent[0], stage.recompute)
     per_minibatch = formulas.memory_per_depth(0, saved, received[0], sent[0], recompute=stage.recompute)
     activations = stage.depth * per_minibatch + formulas.deferred_memory(stage.deferred, per_minibatch)
+    if held is not None:
+        activations = held * per_minibatch
     return float(fixed + weights + once + activations), float(per_minibatch)

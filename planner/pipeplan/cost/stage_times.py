@@ -13,7 +13,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage, data_parallel
-from pipeplan.plan.schedules import FLUSHING, copied_share
+from pipeplan.plan.schedules import FLUSH, FLUSHING, VIRTUAL, copied_share
 from pipeplan.problem.grid_shapes import GridShape, grid_sizes
 from pipeplan.problem.problem import Problem
 from pipeplan.problem.shared_weights import SharedWeight, copied_bytes
@@ -67,7 +67,8 @@ def plain_data_parallel(problem: Problem, workers: int) -> Plan:
         problem.layer_names,
         workers,
         inference=options.inference,
-        schedule=options.schedule,
+        # One stage is no virtual stage.
+        schedule=FLUSH if options.schedule in VIRTUAL else options.schedule,
         accumulate=options.accumulate,
     )
 

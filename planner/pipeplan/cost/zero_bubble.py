@@ -19,7 +19,8 @@ def weights_s(plan: Plan, problem: Problem, index: int) -> float:
     A profile has no time of its own for it. It is half of the backward pass of layers that have parameters.
     """
     stage = plan.stages[index]
-    return _weight_gradients_s(problem, stage) if stage.deferred and plan.schedule in SPLITTING else 0.0
+    splits = not stage.recompute if plan.virtual else stage.deferred
+    return _weight_gradients_s(problem, stage) if splits and plan.schedule in SPLITTING else 0.0
 
 
 def defer_weights(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> Plan:

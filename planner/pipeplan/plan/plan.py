@@ -19,6 +19,7 @@ from pipeplan.plan.schedules import (
     SPLITTING,
     STASHING,
     VERTICAL,
+    VIRTUAL,
     update_lag,
     vertical_versions,
 )
@@ -68,8 +69,25 @@ class Plan:
     @property
     def config(self) -> str:
         """Replica counts from input to output, such as `15-1`; four copies of a straight pipeline read `4×(1-1)`."""
+        if self.virtual:
+            counts = "-".join(str(len(workers)) for workers in self.devices)
+            return f"{counts} × {len(self.stages) // len(self.devices)} stages"
         counts = "-".join(str(stage.replicas // self.copies) for stage in self.stages)
         return counts if self.copies == 1 else f"{self.copies}×({counts})"
+
+    @property
+    def virtual(self) -> bool:
+        """Whether each worker runs several stages."""
+        return not self.inference and self.schedule in VIRTUAL
+
+    @property
+    def devices(self) -> tuple[tuple[int, ...], ...]:
+        """The workers of each position of the pipeline: those of the stages, or of several stages each."""
+        return tuple(dict.fromkeys(stage.workers for stage in self.stages))
+
+    def device_of(self, index: int) -> int | None:
+        """The position of a stage's workers in the pipeline, where they run several stages; else None."""
+        return self.devices.index(self.stages[index].workers) if self.virtual else None
 
     def lag(self, index: int) -> int:
         """Update lag of a stage (`schedules.update_lag`); 0 under schedules in which all stages update together."""
@@ -92,7 +110,7 @@ class Plan:
     @property
     def busy(self) -> int:
         """Number of workers that hold a stage."""
-        return sum(stage.replicas for stage in self.stages)
+        return len({worker for stage in self.stages for worker in stage.workers})
 
     def copy(self, index: int) -> tuple[tuple[int, ...], ...]:
         """The workers of every stage in copy `index` of the pipeline."""

@@ -12,11 +12,14 @@ import numpy as np
 
 STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH = "1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"
 ZERO_BUBBLE = "zb-h1"
-SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH, ZERO_BUBBLE)
+INTERLEAVED, ZERO_BUBBLE_V = "interleaved-1f1b", "zb-v"
+SCHEDULES = (STASHING, VERTICAL, DOUBLE_BUFFERED, GPIPE, FLUSH, ZERO_BUBBLE, INTERLEAVED, ZERO_BUBBLE_V)
 """All schedules of training."""
-SPLITTING = (ZERO_BUBBLE,)
+VIRTUAL = (INTERLEAVED, ZERO_BUBBLE_V)
+"""Schedules whose workers run several stages each (docs/virtual-stages.md)."""
+SPLITTING = (ZERO_BUBBLE, ZERO_BUBBLE_V)
 """Schedules in which gradients of the weights have a pass of their own."""
-FLUSHING = (GPIPE, FLUSH, ZERO_BUBBLE)
+FLUSHING = (GPIPE, FLUSH, ZERO_BUBBLE, *VIRTUAL)
 """Synchronous schedules: the pipeline drains before every update."""
 ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
 """Schedules in which all stages make one update for a common number of minibatches, `accumulate`."""

@@ -13,6 +13,7 @@ from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.throughput import RunSize, Throughput, throughput_of
 from pipeplan.errors import DisagreementError, InfeasibleError
 from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import VIRTUAL
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline, satisfies_options
 from pipeplan.planning.certify import certificate_of
@@ -24,6 +25,7 @@ from pipeplan.planning.outcome_views import outcome_html, outcome_lines, stage_r
 from pipeplan.planning.progress import ProgressTracker, Report
 from pipeplan.planning.simplest import SimplerPlan, Simplification, find_simpler, kind_of
 from pipeplan.planning.simulated import NOT_SIMULATED, STOPPED, PlanSimulation, choose_by_simulation
+from pipeplan.planning.solve_virtual import NO_PROOF, solve_with_virtual_stages
 from pipeplan.planning.verdict import TOLERANCE, Verdict, contradiction, state_verdict
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
@@ -164,6 +166,8 @@ def solve(
     """
     settings = settings or Settings()
     tracker = ProgressTracker(report)
+    if problem.options.flushes and problem.options.schedule in VIRTUAL:
+        return _solve_virtual(problem, settings, deadline or Deadline.after(settings.time_limit_s))
     means = _Means(settings, deadline or Deadline.after(settings.time_limit_s), tracker)
     search = _Search(problem, means, known)
     try:
@@ -171,6 +175,14 @@ def solve(
     except KeyboardInterrupt:
         search.interrupted = True
     return search.outcome()
+
+
+def _solve_virtual(problem: Problem, settings: Settings, deadline: Deadline) -> Outcome:
+    """The outcome of a search for plans whose workers run several stages each, which has no certificate."""
+    found = solve_with_virtual_stages(problem, settings.maximum_cuts, deadline)
+    parts = found.plan, found.score, found.results, found.verdict, found.compared, found.phases_s
+    certificate = Certificate(None, NO_PROOF) if settings.certify else NO_CERTIFICATE
+    return Outcome(problem, *parts, found.bound_s, certificate, found.simulation)
 
 
 @dataclass(frozen=True)

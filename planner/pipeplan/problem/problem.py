@@ -19,8 +19,10 @@ from pipeplan.plan.schedules import (
     CORRECTED,
     CORRECTIONS,
     FLUSHING,
+    INTERLEAVED,
     SCHEDULES,
     STASHING,
+    VIRTUAL,
     copied_share,
     update_share,
 )
@@ -55,8 +57,10 @@ class Options:
     schedule: str = STASHING
     """Schedule of training, one of `SCHEDULES`. Inference always has the schedule `forward-only`."""
     accumulate: Positive | None = None
-    """Minibatches per update, for the schedules that need a number: 2bw, gpipe, 1f1b-flush, zb-h1. The others update a
+    """Minibatches per update, for the schedules that need a number: 2bw and those with a flush. The others update a
     stage once for as many minibatches as it has replicas."""
+    virtual_stages: Positive | None = None
+    """Stages of each worker under interleaved-1f1b; None for the best number. A worker has two under zb-v."""
     correction: str = "none"
     """What is done about old gradients, one of `CORRECTIONS`. With `ef` every stage keeps the last steps of its
     optimiser, one for each weight version but the newest."""
@@ -103,6 +107,10 @@ class Options:
             raise InputError(f"there is no schedule {self.schedule!r}; {did_you_mean(self.schedule, SCHEDULES)}")
         if self.schedule in ACCUMULATING and self.accumulate is None and not self.inference:
             raise InputError(f"the schedule {self.schedule} needs a number of minibatches per update")
+        if self.virtual_stages is not None and (self.schedule != INTERLEAVED or self.inference):
+            raise InputError(
+                f"virtual stages are those of a worker under {INTERLEAVED}, and the schedule is {self.schedule}"
+            )
         if self.correction not in CORRECTIONS:
             raise InputError(
                 f"there is no correction {self.correction!r}; {did_you_mean(self.correction, CORRECTIONS)}"
@@ -232,7 +240,8 @@ class Problem:
 
     def _check_workers(self) -> None:
         stages = self.options.stages
-        if stages is not None and stages > self.cluster.workers:
+        virtual = self.options.flushes and self.options.schedule in VIRTUAL
+        if stages is not None and stages > self.cluster.workers and not virtual:
             raise InputError(f"{stages} stages asked for, but the cluster has only {self.cluster.workers} workers")
 
     @property
@@ -359,7 +368,9 @@ def user_groups(profile: Profile, options: Options) -> list[tuple[str, ...]]:
         if name not in names:
             raise InputError(f"the profile has no layer {name!r}; {did_you_mean(name, names)}")
     uncut = [tensor for tensor in profile.tensors if tensor.producer in options.no_cut_after]
-    held = () if options.flushes else (tie.layers for tie in profile.tied)
+    # Workers with several stages do not exchange gradients of shared weights.
+    apart = options.flushes and options.schedule not in VIRTUAL
+    held = () if apart else (tie.layers for tie in profile.tied)
     return [*options.together, *((tensor.producer, *tensor.consumers) for tensor in uncut), *held]
 
 

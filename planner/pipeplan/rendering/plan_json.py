@@ -105,6 +105,8 @@ def _options(outcome: Outcome) -> dict[str, Any]:
     options = asdict(outcome.problem.options)
     if options["correction"] == "none":
         del options["correction"]
+    if options["virtual_stages"] is None:
+        del options["virtual_stages"]
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
 
 
@@ -199,9 +201,9 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _batch(batch: BatchTime) -> dict[str, Any]:
-    """The parts of a batch; the exchange of shared weights only where there is one."""
+    """The parts of a batch; those that few plans have only where they are not 0."""
     parts = asdict(batch)
-    return parts if batch.shared_weights_s else {key: parts[key] for key in parts if key != "shared_weights_s"}
+    return {key: value for key, value in parts.items() if value or key not in ("shared_weights_s", "order_s")}
 
 
 def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from pipeplan.simulation.message_order import message_order
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.one_order import Direction
-from pipeplan_launch.plan.schedule import Action, ActionKind
+from pipeplan_launch.plan.schedule import Action, ActionKind, device_actions
 
 EVENTS_BETWEEN_LOOKS = 256
 """The clock is looked at once for so many events."""
@@ -84,25 +84,33 @@ class SimulatedEvents:
         return sorted(done.end_s for done in self.passes if done.stage == stage and done.action.kind is kind)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
+    """The state of one stage on one replica."""
+
     stage: int
     replica: int
-    stream: Iterator[Action]
-    head: Action | None = None
-    busy: bool = False
     arrived: set[Action] = field(default_factory=set)
     """Actions whose message has arrived, or updates whose all-reduce lets them start."""
     awaiting_backward: set[int] = field(default_factory=set)
     """Minibatches between the end of their forward and the start of their backward pass."""
+    joined: set[int] = field(default_factory=set)
+    """Minibatches whose gradients of the weights were computed with those of the inputs."""
     awaits_at_once: set[int] = field(default_factory=set)
     """Groups whose update directly follows the start of their all-reduce."""
 
-    def pop(self) -> Action:
-        """The next action; moves on to the one after it."""
-        action, self.head = self.head, next(self.stream, None)
-        assert action is not None
-        return action
+
+@dataclass
+class _Seat:
+    """A worker: the actions that it runs in order, each with the stage, of which it may have several."""
+
+    stream: Iterator[tuple[_Worker, Action]]
+    head: tuple[_Worker, Action] | None = None
+    busy: bool = False
+
+    def pop(self) -> None:
+        """Move on to the next action."""
+        self.head = next(self.stream, None)
 
 
 class _Job(NamedTuple):
@@ -142,12 +150,9 @@ class _Engine:
         self._waited: dict[tuple[int, int], float] = {}
         """(stage, group) -> time since which the drained replicas have only waited for this all-reduce."""
         self._workers = [
-            [
-                _Worker(stage, replica, scenario.schedule.stream(scenario.shapes, stage, replica, minibatches))
-                for replica in range(load.replicas)
-            ]
-            for stage, load in enumerate(scenario.stages)
+            [_Worker(stage, replica) for replica in range(load.replicas)] for stage, load in enumerate(scenario.stages)
         ]
+        self._seats = self._make_seats(minibatches)
         self._activations = [_links(f"stage {i + 1} → {i + 2}", hops) for i, hops in enumerate(scenario.hops)]
         self._gradients = [_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
         self._network = None if scenario.cards is None else SharedNetwork(lambda: self._now, self._at)
@@ -159,24 +164,48 @@ class _Engine:
             for stage in range(self._last + 1)
         ]
 
+    def _make_seats(self, minibatches: int) -> dict[tuple[int, int], _Seat]:
+        """The worker of every (stage, replica)."""
+        seats: dict[tuple[int, int], _Seat] = {}
+        by_device: dict[tuple[int, int], _Seat] = {}
+        for worker in (worker for stage in self._workers for worker in stage):
+            place, device = (worker.stage, worker.replica), self._scenario.shapes[worker.stage].device
+            if device is None:
+                seats[place] = _Seat(self._stream(worker, minibatches))
+                continue
+            if (device, worker.replica) not in by_device:
+                by_device[device, worker.replica] = _Seat(self._device_stream(device, worker.replica, minibatches))
+            seats[place] = by_device[device, worker.replica]
+        return seats
+
+    def _stream(self, worker: _Worker, minibatches: int) -> Iterator[tuple[_Worker, Action]]:
+        scenario = self._scenario
+        for action in scenario.schedule.stream(scenario.shapes, worker.stage, worker.replica, minibatches):
+            yield worker, action
+
+    def _device_stream(self, device: int, replica: int, minibatches: int) -> Iterator[tuple[_Worker, Action]]:
+        scenario = self._scenario
+        for stage, action in device_actions(scenario.schedule, scenario.shapes, device, replica, minibatches):
+            yield self._workers[stage][replica], action
+
     def run(self, deadline: Deadline) -> SimulatedEvents:
         """Play all streams to their ends.
 
         Raises an `InputError` on a deadlock, with a worker and what it waits for, and `OutOfTime` at the deadline.
         """
-        workers = [worker for stage in self._workers for worker in stage]
-        for worker in workers:
-            worker.head = next(worker.stream, None)
-        for worker in workers:
-            self._advance(worker)
+        seats = list({id(seat): seat for seat in self._seats.values()}.values())
+        for seat in seats:
+            seat.pop()
+        for seat in seats:
+            self._advance_seat(seat)
         while self._events:
             self._now, _, number, event = heapq.heappop(self._events)
             event()
             if number % EVENTS_BETWEEN_LOOKS == 0:
                 deadline.check()
-        stuck = next((worker for worker in workers if worker.head is not None), None)
+        stuck = next((seat.head for seat in seats if seat.head is not None), None)
         if stuck is not None:
-            raise InputError(self._deadlock(stuck))
+            raise InputError(self._deadlock(*stuck))
         if not math.isfinite(self._now):
             raise InputError("the times of the plan are too long to add up")
         return SimulatedEvents(tuple(self._actions), tuple(self._transfers), self._now)
@@ -187,24 +216,40 @@ class _Engine:
         heapq.heappush(self._events, (time_s, rank, self._count, event))
 
     def _advance(self, worker: _Worker) -> None:
-        """Start all actions that this worker can start now."""
-        load = self._scenario.stages[worker.stage]
-        while not worker.busy and worker.head is not None and self._may_start(worker, worker.head):
-            action = worker.pop()
+        """Start all actions that the worker of this stage can start now."""
+        self._advance_seat(self._seats[worker.stage, worker.replica])
+
+    def _advance_seat(self, seat: _Seat) -> None:
+        while not seat.busy and seat.head is not None and self._may_start(*seat.head):
+            worker, action = seat.head
+            load = self._scenario.stages[worker.stage]
+            seat.pop()
             worker.arrived.discard(action)
             match action.kind:
                 case ActionKind.FORWARD:
                     self._compute(worker, action, load.forward_s)
                 case ActionKind.BACKWARD:
                     worker.awaiting_backward.remove(action.index)
-                    self._compute(worker, action, load.backward_s - load.weights_s)
+                    joined = self._is_joined(seat, worker, action)
+                    self._compute(worker, action, load.backward_s - (0.0 if joined else load.weights_s))
                 case ActionKind.WEIGHTS:
-                    self._compute(worker, action, load.weights_s)
+                    joined = action.index in worker.joined
+                    worker.joined.discard(action.index)
+                    self._compute(worker, action, 0.0 if joined else load.weights_s)
                 case ActionKind.REDUCE:
                     self._join(worker, action.index)
                 case ActionKind.UPDATE:
                     began_s = self._waited.get((worker.stage, action.index))
                     self._compute(worker, action, self._parts(load)[1], began_s)
+
+    def _is_joined(self, seat: _Seat, worker: _Worker, action: Action) -> bool:
+        """Whether W directly follows B on a worker with several stages, and no other worker waits for B's gradient."""
+        follows = seat.head == (worker, Action(ActionKind.WEIGHTS, action.index))
+        shapes, stage = self._scenario.shapes, worker.stage
+        at_home = stage == 0 or shapes[stage - 1].device == shapes[stage].device
+        if follows and at_home and self._scenario.schedule.virtual is not None:
+            worker.joined.add(action.index)
+        return action.index in worker.joined
 
     def _may_start(self, worker: _Worker, action: Action) -> bool:
         if self._order is not None and not self._order.may_compute((worker.stage, worker.replica), action):
@@ -225,7 +270,7 @@ class _Engine:
 
     def _compute(self, worker: _Worker, action: Action, duration_s: float, began_s: float | None = None) -> None:
         """Keep a worker busy for `duration_s`; `began_s` is the time since which it has waited for the same action."""
-        worker.busy = True
+        self._seats[worker.stage, worker.replica].busy = True
         start_s = self._now if began_s is None else began_s
         cores = self._cores(worker)
         if cores and self._network is not None:
@@ -246,7 +291,7 @@ class _Engine:
         return {} if cards is None else cards.computing(self._scenario.stages[worker.stage].workers[worker.replica])
 
     def _finish(self, worker: _Worker, action: Action) -> None:
-        worker.busy = False
+        self._seats[worker.stage, worker.replica].busy = False
         match action.kind:
             case ActionKind.FORWARD:
                 worker.awaiting_backward.add(action.index)
@@ -337,7 +382,7 @@ class _Engine:
     def _join(self, worker: _Worker, group: int) -> None:
         """Let one replica join the all-reduce of its group, which starts when the last replica joins."""
         update = Action(ActionKind.UPDATE, group)
-        if worker.head == update:
+        if self._seats[worker.stage, worker.replica].head == (worker, update):
             worker.awaits_at_once.add(group)
         key = worker.stage, group
         self._joined[key] = self._joined.get(key, 0) + 1
@@ -376,11 +421,11 @@ class _Engine:
             return load.sync_s, 0.0
         return load.hidden_s(overlap), load.exposed_s(overlap)
 
-    def _deadlock(self, worker: _Worker) -> str:
+    def _deadlock(self, worker: _Worker, action: Action) -> str:
         load = self._scenario.stages[worker.stage]
         return (
             f"schedule {self._scenario.schedule.name} comes to a deadlock after {self._now:g} s: worker "
-            f"{load.workers[worker.replica]} (stage {worker.stage + 1}) waits forever at {worker.head}; replicas and "
+            f"{load.workers[worker.replica]} (stage {worker.stage + 1}) waits forever at {action}; replicas and "
             f"depths are {[(stage.replicas, stage.depth) for stage in self._scenario.stages]}: solve again with --force"
         )
 

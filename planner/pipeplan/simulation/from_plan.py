@@ -55,7 +55,11 @@ def pass_order(plan: Plan, stage: int) -> list[tuple[str, int]]:
     Minibatches are counted from 0 among those of the replica. All replicas with the same number of minibatches run the
     same passes.
     """
-    shapes = [StageShape(stage.replicas, stage.depth, plan.accumulate, stage.deferred) for stage in plan.stages]
+    devices = [plan.device_of(index) for index in range(len(plan.stages))]
+    shapes = [
+        StageShape(stage.replicas, stage.depth, plan.accumulate, stage.deferred, device)
+        for stage, device in zip(plan.stages, devices, strict=True)
+    ]
     # Without accumulation, a plan of one stage makes one update for a minibatch of each replica.
     minibatches = plan.accumulate or shapes[0].replicas
     stream = SCHEDULES[plan.schedule].stream(shapes, stage, 0, minibatches)

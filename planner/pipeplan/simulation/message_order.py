@@ -41,6 +41,11 @@ def check_transport(name: str) -> None:
 
 def message_order(scenario: Scenario, minibatches: int) -> MessageOrder | None:
     """The order of a scenario's messages; None where they start as soon as they are made."""
+    if scenario.transport != HOST and scenario.schedule.virtual is not None:
+        raise InputError(
+            f"--transport {scenario.transport} is for workers with one stage each, and under {scenario.schedule.name} "
+            "they have several"
+        )
     return None if scenario.transport == HOST else MessageOrder(scenario, minibatches)
 
 

@@ -16,6 +16,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
+from pipeplan.cost.virtual_stages import check_devices
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE
@@ -130,7 +131,16 @@ class Scenario:
     @cached_property
     def shapes(self) -> tuple[StageShape, ...]:
         """The shapes of the stages, which is the input of the executor's schedules."""
-        return tuple(StageShape(one.replicas, one.depth, self.accumulate, one.deferred) for one in self.stages)
+        return tuple(
+            StageShape(one.replicas, one.depth, self.accumulate, one.deferred, self.device_of(index))
+            for index, one in enumerate(self.stages)
+        )
+
+    def device_of(self, stage: int) -> int | None:
+        """The position of a stage's workers in the pipeline, where they run several stages; else None."""
+        if self.schedule.virtual is None:
+            return None
+        return list(dict.fromkeys(one.workers for one in self.stages)).index(self.stages[stage].workers)
 
     @property
     def drains(self) -> bool:
@@ -250,7 +260,12 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
     workers = [worker for stage in plan.stages for worker in stage.workers]
     if not plan.stages:
         node["stages"].fail("the plan has no stages: solve again with --force")
-    if len(set(workers)) != len(workers):
+    if plan.virtual:
+        try:
+            check_devices(plan)
+        except InputError as error:
+            node["stages"].fail(str(error))
+    elif len(set(workers)) != len(workers):
         node["stages"].fail("a worker is in two places of the plan")
     if any(not stage.workers or stage.replicas % plan.copies for stage in plan.stages):
         node["stages"].fail(f"every stage needs a worker in each of the {plan.copies} copies of the pipeline")
@@ -306,6 +321,9 @@ def _hops(plan: Plan, links: Links, index: int, figures: PredictedStage, paralle
     hops = []
     for copy in range(plan.copies):
         senders, receivers = plan.copy(copy)[index : index + 2]
+        if senders == receivers:  # stages of one worker hand tensors over
+            hops.append(StageBoundary(0.0, 0.0, 0.0, len(senders)))
+            continue
         bandwidth, latency_s = links.sendrecv_among(senders + receivers)
         at_once = min(len(senders), len(receivers)) if parallel else 1
         sizes = (figures.send_bytes, figures.return_bytes)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from pipeplan.cost import contention, depths
+from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.plan.schedules import ACCUMULATING, VIRTUAL
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
@@ -237,6 +238,8 @@ def solve(
     `options.contention` everything is charged, otherwise every link is used alone. `report` is called with the bound
     and the pace of the best plan, in seconds per minibatch, as they change.
     """
+    if problem.options.flushes and problem.options.schedule in VIRTUAL:
+        raise InputError(f"plans of {problem.options.schedule} are found by `pipeplan solve` alone")
     began, deadline, effort = time.perf_counter(), Deadline.after(seconds).at, effort or SearchEffort()
     # A bound on a selection of the cuts holds for no other cuts.
     told = report if cuts.complete else lambda bound, best: report(0.0, best)

@@ -1,0 +1,159 @@
+"""Time and memory of plans whose workers run several stages each (docs/cost-model.md, "Virtual stages").
+
+A *device* is a position in the pipeline, filled by the replicas that run the same stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import formulas
+from pipeplan.cost.flush import BatchTime, longest_exposed
+from pipeplan.cost.memory import worker_memory
+from pipeplan.cost.pass_order import StagePasses, longest_path_s
+from pipeplan.cost.stage_times import StageTimes, minibatches_per_copy
+from pipeplan.cost.zero_bubble import weights_s
+from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import INTERLEAVED, SPLITTING, ZERO_BUBBLE_V
+from pipeplan.problem.problem import Problem
+from pipeplan_launch.plan.virtual_stages import (
+    VirtualStages,
+    interleaved_passes,
+    looped_device,
+    most_held,
+    v_shaped_device,
+    zero_bubble_v_passes,
+)
+
+PLACEMENTS = {
+    INTERLEAVED: VirtualStages(looped_device, interleaved_passes),
+    ZERO_BUBBLE_V: VirtualStages(v_shaped_device, zero_bubble_v_passes, most=2),
+}
+"""How each schedule places stages, and in which order a device runs them: the executor's own functions."""
+
+
+def check_devices(plan: Plan) -> None:
+    """Raise an `InputError` unless the workers of the stages are placed as the schedule says."""
+    placement, devices = PLACEMENTS[plan.schedule], plan.devices
+    if plan.copies > 1 or len({len(workers) for workers in devices}) > 1:
+        raise InputError(f"under {plan.schedule} all stages have the same number of replicas, in one pipeline")
+    if (refusal := placement.refusal(len(plan.stages), len(devices))) is not None:
+        raise InputError(f"under {plan.schedule} {refusal}")
+    for index, stage in enumerate(plan.stages):
+        if stage.workers != devices[placement.device_of(index, len(devices))]:
+            raise InputError(f"under {plan.schedule} stage {index + 1} belongs to other workers")
+
+
+def with_depths(plan: Plan) -> Plan:
+    """The plan with as many minibatches in flight at every stage as one update has there at most."""
+    placement, devices = PLACEMENTS[plan.schedule], len(plan.devices)
+    stages = list(plan.stages)
+    for device in range(devices):
+        own = placement.stages_of(device, devices, len(stages))
+        counted = _held(plan.schedule, device, devices, len(own), _own_minibatches(plan))
+        for position, index in enumerate(own):
+            depth, deferred = counted[position]
+            stages[index] = replace(stages[index], depth=depth, deferred=deferred, versions=1)
+    return replace(plan, stages=tuple(stages))
+
+
+def device_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, float]:
+    """Memory of one worker of a stage, with all stages that it runs, and what one minibatch in flight takes here."""
+    placement, devices = PLACEMENTS[plan.schedule], len(plan.devices)
+    device = plan.devices.index(plan.stages[index].workers)
+    own = placement.stages_of(device, devices, len(plan.stages))
+    fixed, per_minibatch = zip(*(worker_memory(plan, problem, stage, held=0) for stage in own), strict=True)
+    passes = placement.passes(device, devices, len(own), _own_minibatches(plan))
+    splits = [plan.schedule in SPLITTING and not plan.stages[stage].recompute for stage in own]
+    now = most = 0.0
+    for kind, position, _ in passes:
+        one = per_minibatch[position]
+        if kind == "F":
+            now += one
+        elif splits[position]:
+            # B frees nothing, and keeps the gradients of layers' outputs, which take at most as much; W frees both.
+            now += one if kind == "B" else -2 * one
+        elif kind == "B":
+            now -= one
+        most = max(most, now)
+    return sum(fixed) + most, per_minibatch[own.index(index)]
+
+
+def virtual_batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> BatchTime:
+    """The parts of one batch: the work of the busiest device, the way to it and back, and waiting between passes.
+
+    A device begins when the first minibatch has come through all stages before its first one, and after its last
+    backward pass the gradient goes back through these. Between the two it has all its work. Under zb-v, gradients of
+    weights fill the time after the last backward pass, so only the way to the first stage counts. With equal stages
+    that is the whole time; otherwise the longest path through the passes of all devices tells what is left.
+    """
+    count = int(formulas.rounds(minibatches_per_copy(plan), plan.stages[0].replicas))
+    total, work, path, ways, device = max(_device_times(plan, times, count))
+    steady, bound = (count - 1) * work, f"compute of {_name(plan, device)}"
+    for index, time in enumerate(times[:-1]):
+        busy_s = float(formulas.flush_steady(max(time.send_s, time.return_s), minibatches_per_copy(plan), time.links))
+        if busy_s > steady and plan.stages[index].workers != plan.stages[index + 1].workers:
+            steady, bound = busy_s, f"traffic from stage {index + 1} to stage {index + 2}"
+    passes = [_passes(plan, problem, times, index) for index in range(len(plan.stages))]
+    ordered = longest_path_s(PLACEMENTS[plan.schedule], passes, len(plan.devices), count)
+    known = max(total, steady + work + path + ways)
+    return BatchTime(
+        minibatches=minibatches_per_copy(plan),
+        work_s=work + path,
+        transfers_s=ways,
+        steady_s=steady,
+        exposed_s=longest_exposed(plan, problem, times),
+        copies_s=0.0,
+        bound=bound,
+        order_s=0.0 if ordered is None or ordered <= known * (1 + formulas.ROUNDING) else ordered - known,
+    )
+
+
+def _device_times(
+    plan: Plan, times: Sequence[StageTimes], count: int
+) -> Iterator[tuple[float, float, float, float, int]]:
+    """(time of a batch that a device needs at least, its work for a minibatch, the way to it, messages, device)."""
+    for device, workers in enumerate(plan.devices):
+        own = [index for index, stage in enumerate(plan.stages) if stage.workers == workers]
+        work, before = sum(times[index].pass_s for index in own), times[: own[0]]
+        if plan.schedule == ZERO_BUBBLE_V:
+            path, ways = sum(one.forward_s for one in before), sum(one.transfer_s for one in before)
+        else:
+            path, ways = sum(one.pass_s for one in before), sum(one.round_trip_s for one in before)
+        yield count * work + path + ways, work, path, ways, device
+
+
+def _passes(plan: Plan, problem: Problem, times: Sequence[StageTimes], index: int) -> StagePasses:
+    """The passes of a stage as the executor runs them: B and W at once where no other worker waits for B."""
+    time, apart = times[index], weights_s(plan, problem, index)
+    following = index + 1 < len(plan.stages) and plan.stages[index + 1].workers != plan.stages[index].workers
+    return StagePasses(
+        time.forward_s,
+        time.backward_s - apart,
+        apart,
+        time.transfer_s if following else 0.0,
+        time.transfer_s if following else 0.0,
+    )
+
+
+def _name(plan: Plan, device: int) -> str:
+    own = [str(index + 1) for index, stage in enumerate(plan.stages) if stage.workers == plan.devices[device]]
+    return f"the workers of stages {', '.join(own[:-1])} and {own[-1]}" if len(own) > 1 else f"stage {own[0]}"
+
+
+def _own_minibatches(plan: Plan) -> int:
+    """Minibatches of one update on the replica that has most."""
+    assert plan.accumulate is not None
+    return -(-plan.accumulate // plan.stages[0].replicas)
+
+
+@cache
+def _held(schedule: str, device: int, devices: int, chunks: int, minibatches: int) -> tuple[tuple[int, int], ...]:
+    """For each stage of a device, the most minibatches between F and B, and between B and W."""
+    passes = PLACEMENTS[schedule].passes(device, devices, chunks, minibatches)
+    counted = most_held(passes, chunks, splits=schedule in SPLITTING)
+    return tuple(zip(counted.awaiting, counted.deferred, strict=True))

@@ -1,0 +1,126 @@
+"""Cuts a model into the stages of workers that run several stages each, by the work of the busiest worker.
+
+The cuts are places in the order of the problem's units, so stages are consecutive units. A dynamic program finds the
+cuts with the shortest longest stage; from there, cuts are moved one at a time as long as the estimated time of a batch
+falls. The estimate is that of `cost.virtual_stages`, without what messages and all-reduces take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.cost.virtual_stages import PLACEMENTS
+from pipeplan.plan.schedules import ZERO_BUBBLE_V
+from pipeplan.problem.problem import Problem
+
+Places = tuple[int, ...]
+"""For every stage but the last, the number of units up to its end."""
+MOST_SWEEPS = 20
+MOST_UNITS = 1500
+"""Units up to which the dynamic program is run; beyond, the search begins with stages of equal work."""
+
+
+@dataclass(frozen=True)
+class VirtualShape:
+    """The shape of a pipeline whose workers run several stages each."""
+
+    schedule: str
+    devices: int
+    """Positions in the pipeline."""
+    chunks: int
+    """Stages of each position."""
+    replicas: int
+    """Workers at each position."""
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline."""
+        return self.devices * self.chunks
+
+    @property
+    def workers(self) -> int:
+        """Workers of the pipeline."""
+        return self.devices * self.replicas
+
+
+def batch_estimate(problem: Problem, shape: VirtualShape, minibatches: int) -> Callable[[Sequence[int]], float]:
+    """The estimated time of a batch for cuts at given places, where a replica has so many minibatches of an update."""
+    forward = np.cumsum([0.0, *(unit.forward_s for unit in problem.units)])
+    both = np.cumsum([0.0, *(unit.forward_s + unit.backward_s for unit in problem.units)])
+    placement = PLACEMENTS[shape.schedule]
+    device_of = np.array([placement.device_of(stage, shape.devices) for stage in range(shape.stages)])
+    first = forward if shape.schedule == ZERO_BUBBLE_V else both
+
+    def estimate(places: Sequence[int]) -> float:
+        ends = np.array([0, *places, len(problem.units)])
+        work = np.bincount(device_of, np.diff(both[ends]), shape.devices)
+        return float((minibatches * work + first[ends[: shape.devices]]).max())
+
+    return estimate
+
+
+def cut_evenly(problem: Problem, shape: VirtualShape, minibatches: int) -> Places | None:
+    """Good places to cut for a shape; None if the model has fewer units than the shape has stages."""
+    count, units = shape.stages, len(problem.units)
+    if count > units:
+        return None
+    times = np.array([unit.forward_s + unit.backward_s for unit in problem.units])
+    estimate = batch_estimate(problem, shape, minibatches)
+    starts = [_equal_work(times, count)]
+    if units <= MOST_UNITS:
+        starts.append(_shortest_longest(times, count))
+    return min((_descended(places, units, estimate) for places in starts), key=estimate)
+
+
+def _equal_work(times: NDArray[np.float64], count: int) -> Places:
+    """Cuts after equal shares of the work, with at least one unit in every stage."""
+    sums, places = np.cumsum(times), list[int]()
+    for stage in range(1, count):
+        wanted = int(np.searchsorted(sums, sums[-1] * stage / count)) + 1
+        least = places[-1] + 1 if places else 1
+        places.append(min(max(wanted, least), len(times) - (count - stage)))
+    return tuple(places)
+
+
+def _shortest_longest(times: NDArray[np.float64], count: int) -> Places:
+    """The cuts whose longest stage is shortest, by a dynamic program over (stages, units)."""
+    units, sums = len(times), np.cumsum([0.0, *times])
+    best = sums.copy()
+    choices: list[NDArray[np.intp]] = []
+    for stage in range(2, count + 1):
+        following, chosen = np.full(units + 1, np.inf), np.zeros(units + 1, dtype=np.intp)
+        for end in range(stage, units + 1):
+            cut = np.arange(stage - 1, end)
+            longest = np.maximum(best[cut], sums[end] - sums[cut])
+            at = int(longest.argmin())
+            following[end], chosen[end] = longest[at], cut[at]
+        best, choices = following, [*choices, chosen]
+    places, end = [], units
+    for chosen in reversed(choices):
+        end = int(chosen[end])
+        places.append(end)
+    return tuple(reversed(places))
+
+
+def _descended(places: Places, units: int, estimate: Callable[[Sequence[int]], float]) -> Places:
+    """The places after moves of single cuts, and of all cuts from one on, that shorten the batch."""
+    best, best_s = list(places), estimate(places)
+    for _ in range(MOST_SWEEPS):
+        before_s = best_s
+        for index in range(len(best)):
+            for move in (-4, -2, -1, 1, 2, 4):
+                for moved in (
+                    [*best[:index], best[index] + move, *best[index + 1 :]],
+                    [*best[:index], *(place + move for place in best[index:])],
+                ):
+                    if all(one < other for one, other in zip([0, *moved], [*moved, units], strict=True)):
+                        found_s = estimate(moved)
+                        if found_s < best_s * (1 - 1e-12):
+                            best, best_s = moved, found_s
+        if best_s >= before_s:
+            break
+    return tuple(best)
