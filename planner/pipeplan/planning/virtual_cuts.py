@@ -63,17 +63,17 @@ def batch_estimate(problem: Problem, shape: VirtualShape, minibatches: int) -> C
     return estimate
 
 
-def cut_evenly(problem: Problem, shape: VirtualShape, minibatches: int) -> Places | None:
-    """Good places to cut for a shape; None if the model has fewer units than the shape has stages."""
+def cuts_to_try(problem: Problem, shape: VirtualShape, minibatches: int) -> list[Places]:
+    """Good places to cut for a shape, none twice; [] if the model has fewer units than the shape has stages."""
     count, units = shape.stages, len(problem.units)
     if count > units:
-        return None
+        return []
     times = np.array([unit.forward_s + unit.backward_s for unit in problem.units])
     estimate = batch_estimate(problem, shape, minibatches)
     starts = [_equal_work(times, count)]
     if units <= MOST_UNITS:
         starts.append(_shortest_longest(times, count))
-    return min((_descended(places, units, estimate) for places in starts), key=estimate)
+    return list(dict.fromkeys([*starts, *(_descended(places, units, estimate) for places in starts)]))
 
 
 def _equal_work(times: NDArray[np.float64], count: int) -> Places:

@@ -17,7 +17,7 @@ from pipeplan.cost.virtual_stages import PLACEMENTS, with_depths
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import INTERLEAVED
-from pipeplan.planning.virtual_cuts import Places, VirtualShape, cut_evenly
+from pipeplan.planning.virtual_cuts import Places, VirtualShape, cuts_to_try
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches
@@ -185,8 +185,11 @@ def _bound_s(problem: Problem, shape: VirtualShape) -> float:
 def _plan_of(problem: Problem, shape: VirtualShape) -> Plan | None:
     """The plan of a shape, with recomputation where memory asks for it; None if it does not fit."""
     accumulate = problem.options.accumulate or 1
-    places = cut_evenly(problem, shape, int(formulas.rounds(accumulate, shape.replicas)))
-    return None if places is None else fitted(plan_at(problem, shape, places), problem)
+    tried = cuts_to_try(problem, shape, int(formulas.rounds(accumulate, shape.replicas)))
+    plans = [fitted(plan_at(problem, shape, places), problem) for places in tried]
+    return min(
+        (plan for plan in plans if plan is not None), key=lambda plan: evaluate(plan, problem).pace_s, default=None
+    )
 
 
 def plan_at(problem: Problem, shape: VirtualShape, places: Places) -> Plan:
