@@ -8,11 +8,13 @@ from functools import cached_property
 from pipeplan.checker.network import NetworkRates
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 
 FORMAT, VERSION = "pipeplan-plan", 1
 STASHING, VERTICAL, FORWARD_ONLY = "1f1b-stashing", "vertical-sync", "forward-only"
 DOUBLE_BUFFERED, GPIPE, FLUSH, ZERO_BUBBLE = "2bw", "gpipe", "1f1b-flush", "zb-h1"
+VIRTUAL = ("interleaved-1f1b", "zb-v")
 FLUSHING = (GPIPE, FLUSH, ZERO_BUBBLE)
 ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
 SCHEDULES = (STASHING, VERTICAL, *ACCUMULATING)
@@ -112,6 +114,11 @@ class PlanDocument:
         inference = plan["inference"].boolean()
         schedule = plan.get("schedule")
         name = schedule.text() if schedule else FORWARD_ONLY if inference else STASHING
+        if name in VIRTUAL and not inference:
+            raise InputError(
+                f"the plan is of {name}, whose workers run several stages each: such plans have no proof, and this "
+                "command cannot read them yet"
+            )
         if name not in ((FORWARD_ONLY,) if inference else SCHEDULES):
             plan["schedule"].fail(f"there is no such schedule for {'inference' if inference else 'training'}")
         if name in ACCUMULATING and plan.get("accumulate") is None:

@@ -301,7 +301,9 @@ def _size_line(sized: MinibatchChoice) -> str:
 def _choice_line(choice: ScheduleChoice) -> str:
     per_update = f", {choice.problem.options.accumulate} minibatches" if choice.problem.options.accumulate else ""
     rate = _rate_text(None if choice.sample_s is None else 1 / choice.sample_s, choice.config, choice.in_time)
-    return f"  {choice.schedule}{per_update} of {choice.minibatch}{EXTRAPOLATED if choice.extrapolated else ''}: {rate}"
+    note = f" ({choice.note})" if choice.note else ""
+    extrapolated = EXTRAPOLATED if choice.extrapolated else ""
+    return f"  {choice.schedule}{per_update} of {choice.minibatch}{extrapolated}: {rate}{note}"
 
 
 def _order_lines(orders: Sequence[OrderChoice]) -> list[str]:

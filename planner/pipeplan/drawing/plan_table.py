@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -185,22 +185,30 @@ def _servers(workers: Iterable[int], cluster: Cluster) -> str:
 
 
 def _picture(outcome: Outcome) -> Text:
-    """The workers of every server: each is drawn as the number of its stage, an idle one as a dot."""
+    """The workers of every server: each is drawn as the numbers of its stages, an idle one as a dot."""
     cluster = outcome.problem.cluster
-    stage_of = {worker: number for number, stage in enumerate(outcome.plan.stages, 1) for worker in stage.workers}
-    width = len(str(len(outcome.plan.stages)))
+    stages_of: dict[int, list[int]] = {}
+    for number, stage in enumerate(outcome.plan.stages, 1):
+        for worker in stage.workers:
+            stages_of.setdefault(worker, []).append(number)
+    width = max(len(_own_stages(numbers)) for numbers in stages_of.values())
     picture = Text()
     shown = min(cluster.servers, 16)
     starts = cluster.starts(cluster.server_level)
     for server, (first, end) in enumerate(itertools.pairwise(starts[: shown + 1])):
         picture.append(f"  server {server:<3} ", "dim")
         for worker in range(first, min(end, first + 16)):
-            number = stage_of.get(worker)
-            picture.append(f"[{number or '.':>{width}}]", f"color({1 + (number - 1) % 6})" if number else "dim")
+            numbers = stages_of.get(worker, [])
+            colour = f"color({1 + (numbers[0] - 1) % 6})" if numbers else "dim"
+            picture.append(f"[{_own_stages(numbers):>{width}}]", colour)
         picture.append("\n")
     if shown < cluster.servers or cluster.workers_per_server > 16:
         picture.append(f"  … {cluster.workers} workers in all\n", "dim")
     return picture
+
+
+def _own_stages(numbers: Sequence[int]) -> str:
+    return "+".join(map(str, numbers)) or "."
 
 
 def _gains(baselines: tuple[Baseline, ...], pace_s: float) -> list[Text]:

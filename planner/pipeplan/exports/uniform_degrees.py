@@ -57,6 +57,8 @@ def grid_degrees(target: ExportTarget, problem: Problem, plan: Plan) -> GridDegr
     if plan.inference:
         raise InputError(f"the plan {plan.config} is for inference, and the export to {target.title} is for training")
     _refuse_asynchronous(target, plan)
+    if plan.virtual:
+        raise refusal(target, plan, "its workers run several stages each, which this export does not write yet")
     counts = [stage.replicas for stage in plan.stages]
     for number, count in enumerate(counts, start=1):
         if count != counts[0]:

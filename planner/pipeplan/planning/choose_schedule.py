@@ -1,6 +1,7 @@
 """`--schedule auto`: the fastest schedule for a global batch, among those that a tolerance of staleness allows.
 
-    none      synchronous: the pipeline drains before every update (gpipe, 1f1b-flush)
+    none      synchronous: the pipeline drains before every update (gpipe, 1f1b-flush); the best plan of 1f1b-flush is
+              then simulated beside zb-h1, interleaved-1f1b and zb-v
     bounded   additionally 2bw: weights are one update old, at every stage
     any       additionally vertical-sync and 1f1b-stashing: weights are as many updates old as minibatches are in
               flight, and a stage updates after as many minibatches as it has replicas, regardless of the global batch
@@ -18,7 +19,9 @@ from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, CORRECTED, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
+from pipeplan.planning.compare_flushes import compare_flushes, taken
 from pipeplan.planning.fast import best_in_time
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
@@ -31,6 +34,8 @@ STALENESS = {
     "bounded": (FLUSH, GPIPE, DOUBLE_BUFFERED),
     "any": (FLUSH, GPIPE, DOUBLE_BUFFERED, VERTICAL, STASHING),
 }
+TAKEN = "simulated, taken"
+"""The beginning of the note on a schedule that is taken by its simulation."""
 EXTRAPOLATED = " (extrapolated)"
 """The mark of a minibatch size that a profile neither holds nor interpolates."""
 
@@ -50,6 +55,10 @@ class ScheduleChoice:
     """Whether there was time enough to find a plan, or that there is none."""
     extrapolated: bool = False
     """Whether the profile has no times for this minibatch size, nor for a smaller and a larger one."""
+    plan: Plan | None = None
+    """The plan; None if none fits."""
+    note: str = ""
+    """How it compares with 1f1b-flush, for schedules that were compared by simulation."""
 
     @property
     def schedule(self) -> str:
@@ -89,10 +98,11 @@ def choose_schedule(
         correction = options.correction if schedule in CORRECTED else "none"
         chosen = replace(options, schedule=schedule, accumulate=accumulate, correction=correction)
         problem = Problem(sized, cluster, chosen)
-        ends = deadline.share(1 / (len(tried) - number))
+        ends = deadline.share(1 / (len(tried) - number + (staleness == "none")))
         best_found, in_time = best_in_time(problem, maximum_cuts, ends, _CHOICE_GAP)
         pace, config = (None, "") if best_found is None else (best_found.pace_s / size, best_found.plan.config)
-        choices.append(ScheduleChoice(problem, pace, config, in_time, size not in {*own, *known}))
+        plan = None if best_found is None else best_found.plan
+        choices.append(ScheduleChoice(problem, pace, config, in_time, size not in {*own, *known}, plan))
     feasible = [choice for choice in choices if choice.sample_s is not None]
     if not feasible and not all(choice.in_time for choice in choices):
         raise InfeasibleError("no plan of any schedule was found in time; give more with --time-limit")
@@ -101,8 +111,29 @@ def choose_schedule(
     feasible = [choice for choice in feasible if not choice.extrapolated] or feasible
     least = min(choice.sample_s for choice in feasible if choice.sample_s is not None)
     best = next(choice for choice in feasible if choice.sample_s is not None and choice.sample_s <= least * (1 + 1e-9))
+    simulated = simulated_choices(best, deadline) if staleness == "none" else []
     choices.sort(key=lambda one: (one.sample_s is None, one.extrapolated, one.sample_s or 0.0))
-    return best.problem, choices
+    best = next((one for one in simulated if one.note.startswith(TAKEN)), best)
+    return best.problem, [*choices, *simulated]
+
+
+def simulated_choices(best: ScheduleChoice, deadline: Deadline) -> list[ScheduleChoice]:
+    """The other synchronous schedules beside the best plan of 1f1b-flush, by simulation; [] where it is another's."""
+    if best.plan is None or best.schedule != FLUSH:
+        return []
+    compared = compare_flushes(best.problem, best.plan, deadline)
+    winner = taken(compared)
+    return [
+        ScheduleChoice(
+            one.problem,
+            one.pace_s / best.minibatch,
+            one.plan.config,
+            extrapolated=best.extrapolated,
+            plan=one.plan,
+            note=(TAKEN if one is winner else "simulated") + ("" if number == 0 else f", {one.text(compared[0])}"),
+        )
+        for number, one in enumerate(compared)
+    ]
 
 
 def known_sizes(profile: Profile, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
