@@ -70,6 +70,26 @@ def flush(subject: str, microbatches: int) -> Row:
     return Row(1.0, (ours,), (f"1f1b:{microbatches}",), exact=True)
 
 
+def several(subject: str, microbatches: int, schedule: str, peer: str) -> Row:
+    """Two stages on each worker, on both sides: the same cuts, the same order of passes."""
+    one = SUBJECTS[subject]
+    cuts = one.looped if peer == "interleaved" else one.folded
+    ours = Ours(subject, one.batch // microbatches, schedule, microbatches, cuts)
+    return Row(1.0, (ours,), (f"{peer}:{microbatches}",), exact=True)
+
+
+def synchronous(subject: str) -> Row:
+    """Our synchronous schedules against whatever schedule of the peer is fastest."""
+    one = SUBJECTS[subject]
+    ours = []
+    for count in (4, 8):
+        ours += [Ours(subject, one.batch // count, name, count, one.halves) for name in ("1f1b-flush", "zb-h1")]
+        ours.append(Ours(subject, one.batch // count, "interleaved-1f1b", count, one.looped))
+        ours.append(Ours(subject, one.batch // count, "zb-v", count, one.folded))
+    theirs = tuple(f"{name}:{count}" for name in EVERY for count in (4, 8))
+    return Row(1.05, tuple(ours), theirs, exact=False)
+
+
 def asynchronous(subject: str) -> Row:
     """Asynchronous 1F1B, as many samples per update, against whatever schedule of the peer is fastest."""
     one = SUBJECTS[subject]
@@ -93,6 +113,13 @@ def over_link(subject: str) -> Row:
 
 ROWS: Mapping[str, Row] = {
     **{f"flush-{subject}-{count}": flush(subject, count) for subject in ("vgg", "gpt") for count in (4, 8)},
+    **{
+        f"{peer}-{subject}-{count}": several(subject, count, schedule, peer)
+        for subject in ("vgg", "gpt")
+        for count in (4, 8)
+        for schedule, peer in (("interleaved-1f1b", "interleaved"), ("zb-v", "zbv"))
+    },
+    **{f"sync-{subject}": synchronous(subject) for subject in ("vgg", "gpt")},
     **{f"async-{subject}": asynchronous(subject) for subject in ("vgg", "gpt")},
     **{f"shaped-{subject}": over_link(subject) for subject in ("vgg", "vgg16")},
     **{f"single-{subject}": single(subject) for subject in ("vgg", "gpt")},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,11 +70,33 @@ def cuts_to_try(problem: Problem, shape: VirtualShape, minibatches: int) -> list
     if count > units:
         return []
     times = np.array([unit.forward_s + unit.backward_s for unit in problem.units])
+    least, most = pinned_places(problem, count)
+    if any(one > other for one, other in zip(least, most, strict=True)):
+        return []
     estimate = batch_estimate(problem, shape, minibatches)
     starts = [_equal_work(times, count)]
     if units <= MOST_UNITS:
         starts.append(_shortest_longest(times, count))
-    return list(dict.fromkeys([*starts, *(_descended(places, units, estimate) for places in starts)]))
+    clipped = [tuple(int(place) for place in np.clip(places, least, most)) for places in starts]
+    starts = [places for places in clipped if all(one < other for one, other in pairwise((0, *places, units)))]
+    allowed = least, most
+    return list(dict.fromkeys([*starts, *(_descended(places, units, estimate, allowed) for places in starts)]))
+
+
+def pinned_places(problem: Problem, stages: int) -> tuple[list[int], list[int]]:
+    """For every cut the first and the last place that the user's pins allow."""
+    units = len(problem.units)
+    least = list(range(1, stages))
+    most = [units - stages + number for number in range(1, stages)]
+    unit_of = {name: index for index, unit in enumerate(problem.units) for name in unit.layers}
+    for layer, number in problem.options.pins:
+        unit = unit_of[layer]
+        for cut in range(stages - 1):
+            if cut >= number - 1:  # the cut comes after the layer's stage
+                least[cut] = max(least[cut], unit + 1 + cut - (number - 1))
+            else:
+                most[cut] = min(most[cut], unit - (number - 2 - cut))
+    return least, most
 
 
 def _equal_work(times: NDArray[np.float64], count: int) -> Places:
@@ -106,7 +129,12 @@ def _shortest_longest(times: NDArray[np.float64], count: int) -> Places:
     return tuple(reversed(places))
 
 
-def _descended(places: Places, units: int, estimate: Callable[[Sequence[int]], float]) -> Places:
+def _descended(
+    places: Places,
+    units: int,
+    estimate: Callable[[Sequence[int]], float],
+    allowed: tuple[Sequence[int], Sequence[int]],
+) -> Places:
     """The places after moves of single cuts, and of all cuts from one on, that shorten the batch."""
     best, best_s = list(places), estimate(places)
     for _ in range(MOST_SWEEPS):
@@ -117,7 +145,8 @@ def _descended(places: Places, units: int, estimate: Callable[[Sequence[int]], f
                     [*best[:index], best[index] + move, *best[index + 1 :]],
                     [*best[:index], *(place + move for place in best[index:])],
                 ):
-                    if all(one < other for one, other in zip([0, *moved], [*moved, units], strict=True)):
+                    inside = all(low <= at <= high for low, at, high in zip(allowed[0], moved, allowed[1], strict=True))
+                    if inside and all(one < other for one, other in pairwise((0, *moved, units))):
                         found_s = estimate(moved)
                         if found_s < best_s * (1 - 1e-12):
                             best, best_s = moved, found_s

@@ -17,6 +17,7 @@ from pipeplan.cost.virtual_stages import PLACEMENTS, with_depths
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import INTERLEAVED
+from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.virtual_cuts import Places, VirtualShape, cuts_to_try
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import scenario_of_plan
@@ -103,7 +104,7 @@ def _moved(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) 
         for moved in _neighbours(plan, problem):
             if deadline.passed:
                 break
-            fitting = fitted(moved, problem)
+            fitting = fitted(moved, problem) if satisfies_options(moved, problem) else None
             other = None if fitting is None else evaluate(fitting, problem)
             if fitting is not None and other is not None and other.pace_s < score.pace_s * (1 - LEAST_MOVE):
                 plan, score, improved = fitting, other, True
@@ -224,8 +225,10 @@ def fitted(plan: Plan, problem: Problem) -> Plan | None:
 
 def _refuse_options(problem: Problem) -> None:
     options = problem.options
-    if options.grid or options.pins or problem.copies > 1:
-        raise InputError(f"{options.schedule} cannot be planned with --grid or --pin: leave them out")
+    if options.grid:
+        raise InputError(f"a plan of {options.schedule} is no uniform grid of stages: leave out --grid")
+    if options.pins and options.stages is None:
+        raise InputError(f"with {options.schedule}, --pin also needs the number of stages: give --stages")
 
 
 def _why_none(problem: Problem, shapes: list[VirtualShape]) -> str:
