@@ -119,7 +119,7 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
 def test_pins_decide_where_it_is_cut() -> None:
     pins = (("l2", 1), ("l3", 2), ("l6", 4))
     found = search_virtual(problem_of([(1.0, 2.0)] * 8, ZERO, 8, 2, pins=pins, stages=4)).plans[0].plan
-    assert [len(stage.layers) for stage in found.stages][0] == 3
+    assert len(found.stages[0].layers) == 3
     assert found.stages[-1].layers[0] in ("l5", "l6")
     with pytest.raises(InputError, match="--pin also needs the number of stages"):
         search_virtual(problem_of([(1.0, 2.0)] * 8, ZERO, 8, 2, pins=pins))
