@@ -101,3 +101,34 @@ def test_random_plans_equal_one_process(tmp_path: Path, seed: int) -> None:
     chunks = 2 if schedule == "zb-v" else random_.randint(1, 11 // devices)
     case = case_of(schedule, devices, chunks, random_.randint(1, 9), replicas, samples=3 * random_.randint(1, 20) + 2)
     check(tmp_path, replace(case, clip=random_.choice([None, 0.3]), recompute=random_.random() < 0.3))
+
+
+PLANS = {
+    "interleaved": lambda: case_of("interleaved-1f1b", 2, 3, 4, optimizer="adamw-fused", dropout=False),
+    "zb-v": lambda: case_of("zb-v", 2, 2, 4, optimizer="adamw-fused", dropout=False),
+    "one stage each": lambda: Case(
+        "deep",
+        *("1f1b-flush", (1, 2), (2, 1), 4, "adamw-fused"),
+        samples=29,
+        dropout=False,
+        layers_between=("layer4",),
+    ),
+}
+"""Plans that update alike; dropout is seeded by the stage."""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("interleaved", "zb-v"),
+        pytest.param("zb-v", "one stage each", marks=pytest.mark.slow),
+        pytest.param("one stage each", "interleaved", marks=pytest.mark.slow),
+    ],
+)
+def test_any_plan_goes_on_from_a_checkpoint(tmp_path: Path, first: str, second: str) -> None:
+    CaseRun(tmp_path / "before", replace(PLANS[first](), epochs=1)).left()
+    case = replace(PLANS[second](), epochs=2, resume=tmp_path / "before" / "run")
+    run, expected = CaseRun(tmp_path / "after", case), literally(case)
+    for stage, replicas in enumerate(run.left()):
+        for name, value in expected.parameters[stage].items():
+            assert torch.allclose(replicas[0]["parameters"][name], value, rtol=0, atol=1e-9), name
