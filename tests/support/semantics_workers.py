@@ -126,8 +126,9 @@ def _traced(subject: str, dropout: bool, minibatch: int) -> TracedModel:
 def _work(traced: TracedModel, folder: Path, case: Case, rank: int) -> int:
     """Be one worker, and leave its parameters and buffers in a file."""
     from pipeplan_launch import __main__
-    from pipeplan_launch.runtime import stage_setup
+    from pipeplan_launch.runtime import stage_checkpoint, stage_setup
 
+    stage_checkpoint.BATCH_BYTES = 1  # a divided optimiser is saved in as many batches as it has tensors
     job = job_of(ALL_SUBJECTS[case.subject], case.optimizer, case.samples, case.dropout, case.clip)
     kept: list[StageProgram] = []
 

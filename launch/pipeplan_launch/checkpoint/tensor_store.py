@@ -63,21 +63,25 @@ def choose_writers(held: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return writers
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, Tensor], member: int = 0) -> dict[str, SavedTensor]:
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], member: int = 0, batch: int | None = None
+) -> dict[str, SavedTensor]:
     """Write tensors into a folder, in a file with the number of this member of the group that writes together.
 
-    Returns the locations of the tensors. Raises `LaunchError`.
+    `batch`: a number for the file's name, where a member writes several files. Returns the locations of the tensors.
+    Raises `LaunchError`.
     """
     if not tensors:
         return {}
     planner, writer = _SavePlanner(), _Writer(folder)
+    prefix = f"__{member}_" if batch is None else f"__{member}_{batch}_"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # DCP warns about writing without other processes, which is intended
         try:
             planner.set_up_planner(dict(tensors), is_coordinator=True)
             writer.set_up_storage_writer(True)
             (plan,), _ = planner.create_global_plan([planner.create_local_plan()])
-            plan = planner.finish_plan(replace(plan, storage_data=_StoragePrefix(f"__{member}_")))
+            plan = planner.finish_plan(replace(plan, storage_data=_StoragePrefix(prefix)))
             written = writer.write_data(writer.prepare_local_plan(plan), planner).wait()
         except (OSError, RuntimeError) as error:
             raise LaunchError(f"writing {folder} failed: {_reason(error)}") from error

@@ -47,11 +47,6 @@ def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, fo
     if wanted == AUTO:
         return found or HOST if asks_self_test(wanted, plan, averaging) else HOST
     mode = HOST if len(plan.pipeline) == 1 else wanted
-    if mode != HOST and plan.schedule.virtual is not None:
-        raise LaunchError(
-            f"--transport {mode} has one order for the messages of workers with one stage each, and under "
-            f"{plan.schedule.name} workers have several: give --transport host"
-        )
     if mode != HOST and averaging.shards_optimizer:
         raise LaunchError(
             f"--transport {mode} has one order for everything that workers exchange, in which --shard-optimizer's "
@@ -61,6 +56,11 @@ def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, fo
         raise LaunchError(
             f"--transport {mode} starts everything from one thread, and --compress and --significance use another: "
             "leave one of them out"
+        )
+    if mode != HOST and plan.schedule.virtual is not None:
+        raise LaunchError(
+            f"--transport {mode} has one order for the messages of workers with one stage each, and under "
+            f"{plan.schedule.name} workers have several: give --transport host"
         )
     return mode
 

@@ -94,11 +94,37 @@ class OptimizerShards:
         for name in names:
             self.parameters[name].grad = None
 
-    def whole_tensors(self, tensors: Mapping[str, Tensor], divided: Mapping[int, str]) -> dict[str, Tensor]:
+    def is_divided(self, tensor: Tensor, divided: Mapping[int, str]) -> bool:
+        """Whether a tensor holds the elements of a part, so that `whole_tensors` puts it together."""
+        return divided.get(id(tensor)) in self._divided
+
+    def batches(
+        self, tensors: Mapping[str, Tensor], divided: Mapping[int, str], most_bytes: int
+    ) -> Iterator[dict[str, Tensor]]:
+        """Divided tensors in batches whose parts, of which a whole tensor has as many as there are replicas, have at
+        most so many bytes.
+
+        A tensor with more has a batch for itself. The batches are the same on all replicas.
+        """
+        batch: dict[str, Tensor] = {}
+        size = 0
+        for name in sorted(tensors):
+            part = self._length(self._trained[divided[id(tensors[name])]]) * tensors[name].element_size()
+            if batch and size + part > most_bytes:
+                yield batch
+                batch, size = {}, 0
+            batch[name], size = tensors[name], size + part
+        if batch:
+            yield batch
+
+    def whole_tensors(
+        self, tensors: Mapping[str, Tensor], divided: Mapping[int, str], turn: int = 0
+    ) -> dict[str, Tensor]:
         """The tensors for a checkpoint, by their names there, with divided ones put together again.
 
         `divided` has the parameter's name for the `id` of each tensor that holds the elements of a part. Each whole
-        tensor stays on one replica, so that none of them ever holds all. All replicas call this together.
+        tensor stays on one replica, so that none of them ever holds all; the replica of number `turn` begins. All
+        replicas call this together.
         """
         kept = {}
         for number, name in enumerate(sorted(tensors)):
@@ -107,7 +133,7 @@ class OptimizerShards:
                 kept[name] = tensor
                 continue
             whole = self._gathered(tensor, self._trained[parameter])
-            if number % self._count == self._index:
+            if (number + turn) % self._count == self._index:
                 kept[name] = whole
         return kept
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.tracing.split import StateDictNames
 from pipeplan_launch.tracing.stage_program import Program
 
+BATCH_BYTES = 2**25
+"""Bytes of a divided optimiser that each replica puts together before it writes them."""
 _Part = tuple[tuple[str, ...], dict[str, SavedTensor]]
 """A worker's part of a checkpoint: the optimisers of its stages as JSON, if it is their first replica, and the places
 of its tensors."""
@@ -45,14 +48,15 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
     run_in_all(groups.active, lambda: checkpoint.begin_checkpoint(run) if is_leader else None)
     try:
         states = [_state_of(one, groups) for one in stage.every]
-        tensors = {name: tensor for _, own in states for name, tensor in own.items()}
+        tensors = {name: tensor for state in states for name, tensor in state.tensors.items()}
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
         held = process_groups.gather_everywhere(sizes, groups.active, dict[str, int])
         writers, member = tensor_store.choose_writers(held), dist.get_rank(groups.active)
         mine = {name: tensor for name, tensor in tensors.items() if writers[name] == member}
         folder = run / checkpoint.PARTIAL_CHECKPOINT
         written = run_in_all(groups.active, lambda: tensor_store.write_tensors(folder, mine, member))
-        own = (tuple(json.dumps(plain) for plain, _ in states) if place.replica == 0 else (), written)
+        written |= run_in_all(groups.active, lambda: _write_divided(states, folder, member))
+        own = (tuple(json.dumps(state.plain) for state in states) if place.replica == 0 else (), written)
         parts = process_groups.gather_at(own, leader, groups.active, _Part)
         run_in_all(groups.active, lambda: _commit(stage, run, position, history, parts) if is_leader else None)
     except (LaunchError, FailedElsewhere):
@@ -63,31 +67,70 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
     return checkpoint.checkpoint_folder(run, position, stage.train_sizes.minibatch)
 
 
-def _state_of(stage: WorkerStage, groups: Groups) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(the optimiser of a stage without its tensors, all tensors of the stage). All active workers call this."""
+@dataclass(frozen=True)
+class _StageState:
+    """What a checkpoint holds of a stage."""
+
+    training: TrainingEngine
+    plain: dict[str, Any]
+    """The optimiser without its tensors."""
+    tensors: dict[str, Tensor]
+    """The whole tensors, of the model and of the optimiser."""
+    parts: dict[str, Tensor]
+    """This replica's parts of the tensors that are divided among the stage's replicas."""
+    divided: dict[int, str]
+    """The parameter's name for the `id` of every part."""
+
+
+def _state_of(stage: WorkerStage, groups: Groups) -> _StageState:
+    """The state of one stage. All active workers call this."""
     training = stage.training
     assert training is not None
     plain, moments = run_in_all(
         groups.active, lambda: optimizer_state.optimizer_state(training.optimizer, training.updated)
     )
-    if training.correction is not None:
-        plain["correction"], steps = training.correction.saved()
-        moments |= steps
-    if training.shards is not None:
-        moments = _whole_moments(training, moments)
-    return plain, model_state(stage.place.program) | moments
-
-
-def _whole_moments(training: TrainingEngine, moments: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The optimiser's tensors, put together from the parts of all replicas; each whole one is on one of them."""
-    shards, correction = training.shards, training.correction
-    assert shards is not None
-    assert training.optimizer is not None
-    divided = shards.divided_state(training.optimizer)
+    correction, shards = training.correction, training.shards
     if correction is not None:
-        divided |= {id(step): name for name, steps in correction.steps.items() for step in steps}
-    with peer_loss_explained("a stage could not gather its optimiser's state for a checkpoint"):
-        return shards.whole_tensors(moments, divided)
+        plain["correction"], steps = correction.saved()
+        moments |= steps
+    parts: dict[str, Tensor] = {}
+    divided: dict[int, str] = {}
+    if shards is not None:
+        assert training.optimizer is not None
+        divided = shards.divided_state(training.optimizer)
+        if correction is not None:
+            divided |= {id(step): name for name, steps in correction.steps.items() for step in steps}
+        parts = {name: tensor for name, tensor in moments.items() if shards.is_divided(tensor, divided)}
+    whole = {name: tensor for name, tensor in moments.items() if name not in parts}
+    return _StageState(training, plain, model_state(stage.place.program) | whole, parts, divided)
+
+
+def _write_divided(states: Sequence[_StageState], folder: Path, member: int) -> dict[str, SavedTensor]:
+    """Put divided tensors together and write them, batch by batch, so that no worker holds many whole ones.
+
+    The replicas of a stage share the work, and call this together. Raises `LaunchError`.
+    """
+    from pipeplan_launch.checkpoint import tensor_store
+
+    written: dict[str, SavedTensor] = {}
+    failure: LaunchError | None = None
+    numbers = count()
+    for state in states:
+        shards = state.training.shards
+        for batch in () if shards is None else shards.batches(state.parts, state.divided, BATCH_BYTES):
+            assert shards is not None
+            number = next(numbers)
+            with peer_loss_explained("a stage could not gather its optimiser's state for a checkpoint"):
+                whole = shards.whole_tensors(batch, state.divided, number)
+            try:
+                if failure is None:
+                    written |= tensor_store.write_tensors(folder, whole, member, number)
+            except LaunchError as error:
+                failure = error  # the other replicas still need this one's parts
+            del whole
+    if failure is not None:
+        raise failure
+    return written
 
 
 def _commit(stage: WorkerStage, run: Path, position: Position, history: History, parts: Sequence[_Part]) -> None:

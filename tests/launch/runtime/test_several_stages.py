@@ -106,6 +106,9 @@ def test_random_plans_equal_one_process(tmp_path: Path, seed: int) -> None:
 PLANS = {
     "interleaved": lambda: case_of("interleaved-1f1b", 2, 3, 4, optimizer="adamw-fused", dropout=False),
     "zb-v": lambda: case_of("zb-v", 2, 2, 4, optimizer="adamw-fused", dropout=False),
+    "divided": lambda: case_of(
+        "interleaved-1f1b", 2, 2, 4, 2, optimizer="adamw-fused", dropout=False, shards=True, samples=29
+    ),
     "one stage each": lambda: Case(
         "deep",
         *("1f1b-flush", (1, 2), (2, 1), 4, "adamw-fused"),
@@ -120,7 +123,8 @@ PLANS = {
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ("interleaved", "zb-v"),
+        ("divided", "zb-v"),
+        pytest.param("interleaved", "divided", marks=pytest.mark.slow),
         pytest.param("zb-v", "one stage each", marks=pytest.mark.slow),
         pytest.param("one stage each", "interleaved", marks=pytest.mark.slow),
     ],
