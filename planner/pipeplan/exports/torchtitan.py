@@ -16,8 +16,9 @@ from pipeplan.exports.files import header_lines, python_literal, torchrun_comman
 from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weights, stack_of
 from pipeplan.exports.target import ExportFile, refusal
 from pipeplan.exports.tied_weights import keep_ties, refuse_split_ties
-from pipeplan.exports.uniform_degrees import grid_degrees, restrict_to_synchronous_grid
+from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import INTERLEAVED
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.templates import load_template
@@ -40,13 +41,16 @@ class Torchtitan:
         """Restrict to a uniform grid with a flush, cuts between blocks, and no recomputation."""
         stack = self._stack(profile, stages=2)
         groups = (names for names in stack.parts() if len(names) > 1)
-        options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
+        options = keep_ties(profile, restrict_to_synchronous_grid(self, options, several=True))
         return replace(options, recompute=False, together=(*options.together, *groups))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` for any other plan."""
-        grid, stack = grid_degrees(self, problem, plan), self._stack(problem.profile, stages=len(plan.stages))
+        grid, stack = self._degrees(problem, plan), self._stack(problem.profile, stages=len(plan.stages))
         refuse_split_ties(self, problem.profile.tied, plan)
+        if plan.schedule == INTERLEAVED and grid.microbatches % grid.stages:
+            reason = f"torch's interleaved schedule needs a multiple of {grid.stages} microbatches, not"
+            raise refusal(self, plan, f"{reason} {grid.microbatches}")
         if not grid.stage_major:
             raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")
         for number, stage in enumerate(plan.stages, start=1):
@@ -58,7 +62,7 @@ class Torchtitan:
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The configuration, and the order of passes if torch's schedule has another one."""
-        grid, stack = grid_degrees(self, problem, plan), stack_of(problem.profile)
+        grid, stack = self._degrees(problem, plan), stack_of(problem.profile)
         torch_order = uniform_degrees.is_torch_order(plan, grid)
         text = load_template("exports/torchtitan.py.j2").render(
             header=header_lines(self, problem, plan),
@@ -88,9 +92,11 @@ class Torchtitan:
         """How to start training."""
         job = JOBS.get(len(stack_of(problem.profile).blocks))
         whose = f"it extends {job}; name your own" if job else "name your job"
-        return (
-            f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, grid_degrees(self, problem, plan).count, folder))}"
-        )
+        return f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, self._degrees(problem, plan).count, folder))}"
+
+    def _degrees(self, problem: Problem, plan: Plan) -> GridDegrees:
+        """torchtitan's stages may go round the workers, or down them and back up, as its schedules ask."""
+        return grid_degrees(self, problem, plan, several=True)
 
     def _stack(self, profile: Profile, *, stages: int) -> BlockStack:
         """The model as a list of blocks. Raises `InputError`, also if its ends share weights and `stages` exceeds 1."""

@@ -15,7 +15,7 @@ from pipeplan.cost.stage_times import stage_times
 from pipeplan.errors import InputError
 from pipeplan.exports.target import ExportTarget, refusal
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import FLUSH, FLUSHING, GPIPE, STASHING
+from pipeplan.plan.schedules import FLUSH, FLUSHING, GPIPE, INTERLEAVED, STASHING, VIRTUAL, ZERO_BUBBLE_V
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.simulation.from_plan import pass_order
 from pipeplan.util.units import show_time
@@ -52,19 +52,23 @@ class GridDegrees:
         return [worker for stage in self.workers for worker in stage] == list(range(self.count))
 
 
-def grid_degrees(target: ExportTarget, problem: Problem, plan: Plan) -> GridDegrees:
-    """The degrees of a plan. Raises `InputError` unless it trains synchronously on a grid of workers 0, 1, 2 …"""
+def grid_degrees(target: ExportTarget, problem: Problem, plan: Plan, *, several: bool = False) -> GridDegrees:
+    """The degrees of a plan. Raises `InputError` unless it trains synchronously on a grid of workers 0, 1, 2 …
+
+    With `several` workers may have several stages each; `GridDegrees.stages` then counts positions of the pipeline.
+    """
     if plan.inference:
         raise InputError(f"the plan {plan.config} is for inference, and the export to {target.title} is for training")
     _refuse_asynchronous(target, plan)
-    if plan.virtual:
+    if plan.virtual and not several:
         raise refusal(target, plan, "its workers run several stages each, which this export does not write yet")
-    counts = [stage.replicas for stage in plan.stages]
+    aligned = plan.devices if plan.virtual else _aligned(plan)
+    counts = [len(workers) for workers in aligned]
     for number, count in enumerate(counts, start=1):
         if count != counts[0]:
             reason = f"stage 1 has {_workers(counts[0])} and stage {number} has {count}, where all must have as many"
             raise refusal(target, plan, reason)
-    grid = GridDegrees(len(counts), counts[0], _microbatches(target, plan), problem.profile.minibatch, _aligned(plan))
+    grid = GridDegrees(len(counts), counts[0], _microbatches(target, plan), problem.profile.minibatch, aligned)
     busy = sorted(worker for stage in grid.workers for worker in stage)
     if busy != list(range(grid.count)):
         idle = next(worker for worker in range(grid.count) if worker not in busy)
@@ -72,11 +76,12 @@ def grid_degrees(target: ExportTarget, problem: Problem, plan: Plan) -> GridDegr
     return grid
 
 
-def restrict_to_synchronous_grid(target: ExportTarget, options: Options) -> Options:
+def restrict_to_synchronous_grid(target: ExportTarget, options: Options, *, several: bool = False) -> Options:
     """The options restricted to plans that `grid_degrees` accepts: a flush before every update, and a uniform grid.
 
     The schedule becomes 1F1B with a flush, unless the user asked for another one with a flush. Raises `InputError` if
-    the minibatches per update are not given, or for another schedule.
+    the minibatches per update are not given, or for another schedule. `several`: whether the target has the schedules
+    whose workers run several stages each.
     """
     if options.inference:
         raise InputError(f"the export to {target.title} is for training: leave out --inference")
@@ -90,6 +95,10 @@ def restrict_to_synchronous_grid(target: ExportTarget, options: Options) -> Opti
             f"{target.title} cannot run the schedule {options.schedule}, whose weights are old: leave out --schedule, "
             f"or give {FLUSH}"
         )
+    if options.schedule in VIRTUAL:
+        if not several:
+            raise InputError(f"the export to {target.title} does not write plans of {options.schedule} yet")
+        return replace(options, allow_copies=False)
     schedule = options.schedule if options.schedule in FLUSHING else FLUSH
     return replace(options, schedule=schedule, grid=True, allow_copies=False)
 
@@ -158,6 +167,8 @@ def _least_s(problem: Problem, plan: Plan, grid: GridDegrees, in_flight: list[in
 
 def torch_schedule_name(plan: Plan) -> str:
     """Name of the plan's schedule in torch. Its zero-bubble schedules have several stages on a worker."""
+    if plan.virtual:
+        return {INTERLEAVED: "Interleaved1F1B", ZERO_BUBBLE_V: "ZBVZeroBubble"}[plan.schedule]
     return "GPipe" if plan.schedule == GPIPE else "1F1B"
 
 
@@ -172,7 +183,7 @@ def too_few_microbatches(plan: Plan, grid: GridDegrees) -> bool:
 
     A schedule from a CSV file has no such limit.
     """
-    return plan.schedule != GPIPE and grid.microbatches < grid.stages
+    return plan.schedule != GPIPE and not plan.virtual and grid.microbatches < grid.stages
 
 
 def is_torch_order(plan: Plan, grid: GridDegrees) -> bool:
@@ -180,6 +191,8 @@ def is_torch_order(plan: Plan, grid: GridDegrees) -> bool:
 
     Torch's 1F1B has as many microbatches in flight at a stage as there are stages from that stage on.
     """
+    if plan.virtual:  # Megatron's order and ZB-V's are torch's too, where minibatches come in whole rounds
+        return True
     if too_few_microbatches(plan, grid) or any(stage.deferred for stage in plan.stages):
         return False
     return plan.schedule == GPIPE or all(
