@@ -54,7 +54,7 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
     stages, others = [], _blamed_on_others(plan, reports)
     for stage, prediction in enumerate(plan.predictions):
         mine = [report for report in reports if report.stage == stage]
-        stages.append(_stage(plan, stage, prediction, mine, others))
+        stages.append(_stage(plan, stage, prediction, mine, others, _other_s(plan, mine, reports)))
     summary: dict[str, Any] = {
         "format": "pipeplan-summary",
         "version": 1,
@@ -101,7 +101,12 @@ def _blamed_on_others(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict
 
 
 def _stage(
-    plan: LaunchPlan, stage: int, prediction: Prediction, reports: Sequence[WorkerReport], others: Mapping[int, float]
+    plan: LaunchPlan,
+    stage: int,
+    prediction: Prediction,
+    reports: Sequence[WorkerReport],
+    others: Mapping[int, float],
+    other_s: float | None,
 ) -> dict[str, Any]:
     count = sum(report.steady.minibatches for report in reports)
     means: dict[str, float | None] = {
@@ -126,7 +131,7 @@ def _stage(
             prediction.memory_bytes, max((r.memory_bytes for r in reports), default=None)
         ).as_json(),
         "measured": own
-        | {"other_s": _other_s(plan, stage, reports), "cpu_s": means["cpu_s"], "core_wait_s": means["core_wait_s"]}
+        | {"other_s": other_s, "cpu_s": means["cpu_s"], "core_wait_s": means["core_wait_s"]}
         | {"others_wait_s": blamed / count if count else None},
     }
 
@@ -149,15 +154,24 @@ def _idle_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | Non
     return max(0.0, len(plan.pipeline[stage].workers) * prediction.minibatch_s - work - exposed)
 
 
-def _other_s(plan: LaunchPlan, stage: int, reports: Sequence[WorkerReport]) -> float | None:
-    """The time outside all recorded times, which is that of the executor itself, per minibatch of a worker."""
+def _other_s(plan: LaunchPlan, reports: Sequence[WorkerReport], everyone: Sequence[WorkerReport]) -> float | None:
+    """The time outside all recorded times, which is that of the executor itself, per minibatch of a worker.
+
+    `reports`: those of one stage. A worker with several stages has the time once, which these share equally.
+    """
     unrecorded = []
-    for report in reports if plan.schedule.virtual is None else ():  # several stages share a worker's time
-        pace, count, seconds = report.steady.pace_s, report.steady.minibatches, report.steady.seconds or {}
-        if pace is not None and count:
-            recorded = sum(seconds.get(name, 0.0) for name in TIME_FIELDS) / count
-            unrecorded.append(max(0.0, pace * len(plan.pipeline[stage].workers) - recorded))
+    for report in reports:
+        pace, own = report.steady.pace_s, [one for one in everyone if one.rank == report.rank]
+        if pace is not None and report.steady.minibatches:
+            recorded = sum(_recorded_s(one) for one in own)
+            unrecorded.append(max(0.0, pace * len(plan.pipeline[report.stage].workers) - recorded) / len(own))
     return sum(unrecorded) / len(unrecorded) if unrecorded else None
+
+
+def _recorded_s(report: WorkerReport) -> float:
+    """The sum of all recorded times of a stage on one worker, per minibatch."""
+    seconds, count = report.steady.seconds or {}, report.steady.minibatches
+    return sum(seconds.get(name, 0.0) for name in TIME_FIELDS) / count if count else 0.0
 
 
 def covers_epochs(run: Path, epochs: int) -> bool:

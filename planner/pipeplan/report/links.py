@@ -32,6 +32,8 @@ def _boundaries(source: ReportSource, simulated: ReportSimulation) -> list[LinkT
     boundaries = []
     busy = simulated.measured.links
     for index, hops in enumerate(source.scenario.hops):
+        if source.plan.stages[index].workers == source.plan.stages[index + 1].workers:
+            continue  # stages of one worker hand tensors over
         stage = source.predictions[index]
         for copy, hop in enumerate(hops, start=1):
             for sender, receiver, size in (

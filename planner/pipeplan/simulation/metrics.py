@@ -219,7 +219,7 @@ def in_flight(scenario: Scenario, replayed: SimulatedEvents) -> dict[tuple[int, 
     """For each worker (stage, replica), a list of (time in seconds, minibatches in flight from then on)."""
     counts: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
     last = [ActionKind.WEIGHTS if load.deferred else ActionKind.BACKWARD for load in scenario.stages]
-    for stage, replica, action, since, until in replayed.passes:
+    for stage, replica, action, since, until in replayed.actions:
         steps = counts[stage, replica]
         count = steps[-1][1] if steps else 0
         if action.kind is ActionKind.FORWARD:
