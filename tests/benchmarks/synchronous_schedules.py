@@ -2,8 +2,8 @@
 
     python tests/benchmarks/synchronous_schedules.py [--limit 20]
 
-Llama 7B on 4 servers of 8 and GPT-2 XL on 8 of 8, as chains of an embedding, two layers for each block and a head, whose
-times are those of 150 TFLOP/s. For each schedule the table has the simulated pace, the bubble and the memory.
+Llama 7B on 4 servers of 8 and GPT-2 XL on 8 of 8, as chains of an embedding, two layers for each block and a head,
+whose times are those of 150 TFLOP/s. For each schedule the table has the simulated pace, the bubble and the memory.
 """
 
 from __future__ import annotations
