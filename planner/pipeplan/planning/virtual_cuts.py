@@ -64,6 +64,14 @@ def batch_estimate(problem: Problem, shape: VirtualShape, minibatches: int) -> C
     return estimate
 
 
+def quick_estimate_s(problem: Problem, shape: VirtualShape, minibatches: int) -> float:
+    """The estimated time of a batch with stages of equal work; infinite if the model has too few units."""
+    if shape.stages > len(problem.units):
+        return float("inf")
+    times = np.array([unit.forward_s + unit.backward_s for unit in problem.units])
+    return batch_estimate(problem, shape, minibatches)(_equal_work(times, shape.stages))
+
+
 def cuts_to_try(problem: Problem, shape: VirtualShape, minibatches: int) -> list[Places]:
     """Good places to cut for a shape, none twice; [] if the model has fewer units than the shape has stages."""
     count, units = shape.stages, len(problem.units)

@@ -13,20 +13,21 @@ from dataclasses import dataclass, replace
 
 from pipeplan.cost import formulas
 from pipeplan.cost.evaluate import Evaluation, evaluate
-from pipeplan.cost.virtual_stages import PLACEMENTS, with_depths
+from pipeplan.cost.virtual_stages import PLACEMENTS, device_memory, with_depths
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import INTERLEAVED
 from pipeplan.planning.baselines import satisfies_options
-from pipeplan.planning.virtual_cuts import Places, VirtualShape, cuts_to_try
+from pipeplan.planning.virtual_cuts import Places, VirtualShape, cuts_to_try, quick_estimate_s
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import scenario_of_plan
-from pipeplan.simulation.metrics import enough_minibatches
-from pipeplan.simulation.simulate import simulate
+from pipeplan.simulation.update_time import UPDATES, simulated_update_s
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 MOST_CHUNKS = 6
 """Most stages of a worker that are tried where the user does not say how many."""
+EVALUATED = 12
+"""Shapes for which a plan is made: those with the shortest batches by a quick estimate, as far as they fit."""
 SIMULATED = 4
 """Plans that are simulated: those with the shortest batches by the formula."""
 NEAR = 0.25
@@ -35,8 +36,6 @@ MOVES_S = 3.0
 """Most seconds for moving single units of one plan between its stages."""
 LEAST_MOVE = 1e-3
 """Relative. A move is made if the plan becomes so much faster."""
-MOST_PASSES = 60_000
-"""Passes of minibatches through stages that one simulation may have."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,14 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> Virtua
     """
     _refuse_options(problem)
     found: list[VirtualPlan] = []
+    accumulate = problem.options.accumulate or 1
     shapes = list(virtual_shapes(problem))
     bound_s = min((_bound_s(problem, shape) for shape in shapes), default=0.0)
+    shapes.sort(key=lambda shape: quick_estimate_s(problem, shape, _rounds(problem, shape)) / accumulate)
     for shape in shapes:
         best_s = min((one.score.pace_s for one in found), default=float("inf"))
-        if (found and deadline.passed) or _bound_s(problem, shape) > best_s * (1 + NEAR):
-            continue
+        if (found and deadline.passed) or len(found) == EVALUATED or _bound_s(problem, shape) > best_s:
+            break
         plan = _plan_of(problem, shape)
         if plan is not None:
             found.append(VirtualPlan(plan, evaluate(plan, problem)))
@@ -125,17 +126,16 @@ def _neighbours(plan: Plan, problem: Problem) -> Iterator[Plan]:
 
 
 def with_simulation(found: VirtualPlan, problem: Problem, deadline: Deadline) -> VirtualPlan:
-    """A plan with its simulated pace, unless that takes too long."""
-    scenario = scenario_of_plan(found.plan, problem, found.score)
-    count = enough_minibatches(scenario)
-    if 2 * len(found.plan.stages) * count > MOST_PASSES:
-        group = found.plan.accumulate or 1
-        count = min(count, max(4 * group, MOST_PASSES // (2 * len(found.plan.stages)) // group * group))
+    """A plan with its simulated pace: the time from the end of its first update to that of its second.
+
+    Without one where the deadline comes first.
+    """
+    group = found.plan.accumulate or 1
     try:
-        steady = simulate(scenario, count, deadline).report.steady
+        update_s = simulated_update_s(scenario_of_plan(found.plan, problem, found.score), deadline)
     except OutOfTime:
         return found
-    return replace(found, simulated_s=None if steady is None else steady.pace_s, minibatches=count)
+    return replace(found, simulated_s=update_s / group, minibatches=UPDATES * group)
 
 
 def virtual_shapes(problem: Problem) -> Iterator[VirtualShape]:
@@ -179,18 +179,21 @@ def _bound_s(problem: Problem, shape: VirtualShape) -> float:
     accumulate = problem.options.accumulate or 1
     fastest = max(device.speed for device in problem.cluster.devices)
     largest = max(unit.forward_s + unit.backward_s for unit in problem.units)
-    own = float(formulas.rounds(accumulate, shape.replicas))
-    return own * max(problem.work_s / shape.devices, largest) / fastest / accumulate
+    return _rounds(problem, shape) * max(problem.work_s / shape.devices, largest) / fastest / accumulate
 
 
 def _plan_of(problem: Problem, shape: VirtualShape) -> Plan | None:
     """The plan of a shape, with recomputation where memory asks for it; None if it does not fit."""
-    accumulate = problem.options.accumulate or 1
-    tried = cuts_to_try(problem, shape, int(formulas.rounds(accumulate, shape.replicas)))
+    tried = cuts_to_try(problem, shape, _rounds(problem, shape))
     plans = [fitted(plan_at(problem, shape, places), problem) for places in tried]
     return min(
         (plan for plan in plans if plan is not None), key=lambda plan: evaluate(plan, problem).pace_s, default=None
     )
+
+
+def _rounds(problem: Problem, shape: VirtualShape) -> int:
+    """Minibatches of one update on the replica that has most."""
+    return int(formulas.rounds(problem.options.accumulate or 1, shape.replicas))
 
 
 def plan_at(problem: Problem, shape: VirtualShape, places: Places) -> Plan:
@@ -207,20 +210,31 @@ def plan_at(problem: Problem, shape: VirtualShape, places: Places) -> Plan:
 
 def fitted(plan: Plan, problem: Problem) -> Plan | None:
     """The plan with as many stages recomputing as memory asks for; None if it does not fit even so."""
-    while True:
-        score = evaluate(plan, problem)
-        over = [
-            index
-            for index, cost in enumerate(score.stages)
-            if cost.memory_bytes > cost.capacity_bytes and not plan.stages[index].recompute
-        ]
-        if score.fits:
-            return plan
-        if not over or not problem.options.recompute:
-            return None
-        worst = max(over, key=lambda index: score.stages[index].minibatch_bytes * plan.stages[index].depth)
-        changed = replace(plan.stages[worst], recompute=True)
-        plan = replace(plan, stages=(*plan.stages[:worst], changed, *plan.stages[worst + 1 :]))
+    if _excess(plan, problem) and not problem.options.recompute:
+        return None
+    everywhere = replace(plan, stages=tuple(replace(stage, recompute=True) for stage in plan.stages))
+    if _excess(plan, problem) and _excess(everywhere, problem):
+        return None
+    while over := _excess(plan, problem):
+        stages = list(plan.stages)
+        for workers in dict.fromkeys(stages[index].workers for index in over):
+            own = [index for index in over if stages[index].workers == workers and not stages[index].recompute]
+            worst = max(own, key=lambda index: over[index])
+            stages[worst] = replace(stages[worst], recompute=True)
+        plan = replace(plan, stages=tuple(stages))
+    return plan
+
+
+def _excess(plan: Plan, problem: Problem) -> dict[int, float]:
+    """The stages whose workers lack memory, each with the bytes of its minibatches in flight."""
+    if not problem.options.memory:
+        return {}
+    found = {}
+    for index, stage in enumerate(plan.stages):
+        memory, minibatch = device_memory(plan, problem, index)
+        if memory > problem.capacity_of(stage.workers):
+            found[index] = minibatch * stage.depth
+    return found
 
 
 def _refuse_options(problem: Problem) -> None:
