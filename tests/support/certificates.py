@@ -134,7 +134,7 @@ def _hopeful(costs: Costs, state: State, room: float, threshold: float) -> bool:
     needed = weights * (1 + costs.instance.state + 2 * buffered) + buffers + each * (1 + state.demand)
     if costs.instance.corrected:  # a set more for each version but one
         needed += weights * (1 if buffered else state.demand)
-    if costs.training and needed * (1 - 1e-9) > room * costs.instance.memory:
+    if costs.training and needed * (1 - 1e-9) > room * costs.machines.memories[0]:
         return False
     single = room > 0 and costs.instance.boundary == "single"
     busier = max(costs.crossing(state.cut)) / costs.machines.rate((0, 1))[1] if single else 0.0

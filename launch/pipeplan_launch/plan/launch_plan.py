@@ -52,7 +52,9 @@ class Prediction:
     parameter_bytes: float | None = None
     """Bytes of one weight version."""
     memory_bytes: float | None = None
-    """Memory on one worker: weights, gradients, optimiser state and saved activations."""
+    """Memory on one worker: weights, gradients, optimiser state and saved activations, and `worker_bytes`."""
+    worker_bytes: float | None = None
+    """Memory of a worker without a model; None where the plan was made without it."""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from typing import Any
 
 from pipeplan._version import __version__
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts, executor_costs_from_json
+from pipeplan.cluster_data.executor_costs import ExecutorCosts, executor_costs_from_json
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Provenance
 from pipeplan.util.files import read_document, write_text
 
-FORMAT, VERSION = "pipeplan-executor-costs", 1
+FORMAT, VERSION = "pipeplan-executor-costs", 2
 SWITCH = "PIPEPLAN_EXECUTOR_COSTS"
 """Environment variable: with `off` nothing is measured, and nothing measured is used."""
 
@@ -125,8 +125,8 @@ def for_profile(cluster: Cluster, provenance: Provenance) -> Cluster:
 
 
 def without_costs(cluster: Cluster) -> Cluster:
-    """The cluster without what was measured of the executor, for times that include all of it."""
-    return whole_cores(replace(cluster, executor=NO_COSTS) if cluster.executor else cluster)
+    """The cluster without the times that were measured of the executor, for layers whose times include all of it."""
+    return whole_cores(replace(cluster, executor=cluster.executor.memory_only()) if cluster.executor else cluster)
 
 
 def _made_with() -> dict[str, str]:

@@ -9,7 +9,16 @@ from pipeplan.problem.problem import Problem
 
 
 def worker_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, float]:
-    """Memory of one worker of a stage, and its part for each minibatch in flight without weight versions, in bytes."""
+    """Memory of one worker of a stage, and of it what every minibatch in flight needs, in bytes.
+
+    The latter includes neither weight versions nor the allocator's share.
+    """
+    stage_bytes, per_minibatch = _stage_memory(plan, problem, index)
+    return problem.cluster.executor.memory_with(stage_bytes), per_minibatch
+
+
+def _stage_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, float]:
+    """As `worker_memory`, of the stage alone."""
     units = [problem.units[unit] for unit in units_of(problem, plan.stages[index])]
     parameters = parameter_bytes_of(problem, plan.stages[index])
     received, sent = crossing_bytes(problem, plan, index - 1), crossing_bytes(problem, plan, index)

@@ -31,6 +31,7 @@ from pipeplan.util import graph
 from pipeplan.util.numeric_fields import settle_numbers
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.typed import Amount, Positive
+from pipeplan.util.units import show_size
 
 BOUNDARIES = ("single", "parallel")
 """Models of the traffic between two stages (`Options.boundary`)."""
@@ -229,6 +230,16 @@ class Problem:
                 f"{stages} stages asked for, but the model has only {len(self.units)} layers to cut between"
             )
         self._check_workers()
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """A worker must leave memory for a stage, as the searches divide by it."""
+        if not self.capacity > 0:
+            memory, worker = self.memory_of(range(self.cluster.workers)), self.cluster.executor.worker_bytes
+            raise InputError(
+                f"a device has {show_size(memory)}, but a worker takes {show_size(worker)} before any layer "
+                "(--ignore-memory plans without the limit)"
+            )
 
     def _check_workers(self) -> None:
         stages = self.options.stages
@@ -269,11 +280,15 @@ class Problem:
 
     @property
     def capacity(self) -> float:
-        """Memory of the worker that has the least, in bytes; infinite where memory does not limit the plan."""
+        """Bytes that a stage may use on the worker with the least memory; infinite where memory does not limit it."""
         return self.capacity_of(range(self.cluster.workers))
 
     def capacity_of(self, workers: Iterable[int]) -> float:
-        """Bytes that a stage may use on each of these workers: the smallest memory among them."""
+        """Bytes that a stage may use on each of these workers: the smallest memory, less the worker's own."""
+        return self.cluster.executor.room_in(self.memory_of(workers))
+
+    def memory_of(self, workers: Iterable[int]) -> float:
+        """The smallest memory of these workers, in bytes; infinite where memory does not limit the plan."""
         return self.cluster.memory_of(workers) if self.options.memory else float("inf")
 
     @cached_property

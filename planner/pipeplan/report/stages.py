@@ -79,9 +79,15 @@ def memory_parts(source: ReportSource, index: int, predicted: Node) -> list[tupl
         )
         if stage.recompute:
             parts += _recomputed(source, stage.layers, predicted)
-    rest = predicted["memory_bytes"].integer() - sum(size for _, size in parts)
+    costs = source.cluster.executor
+    within = costs.room_in(predicted["memory_bytes"].integer())
+    own = [
+        ("the worker itself", round(costs.worker_bytes)),
+        ("the allocator's share", round(costs.allocator_share * within)),
+    ]
+    rest = predicted["memory_bytes"].integer() - sum(size for _, size in [*parts, *own])
     name = "messages and buffers" if source.known is not None else "gradients, optimiser's state and buffers"
-    return [(part, size) for part, size in [*parts, (name, rest)] if size > 0]
+    return [(part, size) for part, size in [*parts, (name, rest), *own] if size > 0]
 
 
 def _recomputed(source: ReportSource, layers: Sequence[str], predicted: Node) -> list[tuple[str, int]]:
