@@ -51,6 +51,8 @@ class Instance:
     """Memory that a worker takes without a stage."""
     share: float = 0.0
     """Of a stage's memory, which the allocator takes in addition."""
+    kept: float = 0.0
+    """Of what layers save, which the allocator takes in addition to that."""
     corrected: bool = False
     """A step as large as the weights is kept for every version but the newest."""
     servers: tuple[Machine, ...] = ()

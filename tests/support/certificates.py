@@ -129,6 +129,7 @@ def _hopeful(costs: Costs, state: State, room: float, threshold: float) -> bool:
         return True
     layers = [layer for index, layer in enumerate(costs.instance.layers) if state.cut >> index & 1]
     weights, saved, buffers = (sum(layer[key] for layer in layers) for key in ("w", "s", "u"))
+    saved += saved * costs.instance.kept
     buffered = costs.instance.kind == "2bw"
     each = weights * (not buffered) + (0.0 if costs.instance.recompute else saved)
     needed = weights * (1 + costs.instance.state + 2 * buffered) + buffers + each * (1 + state.demand)

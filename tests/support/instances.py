@@ -174,7 +174,12 @@ def burdened(instance: Instance, seed: int) -> Instance:
     found = replace(instance, executor=costs, cores=rng.choice([0, 1.25, 2]))
     if math.isinf(found.memory):
         return found
-    return replace(found, worker=found.memory * rng.choice([0.0, 0.125, 0.25]), share=rng.choice([0.0, 0.25]))
+    return replace(
+        found,
+        worker=found.memory * rng.choice([0.0, 0.125, 0.25]),
+        share=rng.choice([0.0, 0.25]),
+        kept=rng.choice([0.0, 0.5]),
+    )
 
 
 def _level(rng: random.Random, count: int) -> tuple[float, ...]:
@@ -284,7 +289,7 @@ def to_plan(instance: Instance, found: Best) -> Plan:
 def _cluster(instance: Instance) -> Cluster:
     memory = 1.0 if math.isinf(instance.memory) else instance.memory
     levels = [Level(f"n{i}", int(count), *rates) for i, (count, *rates) in enumerate(instance.levels)]
-    executor = ExecutorCosts(*instance.executor, worker_bytes=instance.worker, allocator_share=instance.share)
+    executor = ExecutorCosts(*instance.executor, "", instance.worker, instance.share, instance.kept)
     if not instance.servers:
         return Cluster("test", Device("d", "cpu", int(memory), cores=instance.cores), tuple(levels), executor=executor)
     machines = [

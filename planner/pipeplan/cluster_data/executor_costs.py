@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from pipeplan.errors import InputError
@@ -39,6 +39,8 @@ class ExecutorCosts:
     """Memory of a worker without a model: the interpreter, torch, the transport and their threads."""
     allocator_share: Amount = 0.0
     """Memory that the allocator keeps or cannot use, as a share of what a stage needs."""
+    activation_share: Amount = 0.0
+    """The same for the activations that layers save, in addition, as a share of them."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -47,10 +49,9 @@ class ExecutorCosts:
                 raise InputError(f"the executor's {name} of {seconds:g} s is out of range, which is 0 to {LONGEST_S:g}")
         if not (math.isfinite(self.worker_bytes) and self.worker_bytes >= 0):
             raise InputError(f"the memory of a worker of {self.worker_bytes:g} bytes is out of range")
-        if not 0 <= self.allocator_share <= LARGEST_SHARE:
-            raise InputError(
-                f"the allocator's share of {self.allocator_share:g} is out of range, which is 0 to {LARGEST_SHARE:g}"
-            )
+        for share in (self.allocator_share, self.activation_share):
+            if not 0 <= share <= LARGEST_SHARE:
+                raise InputError(f"an allocator's share of {share:g} is out of range, which is 0 to {LARGEST_SHARE:g}")
 
     def times(self) -> dict[str, float]:
         """The times by the names of their fields."""
@@ -58,7 +59,8 @@ class ExecutorCosts:
 
     def __bool__(self) -> bool:
         """Whether anything is charged."""
-        return any(self.times().values()) or bool(self.worker_bytes or self.allocator_share)
+        shares = self.allocator_share, self.activation_share
+        return any(self.times().values()) or any((self.worker_bytes, *shares))
 
     def memory_with(self, stage_bytes: float) -> float:
         """Memory of a worker whose stage needs so many bytes. "Memory of one worker"."""
@@ -70,10 +72,7 @@ class ExecutorCosts:
 
     def memory_only(self) -> ExecutorCosts:
         """The same without the times."""
-        return (
-            ExecutorCosts(worker_bytes=self.worker_bytes, allocator_share=self.allocator_share, source=self.source)
-            or NO_COSTS
-        )
+        return replace(self, pass_s=0.0, message_s=0.0, message_byte_s=0.0, version_byte_s=0.0)
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON."""

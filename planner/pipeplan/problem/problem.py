@@ -145,8 +145,8 @@ class Unit:
     """Backward time including the optimiser's step; 0 in inference."""
     parameter_bytes: int
     buffer_bytes: int
-    saved_bytes: int
-    """Bytes kept from forward to backward; 0 in inference."""
+    saved_bytes: float
+    """Bytes kept from forward to backward, with what the allocator takes for them; 0 in inference."""
     update_s: float = 0.0
     """The part of `backward_s` that is the optimiser's step, times `Options.update_share`."""
 
@@ -219,6 +219,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         units, flows, shared = _units_and_flows(self.profile, self.options)
+        if share := self.cluster.executor.activation_share:
+            units = tuple(replace(unit, saved_bytes=unit.saved_bytes * (1 + share)) for unit in units)
         object.__setattr__(self, "units", units)
         object.__setattr__(self, "flows", flows)
         object.__setattr__(self, "shared", shared)

@@ -21,9 +21,9 @@ BUSY_LOAD = 0.5
 """Processes that may run on average, beside this one, before a machine counts as disturbed."""
 
 
-ALLOCATOR_SHARE = 0.4
-"""What the C library's allocator takes beyond what is in use, as a share of it. Not measured by the trials, but with
-five models: docs/performance.md, "Memory"."""
+ALLOCATOR_SHARE, ACTIVATION_SHARE = 0.15, 0.4
+"""What the C library's allocator takes beyond what is in use, as a share of it, and in addition for activations. Not
+measured by the trials, but with five models: docs/performance.md, "Memory"."""
 
 
 def measure_executor() -> MachineCosts:
@@ -66,6 +66,7 @@ def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
         source=f"measured on this machine at {when}",
         worker_bytes=worker_bytes,
         allocator_share=ALLOCATOR_SHARE,
+        activation_share=ACTIVATION_SHARE,
     )
 
 

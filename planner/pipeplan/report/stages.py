@@ -96,7 +96,7 @@ def _recomputed(source: ReportSource, layers: Sequence[str], predicted: Node) ->
         return []
     own_layers = set(layers)
     saved = sum(unit.saved_bytes for unit in source.known.problem.units if unit.layers[0] in own_layers)
-    return [("activations of the minibatch computed again", saved + predicted["send_bytes"].integer())]
+    return [("activations of the minibatch computed again", round(saved) + predicted["send_bytes"].integer())]
 
 
 def _counted(count: int, what: str, plural: str = "s") -> str:
