@@ -1,7 +1,8 @@
 """`python -m pipeplan_launch.executor_trials FOLDER`: what the executor itself takes, measured with emulated stages.
 
 FOLDER is an empty folder for its files. Standard output has one line of JSON: `trials`, each with its `workers`, the
-`pace_s` of a minibatch, and the `cpu_s` of a minibatch on each worker, both in seconds. Every trial runs the real
+`pace_s` of a minibatch, the `cpu_s` of a minibatch on each worker, both in seconds, and the `peak_bytes` of the
+largest worker. Every trial runs the real
 executor on this machine, with workers that are forked from this process after one import of torch. Their stages compute
 matrix products, or nothing at all; messages, weight versions, samples and updates are the executor's own.
 """
@@ -113,9 +114,10 @@ def _run(trial: Trial, folder: Path) -> dict[str, Any]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     workers = [_start(rank, trial.workers, port, folder) for rank in range(trial.workers)]
-    _finish(workers, trial.name)
+    peak_bytes = _finish(workers, trial.name)
     measured = _measured(folder / "run", trial)
-    return {"name": trial.name, "workers": trial.workers, "products": trial.products, **measured}
+    kind = {"name": trial.name, "workers": trial.workers, "products": trial.products}
+    return {**kind, "peak_bytes": peak_bytes, **measured}
 
 
 def _start(rank: int, world: int, port: int, folder: Path) -> int:
@@ -140,13 +142,16 @@ def _start(rank: int, world: int, port: int, folder: Path) -> int:
         os._exit(status)
 
 
-def _finish(workers: Sequence[int], name: str) -> None:
+def _finish(workers: Sequence[int], name: str) -> int:
+    """Wait for the workers; returns the largest of their peaks of resident memory, in bytes."""
+    peak = 0
     deadline, running = time.monotonic() + LIMIT_S, set(workers)
     failed = False
     while running and not failed and time.monotonic() < deadline:
         for pid in list(running):
-            done, status = os.waitpid(pid, os.WNOHANG)
+            done, status, used = os.wait4(pid, os.WNOHANG)
             if done:
+                peak = max(peak, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
                 running.discard(pid)
                 failed |= status != 0
         time.sleep(0.01)
@@ -155,6 +160,7 @@ def _finish(workers: Sequence[int], name: str) -> None:
         os.waitpid(pid, 0)
     if running or failed:
         raise RuntimeError(f"a worker of the trial {name!r} {'failed' if failed else 'took too long'}")
+    return peak
 
 
 def _measured(run: Path, trial: Trial) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from pipeplan_launch.runtime.inference import Score
 from pipeplan_launch.runtime.run_start import RunStart, build_own_stage, decide_start, restore_in_all
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
 from pipeplan_launch.telemetry import run_folder
-from pipeplan_launch.telemetry.memory import peak_resident_bytes, reset_peak, resident_bytes
+from pipeplan_launch.telemetry.memory import code_bytes, peak_resident_bytes, reset_peak, resident_bytes
 from pipeplan_launch.telemetry.progress import print_status
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.telemetry.summary import WorkerReport, summarise, summary_table
@@ -161,7 +161,8 @@ class ActiveWorker:
             if one.training is not None:
                 state += optimizer_tensors(one.training.optimizer)  # state that a checkpoint may have restored
         reset_peak()
-        self._memory_before_bytes = resident_bytes() - sum(tensor.numel() * tensor.element_size() for tensor in state)
+        state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state)
+        self._memory_before_bytes = resident_bytes() - code_bytes() - state_bytes
 
     def run(self) -> None:
         """Train or infer, then report."""
@@ -261,6 +262,14 @@ class ActiveWorker:
             print(f"run folder: {self._start.run}", flush=True)
 
     def _peak(self) -> int:
+        """Peak of the memory that the plan charges: of the device, or what training added to this process.
+
+        The latter includes the worker's own memory as planned, but neither the data set nor code that is loaded at
+        first use.
+        """
         device = self._stage.place.device
         on_device = backend_of(device).peak_bytes(device)
-        return max(0, peak_resident_bytes() - self._memory_before_bytes) if on_device is None else on_device
+        if on_device is not None:
+            return on_device
+        own = self._plan.predictions[self._stage.place.stage].worker_bytes or 0
+        return round(own) + max(0, peak_resident_bytes() - code_bytes() - self._memory_before_bytes)

@@ -196,6 +196,7 @@ class Costs:
         """Bytes once, and for each minibatch in flight, but for the versions of the weights."""
         mine = self._members(before, after)
         saved, buffers = (sum(layer[key] for layer in mine) for key in ("s", "u"))
+        saved += saved * self.instance.kept
         received, sent = self.crossing_bytes[before], self.crossing_bytes[after]
         constant = buffers + sum(received) + sum(sent)
         if not self.training:

@@ -47,6 +47,12 @@ class Instance:
     """Of every server, which its workers share; 0: one each."""
     executor: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """Seconds of the executor for a pass, a message, a byte of a message, and a byte of a version of the weights."""
+    worker: float = 0.0
+    """Memory that a worker takes without a stage."""
+    share: float = 0.0
+    """Of a stage's memory, which the allocator takes in addition."""
+    kept: float = 0.0
+    """Of what layers save, which the allocator takes in addition to that."""
     corrected: bool = False
     """A step as large as the weights is kept for every version but the newest."""
     servers: tuple[Machine, ...] = ()
@@ -152,7 +158,11 @@ class Machines:
         self.components = components(instance)
         servers = instance.servers or _equal(instance)
         self.speeds = [machine.speed for machine in servers for _ in range(machine.workers)]
-        self.memories = [instance.memory * machine.memory for machine in servers for _ in range(machine.workers)]
+        self.memories = [
+            (instance.memory * machine.memory - instance.worker) / (1 + instance.share)
+            for machine in servers
+            for _ in range(machine.workers)
+        ]
         self.workers = len(self.speeds)
         self.differ = bool(instance.servers)
 

@@ -129,12 +129,13 @@ def _hopeful(costs: Costs, state: State, room: float, threshold: float) -> bool:
         return True
     layers = [layer for index, layer in enumerate(costs.instance.layers) if state.cut >> index & 1]
     weights, saved, buffers = (sum(layer[key] for layer in layers) for key in ("w", "s", "u"))
+    saved += saved * costs.instance.kept
     buffered = costs.instance.kind == "2bw"
     each = weights * (not buffered) + (0.0 if costs.instance.recompute else saved)
     needed = weights * (1 + costs.instance.state + 2 * buffered) + buffers + each * (1 + state.demand)
     if costs.instance.corrected:  # a set more for each version but one
         needed += weights * (1 if buffered else state.demand)
-    if costs.training and needed * (1 - 1e-9) > room * costs.instance.memory:
+    if costs.training and needed * (1 - 1e-9) > room * costs.machines.memories[0]:
         return False
     single = room > 0 and costs.instance.boundary == "single"
     busier = max(costs.crossing(state.cut)) / costs.machines.rate((0, 1))[1] if single else 0.0

@@ -168,10 +168,18 @@ def crowded_instance(seed: int, *, layers: int = 6, schedule: str | None = None)
 
 
 def burdened(instance: Instance, seed: int) -> Instance:
-    """The problem with work of the executor's own, and for two of three with what workers get done on shared cores."""
+    """The problem with work of the executor's own; in part also with its memory, and with shared cores."""
     rng = random.Random(f"executor {seed}")
     costs = (rng.choice([0.0, 1.0, 4.0]), rng.choice([0.0, 0.5, 2.0]), rng.choice([0.0, 0.1]), rng.choice([0.0, 0.05]))
-    return replace(instance, executor=costs, cores=rng.choice([0, 1.25, 2]))
+    found = replace(instance, executor=costs, cores=rng.choice([0, 1.25, 2]))
+    if math.isinf(found.memory):
+        return found
+    return replace(
+        found,
+        worker=found.memory * rng.choice([0.0, 0.125, 0.25]),
+        share=rng.choice([0.0, 0.25]),
+        kept=rng.choice([0.0, 0.5]),
+    )
 
 
 def _level(rng: random.Random, count: int) -> tuple[float, ...]:
@@ -281,7 +289,7 @@ def to_plan(instance: Instance, found: Best) -> Plan:
 def _cluster(instance: Instance) -> Cluster:
     memory = 1.0 if math.isinf(instance.memory) else instance.memory
     levels = [Level(f"n{i}", int(count), *rates) for i, (count, *rates) in enumerate(instance.levels)]
-    executor = ExecutorCosts(*instance.executor)
+    executor = ExecutorCosts(*instance.executor, "", instance.worker, instance.share, instance.kept)
     if not instance.servers:
         return Cluster("test", Device("d", "cpu", int(memory), cores=instance.cores), tuple(levels), executor=executor)
     machines = [

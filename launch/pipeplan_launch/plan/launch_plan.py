@@ -60,7 +60,9 @@ class Prediction:
     parameter_bytes: Amount | None = None
     """Bytes of one weight version."""
     memory_bytes: Amount | None = None
-    """Memory on one worker: weights, gradients, optimiser state and saved activations."""
+    """Memory on one worker: weights, gradients, optimiser state and saved activations, and `worker_bytes`."""
+    worker_bytes: Amount | None = None
+    """Memory of a worker without a model; None where the plan was made without it."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,17 @@ def peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def code_bytes() -> int:
+    """Resident memory that is pages of files, mostly code; 0 on systems that do not tell."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("RssFile:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
 def reset_peak() -> None:
     """Return freed memory to the system and restart the measurement of the peak, where the system allows it."""
     gc.collect()

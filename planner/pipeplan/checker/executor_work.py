@@ -1,4 +1,4 @@
-"""The executor's own work at a stage, an independent implementation of docs/cost-model.md."""
+"""The executor's own work at a stage, and its memory: an independent implementation of docs/cost-model.md."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, PlanDocument
 from pipeplan.checker.model import Floats, Totals
+from pipeplan.cluster_data.cluster import Cluster
 
 
 def executor_work_s(document: PlanDocument, neighbours: Any, crossing: Any, followed: Any) -> Any:
@@ -23,6 +24,18 @@ def executor_work_s(document: PlanDocument, neighbours: Any, crossing: Any, foll
         often /= document.accumulate or 1
     time = passes * costs.pass_s + neighbours * (passes * costs.message_s)
     return time + crossing * costs.message_byte_s + followed * (often * costs.version_byte_s)
+
+
+def worker_bytes(cluster: Cluster, stage_bytes: float) -> float:
+    """Memory of a worker, in bytes: the stage's, the allocator's share of it, and the worker's own."""
+    costs = cluster.executor
+    return stage_bytes + stage_bytes * costs.allocator_share + costs.worker_bytes
+
+
+def room_of(cluster: Cluster, memory_bytes: float) -> float:
+    """The most bytes of a stage for which `worker_bytes` fits into this memory."""
+    costs = cluster.executor
+    return (memory_bytes - costs.worker_bytes) / (costs.allocator_share + 1)
 
 
 def executor_work_between(document: PlanDocument, totals: Totals, cut: int, before: NDArray[np.intp]) -> Floats:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, VERTICAL, PlanDocument
-from pipeplan.checker.executor_work import executor_work_s
+from pipeplan.checker.executor_work import executor_work_s, worker_bytes
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.network import FREE, NetworkRates
 
@@ -202,7 +202,7 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         parameters=weights,
         exchanged=tuple(model.exchanged(stage_set)),
         minibatch_bytes=minibatch if model.training else 0.0,
-        memory_bytes=memory,
+        memory_bytes=worker_bytes(document.cluster, memory),
         before_s=float((model.forward_s + model.backward_s + model.update_s)[earlier].sum()),
     )
 

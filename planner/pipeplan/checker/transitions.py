@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pipeplan.checker import figures
 from pipeplan.checker.document import DOUBLE_BUFFERED, STASHING, PlanDocument
-from pipeplan.checker.executor_work import executor_work_between
+from pipeplan.checker.executor_work import executor_work_between, room_of
 from pipeplan.checker.model import CheckedModel, Flags, Floats, Totals
 from pipeplan.checker.network import UniformRates
 from pipeplan.errors import InputError
@@ -121,7 +121,7 @@ class Transitions:
             aligned=aligned,
             copies=copies,
             threshold=threshold,
-            capacity=document.cluster.device.memory_bytes if options.memory else np.inf,
+            capacity=room_of(document.cluster, document.cluster.device.memory_bytes) if options.memory else np.inf,
             overlap=options.overlap,
             speed=document.cluster.device.speed,
             recompute=options.recompute and model.training,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from pipeplan.checker.baselines import check_baselines, fastest_plan
@@ -113,6 +113,7 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
         update_every=every,
         synchronous=document.schedule in FLUSHING,
     )
+    model = replace(model, saved=model.saved + model.saved * document.cluster.executor.activation_share)
     structure = _try("structure", lambda: check_structure(document, model))
     if structure.holds is False:
         return CheckedPlan((structure,), None)

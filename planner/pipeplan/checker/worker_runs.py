@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan.checker.executor_work import room_of
 from pipeplan.checker.model import Flags, Floats
 from pipeplan.checker.network import NetworkRates
 from pipeplan.cluster_data.cluster import Cluster
@@ -25,7 +26,7 @@ class WorkerRuns:
     speed: Floats
     """Speed of the slowest worker."""
     memory: Floats
-    """Bytes of the worker with the least memory."""
+    """Bytes that a stage may use on the worker with the least memory."""
     ring: Floats
     """Bandwidth of an all-reduce among the workers, bytes/s."""
     ring_latency_s: Floats
@@ -79,7 +80,7 @@ class WorkerRuns:
         start, last = start[kept], last[kept]
         inside = homes[1][start] == homes[1][last]
         speeds = np.array([device.speed for device in cluster.devices])
-        memories = np.array([float(device.memory_bytes) for device in cluster.devices])
+        memories = np.array([room_of(cluster, device.memory_bytes) for device in cluster.devices])
         pairs = list(zip(start.tolist(), last.tolist(), strict=True))
         return WorkerRuns(
             start=start,

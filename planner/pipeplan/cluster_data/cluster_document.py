@@ -69,13 +69,18 @@ class ExecutorTable(Struct, forbid_unknown_fields=True, rename={"each_pass": "pa
     message: WrittenTime | None = None
     message_byte: WrittenTime | None = None
     version_byte: WrittenTime | None = None
+    worker: WrittenSize | None = None
+    """Memory of a worker without a model."""
+    allocator_share: Amount = 0.0
+    activation_share: Amount = 0.0
     source: str = ""
 
     def record(self) -> ExecutorCosts:
         """The costs of this table."""
         passes, messages = float(self.each_pass or 0), float(self.message or 0)
         sizes = float(self.message_byte or 0), float(self.version_byte or 0)
-        return ExecutorCosts(passes, messages, *sizes, source=self.source)
+        memory = float(self.worker or 0), self.allocator_share, self.activation_share
+        return ExecutorCosts(passes, messages, *sizes, self.source, *memory)
 
 
 class _ClusterHead(Struct, kw_only=True, forbid_unknown_fields=True):

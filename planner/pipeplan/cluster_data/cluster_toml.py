@@ -188,7 +188,10 @@ def _executor_lines(costs: ExecutorCosts) -> list[str]:
         for name, seconds in costs.times().items()
         if seconds
     ]
-    return ["", "[executor]", *times, *([f"source = {_text(costs.source)}"] if costs.source else [])]
+    memory = [f"worker = {_quantity(costs.worker_bytes, _SIZES, parse_size)}"] if costs.worker_bytes else []
+    memory += [f"allocator_share = {costs.allocator_share!r}"] if costs.allocator_share else []
+    memory += [f"activation_share = {costs.activation_share!r}"] if costs.activation_share else []
+    return ["", "[executor]", *times, *memory, *([f"source = {_text(costs.source)}"] if costs.source else [])]
 
 
 def _device_lines(device: Device) -> list[str]:

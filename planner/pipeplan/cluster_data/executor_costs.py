@@ -1,9 +1,9 @@
-"""What the executor itself costs on a device, beside the layers: passes, messages and copies of weights."""
+"""What the executor itself costs on a device, beside the layers: its time, and the memory of a worker."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from pipeplan.errors import InputError
@@ -12,13 +12,16 @@ from pipeplan.util.typed import Amount
 
 LONGEST_S = 3600.0
 """Longest time of one of these costs, in seconds."""
+LARGEST_SHARE = 10.0
+"""Largest share of an allocator."""
 
 
 @dataclass(frozen=True)
 class ExecutorCosts:
-    """What the executor costs, in seconds on a device of speed 1; nothing by default.
+    """What the executor costs, in seconds on a device of speed 1, and in bytes; nothing by default.
 
-    docs/cost-model.md, "The executor's own work", has the formula. Raises an `InputError` where a time is out of range.
+    docs/cost-model.md, "The executor's own work" and "Memory of one worker", has the formulas. Raises an `InputError`
+    where a figure is out of range.
     """
 
     pass_s: Amount = 0.0
@@ -31,12 +34,23 @@ class ExecutorCosts:
     """For each byte of the parameters of a stage that an update copies, because older versions are still in use."""
     source: str = ""
     """Where the figures come from."""
+    worker_bytes: Amount = 0.0
+    """Memory of a worker without a model: the interpreter, torch, the transport and their threads."""
+    allocator_share: Amount = 0.0
+    """Memory that the allocator keeps or cannot use, as a share of what a stage needs."""
+    activation_share: Amount = 0.0
+    """The same for the activations that layers save, in addition, as a share of them."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
         for name, seconds in self.times().items():
             if not (math.isfinite(seconds) and 0 <= seconds <= LONGEST_S):
                 raise InputError(f"the executor's {name} of {seconds:g} s is out of range, which is 0 to {LONGEST_S:g}")
+        if not (math.isfinite(self.worker_bytes) and self.worker_bytes >= 0):
+            raise InputError(f"the memory of a worker of {self.worker_bytes:g} bytes is out of range")
+        for share in (self.allocator_share, self.activation_share):
+            if not 0 <= share <= LARGEST_SHARE:
+                raise InputError(f"an allocator's share of {share:g} is out of range, which is 0 to {LARGEST_SHARE:g}")
 
     def times(self) -> dict[str, float]:
         """The times by the names of their fields."""
@@ -44,7 +58,20 @@ class ExecutorCosts:
 
     def __bool__(self) -> bool:
         """Whether anything is charged."""
-        return any(self.times().values())
+        shares = self.allocator_share, self.activation_share
+        return any(self.times().values()) or any((self.worker_bytes, *shares))
+
+    def memory_with(self, stage_bytes: float) -> float:
+        """Memory of a worker whose stage needs so many bytes. "Memory of one worker"."""
+        return self.worker_bytes + (1 + self.allocator_share) * stage_bytes
+
+    def room_in(self, memory_bytes: float) -> float:
+        """Bytes that a stage may need on a worker with this memory; negative if the worker alone needs more."""
+        return (memory_bytes - self.worker_bytes) / (1 + self.allocator_share)
+
+    def memory_only(self) -> ExecutorCosts:
+        """The same without the times."""
+        return replace(self, pass_s=0.0, message_s=0.0, message_byte_s=0.0, version_byte_s=0.0)
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON."""

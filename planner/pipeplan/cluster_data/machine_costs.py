@@ -19,13 +19,13 @@ from msgspec import Struct
 
 from pipeplan._version import __version__
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
+from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Provenance
 from pipeplan.util.files import read_document, write_text
 from pipeplan.util.typed import Amount, decode
 
-FORMAT, VERSION = "pipeplan-executor-costs", 1
+FORMAT, VERSION = "pipeplan-executor-costs", 2
 SWITCH = "PIPEPLAN_EXECUTOR_COSTS"
 """Environment variable: with `off` nothing is measured, and nothing measured is used."""
 
@@ -64,7 +64,7 @@ class ExecutorCostsFile(Struct):
     """The file of the measurements."""
 
     format: Literal["pipeplan-executor-costs"]
-    version: Literal[1]
+    version: Literal[2]
     machine: str
     torch: str
     pipeplan: str
@@ -140,8 +140,8 @@ def for_profile(cluster: Cluster, provenance: Provenance) -> Cluster:
 
 
 def without_costs(cluster: Cluster) -> Cluster:
-    """The cluster without what was measured of the executor, for times that include all of it."""
-    return whole_cores(replace(cluster, executor=NO_COSTS) if cluster.executor else cluster)
+    """The cluster without the times that were measured of the executor, for layers whose times include all of it."""
+    return whole_cores(replace(cluster, executor=cluster.executor.memory_only()) if cluster.executor else cluster)
 
 
 def _made_with() -> dict[str, str]:

@@ -219,7 +219,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
         parameter_bytes=parameter_bytes_of(problem, stage),
         memory_bytes=memory,
         minibatch_bytes=minibatch,
-        capacity_bytes=problem.capacity_of(stage.workers),
+        capacity_bytes=problem.memory_of(stage.workers),
         weights_s=weights_s(plan, problem, index),
     )
 

@@ -8,8 +8,17 @@ from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Problem
 
 
-def worker_memory(plan: Plan, problem: Problem, index: int, held: int | None = None) -> tuple[float, float]:
-    """Memory of one worker of a stage, and its part for each minibatch in flight without weight versions, in bytes.
+def worker_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, float]:
+    """Memory of one worker of a stage, and of it what every minibatch in flight needs, in bytes.
+
+    The latter includes neither weight versions nor the allocator's share.
+    """
+    stage_bytes, per_minibatch = stage_memory(plan, problem, index)
+    return problem.cluster.executor.memory_with(stage_bytes), per_minibatch
+
+
+def stage_memory(plan: Plan, problem: Problem, index: int, held: int | None = None) -> tuple[float, float]:
+    """As `worker_memory`, of the stage alone, without the worker itself and the allocator's share.
 
     `held`: the minibatches whose activations are counted; None for as many as the stage holds at most.
     """

@@ -12,7 +12,7 @@ from functools import cache
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.flush import BatchTime, longest_exposed
-from pipeplan.cost.memory import worker_memory
+from pipeplan.cost.memory import stage_memory
 from pipeplan.cost.pass_order import StagePasses, longest_path_s
 from pipeplan.cost.stage_times import StageTimes, minibatches_per_copy
 from pipeplan.cost.zero_bubble import weights_s
@@ -66,7 +66,7 @@ def device_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, floa
     placement, devices = PLACEMENTS[plan.schedule], len(plan.devices)
     device = plan.devices.index(plan.stages[index].workers)
     own = placement.stages_of(device, devices, len(plan.stages))
-    fixed, per_minibatch = zip(*(worker_memory(plan, problem, stage, held=0) for stage in own), strict=True)
+    fixed, per_minibatch = zip(*(stage_memory(plan, problem, stage, held=0) for stage in own), strict=True)
     passes = placement.passes(device, devices, len(own), _own_minibatches(plan))
     splits = [plan.schedule in SPLITTING and not plan.stages[stage].recompute for stage in own]
     now = most = 0.0
@@ -80,7 +80,7 @@ def device_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, floa
         elif kind == "B":
             now -= one
         most = max(most, now)
-    return sum(fixed) + most, per_minibatch[own.index(index)]
+    return problem.cluster.executor.memory_with(sum(fixed) + most), per_minibatch[own.index(index)]
 
 
 def virtual_batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> BatchTime:

@@ -45,7 +45,7 @@ def defer_weights(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> 
 
 def _with_most_deferred(plan: Plan, problem: Problem, index: int, most: int) -> Plan:
     """The plan in which a stage defers at most `most` gradients, and no more than fit into its memory."""
-    capacity = problem.capacity_of(plan.stages[index].workers)
+    capacity = problem.memory_of(plan.stages[index].workers)
     for deferred in range(most, -1, -1):
         changed = replace(plan.stages[index], deferred=deferred)
         plan = replace(plan, stages=(*plan.stages[:index], changed, *plan.stages[index + 1 :]))

@@ -33,6 +33,7 @@ from pipeplan.util import graph
 from pipeplan.util.numeric_fields import settle_numbers
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.typed import Amount, Positive
+from pipeplan.util.units import show_size
 
 BOUNDARIES = ("single", "parallel")
 """Models of the traffic between two stages (`Options.boundary`)."""
@@ -152,8 +153,8 @@ class Unit:
     """Backward time including the optimiser's step; 0 in inference."""
     parameter_bytes: int
     buffer_bytes: int
-    saved_bytes: int
-    """Bytes kept from forward to backward; 0 in inference."""
+    saved_bytes: float
+    """Bytes kept from forward to backward, with what the allocator takes for them; 0 in inference."""
     update_s: float = 0.0
     """The part of `backward_s` that is the optimiser's step, times `Options.update_share`."""
 
@@ -226,6 +227,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         units, flows, shared = _units_and_flows(self.profile, self.options)
+        if share := self.cluster.executor.activation_share:
+            units = tuple(replace(unit, saved_bytes=unit.saved_bytes * (1 + share)) for unit in units)
         object.__setattr__(self, "units", units)
         object.__setattr__(self, "flows", flows)
         object.__setattr__(self, "shared", shared)
@@ -237,6 +240,16 @@ class Problem:
                 f"{stages} stages asked for, but the model has only {len(self.units)} layers to cut between"
             )
         self._check_workers()
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """A worker must leave memory for a stage, as the searches divide by it."""
+        if not self.capacity > 0:
+            memory, worker = self.memory_of(range(self.cluster.workers)), self.cluster.executor.worker_bytes
+            raise InputError(
+                f"a device has {show_size(memory)}, but a worker takes {show_size(worker)} before any layer "
+                "(--ignore-memory plans without the limit)"
+            )
 
     def _check_workers(self) -> None:
         stages = self.options.stages
@@ -278,11 +291,15 @@ class Problem:
 
     @property
     def capacity(self) -> float:
-        """Memory of the worker that has the least, in bytes; infinite where memory does not limit the plan."""
+        """Bytes that a stage may use on the worker with the least memory; infinite where memory does not limit it."""
         return self.capacity_of(range(self.cluster.workers))
 
     def capacity_of(self, workers: Iterable[int]) -> float:
-        """Bytes that a stage may use on each of these workers: the smallest memory among them."""
+        """Bytes that a stage may use on each of these workers: the smallest memory, less the worker's own."""
+        return self.cluster.executor.room_in(self.memory_of(workers))
+
+    def memory_of(self, workers: Iterable[int]) -> float:
+        """The smallest memory of these workers, in bytes; infinite where memory does not limit the plan."""
         return self.cluster.memory_of(workers) if self.options.memory else float("inf")
 
     @cached_property

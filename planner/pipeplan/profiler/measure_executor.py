@@ -21,6 +21,11 @@ BUSY_LOAD = 0.5
 """Processes that may run on average, beside this one, before a machine counts as disturbed."""
 
 
+ALLOCATOR_SHARE, ACTIVATION_SHARE = 0.15, 0.4
+"""What the C library's allocator takes beyond what is in use, as a share of it, and in addition for activations. Not
+measured by the trials, but with five models: docs/performance.md, "Memory"."""
+
+
 def measure_executor() -> MachineCosts:
     """Run the trials, a few seconds, and return the costs. Raises `InputError` where they fail."""
     disturbed = os.getloadavg()[0] > 1 + BUSY_LOAD
@@ -46,9 +51,11 @@ def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
 
     A single stage makes two passes of a minibatch, reads samples and computes a loss. So does the last of two stages,
     which also receives a message and sends one; the first stage reads nothing, so it is not compared. Larger messages
-    cost the last stage more, and larger weights the first one, which keeps a further version.
+    cost the last stage more, and larger weights the first one, which keeps a further version. The workers of small
+    trials have next to nothing in memory beside the executor.
     """
     by_name = {trial["name"]: trial["cpu_s"] for trial in trials}
+    worker_bytes = max(trial["peak_bytes"] for trial in trials if trial["name"] in ("pass", "message"))
     (alone,), small, large = by_name["pass"], by_name["message"], by_name["large"]
     more = [max(0.0, one - other) for one, other in zip(large, small, strict=True)]
     return ExecutorCosts(
@@ -57,6 +64,9 @@ def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
         message_byte_s=more[1] / (2 * (LARGE_BYTES - SMALL_BYTES)),
         version_byte_s=max(0.0, more[0] - more[1]) / VERSION_BYTES,
         source=f"measured on this machine at {when}",
+        worker_bytes=worker_bytes,
+        allocator_share=ALLOCATOR_SHARE,
+        activation_share=ACTIVATION_SHARE,
     )
 
 

@@ -211,6 +211,7 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
     stages = outcome.evaluation.stages
     stage, before = stages[index], stages[index - 1] if index else None
     links, waiting = Links.of(outcome.problem.cluster), {}
+    worker_bytes = outcome.problem.cluster.executor.worker_bytes
     if waits_for_allreduce(outcome.plan) and outcome.problem.options.contention:
         waiting = {"exposed_sync_s": ddp_exposed_allreduce_s(outcome.plan, outcome.problem, links)}
     return {
@@ -230,6 +231,7 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
         "parameter_bytes": stage.parameter_bytes,
         "minibatch_bytes": round(stage.minibatch_bytes),
         "memory_bytes": round(stage.memory_bytes),
+        **({"worker_bytes": round(worker_bytes)} if worker_bytes else {}),
     }
 
 

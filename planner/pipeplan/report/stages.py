@@ -78,9 +78,15 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
         )
         if stage.recompute:
             parts += _recomputed(source, stage.layers, predicted)
-    rest = predicted.memory_bytes - sum(size for _, size in parts)
+    costs = source.cluster.executor
+    within = costs.room_in(predicted.memory_bytes)
+    own = [
+        ("the worker itself", round(costs.worker_bytes)),
+        ("the allocator's share", round(costs.allocator_share * within)),
+    ]
+    rest = predicted.memory_bytes - sum(size for _, size in [*parts, *own])
     name = "messages and buffers" if source.known is not None else "gradients, optimiser's state and buffers"
-    return [(part, size) for part, size in [*parts, (name, rest)] if size > 0]
+    return [(part, size) for part, size in [*parts, (name, rest), *own] if size > 0]
 
 
 def _recomputed(source: ReportSource, layers: Sequence[str], predicted: PredictedStage) -> list[tuple[str, int]]:
@@ -89,7 +95,7 @@ def _recomputed(source: ReportSource, layers: Sequence[str], predicted: Predicte
         return []
     own_layers = set(layers)
     saved = sum(unit.saved_bytes for unit in source.known.problem.units if unit.layers[0] in own_layers)
-    return [("activations of the minibatch computed again", saved + predicted.send_bytes)]
+    return [("activations of the minibatch computed again", round(saved) + predicted.send_bytes)]
 
 
 def _counted(count: int, what: str, plural: str = "s") -> str:

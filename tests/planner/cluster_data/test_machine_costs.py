@@ -18,7 +18,7 @@ from pipeplan.cluster_data.machine_costs import MachineCosts
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 
-COSTS = ExecutorCosts(240e-6, 90e-6, 0.8e-9, 0.1e-9, "measured on this machine at noon")
+COSTS = ExecutorCosts(240e-6, 90e-6, 0.8e-9, 0.1e-9, "measured on this machine at noon", 250 * 2**20, 0.25, 0.5)
 MEASURED = MachineCosts(COSTS, {1: 1.0, 2: 1.6, 3: 1.75}, "2026-01-01T12:00:00Z")
 LAB = Cluster("lab", Device("cpu", "cpu", 2**30), (Level("server", 3, 1e9),))
 

@@ -11,7 +11,8 @@ from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BY
 
 
 def _trial(name: str, pace_s: float, *cpu_s: float, products: int = 0) -> dict[str, Any]:
-    return {"name": name, "workers": len(cpu_s), "products": products, "pace_s": pace_s, "cpu_s": list(cpu_s)}
+    kind = {"name": name, "workers": len(cpu_s), "products": products, "peak_bytes": 1000 * len(cpu_s)}
+    return {**kind, "pace_s": pace_s, "cpu_s": list(cpu_s)}
 
 
 TRIALS = [
@@ -30,6 +31,7 @@ def test_costs_are_differences_between_trials() -> None:
     assert costs.message_s == pytest.approx(0.0001)
     assert costs.message_byte_s == pytest.approx(0.0005 / (2 * (LARGE_BYTES - SMALL_BYTES)))
     assert costs.version_byte_s == pytest.approx(0.0002 / VERSION_BYTES)
+    assert costs.worker_bytes == 2000, "of the largest worker without large messages"
 
 
 def test_a_message_is_told_from_reading_samples() -> None:
@@ -63,4 +65,5 @@ def test_the_trials_run_on_this_machine() -> None:
     found = measure_executor()
     assert 1e-5 < found.costs.pass_s < 0.1
     assert found.costs.message_byte_s > 0
+    assert 2**26 < found.costs.worker_bytes < 2**30
     assert all(1 <= value <= count for count, value in found.throughput.items())

@@ -24,7 +24,7 @@ from solver_contract import check_ilp, solve_by_dp
 from pipeplan.checker.verify import verify_plan
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.errors import InfeasibleError
+from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_json
@@ -45,7 +45,7 @@ def _drawn(seed: int) -> tuple[Instance, Problem]:
 
 
 def _agrees(seed: int) -> bool:
-    """Hold the DP to the oracle; whether the executor's work makes the best plan slower."""
+    """Hold the DP to the oracle; whether the executor's work and memory make the best plan slower."""
     instance, problem = _drawn(seed)
     expected_s, result = best(instance), solve_by_dp(problem)
     if math.isinf(expected_s):
@@ -56,11 +56,28 @@ def _agrees(seed: int) -> bool:
     assert evaluate(result.plan, problem).pace_s == pytest.approx(expected_s, rel=1e-6), seed
     assert result.objective_s == pytest.approx(expected_s, rel=1e-6), seed
     assert result.bound_s == pytest.approx(expected_s, rel=1e-6), seed
-    return best(replace(instance, executor=(0.0, 0.0, 0.0, 0.0))) < expected_s * (1 - 1e-9)
+    free = replace(instance, executor=(0.0, 0.0, 0.0, 0.0), worker=0.0, share=0.0, kept=0.0)
+    return best(free) < expected_s * (1 - 1e-9)
 
 
 def test_the_dp_finds_what_trying_every_plan_finds() -> None:
-    assert sum(_agrees(seed) for seed in range(40)) > 20, "chosen so that the executor's work often matters"
+    assert sum(_agrees(seed) for seed in range(40)) >= 20, "chosen so that the executor's work often matters"
+
+
+def test_the_memory_of_workers_alone_rules_plans_out() -> None:
+    slower = 0
+    for seed in (1, 18):
+        instance, _ = _drawn(seed)
+        slower += best(replace(instance, worker=0.0, share=0.0)) < best(instance) * (1 - 1e-9)
+    assert slower == 2
+
+
+def test_a_worker_that_needs_all_memory_is_refused() -> None:
+    _, problem = _drawn(0)
+    device = replace(problem.cluster.device, memory_bytes=1000)
+    cluster = replace(problem.cluster, device=device, executor=ExecutorCosts(worker_bytes=1000))
+    with pytest.raises(InputError, match="before any layer"):
+        Problem(problem.profile, cluster, replace(problem.options, memory=True))
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ class PlacementTable:
     speed: Floats
     """Speed of the slowest device."""
     memory: Floats
-    """Memory of the smallest device, in bytes."""
+    """Bytes that a stage may use on the smallest device."""
     allreduce_bandwidth: Floats
     allreduce_latency: Floats
     begins: Ints
@@ -53,7 +53,8 @@ class PlacementTable:
         latency = -_among(-np.array([level.latency for level in ways]), first, end)
         rows = np.arange(len(first))
         speed = least(np.array([device.speed for device in cluster.devices]), first, end)
-        memory = least(np.array([float(device.memory_bytes) for device in cluster.devices]), first, end)
+        room = [cluster.executor.room_in(device.memory_bytes) for device in cluster.devices]
+        memory = least(np.array(room), first, end)
         table = first, end, replicas, span, speed, memory, bandwidth[span, rows], latency[span, rows], begins
         message = _among(np.array([level.sendrecv for level in ways]), first, end)
         return PlacementTable(*table, *_classes(message, latency, span))

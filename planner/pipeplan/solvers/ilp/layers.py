@@ -48,7 +48,7 @@ class LayerBlocks:
 
     def __init__(self, problem: Problem, largest: float) -> None:
         profile, training, share = problem.profile, problem.training, problem.options.update_share
-        home = _homes(problem, largest)
+        home, kept = _homes(problem, largest), 1 + problem.cluster.executor.activation_share
         members = defaultdict(list)
         for layer in profile.layers:
             members[home[layer.name]].append(layer)
@@ -59,7 +59,7 @@ class LayerBlocks:
                 backward_s=sum(layer.backward_s + share * layer.update_s for layer in group) if training else 0.0,
                 parameters=sum(layer.parameter_bytes for layer in group),
                 buffers=sum(layer.buffer_bytes for layer in group),
-                saved=sum(layer.saved_bytes for layer in group) if training else 0.0,
+                saved=kept * sum(layer.saved_bytes for layer in group) if training else 0.0,
             )
             for _, group in sorted(members.items())
         ]

@@ -1,0 +1,139 @@
+"""Plans drawn by a seed, as they are predicted, simulated and, if asked for, replayed over shaped links.
+
+    python tests/benchmarks/random_plans.py [--plans 60] [--seed 1] [--replay FOLDER] [--only NUMBER ...]
+
+Model, cluster, schedule, minibatches per update and constraints are drawn; a plan is the best by the formulas within
+them, which is not always what `pipeplan solve` answers, because that also simulates. Constraints make plans that are
+rarely the best: few replicas, a fixed number of stages, copies of the pipeline, slower links. The table has the
+simulated and the replayed pace over the predicted one, less one: above 0 the plan is slower than its prediction. The
+first part takes two minutes. A replay takes about a minute; its results are kept in FOLDER, where the command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agreement import simulated_s
+
+from pipeplan.api import cluster, read_profile
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.variants import with_faster_links
+from pipeplan.errors import PipeplanError
+from pipeplan.from_options import options_for
+from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES
+from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.problem.problem import Problem
+
+MODELS = ("vgg16", "resnet50", "alexnet", "gnmt8", "gnmt16", "awd-lm", "s2vt")
+WITHIN, MEDIAN_AIM = 0.10, 0.03
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A plan that was drawn, with its outcome."""
+
+    number: int
+    model: str
+    place: str
+    outcome: Outcome
+
+    @property
+    def words(self) -> str:
+        """The plan in a few words."""
+        options, plan = self.outcome.problem.options, self.outcome.plan
+        often = f" M={plan.accumulate}" if plan.accumulate else ""
+        return f"{self.model:<9}{self.place:<9}{plan.config:<16}{options.schedule}{often}"
+
+
+def draw(seed: int, number: int) -> Drawn | None:
+    """One plan; None where the constraints allow none."""
+    rng = random.Random(f"{seed} {number}")
+    model, name, schedule = rng.choice(MODELS), rng.choice("AB"), rng.choice(SCHEDULES)
+    factor = rng.choice((1.0, 1.0, 0.5, 0.25))
+    accumulate = rng.choice((8, 16, 32)) if schedule in ACCUMULATING else None
+    constraints = rng.choice(
+        ({}, {"stages": rng.randint(2, 5)}, {"max_replicas": rng.choice((2, 4, 8))}, {"max_stages": 2})
+    )
+    options = options_for("cuda", schedule=schedule, accumulate=accumulate, **constraints)
+    problem = Problem(read_profile(f"{model}-v100"), _slower(cluster(name), factor), options)
+    try:
+        outcome = solve(problem, Settings(solver="dp", certify=False, simulate=False))
+    except PipeplanError:
+        return None
+    return Drawn(number, model, name if factor == 1 else f"{name}/{1 / factor:.0f}", outcome)
+
+
+def _slower(whole: Cluster, factor: float) -> Cluster:
+    return whole if factor == 1 else with_faster_links(whole, len(whole.levels) - 1, factor)
+
+
+def simulated(drawn: Drawn) -> float:
+    """The simulated pace over the predicted one, less one."""
+    outcome = drawn.outcome
+    return simulated_s(outcome.plan, outcome.problem) / outcome.evaluation.pace_s - 1
+
+
+def replayed(drawn: Drawn, folder: Path) -> float:
+    """The replayed pace over the predicted one, less one; kept in the folder."""
+    from pipeplan.rendering import plan_folder
+    from pipeplan.replay.run import replay_plan
+
+    known = folder / f"{drawn.number}.json"
+    if not known.exists():
+        plan = folder / f"plan-{drawn.number}"
+        plan_folder.write_plan(drawn.outcome, plan)
+        result = replay_plan(plan, drawn.outcome.problem.profile)
+        known.write_text(json.dumps({"measured_s": result.measured_s, "predicted_s": result.predicted_s}))
+    result_s = json.loads(known.read_text())
+    return float(result_s["measured_s"] / result_s["predicted_s"] - 1)
+
+
+def summary(kind: str, errors: Sequence[float]) -> str:
+    """The errors in one line."""
+    sizes = [abs(error) for error in errors]
+    within = sum(size <= WITHIN for size in sizes) / len(sizes)
+    return (
+        f"{kind}: {len(sizes)} plans, median {statistics.median(sizes):.1%}, {within:.0%} within {WITHIN:.0%}, "
+        f"worst {max(errors, key=abs):+.1%}"
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replay", type=Path, metavar="FOLDER", help="also replay; keep the results here")
+    parser.add_argument("--only", type=int, nargs="*", help="only the plans with these numbers")
+    given = parser.parse_args()
+    by_simulation, by_replay, number, count = [], [], 0, 0
+    if given.replay:
+        given.replay.mkdir(parents=True, exist_ok=True)
+    while count < given.plans:
+        number += 1
+        drawn = draw(given.seed, number)
+        count += drawn is not None
+        if drawn is None or (given.only and number not in given.only):
+            continue
+        by_simulation.append(simulated(drawn))
+        line = f"{number:>3}  {drawn.words:<56}{by_simulation[-1]:>+8.1%}"
+        if given.replay:
+            try:
+                by_replay.append(replayed(drawn, given.replay))
+                line += f"{by_replay[-1]:>+8.1%}"
+            except PipeplanError as error:
+                line += f"  {error}"
+        print(line, flush=True)
+    print(summary("simulated", by_simulation))
+    if by_replay:
+        print(summary("replayed", by_replay))
+
+
+if __name__ == "__main__":
+    main()
