@@ -24,7 +24,7 @@ class StageSizing:
     def __init__(self, terms: CostTerms, threshold: float, limits: SearchLimits) -> None:
         self.terms, self.limits = terms, limits
         self.layout: ComponentLayout = terms.layout
-        self.threshold = self.pace = threshold
+        self.threshold = threshold
         self.within = threshold * (1 + SLACK)
 
     @property
@@ -97,7 +97,7 @@ class StageSizing:
         more = depth > 2
         # The number of further replica counts that may lower the demand: r · depth is at least r plus what it covers.
         extra = np.where(more, np.ceil(demand - candidates.behind - formulas.ROUNDING) - 1 - replicas, 0.0)
-        few = more & (extra <= _FEW) & self.counts_up
+        few = more & (extra <= _FEW)
         parts_found += self._counted_up(stage, candidates.take(few), replicas[few], demand[few], extra[few])
         many = more & ~few
         parts_found += self._stepped(stage, candidates.take(many), replicas[many], depth[many], demand[many])
@@ -110,11 +110,6 @@ class StageSizing:
             return joined, count, depth, demand
         enough = self._versions_suffice(stage, joined, count, demand)
         return joined.take(enough), count[enough], depth[enough], demand[enough]
-
-    @property
-    def counts_up(self) -> bool:
-        """Whether a depth always covers all that is in flight behind, so that `_counted_up` is valid."""
-        return True
 
     def _counted_up(
         self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, demand: Floats, extra: Floats
@@ -189,6 +184,6 @@ class StageSizing:
         start = (candidates.end - replicas).astype(np.intp)
         joined = np.maximum(self.layout.between(start, candidates.next_first), candidates.next_level)
         cover: Floats = (
-            candidates.behind + wait + 2 * self.terms.transfer_s[stage.ends[candidates.target], joined] / self.pace
+            candidates.behind + wait + 2 * self.terms.transfer_s[stage.ends[candidates.target], joined] / self.threshold
         )
         return cover
