@@ -205,9 +205,9 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
             ("send_gradient_bytes", figure.sent_gradient),
             ("receive_gradient_bytes", figure.received_gradient),
             ("parameter_bytes", figure.parameters),
-            ("minibatch_bytes", figure.minibatch_bytes),
         ):
             _same(node[key], value)
+        _same_bytes(node["minibatch_bytes"], figure.minibatch_bytes)
         stated, needed = document.stages[index].versions, weight_versions(document, index)
         if stated != needed:
             raise InputError(f"stage {index + 1} keeps {needed} versions of its weights, the plan says {stated}")
@@ -217,10 +217,7 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
 def check_memory(document: PlanDocument, figures: tuple[StageFigures, ...]) -> str:
     """Check the stated memory, and that it suffices unless the plan was made to ignore the limit."""
     for node, figure in zip(_stage_nodes(document), figures, strict=True):
-        stated = node["memory_bytes"]
-        # The plan states whole bytes.
-        if abs(stated.number() - figure.memory_bytes) > 1 + CLOSE * figure.memory_bytes:
-            stated.fail(f"stated {show_size(stated.number())}, found {show_size(figure.memory_bytes)}")
+        _same_bytes(node["memory_bytes"], figure.memory_bytes)
     most = max(figure.memory_bytes for figure in figures)
     if not document.options.memory:
         return f"at most {show_size(most)}; the plan was to ignore the limit"
@@ -247,6 +244,12 @@ def _check_batch(document: PlanDocument, figures: tuple[StageFigures, ...], amon
         # A plan whose stages share no weights does not state their exchange.
         if math.isfinite(value) and (value or key != "shared_weights_s" or stated.get(key)):
             _same(stated[key], value)
+
+
+def _same_bytes(stated: Node, computed: float) -> None:
+    """Raise an `InputError` unless a stated size is the computed one in whole bytes, as plans state sizes."""
+    if abs(stated.number() - computed) > 1 + CLOSE * computed:
+        stated.fail(f"stated {show_size(stated.number())}, found {show_size(computed)}")
 
 
 def _same(stated: Node, computed: float) -> None:

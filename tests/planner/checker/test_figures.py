@@ -14,11 +14,17 @@ from brute_force import Instance
 from instances import ALL_SCHEDULES, drawn, mixed_instance, unequal_instance
 
 from pipeplan.checker.verify import verify_plan
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import group_allreduce_time
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.problem.problem import Problem
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_json
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.util.files import Node
 
@@ -119,3 +125,16 @@ def test_checker_and_evaluator_find_the_same_costs(
         assert fits or "a device has" in found["memory"].text, (seed, plan, found)
         compared += 1
     assert compared > (20 if len(seeds) == 100 else 3), compared
+
+
+def test_an_allocators_share_of_activations_is_no_wrong_figure() -> None:
+    """Plans state whole bytes; a share of an odd number of bytes is none."""
+    layers = tuple(Layer(f"l{index}", 1.0, 2.0, 40, 7 + 4 * index) for index in range(4))
+    tensors = tuple(Tensor(f"t{index}", f"l{index}", (f"l{index + 1}",), 8, 8) for index in range(3))
+    costs = ExecutorCosts(worker_bytes=1000, allocator_share=0.15, activation_share=0.4)
+    cluster = Cluster("one", Device("chip", "cpu", 10**6), (Level("server", 3, 1e9),), executor=costs)
+    problem = Problem(Profile(layers, tensors, 4), cluster, Options(schedule="1f1b-flush", accumulate=4))
+    outcome = solve(problem, Settings(solver="dp", simulate=False))
+    document = json.loads(json.dumps(plan_json.plan_document(outcome)))
+    assert document["prediction"]["stages"][0]["minibatch_bytes"] != outcome.evaluation.stages[0].minibatch_bytes
+    assert [found.text for found in verify_plan(Node(document, "plan.json"), problem.profile) if not found.holds] == []
