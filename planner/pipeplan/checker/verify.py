@@ -11,10 +11,9 @@ from pipeplan.checker.baselines import check_baselines, fastest_plan
 from pipeplan.checker.certificate import CertifiedBound, check_certificate
 from pipeplan.checker.charged_pace import ChargedPace, charged_pace
 from pipeplan.checker.ddp_overlap import exposed_allreduce_s
-from pipeplan.checker.description import check_description
+from pipeplan.checker.description import check_description, check_goal_choice
 from pipeplan.checker.document import FLUSHING, PlanDocument
 from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s, stage_figures, weight_versions
-from pipeplan.checker.goal_choice import check_goal_choice
 from pipeplan.checker.model import CheckedModel, checked_model
 from pipeplan.checker.pace import batch_parts, update_interval
 from pipeplan.checker.proof import NOT_SHOWN, ShownBound, check_claims

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from commandline import Run
 
-from pipeplan.checker.goal_choice import check_goal_choice
+from pipeplan.checker.description import check_goal_choice
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.planning.choose_synchrony import RATE, TIME_TO_GOAL, SynchronyChoice, choose_synchrony
