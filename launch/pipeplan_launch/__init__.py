@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pipeplan_launch.job.callbacks import Callback, EpochResult, MinibatchInfo, RunInfo
     from pipeplan_launch.job.job import Data, Job, StageInfo
     from pipeplan_launch.job.loading import load_job
+    from pipeplan_launch.job.presets import nesterov_for_stashing, rate_by_delay
 
 __all__ = [
     "Callback",
@@ -24,6 +25,8 @@ __all__ = [
     "RunInfo",
     "StageInfo",
     "load_job",
+    "nesterov_for_stashing",
+    "rate_by_delay",
 ]
 
 _MODULE_OF = {
@@ -36,6 +39,8 @@ _MODULE_OF = {
     "RunInfo": "job.callbacks",
     "StageInfo": "job.job",
     "load_job": "job.loading",
+    "nesterov_for_stashing": "job.presets",
+    "rate_by_delay": "job.presets",
 }
 
 

@@ -27,7 +27,7 @@ from pipeplan.errors import DisagreementError, InfeasibleError, InputError, Pipe
 from pipeplan.exports.target import export_files, export_target, write_export
 from pipeplan.from_options import OptionKeywords, build_problem, checked_keywords
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.choose_synchrony import GAIN
+from pipeplan.planning.choose_synchrony import GAIN, RATE
 from pipeplan.planning.fewest_workers import search_fewest_workers
 from pipeplan.planning.progress import SolveProgress
 from pipeplan.planning.simplest import WITHIN
@@ -155,6 +155,7 @@ def solve(
     batch: int | None = None,
     staleness: str | None = None,
     asynchronous_gain: float = GAIN,
+    objective: str = RATE,
     target: str | None = None,
     server_order: str = "any",
     fewest_workers_within: float | None = None,
@@ -176,6 +177,7 @@ def solve(
     old as `staleness` allows (`none`, `bounded`, `any`). `minibatch="auto"` takes the best of the sizes in the profile.
     `schedule="best"`, the default of training, takes the synchronous plan unless an asynchronous one has more samples
     per second by the share `asynchronous_gain`, and gradients at most 3 updates old unless `staleness` is `any`;
+    the `objective` `time-to-goal` divides rates by the measured cost in samples to the goal (docs/learning.md);
     `outcome.synchrony` has the best of both kinds. The simplest plan within the share `simplest` of the fastest is
     taken, with the fastest in `outcome.simplification`; 0 takes that.
     A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes its
@@ -210,6 +212,7 @@ def solve(
         batch=batch,
         staleness=staleness,
         asynchronous_gain=asynchronous_gain,
+        objective=objective,
         target=target,
         server_order=server_order,
         maximum_cuts=settings.maximum_cuts,

@@ -15,7 +15,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
 from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
-from pipeplan.planning.choose_synchrony import BEST, GAIN, SynchronyChoice, choose_synchrony
+from pipeplan.planning.choose_synchrony import BEST, GAIN, RATE, SynchronyChoice, choose_synchrony
 from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
@@ -107,6 +107,7 @@ class _Request:
     maximum_cuts: int
     deadline: Deadline
     options: dict[str, Any]
+    objective: str = RATE
 
     @property
     def scaled(self) -> Profile:
@@ -203,6 +204,7 @@ def build_problem(
     asynchronous_gain: float = GAIN,
     maximum_cuts: int = MAXIMUM_CUTS,
     deadline: Deadline = NO_DEADLINE,
+    objective: str = RATE,
     **options: Any,
 ) -> BuiltProblem:
     """The problem that the user describes; `options` are fields of `Options`.
@@ -213,9 +215,10 @@ def build_problem(
     one has more samples per second by the share `asynchronous_gain`, and gradients that are not too old. That is the
     default of training without a number of minibatches per update, a target, or `minibatch="auto"`. A `target`, the
     name of an export, restricts plans to those that this trainer can express, with `batch` samples per update if that
-    is given. The servers of a heterogeneous cluster are put in the best order, unless the `server_order` is `listed` or
-    the plan is for a `target`, which numbers them itself. A choice that takes searches has a share of the time until
-    the deadline.
+    is given. With the `objective` `time-to-goal`, `schedule="best"` compares rates divided by the measured cost in
+    samples to the goal. The servers of a heterogeneous cluster are put in the best order, unless the `server_order` is
+    `listed` or the plan is for a `target`, which numbers them itself. A choice that takes searches has a share of the
+    time until the deadline.
 
     Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
     """
@@ -224,7 +227,17 @@ def build_problem(
     if _chooses_schedule(minibatch, target, options):
         options = options | {"schedule": BEST}
     request = _Request(
-        profile, cluster, minibatch, batch, staleness, target, asynchronous_gain, maximum_cuts, deadline, options
+        profile,
+        cluster,
+        minibatch,
+        batch,
+        staleness,
+        target,
+        asynchronous_gain,
+        maximum_cuts,
+        deadline,
+        options,
+        objective,
     )
     built = _in_listed_order(request)
     if server_order == "listed" or target is not None:
@@ -243,6 +256,10 @@ def _in_listed_order(request: _Request) -> BuiltProblem:
     """The problem on the cluster as it is listed."""
     minibatch, batch, target, options = request.minibatch, request.batch, request.target, request.options
     schedule = options.get("schedule")
+    if request.objective != RATE and schedule != BEST:
+        raise InputError(
+            "--objective time-to-goal compares schedules: leave out what names one, or give --schedule best"
+        )
     if schedule in (AUTO, BEST):
         if target is not None:
             raise InputError(f"--for has a schedule of its own: leave out --schedule {schedule}")
@@ -316,6 +333,7 @@ def _synchronous_or_not(request: _Request) -> BuiltProblem:
             request.maximum_cuts,
             request.deadline.share(SHARES["choice"]),
             may_correct=request.options.get("correction") is None,
+            objective=request.objective,
         )
     except InfeasibleError:
         # The solve of any of the problems finds out why.

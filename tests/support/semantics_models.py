@@ -18,6 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
 from pipeplan_launch.job.job import Data, Job
+from pipeplan_launch.job.presets import nesterov_for_stashing
 
 CLASSES = 4
 
@@ -257,6 +258,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "sgd-foreach": lambda p: SGD(p, lr=0.02, momentum=0.9, foreach=True),
     "sgd-fused": lambda p: SGD(p, lr=0.02, momentum=0.9, fused=True),
     "adamw-fused": lambda p: AdamW(p, lr=0.01, fused=True),
+    "nesterov": nesterov_for_stashing(0.01, weight_decay=0.1),
 }
 
 

@@ -80,6 +80,8 @@ class StageInfo:
     minibatches_per_update: int = 1
     """Minibatches of the pipeline whose gradients are averaged for one update of this stage."""
     schedule: str = "1f1b-stashing"
+    delay: int = 0
+    """Updates by which the gradients of this stage are late, at most; 0 where the pipeline drains for every update."""
     named_parameters: tuple[tuple[str, nn.Parameter], ...] = ()
     """The trainable parameters of the stage, under the model's names."""
 

@@ -17,7 +17,7 @@ from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions, update_delay
+from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions, delays, update_delay
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.handed_over_weights import can_redirect, is_worthwhile
 from pipeplan_launch.runtime.optimizer_shards import OptimizerShards
@@ -145,6 +145,7 @@ def _stage_info(place: WorkerPlace, trained: Mapping[str, nn.Parameter]) -> Stag
         minibatch=plan.minibatch,
         minibatches_per_update=plan.schedule.group_size(plan.shapes[place.stage]),
         schedule=plan.schedule.name,
+        delay=delays(plan)[place.stage] if plan.mode == "training" else 0,
         named_parameters=tuple(trained.items()),
     )
 

@@ -11,7 +11,7 @@ from pipeplan.checker.baselines import check_baselines, fastest_plan
 from pipeplan.checker.certificate import CertifiedBound, check_certificate
 from pipeplan.checker.charged_pace import ChargedPace, charged_pace
 from pipeplan.checker.ddp_overlap import exposed_allreduce_s
-from pipeplan.checker.description import check_description
+from pipeplan.checker.description import check_description, check_goal_choice
 from pipeplan.checker.document import FLUSHING, PlanDocument
 from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s, stage_figures, weight_versions
 from pipeplan.checker.model import CheckedModel, checked_model
@@ -129,7 +129,7 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
         _try("pace", lambda: check_pace(document, model, figures)),
         _try("stages", lambda: check_stages(document, model, figures)),
         _try("memory", lambda: check_memory(document, figures)),
-        _try("description", lambda: check_description(document, profile, pace(), figures)),
+        _try("description", lambda: _check_words(document, profile, pace(), figures)),
         _try("baselines", lambda: check_baselines(document, model, _same), "plan.json does not hold their stages"),
         _try("optimality", certified.check, NO_CERTIFICATE),
         _try(
@@ -227,6 +227,12 @@ def check_memory(document: PlanDocument, figures: tuple[StageFigures, ...]) -> s
             needs, has = show_size(figure.memory_bytes), show_size(capacity)
             raise InputError(f"stage {number} needs {needs}, a device has {has}")
     return f"every stage fits; the largest takes {show_size(most)}"
+
+
+def _check_words(document: PlanDocument, profile: Profile, pace: ChargedPace, figures: tuple[StageFigures, ...]) -> str:
+    """Check the description, and the choice by time to the goal if there is one."""
+    check_goal_choice(document.root, _same)
+    return check_description(document, profile, pace, figures)
 
 
 def _stage_nodes(document: PlanDocument) -> list[Node]:

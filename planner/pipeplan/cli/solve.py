@@ -31,6 +31,7 @@ from pipeplan.from_options import AUTO, SERVER_ORDERS, BuiltProblem, build_probl
 from pipeplan.planning.choose_minibatch import MinibatchChoice
 from pipeplan.planning.choose_order import OrderChoice
 from pipeplan.planning.choose_schedule import EXTRAPOLATED, ScheduleChoice
+from pipeplan.planning.choose_synchrony import OBJECTIVES, RATE
 from pipeplan.planning.fewest_workers import FewestWorkers, search_fewest_workers
 from pipeplan.planning.solve import Outcome, solve
 from pipeplan.problem.problem import Problem
@@ -86,6 +87,13 @@ def write_exported(targeted: TargetedProblem, outcome: Outcome, folder: Path, *,
     help="With --schedule best: the gain from which an asynchronous plan is taken.",
 )
 @click.option(
+    "--objective",
+    metavar="RATE|TIME-TO-GOAL",
+    default=RATE,
+    shell_complete=complete_words(*OBJECTIVES),
+    help="With --schedule best: compare samples/s, or these over the measured cost in samples to the goal.",
+)
+@click.option(
     "--server-order",
     metavar="ANY|LISTED",
     default="any",
@@ -107,6 +115,7 @@ def command(
     staleness: str | None,
     server_order: str,
     asynchronous_gain: str,
+    objective: str,
     fewest_workers: str | None,
     minibatch: str | None,
     target_name: str | None,
@@ -130,6 +139,7 @@ def command(
     pipeplan solve profile.json --cluster local --workers 3
     pipeplan solve profile.json --cluster my-cluster.toml --json --no-write
     pipeplan solve --cluster A --schedule best
+    pipeplan solve --cluster A --objective time-to-goal
     pipeplan solve --cluster A --schedule auto --batch 1024 --staleness none
     pipeplan solve --cluster A --fewest-workers 5%
     pipeplan solve profile.json --cluster A --minibatch auto
@@ -165,6 +175,7 @@ def command(
             target=target_name,
             server_order=server_order.lower(),
             asynchronous_gain=gain,
+            objective=objective.lower(),
             maximum_cuts=settings.maximum_cuts,
             deadline=deadline,
             **fields,

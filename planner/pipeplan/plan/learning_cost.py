@@ -190,6 +190,11 @@ class KnownLearning:
         return fmean(known) if known and len(known) == len(ratios) else None
 
     @property
+    def fails(self) -> bool:
+        """Whether some seeds of the nearest cases do not reach the goal."""
+        return any(case.reached < case.seeds for case in self.cases)
+
+    @property
     def text(self) -> str:
         """One sentence."""
         how = "with error feedback" if self.correction != "none" else "not corrected"

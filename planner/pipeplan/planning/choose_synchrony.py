@@ -5,7 +5,10 @@ synchronous ones are data parallelism, which is a plan of one stage, and pipelin
 (`1f1b-flush`), with the batch of data parallelism on all workers unless another is given. A pipeline that drains has to
 gain a few percent over data parallelism (`simplest.LEAST_GAIN`). The asynchronous ones are
 those of `1f1b-stashing`, which update after as many minibatches as a stage has replicas, or of `2bw` with the same
-batch where staleness is to be bounded.
+batch where staleness is to be bounded, or where a stage would otherwise update less often than the given batch asks.
+
+With the objective `time-to-goal` asynchronous plans are ranked by seconds per sample times their measured cost in
+samples (`pipeplan.plan.learning_cost`). Where nothing is measured the choice falls back to the rate, and says so.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
+from pipeplan.plan.learning_cost import CORRECTED_DELAY, KnownLearning, is_helped, known_learning
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING
 from pipeplan.plan.updates import Updates
@@ -37,6 +40,9 @@ GAIN = 0.1
 """The gain, relative to the synchronous plan's samples per second, below which an asynchronous plan is not taken."""
 
 
+RATE, TIME_TO_GOAL = "rate", "time-to-goal"
+OBJECTIVES = (RATE, TIME_TO_GOAL)
+"""What plans are compared by: samples per second, or these divided by the measured cost in samples to the goal."""
 CORRECTED_TEXT = " Error feedback corrects them."
 MOST_STALE = 3
 """The oldest gradients, in updates, of an asynchronous plan that is taken unless the user tolerates any staleness: with
@@ -65,6 +71,37 @@ class Candidate:
     def updates(self) -> Updates:
         """How old its gradients are, and what its updates average over."""
         return Updates.of(self.plan, self.problem.profile.minibatch)
+
+    @property
+    def learning(self) -> KnownLearning | None:
+        """What is measured of learning as this plan does; None if no gradient of it is old."""
+        profile, correction = self.problem.profile, self.problem.options.correction
+        return known_learning(self.plan, profile.optimizer_name, profile.optimizer_state_ratio, correction)
+
+    @property
+    def learning_optimizer(self) -> str:
+        """The optimiser under whose name learning was measured, or that of the profile."""
+        return self.problem.profile.optimizer_name if self.learning is None else self.learning.optimizer
+
+    @property
+    def cost(self) -> float | None:
+        """Samples to the goal beside those of a synchronous plan; None where that is not measured.
+
+        It is at least 1: a figure below that is within the spread of the seeds, and old gradients earn no credit.
+        """
+        if self.learning is None:
+            return 1.0
+        return None if self.learning.cost is None else max(1.0, self.learning.cost)
+
+    @property
+    def goal_sample_s(self) -> float | None:
+        """Seconds per sample, times the cost: what is ranked by time to the goal; None where it is not measured."""
+        return None if self.cost is None else self.sample_s * self.cost
+
+    def goal_json(self) -> dict[str, Any]:
+        """The fields that plan.json holds for it beside the others where plans are ranked by time to the goal."""
+        learning = None if self.learning is None else self.learning.to_json()
+        return {"goal_cost": self.cost, "goal_sample_s": self.goal_sample_s, "learning": learning}
 
     @property
     def text(self) -> str:
@@ -102,13 +139,20 @@ class SynchronyChoice:
     """Why this one, in one sentence."""
     parallel: Candidate | None = None
     """The fastest data parallelism with the profile's minibatch; None where it was not asked about, or does not fit."""
+    objective: str = RATE
+    """What was asked for, one of `OBJECTIVES`."""
 
     def to_json(self) -> dict[str, Any]:
         """The field `choice` of plan.json."""
         kinds = {"synchronous": self.synchronous, "asynchronous": self.asynchronous, "parallel": self.parallel}
-        found = {name: None if one is None else one.to_json() for name, one in kinds.items()}
+        goal = self.objective == TIME_TO_GOAL
+        found = {
+            name: None if one is None else one.to_json() | (one.goal_json() if goal else {})
+            for name, one in kinds.items()
+        }
         kind = "synchronous" if self.taken is self.synchronous else "asynchronous"
-        return {"taken": kind, "asynchronous_gain": self.gain, "reason": self.reason, **found}
+        asked = {"objective": self.objective} if goal else {}
+        return {"taken": kind, "asynchronous_gain": self.gain, "reason": self.reason, **asked, **found}
 
 
 def choose_synchrony(
@@ -122,10 +166,12 @@ def choose_synchrony(
     deadline: Deadline = NO_DEADLINE,
     *,
     may_correct: bool = False,
+    objective: str = RATE,
 ) -> SynchronyChoice:
     """The choice between the fastest synchronous and the fastest asynchronous plan.
 
-    With `may_correct` the asynchronous plan is one whose updates are corrected, where that was seen to help.
+    With `may_correct` the asynchronous plan is one whose updates are corrected, where that was seen to help. The
+    `objective` is one of `OBJECTIVES`.
 
     `batch` is in samples per update of the plans that have one for all stages; None for one minibatch on each worker.
     `staleness` is a tolerance of `STALENESS`; None for asynchronous plans whose gradients are at most `MOST_STALE`
@@ -134,21 +180,102 @@ def choose_synchrony(
     """
     if staleness is not None and staleness not in STALENESS:
         raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
+    if objective not in OBJECTIVES:
+        raise InputError(f"there is no objective {objective!r}; {did_you_mean(objective, OBJECTIVES)}")
     workers = min(cluster.workers, options.max_workers or cluster.workers)
     samples = workers * profile.minibatch if batch is None else batch
     corrects = may_correct and is_helped(profile.optimizer_name, profile.optimizer_state_ratio)
     kinds = _PlanKinds(profile, cluster, options, samples, maximum_cuts, corrects)
+    most_stale = MOST_STALE if staleness is None else None
+    keeps_batch = batch is not None
     try:
-        return _compare(kinds, staleness or "any", gain, deadline, MOST_STALE if staleness is None else None)
+        if objective == TIME_TO_GOAL:
+            choice = _compare_goals(kinds, staleness or "any", gain, deadline, most_stale)
+        else:
+            choice = _compare(kinds, staleness or "any", gain, deadline, most_stale, keeps_batch=keeps_batch)
     except KeyboardInterrupt:
-        return _interrupted(kinds.found, gain)
+        choice = _interrupted(kinds.found, gain)
+    return replace(choice, objective=objective)
+
+
+def _compare_goals(
+    kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline, most_stale: int | None
+) -> SynchronyChoice:
+    """The choice by time to the goal, among the fastest plans of each schedule and correction."""
+    choice = _compare(kinds, staleness, gain, deadline.share(0.6), most_stale)
+    if choice.asynchronous is None:
+        return choice
+    stale = [choice.asynchronous]
+    if staleness == "any" and (buffered := kinds.best(kinds.asynchronous("bounded"), deadline.share(0.4))):
+        stale.append(buffered)
+    for one in tuple(stale):
+        if kinds.corrects and one.problem.options.correction == "none":
+            corrected = kinds.best(kinds.corrected(one), deadline.share(0.4))
+        elif kinds.corrects:
+            corrected = kinds.best(kinds.corrected(one, "none"), deadline.share(0.4))
+        else:
+            corrected = None
+        stale += [] if corrected is None else [corrected]
+    ranked = [
+        (one.goal_sample_s, one)
+        for one in stale
+        if one.goal_sample_s is not None
+        and not one.updates.synchronous
+        and (most_stale is None or max(one.updates.stale_by) <= most_stale)
+        and not _only_averages_late(one)
+    ]
+    if not ranked and choice.synchronous is not None and all(one.learning and one.learning.fails for one in stale):
+        reason = (
+            "Chosen: synchronous, because with gradients as old as those of the asynchronous plans "
+            f"{choice.asynchronous.learning_optimizer} did not reach the goal in all measured runs; the default "
+            "objective, rate, compares samples/s."
+        )
+        return replace(choice, taken=choice.synchronous, reason=reason)
+    if not ranked:
+        optimizer = choice.asynchronous.learning_optimizer
+        reason = (
+            f"{choice.reason} By the rate alone: no cost in samples to the goal is measured for {optimizer} with "
+            "gradients as old as those of the plans that may be taken."
+        )
+        return replace(choice, reason=reason)
+    goal_s, best = min(ranked, key=lambda pair: pair[0])
+    cost = goal_s / best.sample_s
+    if choice.synchronous is None:
+        reason = "Chosen: the asynchronous plan with the least time to the goal, as no synchronous plan was found."
+        return replace(choice, asynchronous=best, taken=best, reason=reason)
+    found = choice.synchronous.sample_s / goal_s - 1
+    enough = found >= gain
+    kind, word = ("asynchronous" if enough else "synchronous"), "faster" if found >= 0 else "slower"
+    reason = (
+        f"Chosen: {kind}, because the best asynchronous plan reaches the goal {abs(found):.1%} {word} than the "
+        f"fastest synchronous one, at {cost:.2f} x the samples as measured on small models, and {gain:.0%} is "
+        "asked for (--asynchronous-gain)."
+    )
+    return replace(choice, asynchronous=best, taken=best if enough else choice.synchronous, reason=reason)
 
 
 def _compare(
-    kinds: _PlanKinds, staleness: str, gain: float, deadline: Deadline, most_stale: int | None
+    kinds: _PlanKinds,
+    staleness: str,
+    gain: float,
+    deadline: Deadline,
+    most_stale: int | None,
+    *,
+    keeps_batch: bool = False,
 ) -> SynchronyChoice:
-    """The choice, after searches for the fastest plan of each kind; `most_stale`: the oldest gradients to take."""
-    asynchronous = kinds.best(kinds.asynchronous(staleness), deadline.share(0.5))
+    """The choice, after searches for the fastest plan of each kind; `most_stale`: the oldest gradients to take.
+
+    With `keeps_batch` no asynchronous plan updates less often than after the given samples, if 2BW can help it.
+    """
+    asynchronous, kept = kinds.best(kinds.asynchronous(staleness), deadline.share(0.5)), ""
+    if asynchronous is not None and keeps_batch and max(asynchronous.updates.samples) > kinds.samples:
+        buffered = kinds.best(kinds.buffered(), deadline.share(0.3))
+        if buffered is not None and not buffered.updates.synchronous:
+            kept = (
+                f" The asynchronous plan is one of 2bw, because with 1f1b-stashing a replicated stage would update "
+                f"only every {max(asynchronous.updates.samples)} samples, and --batch asks for {kinds.samples}."
+            )
+            asynchronous = buffered
     if asynchronous is not None and asynchronous.updates.synchronous:
         # What is fastest of all is data parallelism.
         reason = "Chosen: data parallelism, which is synchronous, is faster than any pipeline."
@@ -194,7 +321,7 @@ def _compare(
             f"Chosen: {kind}, because the fastest asynchronous plan has {abs(found):.1%} {more} samples/s than the "
             f"fastest synchronous one, and {gain:.0%} more is asked for (--asynchronous-gain)."
         )
-    return SynchronyChoice(synchronous, asynchronous, gain, taken, reason, parallel)
+    return SynchronyChoice(synchronous, asynchronous, gain, taken, reason + kept, parallel)
 
 
 def _least_pace_s(problem: Problem) -> float:
@@ -247,9 +374,16 @@ class _PlanKinds:
             count = self.samples // self.profile.minibatch
             yield self._problem(self.profile, schedule=DOUBLE_BUFFERED, accumulate=count), False
 
-    def corrected(self, candidate: Candidate) -> Iterator[tuple[Problem, bool]]:
-        """The problem of an asynchronous candidate, with corrected updates."""
-        options = replace(candidate.problem.options, correction="ef")
+    def buffered(self) -> Iterator[tuple[Problem, bool]]:
+        """The problems of 2BW with the samples per update that are asked for, in minibatches of measured sizes."""
+        known, _ = known_sizes(self.profile, minibatch_sizes(self.profile.minibatch, self.samples))
+        for size in known:
+            sized = self.profile if size == self.profile.minibatch else self.profile.rescaled(size, pessimistic=True)
+            yield self._problem(sized, schedule=DOUBLE_BUFFERED, accumulate=self.samples // size), False
+
+    def corrected(self, candidate: Candidate, correction: str = "ef") -> Iterator[tuple[Problem, bool]]:
+        """The problem of an asynchronous candidate, with this correction of its updates."""
+        options = replace(candidate.problem.options, correction=correction)
         yield replace(candidate.problem, options=options), candidate.extrapolated
 
     def data_parallel(self) -> Iterator[tuple[Problem, bool]]:
