@@ -16,7 +16,7 @@ from pipeplan.drawing.fitting_table import FittingTable
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import ON_FEWER, PARALLEL, Baseline
-from pipeplan.planning.choose_synchrony import CORRECTED_TEXT
+from pipeplan.planning.plan_kinds import CORRECTED_TEXT
 from pipeplan.planning.verdict import slowed_by
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace, show_size, show_time
