@@ -68,6 +68,9 @@ class SearchLimits:
     """Whether the caller needs the states of all cuts, including those of cuts that others make superfluous."""
     shape: GridShape | None = None
     """The shape of the uniform grid to search for, which fixes the workers of every stage; None for any plan."""
+    coarse: bool = False
+    """Whether a search for batches on equal servers tries only powers of two as numbers of replicas, to find some plan
+    soon."""
 
     def step(self, rows: float = 0) -> None:
         """Count a step through so many rows. Raises `OutOfTime` after the deadline or if the effort is exceeded."""

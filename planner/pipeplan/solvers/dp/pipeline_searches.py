@@ -185,10 +185,13 @@ class PipelineSearches:
         """A limit that excludes no pipeline."""
         return limits_range(self.limited if memory else self.unlimited)[1]
 
-    def within(self, limit: float, *, memory: bool) -> tuple[float, FoundPipeline] | None:
-        """A pipeline within a limit with its pace, or None; with a flush the fastest one. Raises `OutOfTime`."""
+    def within(self, limit: float, *, memory: bool, coarse: bool = False) -> tuple[float, FoundPipeline] | None:
+        """A pipeline within a limit with its pace, or None; with a flush the fastest one. Raises `OutOfTime`.
+
+        A `coarse` search may miss it (`SearchLimits`).
+        """
         terms = self.limited if memory else self.unlimited
-        limits = self.limits(memory=memory)
+        limits = replace(self.limits(memory=memory), coarse=coarse)
         steps = None if terms.most_replicas < 1 else self._search(terms, limit, limits)
         if steps is None:
             return None

@@ -54,14 +54,15 @@ class BatchSpaces:
 
     def best(self) -> BisectionResult[FoundBatch]:
         """The fastest plan. The result's `best` is None where there is none or none was found in time."""
-        low = min(self.floors.values())
-        limited = self.problem.options.memory
-        result = self._refined(low, memory=False)
-        if not limited or result.best is None or (result.finished and self._fits(result)):
-            return result
-        if not result.finished:
-            return replace(result, high=float("inf"), best=None)
-        return self._refined(result.low, memory=True)
+        low, limited = min(self.floors.values()), self.problem.options.memory
+        if not limited:
+            return self._refined(low, memory=False)
+        # A plan that was found without the memory limit is only a bound, so that search gets a part of the time.
+        halfway = Deadline(self.deadline).share(_SHARE).at
+        bound = replace(self, deadline=halfway)._refined(low, memory=False)
+        if bound.interrupted or (bound.finished and (bound.best is None or self._fits(bound))):
+            return bound if bound.finished else replace(bound, high=float("inf"), best=None)
+        return self._refined(bound.low, memory=True)
 
     def _fits(self, result: BisectionResult[FoundBatch]) -> bool:
         assert result.best is not None
@@ -81,17 +82,21 @@ class BatchSpaces:
             if found.interrupted:
                 raise KeyboardInterrupt
             known = None if found.best is None else (found.high, found.best)
+        elif memory:
+            # Where memory binds, the optimum may be far above the bound: a coarse search finds some plan soon.
+            some = self._least(low, None, memory=True, coarse=True)
+            known = None if some.best is None else (some.high, some.best)
         return self._least(low, known, memory=memory)
 
     def _least(
-        self, low: float, known: tuple[float, FoundBatch] | None, *, memory: bool
+        self, low: float, known: tuple[float, FoundBatch] | None, *, memory: bool, coarse: bool = False
     ) -> BisectionResult[FoundBatch]:
         """The fastest plan with at least the pace `low`, with or without the memory limit."""
         # A plan that was found without the memory limit is only a bound.
         counts = memory or not self.problem.options.memory
         most = max(space.pace(self.problem, search.most(memory=memory)) for space, search in self.searches.items())
         return threshold.least_threshold(
-            lambda pace_s: self._find(pace_s, memory=memory),
+            lambda pace_s: self._find(pace_s, memory=memory, coarse=coarse),
             low * (1 - PRECISION),
             most,
             known,
@@ -100,7 +105,7 @@ class BatchSpaces:
             finds_least=True,
         )
 
-    def _find(self, pace_s: float, *, memory: bool) -> tuple[float, FoundBatch] | None:
+    def _find(self, pace_s: float, *, memory: bool, coarse: bool) -> tuple[float, FoundBatch] | None:
         """The fastest plan of all spaces with at most this pace, or None. Raises `OutOfTime`."""
         found: tuple[float, FoundBatch] | None = None
         for space, search in self.searches.items():
@@ -108,7 +113,7 @@ class BatchSpaces:
             inner_s = space.inner_pace(self.problem, limit)
             if inner_s is None or self.floors[space] > limit:
                 continue
-            result = search.within(inner_s, memory=memory)
+            result = search.within(inner_s, memory=memory, coarse=coarse)
             if result is not None:
                 found = space.pace(self.problem, result[0]), (space, result[1])
         return found

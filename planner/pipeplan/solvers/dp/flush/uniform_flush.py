@@ -94,6 +94,8 @@ class FlushSearch(UniformSearch):
         if self.limits.shape is not None:
             return np.array([self.limits.shape.replicas])
         every = np.arange(1, self.terms.most_replicas + 1)
+        if self.limits.coarse:
+            return np.asarray(every[every & (every - 1) == 0])
         if self.counts_depths:
             return every
         per_replica = formulas.rounds(self.batch.minibatches, every)
@@ -133,7 +135,7 @@ class FlushSearch(UniformSearch):
         fewer = np.maximum(replicas - 1, 1)
         rounds = formulas.rounds(self.batch.minibatches, replicas)
         spare = (replicas > 1) & (formulas.rounds(self.batch.minibatches, fewer) == rounds)
-        if self.limits.shape is None:
+        if self.limits.shape is None and not self.limits.coarse:
             fits &= ~(spare & (self._depths(stage, candidates, fewer)[1] <= least))
         candidates, replicas, least, most = candidates.take(fits), replicas[fits], least[fits], most[fits]
         most = np.minimum(most, stage.max_depth_of(candidates.target, replicas))
