@@ -109,8 +109,9 @@ def test_only_a_second_request_ends_what_goes_on_gracefully() -> None:
     worker.send(signal.SIGINT)
     status, said = worker.end()
     assert status == 0
-    # Of two that wait to be delivered, any may be the first; and the threads that say this may overtake each other.
-    assert (said.count("asked"), said.replace("asked", "").strip() in ("SIGTERM", "SIGINT")) == (1, True)
+    # Of two that wait to be delivered, any may be the first. The second request calls the handler again, in a thread
+    # that the process does not wait for when it ends, so its "asked" may be there, overtake, or be missing.
+    assert said.replace("asked", "").strip() in ("SIGTERM", "SIGINT")
 
 
 def test_a_request_that_is_long_in_handing_on_does_not_hide_the_second() -> None:
