@@ -53,7 +53,7 @@ SUBJECTS: Mapping[str, Subject] = MappingProxyType(
         "vgg": Subject("vgg", 16, ("conv6",), ("conv3", "conv6", "conv8"), ("conv4", "conv6", "conv8")),
         "vgg16": Subject("vgg16", 16, ("conv7",), ("conv4", "conv7", "conv10"), ("conv4", "conv7", "conv10")),
         "gpt": Subject("gpt", 8, ("block5",), ("block3", "block5", "block7"), ("block2", "block5", "block7")),
-        "digits": Subject("digits", DIGITS_BATCH, ("conv3",), ("conv2", "conv3", "conv4"), ("conv2", "conv3", "conv4")),
+        "digits": Subject("digits", DIGITS_BATCH, ("conv3",), ("conv2", "conv3", "conv4"), ("conv3", "conv4", "flat")),
     }
 )
 
