@@ -1,7 +1,7 @@
 """One worker of a peer that trains until its goal: DDP, or a schedule of torch.distributed.pipelining.
 
-torchrun starts it. It trains whole epochs until the accuracy on the test set is reached. The clock stands still while
-weights are sent around and evaluated, which only this comparison does.
+torchrun starts it. It trains whole epochs until the mean training loss of one is at most the goal. The clock stands
+still while losses and weights are sent around and the test set is evaluated, which only this comparison does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--contender", required=True, help="as in 1f1b:4 or ddp:1: the number is of microbatches")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True, help="at most")
-    parser.add_argument("--goal", type=float, required=True, help="accuracy on the test set")
+    parser.add_argument("--goal", type=float, required=True, help="mean training loss of an epoch")
     parser.add_argument("--write", type=Path, required=True)
     given = parser.parse_args()
     keep_freed_memory()
@@ -43,22 +43,32 @@ def main() -> None:
     update, _ = make(job, given.subject, kind, int(number), given.seed)
     updates = len(job.datasets.train) // SUBJECTS[given.subject].batch  # type: ignore[arg-type]
     seconds: list[float] = []
+    losses: list[float] = []
     accuracies: list[float] = []
-    while len(seconds) < given.epochs and (not accuracies or accuracies[-1] < given.goal):
+    while len(seconds) < given.epochs and (not losses or losses[-1] > given.goal):
         job.model.train()
         dist.barrier()
+        seen: list[float] = []
         begun = time.perf_counter()
         for index in range(updates):
-            update(len(seconds) * updates + index)
+            seen += update(len(seconds) * updates + index)
         dist.barrier()
         seconds.append(time.perf_counter() - begun)
+        losses.append(mean_of_all(seen))
         if kind != "ddp":
             share_weights(job, given.subject, kind)
         accuracies.append(accuracy(job))
     if dist.get_rank() == dist.get_world_size() - 1:
-        given.write.write_text(json.dumps({"seconds": seconds, "accuracy": accuracies}))
+        given.write.write_text(json.dumps({"seconds": seconds, "loss": losses, "accuracy": accuracies}))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def mean_of_all(losses: list[float]) -> float:
+    """The mean of the losses that the workers saw, each of as many samples."""
+    total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total[0] / total[1])
 
 
 def share_weights(job: Job, subject: str, kind: str) -> None:
