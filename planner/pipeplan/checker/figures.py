@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, VERTICAL, PlanDocument
+from pipeplan.checker.document import (
+    DOUBLE_BUFFERED,
+    FLUSHING,
+    VERTICAL,
+    ZERO_BUBBLE,
+    ZERO_BUBBLE_V,
+    PlanDocument,
+)
 from pipeplan.checker.executor_work import executor_work_s, worker_bytes
-from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.model import CheckedModel, Flags
 from pipeplan.checker.network import FREE, NetworkRates
+from pipeplan.checker.virtual_stages import activation_bytes, stages_of
 
 ROUNDING = 1e-9
 """A quotient that exceeds an integer by less than this counts as that integer, as in the planner."""
@@ -92,6 +100,8 @@ class StageFigures:
     """Memory of one worker."""
     before_s: float
     """Forward, backward and update time of all layers before the stage, on a worker of speed 1."""
+    weights_s: float = 0.0
+    """The part of `backward_s` that gradients of the weights take in a pass of their own."""
 
     @property
     def pass_s(self) -> float:
@@ -106,7 +116,20 @@ class StageFigures:
 
 def stage_figures(document: PlanDocument, model: CheckedModel) -> tuple[StageFigures, ...]:
     """The figures of every stage."""
-    return tuple(_of_stage(document, model, index) for index in range(len(document.stages)))
+    figures = tuple(_of_stage(document, model, index) for index in range(len(document.stages)))
+    return _with_memory_of_devices(document, figures) if document.virtual else figures
+
+
+def _with_memory_of_devices(document: PlanDocument, figures: Sequence[StageFigures]) -> tuple[StageFigures, ...]:
+    """The figures with the memory of whole workers, which run several stages each."""
+    found = list(figures)
+    sizes = [figure.minibatch_bytes for figure in figures]
+    for device in range(len(document.devices)):
+        own = stages_of(document, device)
+        held = sum(figures[index].memory_bytes for index in own) + activation_bytes(document, device, sizes)
+        for index in own:
+            found[index] = replace(figures[index], memory_bytes=worker_bytes(document.cluster, held))
+    return tuple(found)
 
 
 def weight_versions(document: PlanDocument, index: int) -> int:
@@ -174,8 +197,9 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         several = len(stage.workers) > 1
         versions = weight_versions(document, index)
         memory += weights * (model.state_ratio + several + versions + (versions - 1) * model.corrects)
-        memory += stage.depth * minibatch
-        if stage.deferred:  # its minibatches hold activations and gradients until W, and one more in its backward pass
+        memory += 0 if document.virtual else stage.depth * minibatch
+        if stage.deferred and not document.virtual:
+            # Its minibatches hold activations and gradients until W, and so does one more in its backward pass.
             memory += (stage.deferred * 2 + 1) * minibatch
         memory += (saved + sent) * stage.recompute
     crossing = received + returned + sent + incoming
@@ -202,9 +226,18 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         parameters=weights,
         exchanged=tuple(model.exchanged(stage_set)),
         minibatch_bytes=minibatch if model.training else 0.0,
-        memory_bytes=worker_bytes(document.cluster, memory),
+        memory_bytes=memory if document.virtual else worker_bytes(document.cluster, memory),
         before_s=float((model.forward_s + model.backward_s + model.update_s)[earlier].sum()),
+        weights_s=_weights_s(document, model, inside, index) / speed,
     )
+
+
+def _weights_s(document: PlanDocument, model: CheckedModel, inside: Flags, index: int) -> float:
+    """Half of the backward pass of a stage's layers that have parameters, where it divides the pass; else 0."""
+    stage = document.stages[index]
+    divides = document.schedule == ZERO_BUBBLE and stage.deferred > 0
+    divides |= document.schedule == ZERO_BUBBLE_V and not stage.recompute
+    return float(model.backward_s[inside & (model.parameters > 0)].sum()) / 2 if divides else 0.0
 
 
 def _allreduce(network: NetworkRates, workers: tuple[int, ...], size: float) -> float:

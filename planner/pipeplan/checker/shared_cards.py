@@ -67,7 +67,7 @@ def core_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[
         exposed = figure.group_s * (1.0 - document.options.overlap)
         interval = document.accumulate if document.accumulates and document.accumulate else count
         for worker in stage.workers:
-            busy[worker] = figure.pass_s / count + exposed / interval
+            busy[worker] += figure.pass_s / count + exposed / interval
     by_server: dict[int, list[float]] = {}
     for worker, time in busy.items():
         by_server.setdefault(document.cluster.server_of(worker), []).append(time)
