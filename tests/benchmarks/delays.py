@@ -24,8 +24,6 @@ from typing import Any
 import torch
 from learning import JOBS, NEAR, Task, _accuracy
 from learning import TASKS as LEARNING_TASKS
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, NAdam, Optimizer
 
@@ -294,23 +292,24 @@ def epochs_to(run: Run, goal: float) -> float:
     return float("inf")
 
 
-def show(results: Results, console: Console) -> None:
-    """Print the tables of all runs in the file."""
+def show(results: Results) -> None:
+    """Print Markdown tables of all runs in the file."""
     runs = [run for run in results.runs.values() if run.seed != TUNING_SEED]
     for name in sorted({run.task for run in runs}):
         for optimizer in sorted({run.optimizer for run in runs if run.task == name}):
-            _show(console, name, optimizer, best_rate(results, name, optimizer), runs)
+            rate = best_rate(results, name, optimizer)
+            print("\n".join(_table(name, optimizer, rate, runs)), end="\n\n")
 
 
-def _show(console: Console, name: str, optimizer: str, rate: float, runs: Sequence[Run]) -> None:
+def _table(name: str, optimizer: str, rate: float, runs: Sequence[Run]) -> Iterator[str]:
+    """The lines of the table of a task and an optimiser at the rate of one process."""
     mine = [run for run in runs if (run.task, run.optimizer) == (name, optimizer)]
     single = [run for run in mine if run.way == "one process" and run.rate == rate]
     goal = statistics.fmean(run.accuracy[-1] for run in single) - NEAR
-    title = f"{name}, {optimizer} at {rate:g}: epochs to {100 * goal:.1f}% (one process at its end, less half a point)"
-    table = Table(title=title, title_justify="left")
-    for heading in ("", "correction", "flushed", "epochs to the goal", "of", "loss of the last epoch", "accuracy %"):
-        table.add_column(heading, justify="right")
-    table.add_column("own best rate")
+    yield f"{name}, {optimizer} at {rate:g}, goal {100 * goal:.1f}% (one process at its end, less half a point)"
+    yield ""
+    yield "| schedule | correction | epochs to the goal | seeds | last loss | accuracy % at the end | own best rate |"
+    yield "|---|---|---|---|---|---|---|"
     for way in (*WAYS, *FLUSHED_FIRST):
         for correction in CORRECTIONS:
             same = [run for run in mine if (run.way, run.correction, run.stop) == (way.name, correction, way.stop)]
@@ -319,13 +318,16 @@ def _show(console: Console, name: str, optimizer: str, rate: float, runs: Sequen
                 continue
             times = [epochs_to(run, goal) for run in at]
             there = [time for time in times if time < float("inf")]
-            table.add_row(
-                *(way.name, correction, str(way.stop), spread(there, "{:.2f}".format), f"{len(there)}/{len(at)}"),
+            cells = (
+                way.name + (", first epoch flushed" if way.stop else ""),
+                correction if any(way.ages) else "",
+                spread(there, "{:.2f}".format),
+                f"{len(there)} of {len(at)}",
                 spread([run.loss[-1] for run in at], "{:.3f}".format),
                 spread([100 * run.accuracy[-1] for run in at], "{:.1f}".format),
                 _own_best(same, goal),
             )
-    console.print(table)
+            yield f"| {' | '.join(cells)} |"
 
 
 def _own_best(runs: Sequence[Run], goal: float) -> str:
@@ -360,7 +362,7 @@ def main() -> None:
     results = Results(given.file)
     for name in () if given.show else given.what or TASKS:
         measure(results, name, given.optimizers.split(","), given.seeds)
-    show(results, Console(width=180))
+    show(results)
 
 
 if __name__ == "__main__":
