@@ -44,6 +44,8 @@ class CheckedOptions:
     together: tuple[tuple[str, ...], ...]
     no_cut_after: tuple[str, ...]
     grid: bool
+    shard_optimizer: bool = False
+    """Whether the replicas of a stage divide the state of the optimiser."""
     virtual_stages: int | None = None
     """Stages of each worker that were asked for, under interleaved-1f1b."""
 
@@ -184,6 +186,7 @@ def _options(node: Node) -> CheckedOptions:
         no_cut_after=tuple(name.text() for name in _list(node, "no_cut_after")),
         grid=_flag(node, "grid", False),
         virtual_stages=_count(node, "virtual_stages"),
+        shard_optimizer=_flag(node, "shard_optimizer", False),
     )
 
 

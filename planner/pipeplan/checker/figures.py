@@ -23,7 +23,7 @@ from pipeplan.checker.document import (
 )
 from pipeplan.checker.executor_work import executor_work_s, worker_bytes
 from pipeplan.checker.model import CheckedModel, Flags
-from pipeplan.checker.network import FREE, NetworkRates
+from pipeplan.checker.network import FREE, LinkRates
 from pipeplan.checker.virtual_stages import activation_bytes, stages_of
 
 ROUNDING = 1e-9
@@ -149,8 +149,8 @@ def copies_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
     """Time of one all-reduce of the whole model's gradients among the copies, in seconds."""
     if document.copies == 1 or document.inference:
         return 0.0
-    link = document.network.among([worker for stage in document.stages for worker in stage.workers])
-    return float(ring_allreduce_s(document.copies, float(model.parameters.sum()), link.allreduce, link.latency_s))
+    everyone = tuple(worker for stage in document.stages for worker in stage.workers)
+    return _among(document, document.copies, everyone, float(model.parameters.sum()))
 
 
 def exchange_s(document: PlanDocument, figure: StageFigures) -> list[float]:
@@ -196,7 +196,8 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
     if model.training:
         several = len(stage.workers) > 1
         versions = weight_versions(document, index)
-        memory += weights * (model.state_ratio + several + versions + (versions - 1) * model.corrects)
+        state = model.state_ratio / (len(stage.workers) if document.options.shard_optimizer else 1)
+        memory += weights * (state + several + versions + (versions - 1) * model.corrects)
         memory += 0 if document.virtual else stage.depth * minibatch
         if stage.deferred and not document.virtual:
             # Its minibatches hold activations and gradients until W, and so does one more in its backward pass.
@@ -204,7 +205,7 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         memory += (saved + sent) * stage.recompute
     crossing = received + returned + sent + incoming
     own = float(executor_work_s(document, (index > 0) + (not last), crossing, weights * (not last)))
-    rings = [_allreduce(network, document.of_copy(copy, index), weights) for copy in range(copies)]
+    rings = [_allreduce(document, document.of_copy(copy, index), weights) for copy in range(copies)]
     return StageFigures(
         replicas=replicas,
         depth=stage.depth,
@@ -213,7 +214,7 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         update_s=float(model.update_s[inside].sum()) / speed,
         executor_s=own / speed,
         allreduce_s=max(rings) if model.training else 0.0,
-        group_s=_allreduce(network, stage.workers, weights) if model.training else 0.0,
+        group_s=_allreduce(document, stage.workers, weights) if model.training else 0.0,
         lanes=lanes,
         send_s=max(sent / hop.message for hop in hops),
         return_s=max(incoming / hop.message for hop in hops),
@@ -240,8 +241,21 @@ def _weights_s(document: PlanDocument, model: CheckedModel, inside: Flags, index
     return float(model.backward_s[inside & (model.parameters > 0)].sum()) / 2 if divides else 0.0
 
 
-def _allreduce(network: NetworkRates, workers: tuple[int, ...], size: float) -> float:
-    if len(workers) == 1:
-        return 0.0
-    link = network.among(workers)
-    return float(ring_allreduce_s(len(workers), size, link.allreduce, link.latency_s))
+def exchange_of_gradients_s(document: PlanDocument, members: int, size: float, link: LinkRates) -> float:
+    """Time in which replicas have the mean of their gradients.
+
+    Where each updates a part of the weights only, they gather these afterwards, in as many steps as a half of the ring
+    all-reduce has: (m-1) · (size / (m B) + α) more.
+    """
+    time = float(ring_allreduce_s(members, size, link.allreduce, link.latency_s))
+    if document.options.shard_optimizer:
+        time += (members - 1) * (size / (members * link.allreduce) + link.latency_s)
+    return time
+
+
+def _allreduce(document: PlanDocument, workers: tuple[int, ...], size: float) -> float:
+    return 0.0 if len(workers) == 1 else _among(document, len(workers), workers, size)
+
+
+def _among(document: PlanDocument, members: int, workers: tuple[int, ...], size: float) -> float:
+    return exchange_of_gradients_s(document, members, size, document.network.among(workers))

@@ -155,10 +155,12 @@ class _Certified:
 
         Raises an `InputError` where it does not hold, or where the plan lies outside the space that it speaks of.
         """
-        if self.document.virtual:
+        if self.document.virtual or self.document.options.shard_optimizer:
             if self.document.root.get("certificate") is not None:
-                raise InputError("no certificate speaks of plans whose workers run several stages")
-            return None
+                kind = "workers run several stages" if self.document.virtual else "replicas divide optimiser state"
+                raise InputError(f"no certificate speaks of plans whose {kind}")
+            if self.document.virtual:
+                return None
         if (outside := outside_space(self.document)) and self.document.claims_proof:
             raise InputError(f"the plan lies outside the searched space, of which alone a proof speaks: {outside}")
         self.bound = check_certificate(self.document, self.model)

@@ -90,6 +90,7 @@ class Megatron:
             blocks=len(stack.blocks),
             layout="|".join(_letters(stage, stack) for stage in plan.stages),
             degrees=grid,
+            divided=problem.options.shard_optimizer,
             untied=shared_weights(all_groups(problem.profile), stack) is None,
             servers=workers_per_used_server(problem.cluster, grid.count),
             in_flight="" if plan.virtual else in_flight_difference(problem, plan, grid),

@@ -38,6 +38,7 @@ class TorchPipelining:
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` for any other plan."""
         grid_degrees(self, problem, plan, several=True)
+        uniform_degrees.refuse_divided_state(self, problem, plan)
         if plan.schedule == ZERO_BUBBLE_V and any(stage.recompute for stage in plan.stages):
             raise refusal(self, plan, "a stage recomputes, whose backward pass torch cannot divide")
         refuse_split_ties(self, problem.profile.tied, plan)

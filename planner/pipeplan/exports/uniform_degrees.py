@@ -103,6 +103,12 @@ def restrict_to_synchronous_grid(target: ExportTarget, options: Options, *, seve
     return replace(options, schedule=schedule, grid=True, allow_copies=False)
 
 
+def refuse_divided_state(target: ExportTarget, problem: Problem, plan: Plan) -> None:
+    """Raise `InputError` for a plan whose replicas divide the optimiser's state, for a target that does not do so."""
+    if problem.options.shard_optimizer:
+        raise refusal(target, plan, "its replicas divide the optimiser's state, which this export does not write")
+
+
 def _refuse_asynchronous(target: ExportTarget, plan: Plan) -> None:
     if plan.schedule in FLUSHING:
         return
