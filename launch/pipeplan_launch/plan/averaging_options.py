@@ -40,6 +40,11 @@ class GradientAveraging:
         """The same with the plan's choice where none was made."""
         return self if self.shards_optimizer is not None else replace(self, shards_optimizer=plan.shard_optimizer)
 
+    @property
+    def plain(self) -> bool:
+        """Whether replicas average gradients exactly, and each makes the whole step."""
+        return not self.shards_optimizer and self.compression is None and self.significance is None
+
 
 EXACT_AVERAGING = GradientAveraging()
 
