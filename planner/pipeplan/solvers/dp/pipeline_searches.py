@@ -8,7 +8,7 @@ from functools import cached_property
 
 from pipeplan.plan.plan import Stage
 from pipeplan.plan.schedules import VERTICAL
-from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.cuts import Cuts, Flags
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import selected_cuts, threshold
@@ -28,6 +28,8 @@ _FIRST_LIMIT = 8
 _SELECTED_GAP = 0.01
 # The share of the time that is left that such a search may take.
 SELECTED_SHARE = 0.2
+# With so many cuts a plan is refined on selections of them, before it is proven by a search on all.
+_REFINED_CUTS = 300
 # The share of the time that is left for a search right below the best pipeline, on all cuts.
 _PROOF_SHARE = 0.6
 
@@ -161,7 +163,9 @@ class PipelineSearches:
             return None, found.finished
         self.report(low, found.high)
         known = found.high, found.best
-        return (self._refined(known, low, deadline), True) if found.finished else (known, False)
+        if not found.finished or len(self.cuts.ideals) < _REFINED_CUTS:
+            return known, False
+        return self._refined(known, low, deadline), True
 
     def _refined(
         self, known: tuple[float, FoundPipeline], low: float, deadline: float | None
@@ -169,12 +173,13 @@ class PipelineSearches:
         """A pipeline at least as fast as a `known` one that fits in memory, with stages that end near its own."""
         limits = replace(self.limits(memory=True), deadline=deadline)
 
-        for count in selected_cuts.counts_for(self.cuts):
+        def masks(around: FoundPipeline) -> list[Flags]:
+            return selected_cuts.selections(self.cuts, [step.start for step in around.steps_among(self.cuts)[1:]])
 
-            def find(around: FoundPipeline, limit: float, count: int = count) -> tuple[float, FoundPipeline] | None:
-                ends = [step.start for step in around.steps_among(self.cuts)[1:]]
-                mask = selected_cuts.cuts_around(self.cuts, count, ends)
-                return self._found(terms_of(self.problem, self.cuts.only(mask)), limit, limits)
+        for number in range(len(masks(known[1]))):
+
+            def find(around: FoundPipeline, limit: float, number: int = number) -> tuple[float, FoundPipeline] | None:
+                return self._found(terms_of(self.problem, self.cuts.only(masks(around)[number])), limit, limits)
 
             known = selected_cuts.refined_result(find, known, low * (1 + self.gap), lambda pace: self.report(low, pace))
         return known

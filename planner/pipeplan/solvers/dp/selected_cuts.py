@@ -13,11 +13,11 @@ from pipeplan.solvers.dp.budget import OutOfTime
 SELECTED_CUTS = 48
 """The number of cuts in a selection that is spread over all of them."""
 
-# So many cuts around each end of a stage are looked at in search of a better plan.
+# Up to so many cuts around each end of a stage are looked at in search of a better plan.
 _NEAREST = 24
 
-# Each selection has so many times as many cuts as the one before it, and the last one such a part of all cuts.
-_GROWTH, _PART = 4, 8
+# Each selection has so many times as many cuts as the one before it, and none has more than such a part of all cuts.
+_GROWTH, _PART = 4, 0.25
 
 # The first and the last relative step by which a better plan is searched below the best.
 _FIRST_STEP, _LAST_STEP = 4e-3, 1e-6
@@ -36,18 +36,18 @@ def cheap_cuts(cuts: Cuts, count: int | None = None) -> Flags:
     return mask
 
 
-def counts_for(cuts: Cuts) -> list[int]:
-    """The sizes of the selections on which a plan is improved, one after another."""
-    most = len(cuts.ideals) // _PART
-    return [
-        count for count in (SELECTED_CUTS * _GROWTH**step for step in range(8)) if count <= max(most, SELECTED_CUTS)
-    ]
+def selections(cuts: Cuts, ends: Sequence[int]) -> list[Flags]:
+    """Masks of ever more of the cuts, with those of nearly the work of the given ones.
+
+    Each is a small part of all cuts, so that a search on it takes little; where there are few cuts, there is none.
+    """
+    most = int(len(cuts.ideals) * _PART)
+    counts = [count for count in (SELECTED_CUTS * _GROWTH**step for step in range(8)) if count < most]
+    return [_around(cuts, count, min(_NEAREST, (most - count) // max(1, len(ends))), ends) for count in counts]
 
 
-def cuts_around(cuts: Cuts, count: int, ends: Sequence[int]) -> Flags:
-    """A mask of so many of all cuts, and of those with nearly the work of the given ones."""
+def _around(cuts: Cuts, count: int, nearest: int, ends: Sequence[int]) -> Flags:
     mask = cheap_cuts(cuts, count)
-    nearest = min(_NEAREST, len(mask) - 1)
     for end in ends:
         distance = np.abs(cuts.work_s - cuts.work_s[end])
         mask[np.argpartition(distance, nearest)[:nearest]] = True
@@ -61,15 +61,15 @@ def refined_result(
     enough: float,
     report: Callable[[float], None],
 ) -> tuple[float, Found]:
-    """A result at least as good as a known one: less is better, and nothing below `enough` is searched for.
+    """A result at least as good as a known one: less is better, and the search ends with the first one of at most `enough`.
 
     `find(around, limit)` looks for a result within a limit, similar to another one. `report` is called with every
     better result.
     """
     step, around = _FIRST_STEP, known[1]
     try:
-        while step > _LAST_STEP and known[0] * (1 - step) >= enough:
-            found = find(around, known[0] * (1 - step))
+        while step > _LAST_STEP and known[0] > enough:
+            found = find(around, max(known[0] * (1 - step), enough))
             if found is not None and found[0] < known[0]:
                 known = found
                 report(known[0])

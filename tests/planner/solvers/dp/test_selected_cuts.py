@@ -13,11 +13,12 @@ from instances import drawn, mixed_instance
 from solver_contract import check_solvers
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.planning.progress import ProgressTracker, SolveProgress
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.solvers.dp import dynamic_program, selected_cuts
+from pipeplan.solvers.dp import dynamic_program, pipeline_searches, selected_cuts
 from pipeplan.solvers.dp.budget import SearchLimits
 from pipeplan.solvers.dp.search_states import undominated_rows
 from pipeplan.solvers.dp.stage_costs import CostTerms
@@ -58,8 +59,9 @@ def test_plans_on_few_cuts_first_change_no_answer(schedule: str, seeds: range, m
 def test_a_plan_that_is_improved_on_few_cuts_changes_no_answer(
     schedule: str, seeds: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selected_cuts, "SELECTED_CUTS", 2)
-    monkeypatch.setattr(selected_cuts, "_NEAREST", 1)
+    monkeypatch.setattr(selected_cuts, "SELECTED_CUTS", 1)
+    monkeypatch.setattr(selected_cuts, "_PART", 0.75)
+    monkeypatch.setattr(pipeline_searches, "_REFINED_CUTS", 0)
     for seed in seeds:
         check_solvers(*_problem(seed, schedule))
 
@@ -75,20 +77,26 @@ def test_improvement_takes_smaller_steps_until_nothing_is_found() -> None:
     best, _ = selected_cuts.refined_result(find, (100.0, 100.0), 0.0, told.append)
     assert (best, told) == (90.0, [97.0, 94.0, 91.0, 90.0])
     assert selected_cuts.refined_result(find, (100.0, 100.0), 95.0, told.append)[0] == 94.0
+    assert selected_cuts.refined_result(find, (100.0, 100.0), 100.0, told.append)[0] == 100.0
 
 
-def test_a_model_of_many_layers_only_gets_better_and_begins_with_a_plan() -> None:
+def test_a_model_of_many_layers_only_gets_better_and_begins_with_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told of a search that refines its plan, in the order of the search and whatever the clock."""
+    monkeypatch.setattr(selected_cuts, "_PART", 0.6)
+    monkeypatch.setattr(pipeline_searches, "_REFINED_CUTS", 0)
     problem = _long_problem()
-    told: list[tuple[float, float]] = []
-    result = dynamic_program.solve(problem, enumerate_cuts(problem, 1000), report=lambda *ends: told.append(ends))
+    told: list[SolveProgress] = []
+    cuts, tracker = enumerate_cuts(problem, 1000), ProgressTracker(told.append)
+    result = dynamic_program.solve(problem, cuts, report=tracker.narrowed)
     assert result.status == "optimal"
-    bounds, paces = zip(*told, strict=True)
+    bounds = [one.bound_s or 0.0 for one in told]
+    paces = [one.best_s or float("inf") for one in told]
     assert list(paces) == sorted(paces, reverse=True)
     assert list(bounds) == sorted(bounds)
-    known = [bound for bound, pace in told if pace < float("inf")]
+    # A plan is known before it is the best, and a bound before it is the pace.
     assert len(set(paces)) > 2
-    assert known[0] < known[-1] <= paces[-1]
+    assert next(bound for bound, pace in zip(bounds, paces, strict=True) if pace < float("inf")) < bounds[-1]
+    assert bounds[-1] == pytest.approx(paces[-1], rel=1e-8)
 
 
 @pytest.mark.parametrize("seeds", first_few(range(600), 25))
