@@ -235,8 +235,16 @@ class PipelineSearches:
         With `near` that pace is probably close to the least.
         """
 
+        # Without the memory limit a pipeline is only a bound, unless it fits.
+        counts, fitting = limits.memory or not self.problem.options.memory, float("inf")
+
         def find(limit: float) -> tuple[float, FoundPipeline] | None:
-            return self._found(terms, limit, limits)
+            nonlocal fitting
+            found = self._found(terms, limit, limits)
+            if not counts and found is not None and found[0] < fitting and found[1].fits(self.limited, found[0]):
+                fitting = found[0]
+                self.report(low, fitting)
+            return found
 
         most = min(limits_range(terms)[1], self.below)
         if most < low:
@@ -252,15 +260,13 @@ class PipelineSearches:
             return BisectionResult(low, finished=False, interrupted=True)
         if tried and known is None:
             return BisectionResult(most)
-        # Without the memory limit a pipeline is only a bound.
-        counts = limits.memory or not self.problem.options.memory
         return threshold.least_threshold(
             find,
             low * (1 - PRECISION),
             most,
             known,
             gap=self.gap,
-            report=lambda least, best: self.report(least, best if counts else float("inf")),
+            report=lambda least, best: self.report(least, best if counts else fitting),
             near=self._near(terms, limits, low) if near and not self.problem.options.flushes else None,
             finds_least=self.problem.options.flushes,
         )

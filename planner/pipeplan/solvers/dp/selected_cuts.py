@@ -61,7 +61,7 @@ def refined_result(
     enough: float,
     report: Callable[[float], None],
 ) -> tuple[float, Found]:
-    """A result at least as good as a known one: less is better, and the search ends with the first one of at most `enough`.
+    """A result at least as good as a known one; the search ends with the first one of at most `enough`.
 
     `find(around, limit)` looks for a result within a limit, similar to another one. `report` is called with every
     better result.
