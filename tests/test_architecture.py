@@ -229,7 +229,9 @@ def test_only_some_rooms_of_the_planner_use_the_executor() -> None:
         if theirs and not module.startswith(PROFILER):
             used.setdefault(room_of(module), set()).update(theirs)
     files = {"pipeplan.rendering", "pipeplan.run_data", "pipeplan.util"}
-    assert set(used) == {"pipeplan.cli", "pipeplan.cost", "pipeplan.replay", "pipeplan.simulation", *files}
+    replayed = {"pipeplan.replay", "pipeplan.simulation"}
+    assert set(used) == {"pipeplan.cli", "pipeplan.cost", "pipeplan.checker", *replayed, *files}
+    assert used["pipeplan.checker"] == {"pipeplan_launch.plan.virtual_stages"}, "it checks the order that runs"
     assert used["pipeplan.cost"] == {"pipeplan_launch.plan.virtual_stages"}, "memory follows from the order that runs"
     assert used["pipeplan.util"] == {"pipeplan_launch.typed_document"}, "both read files by their types"
     assert used["pipeplan.run_data"] == {

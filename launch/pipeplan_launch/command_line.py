@@ -12,6 +12,7 @@ from typing import NoReturn, TypeVar
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.averaging_options import GradientAveraging, parse_compression, parse_significance
+from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import CORRECTIONS
 from pipeplan_launch.plan.staleness import StalenessOptions
 from pipeplan_launch.plan.transport_modes import AUTO, MODES
@@ -141,16 +142,17 @@ def staleness_options(parsed: argparse.Namespace) -> StalenessOptions:
     return StalenessOptions(parsed.correction, parsed.force_correction, parsed.flush_epochs)
 
 
-def averaging_options(parsed: argparse.Namespace) -> GradientAveraging:
-    """The options on what the replicas of a stage do together, of a parsed command line."""
-    return GradientAveraging(parsed.compress, parsed.significance, parsed.shard_optimizer)
+def averaging_options(parsed: argparse.Namespace, plan: LaunchPlan | None = None) -> GradientAveraging:
+    """The options on what the replicas of a stage do together, of a parsed command line, and by default of the plan."""
+    averaging = GradientAveraging(parsed.compress, parsed.significance, parsed.shard_optimizer)
+    return averaging if plan is None else averaging.by_default_of(plan)
 
 
 def _add_communication_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-optimizer",
-        action="store_true",
-        help="divide the optimiser's state and step among the replicas of each stage (ZeRO stage 1)",
+        action=argparse.BooleanOptionalAction,
+        help="divide the optimiser's state and step among the replicas of each stage, ZeRO stage 1 (as the plan says)",
     )
     averaging = parser.add_mutually_exclusive_group()
     averaging.add_argument(

@@ -51,8 +51,8 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
     """
     check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
     check_staleness_options(staleness_options(options), plan)
-    check_averaging_options(averaging_options(options))
-    transport_of(options.transport, plan, averaging_options(options))
+    check_averaging_options(averaging_options(options, plan))
+    transport_of(options.transport, plan, averaging_options(options, plan))
     if environment.get("NODE_RANK", "0") != "0":
         return  # only the first launch uses the folders and the port
     run = options.run_dir or options.plan_folder / "runs"
@@ -205,7 +205,7 @@ def _check_node(text: str, launches: int) -> None:
 
 def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str | None:
     """Try how messages travel between the GPUs here, unless that is known or not asked for; returns a note on it."""
-    averaging = averaging_options(options)
+    averaging = averaging_options(options, plan)
     if options.no_selftest or gpu_count < 2 or not asks_self_test(options.transport, plan, averaging):
         return None
     from pipeplan_launch.devices.remembered import remembered_transport

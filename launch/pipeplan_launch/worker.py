@@ -6,6 +6,7 @@ import json
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def run_worker(options: RunOptions) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     plan = load_plan(options.plan_folder)
+    options = replace(options, averaging=options.averaging.by_default_of(plan))
     keep_freed_memory()
     asks = asks_self_test(options.transport, plan, options.averaging)
     found = remembered_transport() if asks else None

@@ -44,6 +44,7 @@ class OptionKeywords(TypedDict, total=False):
     accumulate: int | None
     virtual_stages: int | None
     correction: str
+    shard_optimizer: bool
     recompute: bool
     contention: bool
     boundary: str

@@ -1,11 +1,12 @@
 """What stale gradients cost in epochs, by schedule, correction, optimiser and rate, in one process that keeps versions.
 
-    python tests/benchmarks/delays.py FILE [digits] [text] [resnet] [lstm] [--seeds 5] [--optimizers adamw,sgd,nadam]
+    python tests/benchmarks/delays.py FILE [digits] [text] [resnet] [lstm] [larger] [--seeds 5] [--optimizers adamw,sgd]
 
 The process applies each schedule's formula: every stage takes its gradients at weights that are as many updates old as
 the schedule says, and drains at the end of an epoch, as the executor does. So delays need no workers. Each optimiser
 has the rate of a small grid at which one process learns fastest (the largest mean accuracy over all epochs, with a seed
-of its own); on the digits every way is also run at all rates of the grid.
+of its own); every way is also run at the other rates of the grid, so that the table also has each way at its own best
+rate. `pipemare` divides the rate of a stage by its delay at first, and raises it in the first quarter of the training.
 Runs are added to FILE, a JSON object a line; runs that FILE has are not repeated. The tables are of all of FILE.
 """
 
@@ -17,15 +18,12 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from learning import JOBS, NEAR, Task, _accuracy
 from learning import TASKS as LEARNING_TASKS
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, NAdam, Optimizer
 
@@ -36,6 +34,7 @@ TASKS: Mapping[str, Task] = {
     **LEARNING_TASKS,
     "resnet": Task(f"{JOBS}:resnet", 32, 8, ()),
     "lstm": Task(f"{JOBS}:lstm", 16, 12, ()),
+    "larger": Task(f"{JOBS}:larger", 16, 3, ("blocks.2.norm1", "blocks.4.norm1")),
 }
 TUNING_SEED = 100
 OPTIMIZERS: Mapping[str, Callable[[Sequence[nn.Parameter], float], Optimizer]] = {
@@ -49,6 +48,11 @@ RATES = {"adamw": (1e-3, 2e-3, 4e-3), "sgd": (0.01, 0.03, 0.1), "nadam": (1e-3, 
 HIGHER_RATES = {"adamw": (2e-3, 4e-3, 8e-3), "sgd": (0.1, 0.3, 1.0), "nadam": (2e-3, 4e-3, 8e-3)}
 """The grid of the tasks that take higher rates."""
 WITH_HIGHER_RATES = ("resnet", "lstm")
+LOWER_RATES = {"adamw": (5e-4, 1e-3, 2e-3), "sgd": (0.03, 0.1, 0.3), "nadam": (5e-4, 1e-3, 2e-3)}
+"""The grid of the larger model."""
+CORRECTIONS = ("none", "ef", "pipemare")
+RISING = 0.25
+"""The share of the training in which the rates of `pipemare` rise."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,12 @@ WAYS = (
 )
 BY_DELAY = ("one process", "2bw", "vertical-sync 1-1-1", "all stages 4 late", "all stages 8 late")
 """The ways with the same delay at every stage: 0, 1, 2, 4 and 8."""
-SHORT = ("one process", "2bw", "1f1b-stashing 1-1-1", "vertical-sync 1-1-1", "all stages 8 late")
-"""The ways of a task whose runs take long."""
+WITH_STASHING = (*BY_DELAY[:2], "1f1b-stashing 1-1-1", *BY_DELAY[2:])
+CHOSEN = {"text": WITH_STASHING, "resnet": BY_DELAY, "lstm": BY_DELAY, "larger": WITH_STASHING[:3]}
+"""The ways of the tasks that do not have all."""
 FLUSHED_FIRST = tuple(Delays(WAYS[way].name, WAYS[way].ages, WAYS[way].groups, 1) for way in (1, 2, 5))
-AT_EVERY_RATE, SEEDS_AT_EVERY_RATE = ("adamw", "sgd"), 2
+TUNED_FOR_ONE_PROCESS_ONLY = ("larger",)
+"""The tasks that have no runs at the other rates, because they take long."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ class Stage:
         self.versions = [self._copy()]
         self.steps: list[list[Tensor]] = []
         self.gathered = 0
+        self._full_rates = [group["lr"] for group in optimizer.param_groups]
 
     def _copy(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self.parameters]
@@ -121,6 +128,12 @@ class Stage:
     def drain(self) -> None:
         """All weights are fresh."""
         self.versions = [self._copy()]
+
+    def set_rate(self, progress: float) -> None:
+        """PipeMare's rate: divided by the delay at first, and full after the first quarter of the training."""
+        share = max(1, self.age) ** (min(progress / RISING, 1.0) - 1.0)
+        for group, rate in zip(self.optimizer.param_groups, self._full_rates, strict=True):
+            group["lr"] = rate * share
 
     def use_stale(self) -> None:
         """Let the model see the weights that the next minibatch is owed: never from before the last drain."""
@@ -180,6 +193,8 @@ def train(name: str, way: Delays, optimizer: str, rate: float, correction: str, 
             loss.backward()
             losses.append(loss.item())
             for stage in stages:
+                if correction == "pipemare":
+                    stage.set_rate((epoch + number / sizes.count) / task.epochs)
                 stage.after_minibatch(number == sizes.count - 1, correction == "ef", fresh)
         run.loss.append(statistics.fmean(losses))
         run.accuracy.append(_accuracy(job))
@@ -218,6 +233,8 @@ class Results:
 
 def rates(name: str, optimizer: str) -> tuple[float, ...]:
     """The grid of rates of an optimiser on a task."""
+    if name == "larger":
+        return LOWER_RATES[optimizer]
     return (HIGHER_RATES if name in WITH_HIGHER_RATES else RATES)[optimizer]
 
 
@@ -232,27 +249,28 @@ def best_rate(results: Results, name: str, optimizer: str) -> float:
 
 def wanted(name: str) -> Iterator[tuple[Delays, str]]:
     """Ways and corrections, the most telling first."""
-    chosen = {"text": SHORT, "resnet": BY_DELAY, "lstm": BY_DELAY}
-    ways = [way for way in WAYS if name not in chosen or way.name in chosen[name]]
+    ways = [way for way in WAYS if name not in CHOSEN or way.name in CHOSEN[name]]
     yield from ((way, "none") for way in ways)
     yield from ((way, "ef") for way in ways if any(way.ages))
     if name == "digits":
         yield from ((way, correction) for way in FLUSHED_FIRST for correction in ("none", "ef"))
+    yield from ((way, "pipemare") for way in ways if max(way.ages) > 1)
 
 
 def measure(results: Results, name: str, optimizers: Sequence[str], seeds: int) -> None:
-    """Make all runs of a task."""
+    """Make all runs of a task: first at the rate of one process, then at the others."""
     for seed in range(seeds):
         for optimizer in optimizers:
             rate = best_rate(results, name, optimizer)
             for way, correction in wanted(name):
                 results.of(name, way, optimizer, rate, correction, seed)
-    if name == "digits":
-        for seed in range(min(seeds, SEEDS_AT_EVERY_RATE)):
-            for optimizer in [one for one in optimizers if one in AT_EVERY_RATE]:
-                for way, correction in wanted(name):
-                    for rate in rates(name, optimizer) if not way.stop else ():
-                        results.of(name, way, optimizer, rate, correction, seed)
+    if name in TUNED_FOR_ONE_PROCESS_ONLY:
+        return
+    for seed in range(seeds):
+        for optimizer in optimizers:
+            for way, correction in wanted(name):
+                for rate in rates(name, optimizer) if not way.stop else ():
+                    results.of(name, way, optimizer, rate, correction, seed)
 
 
 def spread(values: Sequence[float], text: Callable[[float], str]) -> str:
@@ -274,54 +292,59 @@ def epochs_to(run: Run, goal: float) -> float:
     return float("inf")
 
 
-def show(results: Results, console: Console) -> None:
-    """Print the tables of all runs in the file."""
+def show(results: Results) -> None:
+    """Print Markdown tables of all runs in the file."""
     runs = [run for run in results.runs.values() if run.seed != TUNING_SEED]
     for name in sorted({run.task for run in runs}):
         for optimizer in sorted({run.optimizer for run in runs if run.task == name}):
-            _show(console, name, optimizer, best_rate(results, name, optimizer), runs)
+            rate = best_rate(results, name, optimizer)
+            print("\n".join(_table(name, optimizer, rate, runs)), end="\n\n")
 
 
-def _show(console: Console, name: str, optimizer: str, rate: float, runs: Sequence[Run]) -> None:
+def _table(name: str, optimizer: str, rate: float, runs: Sequence[Run]) -> Iterator[str]:
+    """The lines of the table of a task and an optimiser at the rate of one process."""
     mine = [run for run in runs if (run.task, run.optimizer) == (name, optimizer)]
     single = [run for run in mine if run.way == "one process" and run.rate == rate]
     goal = statistics.fmean(run.accuracy[-1] for run in single) - NEAR
-    title = f"{name}, {optimizer} at {rate:g}: epochs to {100 * goal:.1f}% (one process at its end, less half a point)"
-    table = Table(title=title, title_justify="left")
-    for heading in ("", "correction", "flushed", "epochs to the goal", "of", "loss of the last epoch", "accuracy %"):
-        table.add_column(heading, justify="right")
-    table.add_column("own best rate")
+    yield f"{name}, {optimizer} at {rate:g}, goal {100 * goal:.1f}% (one process at its end, less half a point)"
+    yield ""
+    yield "| schedule | correction | epochs to the goal | seeds | last loss | accuracy % at the end | own best rate |"
+    yield "|---|---|---|---|---|---|---|"
     for way in (*WAYS, *FLUSHED_FIRST):
-        for correction in ("none", "ef"):
+        for correction in CORRECTIONS:
             same = [run for run in mine if (run.way, run.correction, run.stop) == (way.name, correction, way.stop)]
             at = [run for run in same if run.rate == rate]
             if not at:
                 continue
             times = [epochs_to(run, goal) for run in at]
             there = [time for time in times if time < float("inf")]
-            table.add_row(
-                *(way.name, correction, str(way.stop), spread(there, "{:.2f}".format), f"{len(there)}/{len(at)}"),
+            cells = (
+                way.name + (", first epoch flushed" if way.stop else ""),
+                correction if any(way.ages) else "",
+                spread(there, "{:.2f}".format),
+                f"{len(there)} of {len(at)}",
                 spread([run.loss[-1] for run in at], "{:.3f}".format),
                 spread([100 * run.accuracy[-1] for run in at], "{:.1f}".format),
                 _own_best(same, goal),
             )
-    console.print(table)
+            yield f"| {' | '.join(cells)} |"
 
 
 def _own_best(runs: Sequence[Run], goal: float) -> str:
-    """The rate at which a way reaches the goal soonest, over the seeds that were run at every rate."""
+    """The rate of the grid at which a way learns fastest, and its epochs to the goal, over seeds run at every rate.
 
-    @cache
-    def worth(rate: float) -> float:
-        return statistics.fmean(
-            statistics.fmean(run.accuracy) for run in runs if run.rate == rate and run.seed < SEEDS_AT_EVERY_RATE
-        )
-
-    rates = sorted({run.rate for run in runs})
-    if len(rates) < 2:
+    That is the largest mean accuracy over all epochs, by which the rate of one process is chosen as well.
+    """
+    by_rate = {rate: {run.seed: run for run in runs if run.rate == rate} for rate in {run.rate for run in runs}}
+    common = set.intersection(*(set(found) for found in by_rate.values()))
+    if len(by_rate) < 2 or not common:
         return ""
-    best = max(rates, key=worth)
-    times = [epochs_to(run, goal) for run in runs if run.rate == best and run.seed < SEEDS_AT_EVERY_RATE]
+
+    def worth(rate: float) -> float:
+        return statistics.fmean(statistics.fmean(by_rate[rate][seed].accuracy) for seed in common)
+
+    best = max(sorted(by_rate), key=worth)
+    times = [epochs_to(by_rate[best][seed], goal) for seed in sorted(common)]
     there = [time for time in times if time < float("inf")]
     return f"{best:g}: {spread(there, '{:.2f}'.format)} ({len(there)}/{len(times)})"
 
@@ -339,7 +362,7 @@ def main() -> None:
     results = Results(given.file)
     for name in () if given.show else given.what or TASKS:
         measure(results, name, given.optimizers.split(","), given.seeds)
-    show(results, Console(width=180))
+    show(results)
 
 
 if __name__ == "__main__":

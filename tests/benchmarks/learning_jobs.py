@@ -1,12 +1,16 @@
 """What `learning.py` and `delays.py` train besides the bundled digits: language models, a ResNet, plain momentum.
 
-The text is Python's own documentation of itself, `pydoc_data.topics`: it depends a little on Python's version.
+The text is Python's own documentation of itself, `pydoc_data.topics`; the longer one goes on with modules of its
+standard library. Both depend a little on Python's version.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +25,7 @@ from pipeplan_launch.models.resnet_tiny import Block as ResidualBlock
 
 LENGTH = 48
 """Characters that the model sees at once."""
-CHARACTERS = 65_000
+CHARACTERS, MORE_CHARACTERS = 65_000, 650_000
 HELD_OUT = 10
 """One window in so many is for testing."""
 
@@ -108,17 +112,21 @@ def _small_digits() -> Data:
     return Data(TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test]))
 
 
-def _documentation() -> tuple[Tensor, int]:
+def _documentation(characters: int = CHARACTERS) -> tuple[Tensor, int]:
     """(the text as numbers, how many different characters it has)."""
     from pydoc_data.topics import topics
 
-    text = "\n".join(topics[name] for name in sorted(topics))[:CHARACTERS]
+    text = "\n".join(topics[name] for name in sorted(topics))
+    modules = sorted(Path(asyncio.__file__).parent.parent.glob("*.py"))
+    for module in modules if len(text) < characters else ():
+        text += module.read_text(encoding="utf-8").encode("ascii", "ignore").decode()
+    text = text[:characters]
     known = {character: number for number, character in enumerate(sorted(set(text)))}
     return torch.tensor([known[character] for character in text]), len(known)
 
 
-def _windows() -> Data:
-    text, _ = _documentation()
+def _windows(characters: int = CHARACTERS) -> Data:
+    text, _ = _documentation(characters)
     windows = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
     held_out = torch.arange(len(windows)) % HELD_OUT == 0
     train, test = windows[~held_out], windows[held_out]
@@ -146,6 +154,13 @@ def text() -> Job:
         metric=_right,
         minibatch=8,
     )
+
+
+def larger() -> Job:
+    """A language model of 2.3 M weights and ten times the text."""
+    _, characters = _documentation(MORE_CHARACTERS)
+    model = SmallGPT(characters, width=192, blocks=5, heads=6)
+    return replace(text(), model=model, data=partial(_windows, MORE_CHARACTERS), minibatch=16)
 
 
 def lstm() -> Job:

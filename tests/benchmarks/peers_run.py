@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,7 @@ class Shaped:
 
         Raises RuntimeError where the machine does not allow it.
         """
+        self._secret = secrets.token_hex(32)
         first, second = self._NAMES
         steps = ["mount -t tmpfs none /run", "mkdir /run/netns", f"ip netns add {first}", f"ip netns add {second}"]
         steps.append(f"ip link add link0 netns {first} type veth peer name link0 netns {second}")
@@ -87,6 +89,7 @@ class Shaped:
 
     def run(self, command: Command) -> None:
         meeting = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "link0"}
+        meeting["PIPEPLAN_SECRET"] = self._secret
         wait(
             [
                 start(("ip", "netns", "exec", name, *command), meeting | {"NODE_RANK": str(rank)})

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loading import load_job
-from pipeplan_launch.runtime.data import Batches, MinibatchSizes
+from pipeplan_launch.runtime.data import Batch, Batches, MinibatchSizes
 from pipeplan_launch.telemetry.memory import peak_resident_bytes, reset_peak, resident_bytes
 
 SEED = 0
@@ -107,7 +107,9 @@ def run(subject: str, contender: str, updates: int) -> dict[str, Any]:
     }
 
 
-def pipelined(job: Job, subject: str, kind: str, microbatches: int) -> tuple[Update, list[nn.Parameter]]:
+def pipelined(
+    job: Job, subject: str, kind: str, microbatches: int, seed: int = SEED
+) -> tuple[Update, list[nn.Parameter]]:
     """An update by a schedule of the peer: the batch in microbatches, a flush, a step."""
     rank, batch = dist.get_rank(), SUBJECTS[subject].batch
     cuts = getattr(SUBJECTS[subject], KINDS[kind].cuts)
@@ -119,12 +121,12 @@ def pipelined(job: Job, subject: str, kind: str, microbatches: int) -> tuple[Upd
     schedule = KINDS[kind].make(stages[0] if single else stages, microbatches, loss_fn=job.loss)
     parameters = [parameter for module in own.values() for parameter in module.parameters()]
     optimizer = job.make_optimizer(parameters)
-    batches = in_order(job, batch)
+    load = loader(job, batch, seed)
 
     def update(index: int) -> list[float]:
         optimizer.zero_grad()
         losses: list[Tensor] = []
-        samples = batches.load(index)
+        samples = load(index)
         inputs = samples.inputs if 0 in own else ()
         if len(cuts) in own:
             schedule.step(*inputs, target=samples.target, losses=losses, return_outputs=False)
@@ -136,18 +138,20 @@ def pipelined(job: Job, subject: str, kind: str, microbatches: int) -> tuple[Upd
     return update, parameters
 
 
-def data_parallel(job: Job, subject: str, _kind: str, _microbatches: int) -> tuple[Update, list[nn.Parameter]]:
+def data_parallel(
+    job: Job, subject: str, _kind: str, _microbatches: int, seed: int = SEED
+) -> tuple[Update, list[nn.Parameter]]:
     """An update by DDP, as its documentation shows it: every worker an equal share of the batch."""
     rank, world = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(job.model)
     parameters = list(job.model.parameters())
     optimizer = job.make_optimizer(parameters)
-    batches = in_order(job, SUBJECTS[subject].batch // world)
+    load = loader(job, SUBJECTS[subject].batch // world, seed)
     assert job.loss is not None
 
     def update(index: int) -> list[float]:
         optimizer.zero_grad()
-        samples = batches.load(index * world + rank)
+        samples = load(index * world + rank)
         loss = job.loss(model(*samples.inputs), samples.target)
         loss.backward()
         optimizer.step()
@@ -156,10 +160,20 @@ def data_parallel(job: Job, subject: str, _kind: str, _microbatches: int) -> tup
     return update, parameters
 
 
-def in_order(job: Job, minibatch: int) -> Batches:
-    """The minibatches of the first epoch, in the order in which our executor reads them."""
+def loader(job: Job, minibatch: int, seed: int) -> Callable[[int], Batch]:
+    """Reads the minibatches by their numbers, through all epochs, in the order in which our executor reads them."""
     train: Any = job.datasets.train
-    return Batches(train, MinibatchSizes(len(train), minibatch, dynamic=True, training=True), SEED, 0)
+    sizes = MinibatchSizes(len(train), minibatch, dynamic=True, training=True)
+    epochs: dict[int, Batches] = {}
+
+    def load(index: int) -> Batch:
+        epoch, number = divmod(index, sizes.count)
+        if epoch not in epochs:
+            epochs.clear()
+            epochs[epoch] = Batches(train, sizes, seed, epoch)
+        return epochs[epoch].load(number)
+
+    return load
 
 
 if __name__ == "__main__":

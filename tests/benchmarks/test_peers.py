@@ -26,7 +26,7 @@ FEW = 2
 @pytest.mark.parametrize("subject", slow_but_for({*SUBJECTS} - {"gpt", "vgg"}, SUBJECTS))
 def test_both_sides_have_the_same_stages_and_the_same_first_loss(subject: str, tmp_path: Path) -> None:
     job = load_job(f"{peers_jobs.__file__}:{subject}", peers_torch.SEED)
-    samples = peers_torch.in_order(job, FEW).load(0)
+    samples = peers_torch.loader(job, FEW, peers_torch.SEED)(0)
     traced = trace_job(job, FEW)
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps({"layers": [{"name": layer.name} for layer in traced.layers]}))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from decoders import decoder, grid, problem
+from decoders import decoder, folded, grid, problem
 
 from pipeplan.exports.target import ExportFile, export_files, write_export
 from pipeplan.exports.torch_pipelining import TARGET
@@ -92,6 +92,19 @@ def test_fewer_microbatches_than_stages_train_too(tmp_path: Path) -> None:
     check_against_one_process(tmp_path, profile, plan)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "samples", "replicas"),
+    [("zb-v", 4, 2), ("interleaved-1f1b", 6, 2), ("interleaved-1f1b", 8, 1), ("zb-v", 8, 1)],
+    ids=["zb-v", "interleaved", "interleaved by the plan's order", "zb-v, one replica"],
+)
+def test_two_stages_for_each_process_train_as_one_process_does(
+    schedule: str, samples: int, replicas: int, tmp_path: Path
+) -> None:
+    profile = decoder(4, minibatch=samples)
+    plan = folded(profile, ["h.1.ln", "h.2.ln", "h.3.ln"], schedule, SAMPLES // samples, replicas)
+    check_against_one_process(tmp_path, profile, plan)
+
+
 def check_against_one_process(tmp_path: Path, profile: Profile, plan: Plan) -> Mapping[str, ExportFile]:
     """Check losses and parameters against those of one process; returns the exported files."""
     torch = pytest.importorskip("torch")
@@ -100,7 +113,8 @@ def check_against_one_process(tmp_path: Path, profile: Profile, plan: Plan) -> M
     profile = replace(profile, model_ref=ref)
     files = export_files(TARGET, problem(profile), plan)
     write_export(tmp_path / "out", files)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command.append(str(len({worker for stage in plan.stages for worker in stage.workers})))
     command += [str(tmp_path / "out" / "train.py"), "--updates", str(UPDATES), "--save", str(tmp_path / "saved")]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from brute_formulas import ACCUMULATING, Costs, Stage
-from brute_formulas import allreduce as ring_time
 from brute_machines import Component
 
 Operation = Literal["allreduce", "message"]
@@ -53,7 +52,7 @@ class Cards:
         everyone = [worker for copy in range(copies) for worker in self._workers(stage, copy)]
         if len(everyone) == 1:
             return 0.0
-        bandwidth, _, latency = machines.rate(everyone)
+        rate = machines.rate(everyone)
         speed = min(machines.speeds[worker] for worker in everyone)
         clock, ready, filled, room = stage.forward, 0.0, 0.0, 2.0**20
         if stage.recompute:
@@ -62,12 +61,12 @@ class Cards:
             clock += layer["b"] / speed
             filled += layer["w"]
             if filled >= room:
-                ready = max(ready, clock) + ring_time(len(everyone), filled, bandwidth, latency)
+                ready = max(ready, clock) + self.costs.exchanged(len(everyone), filled, rate)
                 filled, room = 0.0, 25 * 2.0**20
         if filled:
-            ready = max(ready, clock) + ring_time(len(everyone), filled, bandwidth, latency)
+            ready = max(ready, clock) + self.costs.exchanged(len(everyone), filled, rate)
         exposed = max(0.0, ready - clock)
-        hidden = max(0.0, ring_time(len(everyone), stage.weights, bandwidth, latency) - exposed)
+        hidden = max(0.0, self.costs.exchanged(len(everyone), stage.weights, rate) - exposed)
         step = sum(layer.get("t", 0.0) for layer in instance.layers) / speed
         clock += self.costs._own(0, self.costs.everything)[1] / speed
         return (clock + step + exposed + (1 - instance.overlap) * hidden) / len(everyone)
@@ -78,8 +77,8 @@ class Cards:
         worked: dict[int, float] = defaultdict(float)
         for stage in chain:
             everyone = sorted(worker for copy in range(self.costs.copies) for worker in self._workers(stage, copy))
-            bandwidth, _, latency = machines.rate(everyone)
-            group = ring_time(len(everyone), stage.weights, bandwidth, latency) if self.costs.training else 0.0
+            rate = machines.rate(everyone)
+            group = self.costs.exchanged(len(everyone), stage.weights, rate) if self.costs.training else 0.0
             often = self.costs.update if instance.kind in ACCUMULATING else len(everyone)
             for worker in everyone:
                 worked[worker] = stage.work / len(everyone) + (1 - instance.overlap) * group / often
@@ -106,7 +105,8 @@ class Cards:
     def _ring(self, members: list[int], size: float) -> None:
         """An all-reduce of so many bytes per minibatch: every member passes it on twice, less one share."""
         if self.costs.training and len(members) > 1:
-            each = 2 * (len(members) - 1) / len(members) * size
+            passes = 3 if self.costs.instance.divided else 2
+            each = passes * (len(members) - 1) / len(members) * size
             for one, other in zip(members, [*members[1:], members[0]], strict=True):
                 self._move(one, other, each, "allreduce")
 

@@ -127,7 +127,14 @@ class Costs:
         size = place[1] if place else machines.workers // copies
         one = place[0] if place else range(size)
         link = machines.rate([copy * size + worker for copy in range(copies) for worker in one])
-        self.among = allreduce(copies, weights, link[0], link[2]) if self.training and copies > 1 else 0.0
+        self.among = self.exchanged(copies, weights, link) if self.training and copies > 1 else 0.0
+
+    def exchanged(self, members: int, weights: float, rate: tuple[float, float, float]) -> float:
+        """Seconds in which replicas have the mean of their gradients, or new weights where each updates a part."""
+        time = allreduce(members, weights, rate[0], rate[2])
+        if self.instance.divided:
+            time += (members - 1) * (weights / members / rate[0] + rate[2])
+        return time
 
     def _members(self, before: int, after: int) -> list[dict[str, float]]:
         return [layer for index, layer in enumerate(self.instance.layers) if (after & ~before) >> index & 1]
@@ -180,19 +187,18 @@ class Costs:
         forward, backward = forward + own[0], backward + own[1]
         group = 0.0
         if self.training and replicas > 1:
-            bandwidth, _, latency = self.machines.rate(range(start, end))
-            group = allreduce(replicas, weights, bandwidth, latency)
+            group = self.exchanged(replicas, weights, self.machines.rate(range(start, end)))
         each = 0.0 if self.flushes else group / (max(1, self.share) if kind == "2bw" else replicas)
         return Stage(
             *(before, after, start, end, recompute, forward, backward),
             join((forward + backward) / replicas, each, self.instance.overlap),
             group,
             weights,
-            *self._bytes(before, after, weights, recompute, replicas * self.copies > 1),
+            *self._bytes(before, after, weights, recompute, replicas * self.copies),
             min(self.machines.memories[start:end]),
         )
 
-    def _bytes(self, before: int, after: int, weights: float, recompute: bool, replicated: bool) -> tuple[float, float]:
+    def _bytes(self, before: int, after: int, weights: float, recompute: bool, replicas: int) -> tuple[float, float]:
         """Bytes once, and for each minibatch in flight, but for the versions of the weights."""
         mine = self._members(before, after)
         saved, buffers = (sum(layer[key] for layer in mine) for key in ("s", "u"))
@@ -201,7 +207,8 @@ class Costs:
         constant = buffers + sum(received) + sum(sent)
         if not self.training:
             return constant + weights, 0.0
-        constant += weights * (1 + self.instance.state) + (weights if replicated else 0.0)
+        state = self.instance.state / (replicas if self.instance.divided else 1)
+        constant += weights * (1 + state) + (weights if replicas > 1 else 0.0)
         if recompute:
             return constant + saved + sent[0], received[0]
         return constant, saved + received[0] + sent[0]

@@ -55,6 +55,8 @@ class Instance:
     """Of what layers save, which the allocator takes in addition to that."""
     corrected: bool = False
     """A step as large as the weights is kept for every version but the newest."""
+    divided: bool = False
+    """Replicas divide the state of the optimiser, and gather what each has updated: half of an all-reduce more."""
     servers: tuple[Machine, ...] = ()
     """Where servers differ: the innermost level is then one of each, whatever `levels` says of it."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost.virtual_stages import with_depths
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import FLUSH
 from pipeplan.problem.problem import Options, Problem
@@ -72,6 +73,18 @@ def grid(profile: Profile, cuts: Sequence[str], replicas: int = 1, accumulate: i
         for place, (first, stop) in enumerate(itertools.pairwise(ends))
     ]
     return Plan(tuple(stages), **({"schedule": FLUSH, "accumulate": accumulate} | fields))
+
+
+def folded(profile: Profile, cuts: Sequence[str], schedule: str, accumulate: int, replicas: int = 1) -> Plan:
+    """Four stages on two positions of so many workers each: round them, or down and back up under zb-v."""
+    names = [layer.name for layer in profile.layers]
+    ends = [0, *map(names.index, cuts), len(names)]
+    places = {"interleaved-1f1b": (0, 1, 0, 1), "zb-v": (0, 1, 1, 0)}[schedule]
+    stages = [
+        Stage(tuple(names[a:b]), tuple(range(place * replicas, (place + 1) * replicas)), 1, 1)
+        for (a, b), place in zip(itertools.pairwise(ends), places, strict=True)
+    ]
+    return with_depths(Plan(tuple(stages), schedule=schedule, accumulate=accumulate))
 
 
 def _layer(name: str, op: str, weights: int, module: str | None = None) -> Layer:

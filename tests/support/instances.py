@@ -115,6 +115,17 @@ def corrected_instance(seed: int, *, layers: int = 6, schedule: str | None = Non
     return replace(found, inference=False, corrected=True, memory=memory)
 
 
+def divided_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -> Instance:
+    """Like the others, with large optimiser state that replicas divide, and memory that binds more often."""
+    rng = random.Random(f"divided {seed}")
+    draw = rng.choice([mixed_instance, mixed_instance, unequal_instance, crowded_instance])
+    found = draw(seed, layers=layers, schedule=schedule or rng.choice(ALL_SCHEDULES))
+    state = rng.choice([1.0, 2.0, 4.0])
+    whole = sum(layer["s"] + layer["w"] * (3 + state) for layer in found.layers)
+    memory = found.memory if rng.random() < 0.2 else float(int(whole * rng.uniform(0.35, 1.5)) + 20)
+    return replace(found, inference=False, state=state, divided=True, memory=memory)
+
+
 def tied_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -> Instance:
     """Like the others, with weights that two or three layers share, large enough to matter."""
     rng = random.Random(f"tied {seed}")
@@ -256,6 +267,7 @@ def to_problem(instance: Instance) -> Problem:
         schedule=instance.schedule,
         accumulate=instance.accumulate,
         correction="ef" if instance.corrected else "none",
+        shard_optimizer=instance.divided,
         recompute=instance.recompute,
         contention=instance.contention,
         boundary=instance.boundary,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.plan.launch_plan import LaunchPlan
 
 _COMPRESSION = re.compile(r"bf16|powersgd(?::([1-9]\d{0,3})(?::(\d{1,9}))?)?")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
@@ -31,8 +32,18 @@ class GradientAveraging:
     compression: Compression | None = None
     significance: float | None = None
     """Only updates above this share of their weight leave a server; smaller ones accumulate until they exceed it."""
-    shards_optimizer: bool = False
-    """Whether each replica keeps and computes only its part of the optimiser's state and step."""
+    shards_optimizer: bool | None = None
+    """Whether each replica keeps and computes only its part of the optimiser's state and step; None: as the plan says,
+    or not without one."""
+
+    def by_default_of(self, plan: LaunchPlan) -> GradientAveraging:
+        """The same with the plan's choice where none was made."""
+        return self if self.shards_optimizer is not None else replace(self, shards_optimizer=plan.shard_optimizer)
+
+    @property
+    def plain(self) -> bool:
+        """Whether replicas average gradients exactly, and each makes the whole step."""
+        return not self.shards_optimizer and self.compression is None and self.significance is None
 
 
 EXACT_AVERAGING = GradientAveraging()

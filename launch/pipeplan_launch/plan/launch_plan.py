@@ -91,6 +91,8 @@ class LaunchPlan:
     """Minibatches per update, the same at all stages, for schedules that take that number."""
     correction: str = "none"
     """The correction of updates from old gradients: `none`, or `ef` (error feedback on updates)."""
+    shard_optimizer: bool = False
+    """Whether the replicas of a stage divide the state of the optimiser, unless launch.sh is told otherwise."""
     granularity: str = "layer"
     """Size of the layers: the model is traced at the granularity of its profile."""
     profile: str = ""

@@ -69,6 +69,7 @@ class SharedFields(Struct, kw_only=True):
     schedule: ScheduleFields
     pipeline: Annotated[tuple[StagePlacement, ...], Meta(min_length=1)]
     links: Annotated[tuple[LevelFields, ...], Meta(min_length=1)] | None = None
+    shard_optimizer: bool = False
 
     def launch_plan(self, where: str) -> LaunchPlan:
         """The part of the plan that these fields describe. Raises `LaunchError` if they contradict each other."""
@@ -94,6 +95,7 @@ class SharedFields(Struct, kw_only=True):
             server_sizes=sizes,
             accumulate=self.schedule.accumulate if schedule.accumulates else None,
             correction=self.schedule.correction,
+            shard_optimizer=self.shard_optimizer,
             granularity=self.model.granularity,
             profile=self.profile,
         )

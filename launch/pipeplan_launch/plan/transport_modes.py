@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
+from pipeplan_launch.plan.averaging_options import GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.one_order import GRADIENT_SLOTS, MOST_UNSETTLED, neighbours
 
@@ -36,7 +36,7 @@ def asks_self_test(wanted: str, plan: LaunchPlan, averaging: GradientAveraging) 
     between servers, nor about what starts all-reduces in another thread or gathers weights.
     """
     here = plan.device == "cuda" and plan.servers == 1 and len(plan.pipeline) > 1
-    return wanted == AUTO and here and averaging == EXACT_AVERAGING and plan.schedule.virtual is None
+    return wanted == AUTO and here and averaging.plain and plan.schedule.virtual is None
 
 
 def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, found: str | None = None) -> str:
@@ -52,7 +52,7 @@ def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, fo
             f"--transport {mode} has one order for everything that workers exchange, in which --shard-optimizer's "
             "gathering of weights has no place: give --transport host, or leave --shard-optimizer out"
         )
-    if mode != HOST and averaging != EXACT_AVERAGING:
+    if mode != HOST and not averaging.plain:
         raise LaunchError(
             f"--transport {mode} starts everything from one thread, and --compress and --significance use another: "
             "leave one of them out"

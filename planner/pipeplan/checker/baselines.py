@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pipeplan.checker.charged_pace import ChargedPace, charged_pace
 from pipeplan.checker.description import configuration
-from pipeplan.checker.document import PlanDocument, stages_from_json
+from pipeplan.checker.document import FLUSH, PlanDocument, stages_from_json
 from pipeplan.checker.figures import StageFigures, stage_figures, weight_versions
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.structure import check_grid, check_structure
@@ -26,7 +26,8 @@ PARALLEL, ON_FEWER, GRID, STRAIGHT, MODEL, FASTEST = (
     "model parallelism",
     "fastest plan",
 )
-NAMES = (PARALLEL, ON_FEWER, GRID, STRAIGHT, MODEL, FASTEST)
+BEST_FLUSH, BY_DP_ALONE = "best plan of 1f1b-flush", "found by the DP alone"
+NAMES = (PARALLEL, ON_FEWER, GRID, STRAIGHT, MODEL, BEST_FLUSH, FASTEST)
 SOMETIMES = (ON_FEWER, FASTEST)
 """Baselines that are stated where there is something to state."""
 UNPIPELINED = "the same stages, not pipelined"
@@ -40,6 +41,7 @@ WITHOUT_PACE = {
         "no uniform grid fits in memory",
         f"no uniform grid was found {ON_SELECTION}",
     ),
+    BEST_FLUSH: ("no plan fits in memory", "there was no time left to search for it; give more with --time-limit"),
     STRAIGHT: (NOTHING_FITS,),
     MODEL: (NOTHING_FITS,),
 }
@@ -57,6 +59,7 @@ def check_baselines(document: PlanDocument, model: CheckedModel, same: Same) -> 
     entries = document.root["baselines"].items()
     names = [entry["name"].text() for entry in entries]
     left_out = {GRID} if document.options.grid else set()
+    left_out |= {STRAIGHT, MODEL} if document.virtual else {BEST_FLUSH}
     left_out |= {name for name in SOMETIMES if name not in names}
     expected = [name for name in NAMES if name not in left_out]
     if names != expected:
@@ -103,11 +106,15 @@ def _baseline(entry: Node, document: PlanDocument, model: CheckedModel) -> PlanD
     plan = entry.get("plan")
     if plan is None:
         return None
-    own = document.root["plan"]
-    for key in ("inference", "schedule", "accumulate"):
-        if plan[key].value != own[key].value:
+    own = {key: document.root["plan"][key].value for key in ("inference", "schedule", "accumulate")}
+    if document.virtual:  # its baselines are plans whose workers have one stage each
+        own["schedule"] = FLUSH
+    for key, value in own.items():
+        if plan[key].value != value:
             plan[key].fail("it is not that of the plan")
-    baseline = replace(document, stages=stages_from_json(plan), copies=plan["copies"].integer(minimum=1))
+    schedule = FLUSH if document.virtual else document.schedule
+    stages, copies = stages_from_json(plan), plan["copies"].integer(minimum=1)
+    baseline = replace(document, stages=stages, copies=copies, schedule=schedule)
     check_structure(baseline, model)
     for index, stage in enumerate(baseline.stages):
         if stage.versions != (needed := weight_versions(baseline, index)):
@@ -118,7 +125,7 @@ def _baseline(entry: Node, document: PlanDocument, model: CheckedModel) -> PlanD
 def _check_kind(baseline: PlanDocument, name: str) -> None:
     """Raise an `InputError` unless a baseline is what its name says."""
     stages, everyone = baseline.stages, tuple(range(baseline.cluster.workers))
-    if baseline.copies > 1 and name != FASTEST:
+    if baseline.copies > 1 and name not in (FASTEST, BEST_FLUSH):
         raise InputError(f"baselines: {name} has copies of a pipeline")
     if name == PARALLEL and (len(stages) > 1 or stages[0].workers != everyone):
         raise InputError(f"baselines: {name} is not one stage on all workers")
@@ -148,6 +155,8 @@ def _check_figures(entry: Node, name: str, baseline: PlanDocument, model: Checke
         found["remark"] = UNPIPELINED
     if name == ON_FEWER:
         found["remark"] = f"{len(stages[0].workers)} of {baseline.cluster.workers} workers"
+    if name == BEST_FLUSH:
+        found["remark"] = BY_DP_ALONE
     if name == GRID and entry["remark"].text() == ON_SELECTION:
         found["remark"] = ON_SELECTION
     for key, text in found.items():

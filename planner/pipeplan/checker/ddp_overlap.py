@@ -41,9 +41,8 @@ def exposed_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
         link = document.network.among(workers)
         done_s = -float(model.backward_s.sum()) / speed - recompute_s
         for size, remaining in _buckets(model):
-            done_s = max(done_s, -remaining / speed) + float(
-                figures.ring_allreduce_s(len(workers), size, link.allreduce, link.latency_s)
-            )
+            took_s = figures.exchange_of_gradients_s(document, len(workers), size, link)
+            done_s = max(done_s, -remaining / speed) + took_s
     return max(0.0, done_s)
 
 

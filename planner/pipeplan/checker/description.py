@@ -44,7 +44,13 @@ def check_description(
 
 
 def configuration(stages: Sequence[CheckedStage], copies: int) -> str:
-    """Replica counts from input to output, such as `15-1`, or `4×(1-1)` for four copies of a pipeline."""
+    """Replica counts from input to output, such as `15-1`, or `4×(1-1)` for four copies of a pipeline.
+
+    Where workers run several stages, the counts are those of the devices: `8-8 × 2 stages`.
+    """
+    devices = tuple(dict.fromkeys(stage.workers for stage in stages))
+    if len(devices) < len(stages):  # workers run several stages each
+        return f"{'-'.join(str(len(workers)) for workers in devices)} × {len(stages) // len(devices)} stages"
     counts = "-".join(str(len(stage.workers) // copies) for stage in stages)
     return counts if copies == 1 else f"{copies}×({counts})"
 

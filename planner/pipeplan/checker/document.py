@@ -8,14 +8,15 @@ from functools import cached_property
 from pipeplan.checker.network import NetworkRates
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.cluster_json import cluster_from_json
-from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 
 FORMAT, VERSION = "pipeplan-plan", 1
 STASHING, VERTICAL, FORWARD_ONLY = "1f1b-stashing", "vertical-sync", "forward-only"
 DOUBLE_BUFFERED, GPIPE, FLUSH, ZERO_BUBBLE = "2bw", "gpipe", "1f1b-flush", "zb-h1"
-VIRTUAL = ("interleaved-1f1b", "zb-v")
-FLUSHING = (GPIPE, FLUSH, ZERO_BUBBLE)
+INTERLEAVED, ZERO_BUBBLE_V = "interleaved-1f1b", "zb-v"
+VIRTUAL = (INTERLEAVED, ZERO_BUBBLE_V)
+"""The schedules under which every worker runs several stages."""
+FLUSHING = (GPIPE, FLUSH, ZERO_BUBBLE, *VIRTUAL)
 ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
 SCHEDULES = (STASHING, VERTICAL, *ACCUMULATING)
 
@@ -43,6 +44,10 @@ class CheckedOptions:
     together: tuple[tuple[str, ...], ...]
     no_cut_after: tuple[str, ...]
     grid: bool
+    shard_optimizer: bool = False
+    """Whether the replicas of a stage divide the state of the optimiser."""
+    virtual_stages: int | None = None
+    """Stages of each worker that were asked for, under interleaved-1f1b."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,16 @@ class PlanDocument:
         """Whether all stages make one update for the same number of minibatches."""
         return self.schedule in ACCUMULATING
 
+    @property
+    def virtual(self) -> bool:
+        """Whether every worker runs several stages."""
+        return self.schedule in VIRTUAL
+
+    @property
+    def devices(self) -> tuple[tuple[int, ...], ...]:
+        """The workers of every position in the pipeline: those of every stage, each once."""
+        return tuple(dict.fromkeys(stage.workers for stage in self.stages))
+
     def of_copy(self, copy: int, stage: int) -> tuple[int, ...]:
         """The workers of a stage in one copy of the pipeline: every `copies`-th one, as copies take turns."""
         return self.stages[stage].workers[copy :: self.copies]
@@ -114,11 +129,6 @@ class PlanDocument:
         inference = plan["inference"].boolean()
         schedule = plan.get("schedule")
         name = schedule.text() if schedule else FORWARD_ONLY if inference else STASHING
-        if name in VIRTUAL and not inference:
-            raise InputError(
-                f"the plan is of {name}, whose workers run several stages each: such plans have no proof, and this "
-                "command cannot read them yet"
-            )
         if name not in ((FORWARD_ONLY,) if inference else SCHEDULES):
             plan["schedule"].fail(f"there is no such schedule for {'inference' if inference else 'training'}")
         if name in ACCUMULATING and plan.get("accumulate") is None:
@@ -175,6 +185,8 @@ def _options(node: Node) -> CheckedOptions:
         together=tuple(tuple(name.text() for name in group.items()) for group in _list(node, "together")),
         no_cut_after=tuple(name.text() for name in _list(node, "no_cut_after")),
         grid=_flag(node, "grid", False),
+        virtual_stages=_count(node, "virtual_stages"),
+        shard_optimizer=_flag(node, "shard_optimizer", False),
     )
 
 

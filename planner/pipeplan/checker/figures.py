@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, VERTICAL, PlanDocument
+from pipeplan.checker.document import (
+    DOUBLE_BUFFERED,
+    FLUSHING,
+    VERTICAL,
+    ZERO_BUBBLE,
+    ZERO_BUBBLE_V,
+    PlanDocument,
+)
 from pipeplan.checker.executor_work import executor_work_s, worker_bytes
-from pipeplan.checker.model import CheckedModel
-from pipeplan.checker.network import FREE, NetworkRates
+from pipeplan.checker.model import CheckedModel, Flags
+from pipeplan.checker.network import FREE, LinkRates
+from pipeplan.checker.virtual_stages import activation_bytes, stages_of
 
 ROUNDING = 1e-9
 """A quotient that exceeds an integer by less than this counts as that integer, as in the planner."""
@@ -92,6 +100,8 @@ class StageFigures:
     """Memory of one worker."""
     before_s: float
     """Forward, backward and update time of all layers before the stage, on a worker of speed 1."""
+    weights_s: float = 0.0
+    """The part of `backward_s` that gradients of the weights take in a pass of their own."""
 
     @property
     def pass_s(self) -> float:
@@ -106,7 +116,20 @@ class StageFigures:
 
 def stage_figures(document: PlanDocument, model: CheckedModel) -> tuple[StageFigures, ...]:
     """The figures of every stage."""
-    return tuple(_of_stage(document, model, index) for index in range(len(document.stages)))
+    figures = tuple(_of_stage(document, model, index) for index in range(len(document.stages)))
+    return _with_memory_of_devices(document, figures) if document.virtual else figures
+
+
+def _with_memory_of_devices(document: PlanDocument, figures: Sequence[StageFigures]) -> tuple[StageFigures, ...]:
+    """The figures with the memory of whole workers, which run several stages each."""
+    found = list(figures)
+    sizes = [figure.minibatch_bytes for figure in figures]
+    for device in range(len(document.devices)):
+        own = stages_of(document, device)
+        held = sum(figures[index].memory_bytes for index in own) + activation_bytes(document, device, sizes)
+        for index in own:
+            found[index] = replace(figures[index], memory_bytes=worker_bytes(document.cluster, held))
+    return tuple(found)
 
 
 def weight_versions(document: PlanDocument, index: int) -> int:
@@ -126,8 +149,8 @@ def copies_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
     """Time of one all-reduce of the whole model's gradients among the copies, in seconds."""
     if document.copies == 1 or document.inference:
         return 0.0
-    link = document.network.among([worker for stage in document.stages for worker in stage.workers])
-    return float(ring_allreduce_s(document.copies, float(model.parameters.sum()), link.allreduce, link.latency_s))
+    everyone = tuple(worker for stage in document.stages for worker in stage.workers)
+    return _among(document, document.copies, everyone, float(model.parameters.sum()))
 
 
 def exchange_s(document: PlanDocument, figure: StageFigures) -> list[float]:
@@ -173,14 +196,16 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
     if model.training:
         several = len(stage.workers) > 1
         versions = weight_versions(document, index)
-        memory += weights * (model.state_ratio + several + versions + (versions - 1) * model.corrects)
-        memory += stage.depth * minibatch
-        if stage.deferred:  # its minibatches hold activations and gradients until W, and one more in its backward pass
+        state = model.state_ratio / (len(stage.workers) if document.options.shard_optimizer else 1)
+        memory += weights * (state + several + versions + (versions - 1) * model.corrects)
+        memory += 0 if document.virtual else stage.depth * minibatch
+        if stage.deferred and not document.virtual:
+            # Its minibatches hold activations and gradients until W, and so does one more in its backward pass.
             memory += (stage.deferred * 2 + 1) * minibatch
         memory += (saved + sent) * stage.recompute
     crossing = received + returned + sent + incoming
     own = float(executor_work_s(document, (index > 0) + (not last), crossing, weights * (not last)))
-    rings = [_allreduce(network, document.of_copy(copy, index), weights) for copy in range(copies)]
+    rings = [_allreduce(document, document.of_copy(copy, index), weights) for copy in range(copies)]
     return StageFigures(
         replicas=replicas,
         depth=stage.depth,
@@ -189,7 +214,7 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         update_s=float(model.update_s[inside].sum()) / speed,
         executor_s=own / speed,
         allreduce_s=max(rings) if model.training else 0.0,
-        group_s=_allreduce(network, stage.workers, weights) if model.training else 0.0,
+        group_s=_allreduce(document, stage.workers, weights) if model.training else 0.0,
         lanes=lanes,
         send_s=max(sent / hop.message for hop in hops),
         return_s=max(incoming / hop.message for hop in hops),
@@ -202,13 +227,35 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         parameters=weights,
         exchanged=tuple(model.exchanged(stage_set)),
         minibatch_bytes=minibatch if model.training else 0.0,
-        memory_bytes=worker_bytes(document.cluster, memory),
+        memory_bytes=memory if document.virtual else worker_bytes(document.cluster, memory),
         before_s=float((model.forward_s + model.backward_s + model.update_s)[earlier].sum()),
+        weights_s=_weights_s(document, model, inside, index) / speed,
     )
 
 
-def _allreduce(network: NetworkRates, workers: tuple[int, ...], size: float) -> float:
-    if len(workers) == 1:
-        return 0.0
-    link = network.among(workers)
-    return float(ring_allreduce_s(len(workers), size, link.allreduce, link.latency_s))
+def _weights_s(document: PlanDocument, model: CheckedModel, inside: Flags, index: int) -> float:
+    """Half of the backward pass of a stage's layers that have parameters, where it divides the pass; else 0."""
+    stage = document.stages[index]
+    divides = document.schedule == ZERO_BUBBLE and stage.deferred > 0
+    divides |= document.schedule == ZERO_BUBBLE_V and not stage.recompute
+    return float(model.backward_s[inside & (model.parameters > 0)].sum()) / 2 if divides else 0.0
+
+
+def exchange_of_gradients_s(document: PlanDocument, members: int, size: float, link: LinkRates) -> float:
+    """Time in which replicas have the mean of their gradients.
+
+    Where each updates a part of the weights only, they gather these afterwards, in as many steps as a half of the ring
+    all-reduce has: (m-1) · (size / (m B) + α) more.
+    """
+    time = float(ring_allreduce_s(members, size, link.allreduce, link.latency_s))
+    if document.options.shard_optimizer:
+        time += (members - 1) * (size / (members * link.allreduce) + link.latency_s)
+    return time
+
+
+def _allreduce(document: PlanDocument, workers: tuple[int, ...], size: float) -> float:
+    return 0.0 if len(workers) == 1 else _among(document, len(workers), workers, size)
+
+
+def _among(document: PlanDocument, members: int, workers: tuple[int, ...], size: float) -> float:
+    return exchange_of_gradients_s(document, members, size, document.network.among(workers))

@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, GPIPE, PlanDocument
+from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, GPIPE, INTERLEAVED, PlanDocument
 from pipeplan.checker.figures import ROUNDING, StageFigures, exchange_s, group_wait, in_flight_depth, overlapped_s
+from pipeplan.checker.virtual_stages import PassTimes, replica_minibatches, stages_of, update_s
 
 AMONG_COPIES = "synchronisation among the copies of the pipeline"
 FILLING = "filling and draining the pipeline"
 EXPOSED = "gradient synchronisation"
 EXCHANGE = "exchange of the gradients of shared weights"
+ORDER = "waiting for other stages between passes"
 
 
 class Load(NamedTuple):
@@ -53,11 +55,14 @@ class BatchParts:
     """All-reduce among copies of the pipeline."""
     shared_weights_s: float
     """Exchange of the gradients of weights that several stages share."""
+    order_s: float = 0.0
+    """Waiting that the order of the passes causes, where workers run several stages."""
 
     @property
     def total_s(self) -> float:
         """The sum of all parts."""
-        return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.copies_s + self.shared_weights_s
+        own = self.work_s + self.transfers_s + self.steady_s + self.exposed_s
+        return own + self.copies_s + self.shared_weights_s + self.order_s
 
 
 def steady_pace(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> float:
@@ -80,6 +85,7 @@ def slowest_resources(document: PlanDocument, figures: Sequence[StageFigures], a
             (parts.exposed_s, EXPOSED),
             (parts.copies_s, AMONG_COPIES),
             (parts.shared_weights_s, EXCHANGE),
+            (parts.order_s, ORDER),
         ]
         return busiest([*steady, *(Load(*part) for part in rest)])
     loads = [Load(load.seconds / document.copies, load.name) for load in _steady_loads(document, figures, among_s)]
@@ -88,6 +94,8 @@ def slowest_resources(document: PlanDocument, figures: Sequence[StageFigures], a
 
 def steady_resources(document: PlanDocument, figures: Sequence[StageFigures]) -> frozenset[str]:
     """The names of the resources that limit the steady part of a batch; several where they are equal."""
+    if document.virtual:
+        return busiest(_virtual_loads(document, figures))
     share = _share(document)
     phases, limits = _phases(document, figures, share), _depth_limits(document, figures, share)
     longest = [max(load.seconds for load in phase) for phase in phases]
@@ -127,6 +135,8 @@ def batch_parts(document: PlanDocument, figures: Sequence[StageFigures], among_s
     """The parts of one batch of a schedule with a flush. `among_s` is the time of one all-reduce among the copies."""
     share = _share(document)
     fastest = max(device.speed for device in document.cluster.devices)
+    if document.virtual:
+        return _virtual_batch(document, figures, fastest)
     return BatchParts(
         minibatches=share,
         work_s=sum(stage.pass_s for stage in figures),
@@ -138,6 +148,77 @@ def batch_parts(document: PlanDocument, figures: Sequence[StageFigures], among_s
         exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
         copies_s=among_s,
         shared_weights_s=sum(sum(exchange_s(document, stage)) for stage in figures),
+    )
+
+
+class DeviceTime(NamedTuple):
+    """The least time of a batch that a device allows, in seconds, and its parts."""
+
+    seconds: float
+    work_s: float
+    """Its own work for one minibatch."""
+    path_s: float
+    """Passes of the stages before its first one, for one minibatch."""
+    messages_s: float
+    """Messages on that way."""
+    device: int
+
+
+def _slowest_device(document: PlanDocument, figures: Sequence[StageFigures]) -> DeviceTime:
+    """The device that needs longest for a batch.
+
+    It has all its minibatches' work, after the first one has come through all stages before its first. Its last
+    gradient goes back through these, but under zb-v, where gradients of weights fill that time.
+    """
+    times, back = [], document.schedule == INTERLEAVED
+    for device in range(len(document.devices)):
+        own = stages_of(document, device)
+        work, before = sum(figures[index].pass_s for index in own), figures[: own[0]]
+        path = sum(one.pass_s if back else one.forward_s + one.executor_s / 2 for one in before)
+        messages = sum(one.round_trip_s if back else one.transfer_s for one in before)
+        total = replica_minibatches(document) * work + path + messages
+        times.append(DeviceTime(total, work, path, messages, device))
+    return max(times)
+
+
+def _virtual_batch(document: PlanDocument, figures: Sequence[StageFigures], fastest: float) -> BatchParts:
+    """The parts of a batch where workers run several stages: those of the slowest device, and waiting."""
+    slowest = _slowest_device(document, figures)
+    steady = max(load.seconds for load in _virtual_loads(document, figures))
+    known = max(slowest.seconds, steady + slowest.work_s + slowest.path_s + slowest.messages_s)
+    ordered = update_s(document, [_pass_times(document, figures, index) for index in range(len(figures))])
+    waits = ordered is not None and ordered > known * (1 + ROUNDING)
+    return BatchParts(
+        minibatches=document.accumulate or 1,
+        work_s=slowest.work_s + slowest.path_s,
+        transfers_s=slowest.messages_s,
+        steady_s=steady,
+        exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
+        copies_s=0.0,
+        shared_weights_s=0.0,
+        order_s=(ordered or 0.0) - known if waits else 0.0,
+    )
+
+
+def _virtual_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[Load]:
+    """What may limit the steady part of a batch: the slowest device, and the boundaries between devices."""
+    slowest = _slowest_device(document, figures)
+    *others, last = [str(index + 1) for index in stages_of(document, slowest.device)]
+    name = f"the workers of stages {', '.join(others)} and {last}" if others else f"stage {last}"
+    loads = [Load((replica_minibatches(document) - 1) * slowest.work_s, f"compute of {name}")]
+    for index, stage in enumerate(figures[:-1]):
+        if document.stages[index].workers != document.stages[index + 1].workers:
+            rounds = math.ceil((document.accumulate or 1) / stage.lanes)
+            loads.append(Load((rounds - 1) * stage.busier_s, _boundary(index)))
+    return loads
+
+
+def _pass_times(document: PlanDocument, figures: Sequence[StageFigures], index: int) -> PassTimes:
+    stage = figures[index]
+    follows = index + 1 < len(figures) and document.stages[index].workers != document.stages[index + 1].workers
+    backward = stage.backward_s + stage.update_s + stage.executor_s / 2 - stage.weights_s
+    return PassTimes(
+        stage.forward_s + stage.executor_s / 2, backward, stage.weights_s, stage.transfer_s if follows else 0.0
     )
 
 

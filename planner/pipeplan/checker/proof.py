@@ -7,22 +7,25 @@ import re
 from dataclasses import dataclass
 
 from pipeplan.checker import verdict_words
-from pipeplan.checker.certificate import CertifiedBound
+from pipeplan.checker.certificates.certificate import CertifiedBound
 from pipeplan.checker.charged_pace import ChargedPace
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.shared_cards import shared_cores_bound_s
 from pipeplan.checker.structure import check_grid
 from pipeplan.checker.verdict_words import TOLERANCE, ProofState, SolverAnswer, gap_of
+from pipeplan.checker.virtual_stages import check_bound
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 from pipeplan.util.units import show_time
 
-SOLVERS = ("DP", "ILP (HiGHS)", "ILP (CBC)")
+SEARCH = "search"
+"""What finds plans whose workers run several stages, and proves nothing but a bound."""
+SOLVERS = ("DP", "ILP (HiGHS)", "ILP (CBC)", SEARCH)
 STATUSES = (verdict_words.OPTIMAL, verdict_words.FEASIBLE, verdict_words.INFEASIBLE, "time limit")
 NOT_SHOWN = "stated, not shown"
-CONFIGURATION = re.compile(r"([1-9][0-9]*×\()?[1-9][0-9]*(-[1-9][0-9]*)*\)?", re.ASCII)
-"""Replica counts, such as `15-1` or `4×(1-1)`."""
+CONFIGURATION = re.compile(r"([1-9][0-9]*×\()?[1-9][0-9]*(-[1-9][0-9]*)*(\)| × [1-9][0-9]* stages)?", re.ASCII)
+"""Replica counts, such as `15-1`, `4×(1-1)` or `8-8 × 2 stages`."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ def check_claims(
     found = gap_of(document.pace_s, bound)
     if abs(gap - found) > 1e-9:
         root["gap"].fail(f"stated {gap!r}, found {found!r}")
+    if document.virtual:
+        return _check_search(document, model, pace, found)
     verdict, rival = root["verdict"], fastest or pace
     state = ProofState(
         pace_s=document.pace_s if fastest is None else fastest.pace_s,
@@ -97,6 +102,29 @@ def check_claims(
     if certified is None or bound > certified.bound_s * (1 + TOLERANCE):
         return None
     return f"{status}, gap {found:.2%}; what each solver found is {NOT_SHOWN}"
+
+
+def _check_search(document: PlanDocument, model: CheckedModel, pace: ChargedPace, gap: float) -> str:
+    """`check_claims` for a plan whose workers run several stages: the bound follows from the work alone."""
+    root = document.root
+    verdict, bound_s = root["verdict"], root["bound_s"].number()
+    if [_answer(node, pace).solver for node in verdict["solvers"].items()] != [SEARCH]:
+        verdict["solvers"].fail(f"plans of {document.schedule} are found by a search")
+    work = model.forward_s + model.backward_s + model.update_s
+    fastest = max(device.speed for device in document.cluster.devices)
+    blocks = model.members(list(model.blocks)).astype(float) @ work
+    check_bound(document, len(model.blocks), float(work.sum()) / fastest, float(blocks.max()) / fastest, bound_s)
+    status = verdict_words.OPTIMAL if gap <= TOLERANCE else verdict_words.FEASIBLE
+    if root["status"].text() != status:
+        root["status"].fail(f"stated {root['status'].value!r}, found {status!r}")
+    for key, expected in (("agree", True), ("proven", False)):
+        if verdict[key].boolean() is not expected:
+            verdict[key].fail(f"stated {verdict[key].value!r}, found {expected!r}")
+    simulated = root["simulation"].get("ratio")
+    text = verdict_words.search_text(document.pace_s, bound_s, None if simulated is None else simulated.number())
+    if verdict["text"].text() != text:
+        verdict["text"].fail(f"found {text!r}")
+    return f"a search found the plan; no plan of {document.schedule} is more than {gap:.1%} faster, by the work alone"
 
 
 def check_simplest(document: PlanDocument, fastest_s: float) -> float:

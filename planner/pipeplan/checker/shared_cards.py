@@ -67,7 +67,7 @@ def core_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[
         exposed = figure.group_s * (1.0 - document.options.overlap)
         interval = document.accumulate if document.accumulates and document.accumulate else count
         for worker in stage.workers:
-            busy[worker] = figure.pass_s / count + exposed / interval
+            busy[worker] += figure.pass_s / count + exposed / interval
     by_server: dict[int, list[float]] = {}
     for worker, time in busy.items():
         by_server.setdefault(document.cluster.server_of(worker), []).append(time)
@@ -129,13 +129,15 @@ def _rings(document: PlanDocument, figures: Sequence[StageFigures]) -> list[tupl
         interval = document.accumulate if document.accumulates and document.accumulate else None
         for copy in range(copies):
             ring = workers[copy::copies]
-            hops.append((ring, np.roll(ring, -1), _hop_bytes(replicas, size) / (interval or replicas * copies)))
+            hop = _hop_bytes(document, replicas, size)
+            hops.append((ring, np.roll(ring, -1), hop / (interval or replicas * copies)))
         for replica in range(replicas):
             ring = workers[replica * copies : (replica + 1) * copies]
-            hops.append((ring, np.roll(ring, -1), _hop_bytes(copies, size / replicas) / (interval or copies)))
+            hop = _hop_bytes(document, copies, size / replicas)
+            hops.append((ring, np.roll(ring, -1), hop / (interval or copies)))
     return hops
 
 
-def _hop_bytes(members: int, size: float) -> float:
-    """Bytes that one member of a ring sends to the next in an all-reduce of `size` bytes."""
-    return 2 * (members - 1) / members * size
+def _hop_bytes(document: PlanDocument, members: int, size: float) -> float:
+    """Bytes that one member of a ring sends to the next in an all-reduce of `size` bytes, and in gathering them."""
+    return (3 if document.options.shard_optimizer else 2) * (members - 1) / members * size

@@ -6,6 +6,7 @@ from collections import Counter
 
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.virtual_stages import check_devices, check_held
 from pipeplan.errors import InputError
 
 
@@ -19,7 +20,10 @@ def check_structure(document: PlanDocument, model: CheckedModel) -> str:
     _partition(document, model)
     _order(document, model)
     _workers(document)
-    layers, workers = len(model.names), sum(len(stage.workers) for stage in document.stages)
+    if document.virtual:
+        check_devices(document)
+        check_held(document)
+    layers, workers = len(model.names), sum(map(len, _positions(document)))
     return f"{_counted(len(document.stages), 'stage')} of {_counted(layers, 'layer')} on {_counted(workers, 'worker')}"
 
 
@@ -30,9 +34,11 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
     """
     options, stages = document.options, len(document.stages)
     replicas = max(len(stage.workers) // document.copies for stage in document.stages)
-    busy = sum(len(stage.workers) for stage in document.stages)
+    busy = sum(map(len, _positions(document)))
     if options.stages is not None and stages != options.stages:
         raise InputError(f"{options.stages} stages were asked for, the plan has {stages}")
+    if options.virtual_stages not in (None, stages // len(document.devices)):
+        raise InputError(f"{options.virtual_stages} stages of each worker were asked for, the plan has others")
     for what, most, found in (
         ("stages", options.max_stages, stages),
         ("replicas of a stage", options.max_replicas, replicas),
@@ -118,7 +124,7 @@ def _order(document: PlanDocument, model: CheckedModel) -> None:
 
 
 def _workers(document: PlanDocument) -> None:
-    workers = Counter(worker for stage in document.stages for worker in stage.workers)
+    workers = Counter(worker for device in _positions(document) for worker in device)
     for worker, times in workers.items():
         if times > 1:
             raise InputError(f"worker {worker} is in the plan {times} times")
@@ -131,6 +137,11 @@ def _workers(document: PlanDocument) -> None:
                 f"stage {number} is on {_counted(len(stage.workers), 'worker')}: each of {document.copies} copies of "
                 "the pipeline needs as many"
             )
+
+
+def _positions(document: PlanDocument) -> tuple[tuple[int, ...], ...]:
+    """The workers of every stage, or of every device where workers run several stages."""
+    return document.devices if document.virtual else tuple(stage.workers for stage in document.stages)
 
 
 def _two(model: CheckedModel, block: int, cut: int) -> str:

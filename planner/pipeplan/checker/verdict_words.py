@@ -149,6 +149,21 @@ class ProofState:
         return f"; a longer search (--time-limit) may close it ({stopped})"
 
 
+def search_text(pace_s: float, bound_s: float, simulated: float | None) -> str:
+    """The verdict on a plan that a search has found, whose workers run several stages each.
+
+    `bound_s` holds for all plans of its schedule; `simulated` is the simulated pace over the predicted one, or None.
+    """
+    longer = max(0.0, pace_s / bound_s - 1) if bound_s else 0.0
+    text = (
+        f"Not proven optimal: a search; the plan takes {longer:.1%} longer than a bound on all plans of this schedule, "
+        "in which nobody waits"
+    )
+    if simulated is not None:
+        text += f", and its simulation {simulated - 1:+.1%} of the prediction"
+    return text + "."
+
+
 def simplest_text(fastest: ProofState, pace_s: float, within: float) -> str:
     """The verdict on a simpler plan of this pace that was taken in place of the fastest one."""
     slower = _percent(pace_s / fastest.pace_s - 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from pipeplan.checker.baselines import check_baselines, fastest_plan
-from pipeplan.checker.certificate import CertifiedBound, check_certificate
+from pipeplan.checker.certificates.certificate import CertifiedBound, check_certificate
 from pipeplan.checker.charged_pace import ChargedPace, charged_pace
 from pipeplan.checker.ddp_overlap import exposed_allreduce_s
 from pipeplan.checker.description import check_description, check_goal_choice
@@ -111,7 +111,7 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
         document.options,
         inference=document.inference,
         update_every=every,
-        synchronous=document.schedule in FLUSHING,
+        synchronous=document.schedule in FLUSHING and not document.virtual,
     )
     model = replace(model, saved=model.saved + model.saved * document.cluster.executor.activation_share)
     structure = _try("structure", lambda: check_structure(document, model))
@@ -155,6 +155,12 @@ class _Certified:
 
         Raises an `InputError` where it does not hold, or where the plan lies outside the space that it speaks of.
         """
+        if self.document.virtual or self.document.options.shard_optimizer:
+            if self.document.root.get("certificate") is not None:
+                kind = "workers run several stages" if self.document.virtual else "replicas divide optimiser state"
+                raise InputError(f"no certificate speaks of plans whose {kind}")
+            if self.document.virtual:
+                return None
         if (outside := outside_space(self.document)) and self.document.claims_proof:
             raise InputError(f"the plan lies outside the searched space, of which alone a proof speaks: {outside}")
         self.bound = check_certificate(self.document, self.model)
@@ -199,6 +205,7 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
             *([("update_s", figure.update_s)] if figure.update_s or node.get("update_s") else []),
             *([("executor_s", figure.executor_s)] if figure.executor_s or node.get("executor_s") else []),
             ("sync_s", awaited_s(document, figures, index)),
+            *([("weights_s", figure.weights_s)] if figure.weights_s or node.get("weights_s") else []),
             *([("exposed_sync_s", exposed_allreduce_s(document, model))] if node.get("exposed_sync_s") else []),
             ("receive_bytes", figure.received),
             ("send_bytes", figure.sent),
@@ -208,6 +215,9 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
         ):
             _same(node[key], value)
         _same_bytes(node["minibatch_bytes"], figure.minibatch_bytes)
+        # Plans written before a worker's own memory was charged do not state it.
+        if (own := node.get("worker_bytes")) is not None:
+            _same_bytes(own, document.cluster.executor.worker_bytes)
         stated, needed = document.stages[index].versions, weight_versions(document, index)
         if stated != needed:
             raise InputError(f"stage {index + 1} keeps {needed} versions of its weights, the plan says {stated}")
@@ -247,8 +257,8 @@ def _check_batch(document: PlanDocument, figures: tuple[StageFigures, ...], amon
     """Check the stated parts of a batch."""
     stated = document.prediction["batch"]
     for key, value in vars(batch_parts(document, figures, among_s)).items():
-        # A plan whose stages share no weights does not state their exchange.
-        if math.isfinite(value) and (value or key != "shared_weights_s" or stated.get(key)):
+        # A plan whose stages share no weights does not state their exchange, nor one without waiting the wait.
+        if math.isfinite(value) and (value or key not in ("shared_weights_s", "order_s") or stated.get(key)):
             _same(stated[key], value)
 
 

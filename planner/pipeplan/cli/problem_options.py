@@ -110,6 +110,11 @@ _ARGUMENTS = (
         help="Correct updates from old gradients: ef, error feedback  [default: with --schedule best ef where it was "
         "seen to help, otherwise none]",
     ),
+    click.option(
+        "--shard-optimizer",
+        is_flag=True,
+        help="Let the replicas of each stage divide the optimiser's state among them (ZeRO stage 1).",
+    ),
     click.option("--no-recompute", is_flag=True, help="Never drop activations and recompute them."),
     click.option(
         "--no-contention",

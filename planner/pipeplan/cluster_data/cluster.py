@@ -110,6 +110,10 @@ class Server:
         return {name: value for name, value in content.items() if name != "name" or value}
 
 
+SHARDED_RINGS = 1.5
+"""Ring all-reduces in which replicas reduce gradients and gather weights: an all-gather takes half of an all-reduce."""
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Devices and the levels that join them, innermost first. Raises an `InputError` where a figure is implausible."""
@@ -126,6 +130,9 @@ class Cluster:
     """Price of one server of a uniform cluster for one hour; None where it is not known."""
     executor: ExecutorCosts = NO_COSTS
     """What the executor itself costs on a device of speed 1."""
+    exchange_rings: float = 1.0
+    """Time of one exchange of gradients, in ring all-reduces: 1, or `SHARDED_RINGS` where replicas also gather the
+    weights that each has updated. This is no property of the machines, and in no file: `Problem` sets it."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)

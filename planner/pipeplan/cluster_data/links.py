@@ -42,7 +42,10 @@ class Links:
 
     @staticmethod
     def of(cluster: Cluster) -> Links:
-        """The links of a cluster. A level that joins a single component adds no links, because nothing crosses it."""
+        """The links of a cluster. A level that joins a single component adds no links, because nothing crosses it.
+
+        Rates of all-reduces are those of `Cluster.exchange_rings` all-reduces in a row.
+        """
         rates = [LevelRates(np.array([np.inf]), np.array([np.inf]), np.zeros(1))]
         for number, level in enumerate(cluster.levels):
             rates.append(_within(cluster, number, level, rates[-1]))
@@ -59,7 +62,7 @@ class Links:
             starts, below = self.cluster.starts(level), found[-1]
             cards = [_joined(self.cluster, level, component) for component in range(len(starts) - 1)]
             rates = [
-                (card.bandwidth * card.sendrecv_efficiency, card.bandwidth * card.allreduce_efficiency, card.latency_s)
+                (card.bandwidth * card.sendrecv_efficiency, _ring_rate(self.cluster, card), card.latency_s)
                 if card.count > 1
                 else (np.inf, np.inf, 0.0)
                 for card in cards
@@ -84,7 +87,7 @@ class Links:
         """Slowest bandwidth (bytes/s) of rings and longest latency (s) in the component of `level` that holds a
         worker."""
         rates, component = self.rates[level], self._row(level, worker)
-        return float(rates.allreduce[component]), float(rates.latency[component])
+        return float(rates.allreduce[component]), float(rates.latency[component]) * self._rings
 
     def sendrecv_among(self, workers: Sequence[int]) -> tuple[float, float]:
         """Bandwidth (bytes/s) and latency (s) of messages among some workers."""
@@ -94,7 +97,7 @@ class Links:
     def allreduce_among(self, workers: Sequence[int]) -> tuple[float, float]:
         """Bandwidth (bytes/s) and latency (s) of a ring among some workers."""
         ways, mine = self._ways_of(workers)
-        return float(ways.allreduce[mine].min()), float(ways.latency[mine].max())
+        return float(ways.allreduce[mine].min()), float(ways.latency[mine].max()) * self._rings
 
     def _ways_of(self, workers: Sequence[int]) -> tuple[LevelRates, Sequence[int]]:
         """The ways up to the smallest component that holds some workers, and the entries of these workers."""
@@ -113,7 +116,11 @@ class Links:
         joined = _joined(self.cluster, level, self.cluster.component(level, worker))
         if joined.count == 1:
             return alone
-        return joined.bandwidth * joined.sendrecv_efficiency, joined.bandwidth * joined.allreduce_efficiency
+        return joined.bandwidth * joined.sendrecv_efficiency, _ring_rate(self.cluster, joined)
+
+    @property
+    def _rings(self) -> float:
+        return self.cluster.exchange_rings
 
     def _row(self, level: int, worker: int) -> int:
         """Index into the arrays of a level for the component that holds a worker."""
@@ -136,8 +143,8 @@ class Links:
 
     @property
     def allreduce_latency(self) -> Floats:
-        """Longest latency in each level, an array over levels 0 … L; the same for messages and all-reduces."""
-        return self.sendrecv_latency
+        """Longest latency of each step of a ring in each level, an array over levels 0 … L."""
+        return self.sendrecv_latency * self._rings
 
 
 def _within(cluster: Cluster, number: int, level: Level, inside: LevelRates) -> LevelRates:
@@ -147,16 +154,14 @@ def _within(cluster: Cluster, number: int, level: Level, inside: LevelRates) -> 
             return inside
         return LevelRates(
             np.minimum(inside.sendrecv, level.bandwidth * level.sendrecv_efficiency),
-            np.minimum(inside.allreduce, level.bandwidth * level.allreduce_efficiency),
+            np.minimum(inside.allreduce, _ring_rate(cluster, level)),
             np.maximum(inside.latency, level.latency_s),
         )
     if number == 0:
         servers = [machine.inside for machine in cluster.machines]
         return LevelRates(
             np.array([level.bandwidth * level.sendrecv_efficiency if level.count > 1 else np.inf for level in servers]),
-            np.array(
-                [level.bandwidth * level.allreduce_efficiency if level.count > 1 else np.inf for level in servers]
-            ),
+            np.array([_ring_rate(cluster, level) if level.count > 1 else np.inf for level in servers]),
             np.array([level.latency_s if level.count > 1 else 0.0 for level in servers]),
         )
     if level.count == 1:
@@ -166,9 +171,16 @@ def _within(cluster: Cluster, number: int, level: Level, inside: LevelRates) -> 
     firsts = np.arange(0, below, level.count)
     return LevelRates(
         np.minimum.reduceat(np.minimum(inside.sendrecv, cards * level.sendrecv_efficiency), firsts),
-        np.minimum.reduceat(np.minimum(inside.allreduce, cards * level.allreduce_efficiency), firsts),
+        np.minimum.reduceat(
+            np.minimum(inside.allreduce, cards * level.allreduce_efficiency / cluster.exchange_rings), firsts
+        ),
         np.maximum(np.maximum.reduceat(inside.latency, firsts), level.latency_s),
     )
+
+
+def _ring_rate(cluster: Cluster, level: Level) -> float:
+    """Bandwidth of exchanges of gradients over a level, bytes/s."""
+    return level.bandwidth * level.allreduce_efficiency / cluster.exchange_rings
 
 
 def _joined(cluster: Cluster, level: int, component: int) -> Level:

@@ -250,6 +250,14 @@ def replica_memory(parameters: Any, replicas: Any, lag: Any = 0) -> Any:
     return parameters * (np.greater(replicas, 1) + lag)
 
 
+def divided_state(parameters: Any, replicas: Any, optimizer_ratio: float) -> Any:
+    """Bytes of the optimiser's state that a worker does not hold where replicas divide it: ratio · w · (1 - 1/r).
+
+    Source: Rajbhandari et al., ZeRO, SC 2020, stage 1. "Memory of one worker".
+    """
+    return parameters * optimizer_ratio * (1.0 - 1.0 / replicas)
+
+
 def version_memory(parameters: Any, versions: Any, copies: int = 1) -> Any:
     """Memory of `versions` versions of the weights, in bytes, at `copies` of the weights for each version.
 

@@ -38,6 +38,7 @@ def stage_memory(plan: Plan, problem: Problem, index: int, held: int | None = No
     saved = sum(unit.saved_bytes for unit in units)
     versions = formulas.version_memory(parameters, plan.versions(index), problem.options.copies_per_version)
     weights = versions + formulas.replica_memory(parameters, stage.replicas)
+    weights -= formulas.divided_state(parameters, stage.replicas, problem.divided_ratio)
     once = formulas.recompute_memory(saved, sent[0], stage.recompute)
     per_minibatch = formulas.memory_per_depth(0, saved, received[0], sent[0], recompute=stage.recompute)
     activations = stage.depth * per_minibatch + formulas.deferred_memory(stage.deferred, per_minibatch)

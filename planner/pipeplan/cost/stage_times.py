@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,7 +37,7 @@ def exchange_times(problem: Problem, shared: Sequence[SharedWeight] | None = Non
     shared = problem.shared if shared is None else shared
     if not shared:
         return ()
-    cluster = problem.whole or problem.cluster
+    cluster = replace(problem.whole or problem.cluster, exchange_rings=1.0)  # all stages sum these gradients whole
     rate = Links.of(cluster).allreduce_among(range(cluster.workers))
     return tuple(float(formulas.shared_weight_time(one.bytes, *rate, cluster.workers)) for one in shared)
 

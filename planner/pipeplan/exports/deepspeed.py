@@ -82,7 +82,9 @@ class DeepSpeed:
         )
         return {
             MODULE: ExportFile(module, "a PipelineModule with the stages of the plan"),
-            CONFIG: ExportFile(_config(plan, grid), "batch sizes, to which you add the rest of your configuration"),
+            CONFIG: ExportFile(
+                _config(problem, plan, grid), "batch sizes, to which you add the rest of your configuration"
+            ),
             HOSTS: ExportFile(
                 _hosts(lines, workers_per_used_server(problem.cluster, grid.count)),
                 "slots of every server; put in your hosts",
@@ -127,7 +129,7 @@ def _about(index: int, problem: Problem, plan: Plan, grid: GridDegrees) -> str:
     )
 
 
-def _config(plan: Plan, grid: GridDegrees) -> str:
+def _config(problem: Problem, plan: Plan, grid: GridDegrees) -> str:
     config: dict[str, object] = {
         "train_batch_size": grid.batch,
         "train_micro_batch_size_per_gpu": grid.microbatch,
@@ -136,6 +138,8 @@ def _config(plan: Plan, grid: GridDegrees) -> str:
     if any(stage.recompute for stage in plan.stages):
         # Reentrant checkpointing needs inputs with gradients, and the first stage has none.
         config["pipeline"] = {"use_reentrant": False}
+    if problem.options.shard_optimizer:
+        config["zero_optimization"] = {"stage": 1}
     return json.dumps(config, indent=2) + "\n"
 
 

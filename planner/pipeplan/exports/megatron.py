@@ -2,7 +2,8 @@
 
 In a layout E is the embedding, t a block, L the head with the loss, and `|` ends a stage. Stage s has the workers from
 s times the data-parallel size on, as in pipeplan's uniform grids. The only schedule without interleaving is 1F1B with a
-flush. Stage s, counted from 0, has stages - s microbatches in flight.
+flush. Stage s, counted from 0, has stages - s microbatches in flight. A layout with more stages than the pipeline's
+size is interleaved: its stages go round the ranks, as in pipeplan's interleaved-1f1b.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weight
 from pipeplan.exports.target import ExportFile, refusal
 from pipeplan.exports.tied_weights import refuse_split_ties
 from pipeplan.exports.uniform_degrees import (
-    GridDegrees,
     grid_degrees,
     in_flight_difference,
     restrict_to_synchronous_grid,
 )
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.plan.schedules import GPIPE, ZERO_BUBBLE
+from pipeplan.plan.schedules import GPIPE, ZERO_BUBBLE, ZERO_BUBBLE_V
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
@@ -31,6 +31,8 @@ from pipeplan.rendering.templates import load_template
 from pipeplan.util.text import one_line
 
 FILE = "arguments.sh"
+UNKNOWN = (GPIPE, ZERO_BUBBLE, ZERO_BUBBLE_V)
+"""Synchronous schedules that Megatron-LM does not have."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,21 @@ class Megatron:
                 "one stage for that: profile it anew, which tells the two apart, or without tied weights "
                 f"(`tie_word_embeddings=False`); the export tells {self.title} not to share them either"
             )
-        if options.schedule in (GPIPE, ZERO_BUBBLE):
+        if options.schedule in UNKNOWN:
             raise InputError(f"{self.title} has no schedule {options.schedule}: leave out --schedule")
-        restricted = restrict_to_synchronous_grid(self, options)
+        restricted = restrict_to_synchronous_grid(self, options, several=True)
         ties = tuple(tie.layers for tie in _other_ties(profile, stack))
         return replace(restricted, recompute=False, together=(*options.together, *_groups(stack), *ties))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` if a plan has no layout, or Megatron-LM would run it differently."""
         stack = _stack(self, problem.profile)
-        grid = grid_degrees(self, problem, plan)
-        if plan.schedule in (GPIPE, ZERO_BUBBLE) and grid.stages > 1:
+        grid = grid_degrees(self, problem, plan, several=True)
+        if plan.schedule in UNKNOWN and grid.stages > 1:
             raise refusal(self, plan, f"it has no schedule {plan.schedule}")
+        if plan.virtual and grid.microbatches % grid.stages:
+            reason = f"its interleaved schedule needs a multiple of {grid.stages} microbatches, not"
+            raise refusal(self, plan, f"{reason} {grid.microbatches}")
         refuse_split_ties(self, _other_ties(problem.profile, stack), plan)
         if not grid.stage_major:
             raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")
@@ -78,16 +83,17 @@ class Megatron:
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The arguments, as a fragment for bash."""
-        grid, stack = grid_degrees(self, problem, plan), stack_of(problem.profile)
+        grid, stack = grid_degrees(self, problem, plan, several=True), stack_of(problem.profile)
         text = load_template("exports/megatron.sh.j2").render(
             header=header_lines(self, problem, plan),
-            stages=[_stage_line(index, stage, stack, grid) for index, stage in enumerate(plan.stages)],
+            stages=[_stage_line(index, stage, stack) for index, stage in enumerate(plan.stages)],
             blocks=len(stack.blocks),
             layout="|".join(_letters(stage, stack) for stage in plan.stages),
             degrees=grid,
+            divided=problem.options.shard_optimizer,
             untied=shared_weights(all_groups(problem.profile), stack) is None,
             servers=workers_per_used_server(problem.cluster, grid.count),
-            in_flight=in_flight_difference(problem, plan, grid),
+            in_flight="" if plan.virtual else in_flight_difference(problem, plan, grid),
         )
         return {FILE: ExportFile(text, "arguments: the pipeline's layout, degrees of parallelism, batch sizes")}
 
@@ -133,12 +139,12 @@ def _letters(stage: Stage, stack: BlockStack) -> str:
     return "E" * (set(stack.before) <= names) + blocks + "L" * (set(stack.after) <= names)
 
 
-def _stage_line(index: int, stage: Stage, stack: BlockStack, grid: GridDegrees) -> str:
+def _stage_line(index: int, stage: Stage, stack: BlockStack) -> str:
     """One line of a comment with the parts and the ranks of a stage."""
     parts = [
         part for part, names in zip(_part_names(stack), stack.parts(), strict=True) if set(names) <= set(stage.layers)
     ]
     content = parts[0] if len(parts) == 1 else f"{parts[0]} to {parts[-1]}"
-    workers = grid.workers[index]
+    workers = stage.workers
     ranks = f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
     return one_line(f"stage {index}, {ranks}: {content}")

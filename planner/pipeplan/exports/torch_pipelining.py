@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pipeplan.exports import layer_chains, uniform_degrees
 from pipeplan.exports.cut_boundaries import ModuleBoundaries
 from pipeplan.exports.files import header_lines, python_literal, python_number_list, torchrun_commands
-from pipeplan.exports.target import ExportFile
+from pipeplan.exports.target import ExportFile, refusal
 from pipeplan.exports.tied_weights import keep_ties, refuse_split_ties
 from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import ZERO_BUBBLE_V
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.templates import load_template
@@ -26,20 +28,25 @@ class TorchPipelining:
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to a uniform grid with a flush, cuts at modules, and stages that send to the next stage only."""
         boundaries = ModuleBoundaries(profile)
-        options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
+        options = keep_ties(profile, restrict_to_synchronous_grid(self, options, several=True))
+        if options.schedule == ZERO_BUBBLE_V:
+            options = replace(options, recompute=False)
         return layer_chains.restrict_to_places(
             self, boundaries, layer_chains.compatible_places(boundaries, options), options
         )
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` for any other plan."""
-        grid_degrees(self, problem, plan)
+        grid_degrees(self, problem, plan, several=True)
+        uniform_degrees.refuse_divided_state(self, problem, plan)
+        if plan.schedule == ZERO_BUBBLE_V and any(stage.recompute for stage in plan.stages):
+            raise refusal(self, plan, "a stage recomputes, whose backward pass torch cannot divide")
         refuse_split_ties(self, problem.profile.tied, plan)
         layer_chains.cut_places(self, ModuleBoundaries(problem.profile), problem, plan)
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """pipeline.py, schedule.csv, and train.py if the profile names the job."""
-        grid = grid_degrees(self, problem, plan)
+        grid = grid_degrees(self, problem, plan, several=True)
         files = {
             "pipeline.py": ExportFile(
                 self._pipeline(problem, plan, grid), "where the model is cut, the mesh, the schedule"
@@ -61,7 +68,7 @@ class TorchPipelining:
         """How to start training."""
         if not problem.profile.model_ref:
             return f"import {folder}/pipeline.py in your training script; the profile names no job to write one for"
-        grid = grid_degrees(self, problem, plan)
+        grid = grid_degrees(self, problem, plan, several=True)
         return "; ".join(torchrun_commands(problem.cluster, grid.count, shlex.quote(f"{folder}/train.py")))
 
     def _pipeline(self, problem: Problem, plan: Plan, grid: GridDegrees) -> str:
@@ -73,7 +80,10 @@ class TorchPipelining:
             fitted=python_number_list,
             splits=[(split.module, "BEGINNING" if split.before else "END") for split in splits],
             ranks=grid.workers,
-            stages=grid.stages,
+            places=uniform_degrees.places(plan),
+            rounds=plan.virtual,
+            folded=plan.schedule == ZERO_BUBBLE_V,
+            stages=len(plan.stages),
             replicas=grid.replicas,
             microbatch=grid.microbatch,
             microbatches=grid.microbatches,

@@ -48,6 +48,7 @@ class Torchtitan:
         """Raise `InputError` for any other plan."""
         grid, stack = self._degrees(problem, plan), self._stack(problem.profile, stages=len(plan.stages))
         refuse_split_ties(self, problem.profile.tied, plan)
+        uniform_degrees.refuse_divided_state(self, problem, plan)
         if plan.schedule == INTERLEAVED and grid.microbatches % grid.stages:
             reason = f"torch's interleaved schedule needs a multiple of {grid.stages} microbatches, not"
             raise refusal(self, plan, f"{reason} {grid.microbatches}")

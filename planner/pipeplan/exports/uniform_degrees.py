@@ -17,7 +17,7 @@ from pipeplan.exports.target import ExportTarget, refusal
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH, FLUSHING, GPIPE, INTERLEAVED, STASHING, VIRTUAL, ZERO_BUBBLE_V
 from pipeplan.problem.problem import Options, Problem
-from pipeplan.simulation.from_plan import pass_order
+from pipeplan.simulation.from_plan import device_orders, pass_order
 from pipeplan.util.units import show_time
 
 FILE = "schedule.csv"
@@ -103,6 +103,12 @@ def restrict_to_synchronous_grid(target: ExportTarget, options: Options, *, seve
     return replace(options, schedule=schedule, grid=True, allow_copies=False)
 
 
+def refuse_divided_state(target: ExportTarget, problem: Problem, plan: Plan) -> None:
+    """Raise `InputError` for a plan whose replicas divide the optimiser's state, for a target that does not do so."""
+    if problem.options.shard_optimizer:
+        raise refusal(target, plan, "its replicas divide the optimiser's state, which this export does not write")
+
+
 def _refuse_asynchronous(target: ExportTarget, plan: Plan) -> None:
     if plan.schedule in FLUSHING:
         return
@@ -173,9 +179,21 @@ def torch_schedule_name(plan: Plan) -> str:
 
 
 def order_csv(plan: Plan) -> str:
-    """One row for each stage, for `_PipelineScheduleRuntime._load_csv`. `0F1` is stage 0, forward, microbatch 1."""
-    rows = ([f"{stage}{kind}{number}" for kind, number in pass_order(plan, stage)] for stage in range(len(plan.stages)))
+    """One row for each place, for `_PipelineScheduleRuntime._load_csv`. `0F1` is stage 0, forward, microbatch 1."""
+    if plan.virtual:
+        rows = [[f"{stage}{kind}{number}" for stage, kind, number in row] for row in device_orders(plan)]
+    else:
+        stages = range(len(plan.stages))
+        rows = [[f"{stage}{kind}{number}" for kind, number in pass_order(plan, stage)] for stage in stages]
     return "".join(",".join(row) + "\n" for row in rows)
+
+
+def places(plan: Plan) -> list[list[int]]:
+    """The stages of every place in the pipeline."""
+    if not plan.virtual:
+        return [[index] for index in range(len(plan.stages))]
+    stages = range(len(plan.stages))
+    return [[index for index in stages if plan.device_of(index) == place] for place in range(len(plan.devices))]
 
 
 def too_few_microbatches(plan: Plan, grid: GridDegrees) -> bool:
@@ -191,8 +209,8 @@ def is_torch_order(plan: Plan, grid: GridDegrees) -> bool:
 
     Torch's 1F1B has as many microbatches in flight at a stage as there are stages from that stage on.
     """
-    if plan.virtual:  # Megatron's order and ZB-V's are torch's too, where minibatches come in whole rounds
-        return True
+    if plan.virtual:  # ZB-V's order is torch's too, and Megatron's where minibatches come in whole rounds
+        return plan.schedule != INTERLEAVED or grid.microbatches % grid.stages == 0
     if too_few_microbatches(plan, grid) or any(stage.deferred for stage in plan.stages):
         return False
     return plan.schedule == GPIPE or all(

@@ -21,6 +21,8 @@ def certificate_of(
     It covers the pace with everything charged where that is longer than the pace without shared resources and the wait
     of plain data parallelism, or where only such a certificate can cover the problem.
     """
+    if problem.options.shard_optimizer:
+        return Certificate(None, "no certificate covers plans whose replicas divide the optimiser's state")
     charged = problem.options.contention
     proven = [result.bound_s for result in results if result.status == Status.OPTIMAL and result.charged == charged]
     alone = [result.alone_bound_s for result in results if result.alone_bound_s is not None]

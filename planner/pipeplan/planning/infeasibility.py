@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost import formulas
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, data_parallel
@@ -109,6 +110,8 @@ class Diagnosis:
     """Whether the workers share the memory of this machine."""
     unfinished: bool = False
     """Whether there was no time to try everything that might help."""
+    sharding: bool = False
+    """Whether a plan fits whose replicas divide the state of the optimiser."""
     pinned: str = ""
     """A clause about a layer that is pinned to a stage that cannot exist, or about two pins that contradict each other;
     empty if there is neither."""
@@ -141,6 +144,8 @@ class Diagnosis:
             line += f", or {self.growth.count} {self.growth.unit}s instead of {self.growth.now}"
         elif self.relaxed:
             line += f", or leaving out {' or '.join(self.relaxed)}"
+        if self.sharding:
+            line += ", or --shard-optimizer"
         return f"{line}; or a smaller minibatch"
 
     def _oversized(self) -> str:
@@ -152,7 +157,7 @@ class Diagnosis:
         return (
             f"nothing fits in memory: layer {first.name!r} alone needs {show_size(first.needs_bytes)}, "
             f"{show_size(first.missing_bytes)} more than the {show_size(self.capacity_bytes)} of one {self.device}"
-            f"{others}; use a smaller minibatch or {advice}"
+            f"{others}; use a smaller minibatch or {advice}{', or --shard-optimizer' * self.sharding}"
         )
 
 
@@ -192,6 +197,7 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
     largest = max(devices, key=lambda device: device.memory_bytes)
     smallest = min(devices, key=lambda device: device.memory_bytes)
     oversized = _oversized(problem, float(largest.memory_bytes)) if problem.options.memory else ()
+    sharding = attempts.attempt(lambda ends: _fits_with_sharding(problem, cuts, ends), 0.25)
     # More memory gets half of the time, and more servers half of the rest.
     enough = attempts.attempt(lambda ends: _enough_memory(problem, cuts, smallest.memory_bytes, ends), 0.5)
     growth, relaxed = None, list[str]()
@@ -210,11 +216,25 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
         unfinished=attempts.unfinished,
         shared=problem.cluster.name == "local" and problem.cluster.workers > 1 and smallest.kind == "cpu",
         pinned=_impossible_pins(problem),
+        sharding=bool(sharding),
     )
 
 
+def _fits_with_sharding(problem: Problem, cuts: Cuts, deadline: Deadline) -> bool:
+    """Whether a plan fits if replicas divide the optimiser's state, which they do not yet."""
+    options = problem.options
+    if options.shard_optimizer or not (options.memory and problem.training and problem.profile.optimizer_state_ratio):
+        return False
+    sharded = replace(problem, options=replace(options, shard_optimizer=True))
+    return dynamic_program.is_feasible(sharded, cuts, deadline.at)
+
+
 def _oversized(problem: Problem, capacity: float) -> tuple[OversizedLayers, ...]:
-    needed = [(alone_bytes(problem, unit), unit.layers) for unit in problem.units]
+    everyone, ratio = problem.cluster.workers, problem.divided_ratio
+    needed = [
+        (alone_bytes(problem, unit) - formulas.divided_state(unit.parameter_bytes, everyone, ratio), unit.layers)
+        for unit in problem.units
+    ]
     oversized = [OversizedLayers(layers, size, capacity) for size, layers in needed if size > capacity]
     return tuple(sorted(oversized, key=lambda group: -group.needs_bytes))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+from pipeplan.checker.verdict_words import search_text
 from pipeplan.cost.evaluate import Evaluation
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH
@@ -73,14 +74,8 @@ def solve_with_virtual_stages(problem: Problem, maximum_cuts: int, deadline: Dea
 def _verdict(found: VirtualPlans) -> Verdict:
     """What is known: how far the plan is from the bound for all plans of this kind, by the formula and simulated."""
     best = found.plans[0]
-    gap = max(0.0, best.score.pace_s / found.bound_s - 1) if found.bound_s else 0.0
-    text = (
-        f"Not proven optimal: a search; the plan takes {gap:.1%} longer than a bound on all plans of this schedule, "
-        "in which nobody waits"
-    )
-    if best.simulated_s is not None:
-        text += f", and its simulation {best.simulated_s / best.score.pace_s - 1:+.1%} of the prediction"
-    return Verdict(True, False, text + ".")
+    simulated = None if best.simulated_s is None else best.simulated_s / best.score.pace_s
+    return Verdict(True, False, search_text(best.score.pace_s, min(found.bound_s, best.score.pace_s), simulated))
 
 
 def _baselines(problem: Problem, maximum_cuts: int, deadline: Deadline) -> tuple[Baseline, ...]:

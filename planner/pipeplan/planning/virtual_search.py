@@ -26,8 +26,9 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 MOST_CHUNKS = 6
 """Most stages of a worker that are tried where the user does not say how many."""
-EVALUATED = 12
-"""Shapes for which a plan is made: those with the shortest batches by a quick estimate, as far as they fit."""
+EVALUATED, MORE_EVALUATED, MORE_S = 12, 48, 2.0
+"""Shapes for which a plan is made, as far as they fit: those with the shortest batches by a quick estimate, which knows
+nothing of shared cards. There are more of them as long as all take no longer than `MORE_S` seconds."""
 SIMULATED = 4
 """Plans that are simulated: those with the shortest batches by the formula."""
 NEAR = 0.25
@@ -75,10 +76,14 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> Virtua
     shapes = list(virtual_shapes(problem))
     bound_s = min((_bound_s(problem, shape) for shape in shapes), default=0.0)
     shapes.sort(key=lambda shape: quick_estimate_s(problem, shape, _rounds(problem, shape)) / accumulate)
+    quick = deadline.share(1.0, MORE_S)
     for shape in shapes:
         best_s = min((one.score.pace_s for one in found), default=float("inf"))
-        if (found and deadline.passed) or len(found) == EVALUATED or _bound_s(problem, shape) > best_s:
+        enough = len(found) >= (MORE_EVALUATED if not quick.passed else EVALUATED)
+        if (found and deadline.passed) or enough:
             break
+        if _bound_s(problem, shape) > best_s:
+            continue
         plan = _plan_of(problem, shape)
         if plan is not None:
             found.append(VirtualPlan(plan, evaluate(plan, problem)))
@@ -163,15 +168,8 @@ def _numbers_of_chunks(problem: Problem, devices: int) -> range:
 
 
 def _is_useful(problem: Problem, shape: VirtualShape) -> bool:
-    """Whether a shape uses the workers: all of them, or as many as whole positions can have.
-
-    Replicas that do not divide the minibatches of an update leave some of them idle.
-    """
-    accumulate = problem.options.accumulate or 1
-    if shape.replicas > accumulate or (shape.devices == 1 and problem.cluster.workers > 1):
-        return False
-    most = min(problem.cluster.workers, problem.options.max_workers or problem.cluster.workers)
-    return 2 * shape.workers > most
+    """Whether every replica has a minibatch of an update, and there are several positions if workers allow it."""
+    return shape.replicas <= (problem.options.accumulate or 1) and (shape.devices > 1 or problem.cluster.workers == 1)
 
 
 def _bound_s(problem: Problem, shape: VirtualShape) -> float:

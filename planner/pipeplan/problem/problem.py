@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster import SHARDED_RINGS, Cluster
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import (
     ACCUMULATING,
@@ -67,6 +67,8 @@ class Options:
     optimiser, one for each weight version but the newest."""
     recompute: bool = True
     """Whether a stage may drop its activations and run forward again before backward, where memory is short."""
+    shard_optimizer: bool = False
+    """Whether the replicas of a stage divide the state of the optimiser among them (ZeRO stage 1)."""
     contention: bool = True
     """Whether a network card is charged with the sum of the traffic that crosses it, shared cores with the sum of the
     work on them, and plain data parallelism with the wait for its all-reduce. Otherwise every resource is charged as if
@@ -119,6 +121,8 @@ class Options:
         if self.correction != "none" and (self.inference or self.schedule not in CORRECTED):
             used = "inference" if self.inference else self.schedule
             raise InputError(f"a plan corrects old gradients under {' and '.join(CORRECTED)} only, not for {used}")
+        if self.shard_optimizer and self.inference:
+            raise InputError("inference has no optimiser whose state could be divided")
         if self.boundary not in BOUNDARIES:
             raise InputError(f"there is no boundary model {self.boundary!r}; {did_you_mean(self.boundary, BOUNDARIES)}")
 
@@ -226,6 +230,9 @@ class Problem:
     """The weights that units share, of which stages may hold copies; none unless the schedule is synchronous."""
 
     def __post_init__(self) -> None:
+        rings = SHARDED_RINGS if self.options.shard_optimizer else 1.0
+        if self.cluster.exchange_rings != rings:
+            object.__setattr__(self, "cluster", replace(self.cluster, exchange_rings=rings))
         units, flows, shared = _units_and_flows(self.profile, self.options)
         if share := self.cluster.executor.activation_share:
             units = tuple(replace(unit, saved_bytes=unit.saved_bytes * (1 + share)) for unit in units)
@@ -263,6 +270,12 @@ class Problem:
         much: the newest version has no step beside it.
         """
         return self.profile.optimizer_state_ratio - (self.options.copies_per_version - 1)
+
+    @property
+    def divided_ratio(self) -> float:
+        """Bytes of the optimiser's state that replicas divide, per byte of parameters. What a correction keeps is
+        charged whole."""
+        return self.profile.optimizer_state_ratio if self.options.shard_optimizer else 0.0
 
     @property
     def training(self) -> bool:
@@ -328,6 +341,7 @@ class Problem:
         """This problem on another cluster, or on one of the `copies` equal components of a cluster."""
         # Copied rather than made anew: the units and the flows do not depend on the cluster.
         moved = copy(self)
+        cluster = replace(cluster, exchange_rings=self.cluster.exchange_rings)
         whole = (self.whole or self.cluster) if copies > 1 else None
         for name, value in (
             ("cluster", cluster),

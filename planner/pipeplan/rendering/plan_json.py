@@ -107,6 +107,8 @@ def _options(outcome: Outcome) -> dict[str, Any]:
         del options["correction"]
     if options["virtual_stages"] is None:
         del options["virtual_stages"]
+    if not options["shard_optimizer"]:
+        del options["shard_optimizer"]
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
 
 
@@ -191,6 +193,7 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
             for stage in plan.stages
         ],
         "links": planned_links(outcome, sum(sizes)),
+        **({"shard_optimizer": True} if problem.options.shard_optimizer else {}),
     }
     return [
         shared

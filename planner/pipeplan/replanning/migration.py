@@ -21,10 +21,10 @@ class WorkerChange:
     server: int
     was: int | None
     """Its number in the old plan; None if that is not known."""
-    stage: int | None
-    """Its stage, counted from 0; None if it is idle."""
-    stage_was: int | None
-    """Its stage in the old plan; None if it was idle, or is not known."""
+    stages: tuple[int, ...]
+    """Its stages, counted from 0: several only under schedules with virtual stages, none if it is idle."""
+    stages_was: tuple[int, ...]
+    """Its stages in the old plan; none if it was idle, or is not known."""
     taken: tuple[str, ...]
     """Layers that it holds in the new plan only."""
     read_bytes: int
@@ -99,22 +99,24 @@ def plan_changes(
 def _workers(
     old: Plan, new: Plan, remaining: RemainingCluster, layers: Mapping[str, Layer], ratio: float
 ) -> Iterator[WorkerChange]:
-    old_stages = {worker: index for index, stage in enumerate(old.stages) for worker in stage.workers}
-    new_stages = {worker: index for index, stage in enumerate(new.stages) for worker in stage.workers}
     for number in range(remaining.cluster.workers):
         was = remaining.workers[number] if remaining.workers else None
-        stage, stage_was = new_stages.get(number), None if was is None else old_stages.get(was)
-        names = () if stage is None else new.stages[stage].layers
-        held_before = set() if stage_was is None else set(old.stages[stage_was].layers)
+        stages, stages_was = _stages_of(new, number), () if was is None else _stages_of(old, was)
+        names = [name for stage in stages for name in new.stages[stage].layers]
+        held_before = {name for stage in stages_was for name in old.stages[stage].layers}
         yield WorkerChange(
             number=number,
             server=remaining.cluster.server_of(number),
             was=was,
-            stage=stage,
-            stage_was=stage_was,
+            stages=stages,
+            stages_was=stages_was,
             taken=tuple(name for name in names if name not in held_before),
             read_bytes=sum(_state_bytes(layers[name], 0.0 if new.inference else ratio) for name in names),
         )
+
+
+def _stages_of(plan: Plan, worker: int) -> tuple[int, ...]:
+    return tuple(index for index, stage in enumerate(plan.stages) if worker in stage.workers)
 
 
 def _state_bytes(layer: Layer, ratio: float) -> int:

@@ -61,8 +61,8 @@ def _workers(report: ReplanReport) -> Table:
             "?" if first.was is None else _numbers([worker.was for worker in workers if worker.was is not None]),
             str(first.server),
             str(report.left.servers[first.server]) if report.left.servers else "?",
-            _stage(first.stage),
-            "?" if first.was is None else _stage(first.stage_was),
+            _stages(first.stages),
+            "?" if first.was is None else _stages(first.stages_was),
             layer_span(first.taken),
             show_size(first.read_bytes),
         )
@@ -71,7 +71,7 @@ def _workers(report: ReplanReport) -> Table:
 
 def _alike(worker: WorkerChange) -> tuple[object, ...]:
     """The properties that consecutive workers must share to be shown in one row."""
-    return worker.server, worker.stage, worker.stage_was, worker.taken, worker.was is None
+    return worker.server, worker.stages, worker.stages_was, worker.taken, worker.was is None
 
 
 def _numbers(numbers: Sequence[int]) -> str:
@@ -82,8 +82,8 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ",".join(str(number) for number in numbers)
 
 
-def _stage(index: int | None) -> str:
-    return "-" if index is None else str(index + 1)
+def _stages(indices: Sequence[int]) -> str:
+    return ", ".join(str(index + 1) for index in indices) or "-"
 
 
 def layer_span(names: Sequence[str]) -> str:

@@ -6,7 +6,9 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, waits_for_allreduce
 from pipeplan.cost.evaluate import Evaluation, StageCost
 from pipeplan.cost.stage_times import awaited_exchange_s, group_allreduce_time
+from pipeplan.cost.virtual_stages import PLACEMENTS
 from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import SPLITTING
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.scenario import CostModel, PredictedStage, Scenario, assemble_scenario
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
@@ -67,3 +69,19 @@ def pass_order(plan: Plan, stage: int) -> list[tuple[str, int]]:
     if shapes[stage].deferred:
         kinds |= {ActionKind.BACKWARD: "I", ActionKind.WEIGHTS: "W"}
     return [(kinds[one.kind], one.index // shapes[stage].replicas) for one in stream if one.kind in kinds]
+
+
+def device_orders(plan: Plan) -> list[list[tuple[int, str, int]]]:
+    """The passes of one update on every position of a plan whose workers run several stages, on its first replica.
+
+    A pass is (stage, kind, minibatch), with the kinds of `pass_order`.
+    """
+    assert plan.accumulate is not None
+    placement, devices = PLACEMENTS[plan.schedule], len(plan.devices)
+    kinds = {"F": "F", "B": "I", "W": "W"} if plan.schedule in SPLITTING else {"F": "F", "B": "B"}
+    orders = []
+    for device in range(devices):
+        own = placement.stages_of(device, devices, len(plan.stages))
+        passes = placement.passes(device, devices, len(own), -(-plan.accumulate // plan.stages[0].replicas))
+        orders.append([(own[chunk], kinds[kind], minibatch) for kind, chunk, minibatch in passes])
+    return orders

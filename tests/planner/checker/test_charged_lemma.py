@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeplan.checker.charged_closure import charged_space
-from pipeplan.checker.charged_stages import ChargedSpace
-from pipeplan.checker.charged_states import ChargedStates, CountedLimits, covered
+from pipeplan.checker.certificates.charged_closure import charged_space
+from pipeplan.checker.certificates.charged_stages import ChargedSpace
+from pipeplan.checker.certificates.charged_states import ChargedStates, CountedLimits, covered
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.model import checked_model
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server

@@ -20,8 +20,8 @@ from commandline import Run
 from extents import slow_but_for
 from instances import drawn, mixed_instance, random_instance, unequal_instance
 
+from pipeplan.checker.certificates.states import dominates
 from pipeplan.checker.network import UniformRates
-from pipeplan.checker.states import dominates
 from pipeplan.checker.verify import CheckResult, verify_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from decoders import decoder, problem
+from decoders import decoder, folded, problem
 
-from pipeplan.cost.virtual_stages import with_depths
 from pipeplan.errors import InputError
-from pipeplan.exports import megatron, torch_pipelining, torchtitan
-from pipeplan.plan.plan import Plan, Stage
-from pipeplan.profile_data.profile import Profile
+from pipeplan.exports import deepspeed, megatron, torch_pipelining, torchtitan
 from pipeplan_launch.plan.virtual_stages import interleaved_passes, looped_device, v_shaped_device, zero_bubble_v_passes
+
+INTERLEAVED = "interleaved-1f1b"
+CUTS = ["h.1.ln", "h.3.ln", "h.5.ln"]
 
 
 def theirs(kind: str, devices: int, chunks: int, minibatches: int, device: int) -> list[tuple[str, int, int]]:
@@ -52,19 +51,10 @@ def test_zb_v_is_in_the_order_of_torch(devices: int) -> None:
             assert found == theirs("ScheduleZBVZeroBubble", devices, 2, minibatches, device)
 
 
-def virtual_plan(profile: Profile, cuts: Sequence[str], schedule: str, accumulate: int) -> Plan:
-    """Four stages on two workers."""
-    names = [layer.name for layer in profile.layers]
-    ends = [0, *(names.index(cut) for cut in cuts), len(names)]
-    placed = {"interleaved-1f1b": (0, 1, 0, 1), "zb-v": (0, 1, 1, 0)}[schedule]
-    stages = [Stage(tuple(names[a:b]), (worker,), 1, 1) for (a, b), worker in zip(pairwise(ends), placed, strict=True)]
-    return with_depths(Plan(tuple(stages), schedule=schedule, accumulate=accumulate))
-
-
 @pytest.mark.parametrize(("schedule", "name"), [("interleaved-1f1b", "Interleaved1F1B"), ("zb-v", "ZBVZeroBubble")])
 def test_torchtitan_gets_the_stages_and_the_name_of_the_schedule(schedule: str, name: str) -> None:
     profile = decoder(6)
-    plan = virtual_plan(profile, ["h.1.ln", "h.3.ln", "h.5.ln"], schedule, 4)
+    plan = folded(profile, CUTS, schedule, 4)
     (text,) = (file.text for file in torchtitan.TARGET.files(problem(profile), plan).values())
     names: dict[str, Any] = {}
     body = text[text.index("STAGES = [") : text.index("def plan()")]
@@ -77,11 +67,50 @@ def test_torchtitan_gets_the_stages_and_the_name_of_the_schedule(schedule: str, 
     assert 'pipeline_parallel_schedule_csv=""' in text
 
 
+def rows_of(text: str) -> list[list[str]]:
+    """The rows of a CSV file of passes."""
+    return [row.split(",") for row in text.splitlines()]
+
+
+def test_torch_gets_two_stages_for_each_place_and_the_order_where_it_has_another_one() -> None:
+    profile = decoder(6)
+    for schedule, accumulate, by_order in (("zb-v", 5, False), ("interleaved-1f1b", 4, False), (INTERLEAVED, 5, True)):
+        plan = folded(profile, CUTS, schedule, accumulate)
+        files = torch_pipelining.TARGET.files(problem(profile), plan)
+        text = files["pipeline.py"].text
+        assert f"BY_ORDER = {by_order}" in text
+        assert "STAGES, REPLICAS = 4, 1" in text
+        placed = [[0, 3], [1, 2]] if schedule == "zb-v" else [[0, 2], [1, 3]]
+        assert f"PLACES = [\n    {placed[0]},\n    {placed[1]},\n]" in text
+        rows = rows_of(files["schedule.csv"].text)
+        kinds = "FIW" if schedule == "zb-v" else "FB"
+        for own, row in zip(placed, rows, strict=True):
+            assert sorted(row) == sorted(
+                f"{stage}{kind}{one}" for stage in own for kind in kinds for one in range(accumulate)
+            )
+
+
+def test_megatron_gets_a_layout_whose_stages_go_round_the_ranks() -> None:
+    profile = decoder(6)
+    plan = folded(profile, CUTS, INTERLEAVED, 8, replicas=2)
+    text = megatron.TARGET.files(problem(profile, 2), plan)[megatron.FILE].text
+    assert "--pipeline-model-parallel-size 2" in text
+    assert "--pipeline-model-parallel-layout 'Et|t*2|t*2|tL'" in text
+    assert "# stage 2, ranks 0-1: h.3 to h.4" in text
+    assert "Microbatches in flight" not in text
+
+
 def test_targets_that_cannot_refuse_in_one_line() -> None:
     profile = decoder(6)
-    odd = virtual_plan(profile, ["h.1.ln", "h.3.ln", "h.5.ln"], "interleaved-1f1b", 5)
-    with pytest.raises(InputError, match="needs a multiple of 2 microbatches, not 5"):
-        torchtitan.TARGET.refuse(problem(profile), odd)
-    for target in (torch_pipelining.TARGET, megatron.TARGET):
-        with pytest.raises(InputError, match="run several stages each"):
+    odd = folded(profile, CUTS, INTERLEAVED, 5)
+    for target in (torchtitan.TARGET, megatron.TARGET):
+        with pytest.raises(InputError, match="needs a multiple of 2 microbatches, not 5"):
             target.refuse(problem(profile), odd)
+    bent = folded(profile, CUTS, "zb-v", 4)
+    with pytest.raises(InputError, match="it has no schedule zb-v"):
+        megatron.TARGET.refuse(problem(profile), bent)
+    with pytest.raises(InputError, match="run several stages each"):
+        deepspeed.TARGET.refuse(problem(profile), odd)
+    recomputing = replace(bent, stages=tuple(replace(stage, recompute=True) for stage in bent.stages))
+    with pytest.raises(InputError, match="whose backward pass torch cannot divide"):
+        torch_pipelining.TARGET.refuse(problem(profile), recomputing)

@@ -115,6 +115,23 @@ def test_servers_with_levels_inside_stay_equal_inside() -> None:
         remove_workers(cluster, workers_named(["worker0"], cluster))
 
 
+def test_a_worker_with_several_stages_takes_over_the_layers_of_all() -> None:
+    profile = Profile(tuple(Layer(name, 1.0, 2.0, 100, 0) for name in "abcdefgh"), (), 4)
+
+    def stages(*names: str) -> Plan:
+        half = len(names) // 2
+        devices = [*range(half), *reversed(range(half))]
+        parts = tuple(Stage(tuple(part), (device,), 1, 1) for part, device in zip(names, devices, strict=True))
+        return Plan(parts, schedule="zb-v", accumulate=8)
+
+    cluster = Cluster("one", Device("d", "cpu", 1), (Level("server", 2, 1.0),))
+    old, new = stages("a", "b", "c", "d", "e", "fgh"), stages("a", "bcd", "ef", "gh")
+    left = RemainingCluster(cluster, (0, 1), (0,))
+    first, second = plan_changes(old, new, left, profile, minibatch_was=4).workers
+    assert (first.stages, first.stages_was, first.taken) == ((0, 3), (0, 5), ())
+    assert (second.stages, second.stages_was, second.taken) == ((1, 2), (1, 4), ("c", "d", "f"))
+
+
 def test_what_a_worker_takes_over_and_reads() -> None:
     weighty = [Layer(name, 1.0, 2.0, 100, 0, buffer_bytes=7) for name in "abc"]
     layers = (*weighty, Layer("loss", 1.0, 1.0, 0, 0))
@@ -124,9 +141,9 @@ def test_what_a_worker_takes_over_and_reads() -> None:
     cluster = Cluster("two", Device("d", "cpu", 1), (Level("server", 3, 1.0),))
     found = plan_changes(old, new, RemainingCluster(cluster, (2, 3, 1), (0,)), profile, minibatch_was=8)
     first, second, idle = found.workers
-    assert (first.was, first.stage, first.stage_was, first.taken, first.read_bytes) == (2, 0, 0, ("b",), 614)
-    assert (second.was, second.stage, second.stage_was, second.taken, second.read_bytes) == (3, 1, 1, (), 307)
-    assert (idle.stage, idle.stage_was, idle.taken, idle.read_bytes) == (None, 0, (), 0)
+    assert (first.was, first.stages, first.stages_was, first.taken, first.read_bytes) == (2, (0,), (0,), ("b",), 614)
+    assert (second.was, second.stages, second.stages_was, second.taken, second.read_bytes) == (3, (1,), (1,), (), 307)
+    assert (idle.stages, idle.stages_was, idle.taken, idle.read_bytes) == ((), (0,), (), 0)
     assert found.read_bytes == 921
     assert [(shift.layers, shift.stage_was, shift.stage) for shift in found.shifts] == [
         (("a",), 0, 0),

@@ -16,6 +16,7 @@ from instances import (
     Instance,
     corrected_instance,
     crowded_instance,
+    divided_instance,
     drawn,
     mixed_instance,
     random_instance,
@@ -38,7 +39,7 @@ from pipeplan.solvers.result import Status
 Draw = Callable[..., Instance]
 # What is drawn: all that there is on equal or on unequal servers, of one schedule, or of any with inference among them.
 KINDS = [(draw, schedule) for draw in (mixed_instance, unequal_instance) for schedule in (None, *ALL_SCHEDULES)]
-KINDS += [(corrected_instance, None)]
+KINDS += [(corrected_instance, None), (divided_instance, None)]
 _named = pytest.mark.parametrize(("draw", "schedule"), KINDS, ids=lambda what: getattr(what, "__name__", what))
 
 

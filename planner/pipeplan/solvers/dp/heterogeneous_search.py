@@ -260,6 +260,7 @@ class HeterogeneousSearch(UniformSearch):
         (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
         replicas, first = self.terms.runs.replicas[runs], self.terms.first
         fixed = np.where(replicas > 1, shared[:, None], alone[:, None])
+        fixed = fixed - stage.divided_bytes(stage.parameters[:, None], replicas)
         if first is not None:
             # One version is already included.
             inputs = (stage.targets == 0)[:, None]

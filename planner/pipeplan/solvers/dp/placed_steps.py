@@ -59,6 +59,7 @@ class PlacedStep:
         in any case."""
         fixed, growing = (float(part[0]) for part in self.stage.memory(replicated=self.step.replicas > 1))
         fixed += float(formulas.version_memory(self.stage.parameters[0], versions - 1))
+        fixed -= float(self.stage.divided_bytes(self.stage.parameters[0], self.step.replicas))
         return fixed + growing * depth <= self.memory_bytes * (1 + 1e-12)
 
 

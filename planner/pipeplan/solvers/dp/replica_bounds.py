@@ -173,7 +173,12 @@ class StageSizing:
             most = np.minimum(deepest[open_rows], stage.max_depth_of(selected.target, fewest))
             late = np.flatnonzero(covering > most)
             open_rows = open_rows[late]
-            count[open_rows] = np.maximum(self._more_replicas(most[late], cover[late]), fewest[late] + 1)
+            if stage.divided_ratio:  # more replicas also have room for more minibatches
+                most = stage.deepest(replicated=True)[selected.target]
+                more = np.where(most[late] > 1, self._replicas_for(most[late], cover[late]), 0.0)
+            else:
+                more = self._more_replicas(most[late], cover[late])
+            count[open_rows] = np.maximum(more, fewest[late] + 1)
         return count, depth, demand
 
     def _cover(self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, wait: Floats) -> Floats:

@@ -363,12 +363,12 @@ class SharedResources:
         if self.copies == 1:
             return self.table.allreduce_bandwidth, self.table.allreduce_latency
         cluster, workers = self.whole.cluster, self.space.workers(self.whole.cluster)
-        ways = Links.of(cluster).ways[cluster.level_between(workers[0], workers[-1])]
+        ways, rings = Links.of(cluster).ways[cluster.level_between(workers[0], workers[-1])], cluster.exchange_rings
         if cluster.uniform:
             ones = np.ones(len(self.table.first))
-            return ones * ways.allreduce[0], ones * ways.latency[0]
+            return ones * ways.allreduce[0], ones * ways.latency[0] * rings
         mine = slice(workers.start, workers.stop)
-        bandwidth, latency = (rate[mine].reshape(self.copies, -1) for rate in (ways.allreduce, ways.latency))
+        bandwidth, latency = (rate[mine].reshape(self.copies, -1) for rate in (ways.allreduce, ways.latency * rings))
         first, end = self.table.first, self.table.end
         return least(bandwidth.min(axis=0), first, end), -least(-latency.max(axis=0), first, end)
 

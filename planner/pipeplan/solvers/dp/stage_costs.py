@@ -337,22 +337,33 @@ class StageTerms:
 
     def max_depth_of(self, target: Ints, replicas: Floats) -> Floats:
         """The most minibatches in flight that fit in memory, for some of the stages with so many replicas."""
-        several, alone = self.deepest(replicated=True), self.deepest(replicated=False)
         input_stage = self.terms.first
-        if input_stage is None:
+        if input_stage is None and not self.divided_ratio:
+            several, alone = self.deepest(replicated=True), self.deepest(replicated=False)
             return np.where(replicas > 1, several[target], alone[target])
         (single, growing), (shared, _) = self.memory(replicated=False), self.memory(replicated=True)
-        only = self.lasts[target] & (self.targets[target] == 0)
-        versions = input_stage.versions(replicas.astype(np.intp), only)
         fixed = np.where(replicas > 1, shared[target], single[target])
-        # One version is already included.
-        fixed = fixed + formulas.version_memory(self.parameters[target], versions - 1)
+        fixed = fixed - self.divided_bytes(self.parameters[target], replicas)
+        if input_stage is not None:
+            only = self.lasts[target] & (self.targets[target] == 0)
+            versions = input_stage.versions(replicas.astype(np.intp), only)
+            # One version is already included.
+            fixed = fixed + formulas.version_memory(self.parameters[target], versions - 1)
         return self._within_capacity(fixed, growing[target])
+
+    @property
+    def divided_ratio(self) -> float:
+        """`Problem.divided_ratio`."""
+        return self.terms.problem.divided_ratio
+
+    def divided_bytes(self, parameters: Floats, replicas: Floats | Ints | int) -> Floats:
+        """Bytes of the optimiser's state that workers of stages with so many replicas in a copy do not hold."""
+        return np.asarray(formulas.divided_state(parameters, replicas * self.terms.problem.copies, self.divided_ratio))
 
     def deepest(self, *, replicated: bool) -> Floats:
         """The most minibatches in flight that fit in memory; below 1 where not even one does.
 
-        With vertical sync this is an upper bound.
+        With vertical sync, and where replicas divide the optimiser's state, this is an upper bound.
         """
         return self._deepest_replicated if replicated else self._deepest_alone
 
@@ -365,7 +376,8 @@ class StageTerms:
         return self._deepest(replicated=False)
 
     def _deepest(self, *, replicated: bool) -> Floats:
-        return self._within_capacity(*self.memory(replicated=replicated))
+        fixed, growing = self.memory(replicated=replicated)
+        return self._within_capacity(fixed - self.divided_bytes(self.parameters, self.terms.most_replicas), growing)
 
     def _within_capacity(self, fixed: Floats, growing: Floats) -> Floats:
         capacity = self.terms.problem.capacity
@@ -374,7 +386,8 @@ class StageTerms:
         return np.where(fixed > capacity, 0.0, np.where(growing == 0, np.inf, most))
 
     def memory(self, *, replicated: bool) -> tuple[Floats, Floats]:
-        """Bytes of one worker that do not depend on the depth, and bytes for every minibatch in flight."""
+        """Bytes of one worker that do not depend on the depth, with the whole of the optimiser's state, and bytes for
+        every minibatch in flight."""
         fixed, growing = self._memory
         if self.terms.training and (replicated or self.terms.problem.copies > 1):
             fixed = fixed + self._replication

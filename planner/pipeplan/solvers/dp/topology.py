@@ -51,11 +51,12 @@ class PlacementTable:
         ways = Links.of(cluster).ways
         bandwidth = _among(np.array([level.allreduce for level in ways]), first, end)
         latency = -_among(-np.array([level.latency for level in ways]), first, end)
+        rings = cluster.exchange_rings
         rows = np.arange(len(first))
         speed = least(np.array([device.speed for device in cluster.devices]), first, end)
         room = [cluster.executor.room_in(device.memory_bytes) for device in cluster.devices]
         memory = least(np.array(room), first, end)
-        table = first, end, replicas, span, speed, memory, bandwidth[span, rows], latency[span, rows], begins
+        table = first, end, replicas, span, speed, memory, bandwidth[span, rows], latency[span, rows] * rings, begins
         message = _among(np.array([level.sendrecv for level in ways]), first, end)
         return PlacementTable(*table, *_classes(message, latency, span))
 

@@ -25,7 +25,8 @@ def memory_unit(problem: Problem) -> float:
 def limit_memory_at_depth_one(model: PlacementModel) -> None:
     """Add the part of (11) that holds at every depth: what a stage needs with one minibatch in flight."""
     problem, options = model.problem, model.problem.options
-    ratio = problem.state_ratio
+    # Where replicas divide the state, any part of it may be on another worker.
+    ratio = problem.state_ratio - problem.divided_ratio
     versions = max(1, TRAITS[options.schedule].versions) if problem.training else 0
     unit = memory_unit(problem)
     copied = float(
@@ -141,8 +142,9 @@ class MemoryConstraints:
         """The memory that one block needs at a depth, whatever else the stage holds."""
         versions = choice.depth * self.parameters[block] * self.stashes
         saved = (1 if choice.recompute else choice.depth) * self.saved[block]
-        buckets = self.parameters[block] if choice.placement.replicas * self.model.problem.copies > 1 else 0.0
-        return self.fixed[block] + versions + saved + buckets
+        everyone = choice.placement.replicas * self.model.problem.copies
+        divided = float(formulas.divided_state(1.0, everyone, self.model.problem.divided_ratio))
+        return self.fixed[block] + versions + saved + self.parameters[block] * ((everyone > 1) - divided)
 
     def _capacity(self, placement: Placement) -> float:
         return self.model.problem.capacity_of(placement.workers) / self.unit
@@ -185,11 +187,12 @@ class MemoryConstraints:
         only one."""
         model, terms = self.model, []
         for place in {(placement.start, placement.replicas) for placement in placements}:
-            several = place[1] * model.problem.copies > 1
-            if not several:
+            everyone = place[1] * model.problem.copies
+            if everyone == 1:
                 continue
             late = self.stashes
-            terms.append((model.parameters[place], self.total * (1.0 + late) / THOUSANDTHS))
+            divided = float(formulas.divided_state(1.0, everyone, model.problem.divided_ratio))
+            terms.append((model.parameters[place], self.total * (1.0 + late - divided) / THOUSANDTHS))
             if late:
                 terms += [
                     (self._alone(placement), -self.total * late)

@@ -96,7 +96,7 @@ class FlushSearch(UniformSearch):
         every = np.arange(1, self.terms.most_replicas + 1)
         if self.limits.coarse:
             return np.asarray(every[every & (every - 1) == 0])
-        if self.counts_depths:
+        if self.counts_depths or (self.limits.memory and self.terms.problem.divided_ratio):
             return every
         per_replica = formulas.rounds(self.batch.minibatches, every)
         return np.asarray(every[np.diff(per_replica, prepend=per_replica[:1] + 1) != 0])
@@ -131,11 +131,11 @@ class FlushSearch(UniformSearch):
         """The stages with every depth that may matter, as far as it fits in memory."""
         least, most = self._depths(stage, candidates, replicas)
         fits = least <= stage.max_depth_of(candidates.target, replicas)
-        # With one replica less at no greater depth, a stage is as quick and holds no more.
+        # With one replica less at no greater depth, a stage is as quick and holds no more (but for divided state).
         fewer = np.maximum(replicas - 1, 1)
         rounds = formulas.rounds(self.batch.minibatches, replicas)
         spare = (replicas > 1) & (formulas.rounds(self.batch.minibatches, fewer) == rounds)
-        if self.limits.shape is None and not self.limits.coarse:
+        if self.limits.shape is None and not self.limits.coarse and not stage.divided_ratio:
             fits &= ~(spare & (self._depths(stage, candidates, fewer)[1] <= least))
         candidates, replicas, least, most = candidates.take(fits), replicas[fits], least[fits], most[fits]
         most = np.minimum(most, stage.max_depth_of(candidates.target, replicas))

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker import figures
-from pipeplan.checker.charged_closure import charged_space, check_charged_closure
+from pipeplan.checker.certificates.charged_closure import charged_space, check_charged_closure
+from pipeplan.checker.certificates.states import CertificateStates, dominated_states
+from pipeplan.checker.certificates.transitions import StageCandidates, Transitions
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, PlanDocument
 from pipeplan.checker.model import CheckedModel, Flags, Floats
 from pipeplan.checker.shared_cards import shared_cores_bound_s
-from pipeplan.checker.states import CertificateStates, dominated_states
-from pipeplan.checker.transitions import StageCandidates, Transitions
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 

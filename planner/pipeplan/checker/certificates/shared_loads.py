@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan.checker.certificates.worker_runs import WorkerRuns
 from pipeplan.checker.model import Flags, Floats
 from pipeplan.checker.network import NetworkRates
-from pipeplan.checker.worker_runs import WorkerRuns
 from pipeplan.cluster_data.cluster import Cluster
 
 Ints = NDArray[np.intp]

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker import figures
+from pipeplan.checker.certificates.shared_loads import Behind, CardLevel, CoreLevel, StageTraffic, ports_suffice
+from pipeplan.checker.certificates.transitions import worker_memory
+from pipeplan.checker.certificates.worker_runs import WorkerRuns
 from pipeplan.checker.ddp_overlap import ddp_pace, waits_for_update
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, STASHING, CheckedStage, PlanDocument
 from pipeplan.checker.executor_work import executor_work_between
 from pipeplan.checker.figures import stage_figures
 from pipeplan.checker.model import CheckedModel, Flags, Floats, Totals
 from pipeplan.checker.network import LinkRates, NetworkRates
-from pipeplan.checker.shared_loads import Behind, CardLevel, CoreLevel, StageTraffic, ports_suffice
-from pipeplan.checker.transitions import worker_memory
-from pipeplan.checker.worker_runs import WorkerRuns
 from pipeplan.cluster_data.cluster import Cluster
 
 Ints = NDArray[np.intp]

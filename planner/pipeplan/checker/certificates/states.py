@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan.checker.certificates.transitions import Transitions
 from pipeplan.checker.document import CheckedOptions
 from pipeplan.checker.model import Flags, Floats
 from pipeplan.checker.network import UniformRates
-from pipeplan.checker.transitions import Transitions
 from pipeplan.util.files import LARGEST, Node
 
 Ints = NDArray[np.intp]

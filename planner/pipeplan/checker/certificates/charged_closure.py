@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.charged_stages import ChargedSpace, LeadingStages, StagesAtCut
-from pipeplan.checker.charged_states import ChargedStates, CountedLimits, covered, read_states
+from pipeplan.checker.certificates.charged_stages import ChargedSpace, LeadingStages, StagesAtCut
+from pipeplan.checker.certificates.charged_states import ChargedStates, CountedLimits, covered, read_states
+from pipeplan.checker.certificates.flush_stages import FlushSpace
+from pipeplan.checker.certificates.shared_loads import CardLevel, CoreLevel, card_levels, core_levels
+from pipeplan.checker.certificates.transitions import MOST_CUTS, stage_words
+from pipeplan.checker.certificates.worker_runs import WorkerRuns
 from pipeplan.checker.document import FLUSHING, CheckedOptions, PlanDocument
-from pipeplan.checker.flush_stages import FlushSpace
 from pipeplan.checker.model import CheckedModel, Flags, Totals
-from pipeplan.checker.shared_loads import CardLevel, CoreLevel, card_levels, core_levels
-from pipeplan.checker.transitions import MOST_CUTS, stage_words
-from pipeplan.checker.worker_runs import WorkerRuns
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 

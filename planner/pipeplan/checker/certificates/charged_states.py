@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.charged_stages import ChargedSpace, StatesAtCut
+from pipeplan.checker.certificates.charged_stages import ChargedSpace, StatesAtCut
+from pipeplan.checker.certificates.shared_loads import CardLevel
+from pipeplan.checker.certificates.states import DEMAND_SLACK, cut_indices, number_rows
 from pipeplan.checker.document import CheckedOptions
 from pipeplan.checker.model import Flags, Floats
-from pipeplan.checker.shared_loads import CardLevel
-from pipeplan.checker.states import DEMAND_SLACK, cut_indices, number_rows
 from pipeplan.util.files import Node
 
 Ints = NDArray[np.intp]

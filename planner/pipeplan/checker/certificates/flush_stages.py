@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.charged_stages import ChargedSpace, Hops, StagesAtCut
+from pipeplan.checker.certificates.charged_stages import ChargedSpace, Hops, StagesAtCut
 from pipeplan.checker.document import GPIPE
 from pipeplan.checker.figures import ROUNDING
 from pipeplan.checker.model import Flags, Floats

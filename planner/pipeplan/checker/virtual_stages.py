@@ -1,0 +1,189 @@
+"""Plans whose workers run several stages each: their places, the passes of their workers, memory and time.
+
+A *device* is a position in the pipeline, filled by the replicas that run the same stages. Which passes a device runs in
+which order is what the executor does, and is read from it; all that is added up here is computed without the planner's
+code (docs/cost-model.md, "Virtual stages").
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan.checker.document import INTERLEAVED, PlanDocument
+from pipeplan.errors import InputError
+from pipeplan_launch.plan.virtual_stages import interleaved_passes, zero_bubble_v_passes
+
+MOST_PASSES = 300_000
+"""Passes of one update from which on the planner leaves out what their order costs."""
+MOST_STAGES = 6
+"""Most stages of a worker that are searched for where their number is not asked for."""
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class DevicePass:
+    """One pass of a device."""
+
+    kind: str
+    """F, B, or W: forward, backward, and gradients of the weights where they are apart."""
+    stage: int
+    minibatch: int
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds of the passes of one stage, and of a message between it and the next one; 0 inside a worker."""
+
+    forward_s: float
+    backward_s: float
+    """The backward pass without `weights_s`."""
+    weights_s: float
+    message_s: float
+
+
+def check_devices(document: PlanDocument) -> None:
+    """Raise an `InputError` unless the stages are on the workers on which their schedule puts them."""
+    devices, stages = document.devices, len(document.stages)
+    name, count = document.schedule, len(devices)
+    if document.copies > 1 or len({len(workers) for workers in devices}) > 1:
+        raise InputError(f"under {name} all stages have as many replicas, in one pipeline")
+    if stages % count or (name != INTERLEAVED and stages != 2 * count):
+        wanted = "as many stages" if name == INTERLEAVED else "two stages"
+        raise InputError(f"under {name} every worker runs {wanted}: {stages} stages on {count} devices")
+    for index, stage in enumerate(document.stages):
+        if stage.workers != devices[_device_of(document, index)]:
+            raise InputError(f"under {name} stage {index + 1} belongs on other workers")
+    everyone = [worker for workers in devices for worker in workers]
+    if len(set(everyone)) < len(everyone):
+        raise InputError("a worker has stages of two positions in the pipeline")
+
+
+def _device_of(document: PlanDocument, stage: int) -> int:
+    """Stages go round the devices, or down them and back up."""
+    count = len(document.devices)
+    return stage % count if document.schedule == INTERLEAVED else min(stage, 2 * count - 1 - stage)
+
+
+def stages_of(document: PlanDocument, device: int) -> list[int]:
+    """The stages of a device, in increasing order."""
+    return [index for index in range(len(document.stages)) if _device_of(document, index) == device]
+
+
+def device_passes(document: PlanDocument, device: int) -> list[DevicePass]:
+    """The passes of a device for one update, in the executor's order."""
+    own, order = stages_of(document, device), interleaved_passes
+    if document.schedule != INTERLEAVED:
+        order = zero_bubble_v_passes
+    passes = order(device, len(document.devices), len(own), replica_minibatches(document))
+    return [DevicePass(kind, own[place], minibatch) for kind, place, minibatch in passes]
+
+
+def replica_minibatches(document: PlanDocument) -> int:
+    """Minibatches of one update on the replica that has most."""
+    return math.ceil((document.accumulate or 1) / len(document.devices[0]))
+
+
+def check_held(document: PlanDocument) -> None:
+    """Check the stated numbers of minibatches in flight and of deferred passes of every stage."""
+    for device in range(len(document.devices)):
+        passes = device_passes(document, device)
+        for index in stages_of(document, device):
+            stage, splits = document.stages[index], document.schedule != INTERLEAVED
+            flying = _most(passes, index, "F", "B")
+            deferred = _most(passes, index, "B", "W") if splits else 0
+            if (stage.depth, stage.deferred) != (flying, deferred):
+                raise InputError(
+                    f"stage {index + 1} has {flying} minibatches in flight and defers {deferred}, and the plan says "
+                    f"{stage.depth} and {stage.deferred}"
+                )
+
+
+def _most(passes: Sequence[DevicePass], stage: int, first: str, second: str) -> int:
+    """The most minibatches of a stage that are between two passes."""
+    now = most = 0
+    for one in passes:
+        if one.stage == stage:
+            now += (one.kind == first) - (one.kind == second)
+            most = max(most, now)
+    return most
+
+
+def activation_bytes(document: PlanDocument, device: int, sizes: Sequence[float]) -> float:
+    """The most bytes that the minibatches in flight take on a device; `sizes` are those of one, by stage.
+
+    A stage that recomputes, and any under interleaved-1f1b, frees a minibatch after B. Another one keeps it until W,
+    and beside it from B to W the gradients of the layers' outputs, which take at most as much.
+    """
+    apart = [document.schedule != INTERLEAVED and not stage.recompute for stage in document.stages]
+    held = most = 0.0
+    for one in device_passes(document, device):
+        change = {"F": 1, "B": 1 if apart[one.stage] else -1, "W": -2 if apart[one.stage] else 0}[one.kind]
+        held += change * sizes[one.stage]
+        most = max(most, held)
+    return most
+
+
+def update_s(document: PlanDocument, times: Sequence[PassTimes]) -> float | None:
+    """Seconds from the first pass of an update to the last: that of the longest path through passes and messages.
+
+    None where there are too many passes. Raises an `InputError` where the order comes to a deadlock.
+    """
+    if 3 * len(times) * replica_minibatches(document) > MOST_PASSES:
+        return None
+    queues = [deque(device_passes(document, device)) for device in range(len(document.devices))]
+    clocks = [0.0] * len(queues)
+    ends: dict[DevicePass, float] = {}
+    while any(queues):
+        moved = False
+        for device, queue in enumerate(queues):
+            while queue and (ready := _arrival(queue[0], ends, times)) is not None:
+                one, moved = queue.popleft(), True
+                own = times[one.stage]
+                took = {"F": own.forward_s, "B": own.backward_s, "W": own.weights_s}[one.kind]
+                clocks[device] = ends[one] = max(clocks[device], ready) + took
+        if not moved:
+            raise InputError("the passes of the workers wait for each other")
+    return max(clocks)
+
+
+def _arrival(one: DevicePass, ends: dict[DevicePass, float], times: Sequence[PassTimes]) -> float | None:
+    """When the input of a pass is there; None while the pass that makes it has not run."""
+    if one.kind == "W" or (one.kind == "F" and one.stage == 0) or (one.kind == "B" and one.stage == len(times) - 1):
+        return 0.0
+    source = one.stage - 1 if one.kind == "F" else one.stage + 1
+    end = ends.get(DevicePass(one.kind, source, one.minibatch))
+    return None if end is None else end + times[min(source, one.stage)].message_s
+
+
+def check_bound(document: PlanDocument, blocks: int, work_s: float, largest_s: float, bound_s: float) -> None:
+    """Raise an `InputError` if some number of devices and replicas allows a pace below the stated bound.
+
+    A replica with most minibatches runs an equal share of all work (`work_s`), or the largest block of layers
+    (`largest_s`), for each of them, in seconds on the fastest device. `blocks` is the number of blocks.
+    """
+    workers, accumulate, options = document.cluster.workers, document.accumulate or 1, document.options
+    most = min(workers, options.max_workers or workers)
+    least = min(
+        (
+            math.ceil(accumulate / replicas) * max(work_s / devices, largest_s) / accumulate
+            for devices in range(2 if workers > 1 else 1, most + 1)
+            if _have_stages(document, devices, blocks)
+            for replicas in range(1, min(most // devices, options.max_replicas or most, accumulate) + 1)
+        ),
+        default=0.0,
+    )
+    if bound_s > least * (1 + ROUNDING):
+        raise InputError(f"bound_s: stated {bound_s!r}, but the work alone allows {least!r}")
+
+
+def _have_stages(document: PlanDocument, devices: int, blocks: int) -> bool:
+    """Whether so many devices can have as many stages each as the options and the schedule allow."""
+    options = document.options
+    most = min(blocks, options.stages or blocks, options.max_stages or blocks)
+    counts = range(2, 3 if document.schedule != INTERLEAVED else MOST_STAGES + 1)
+    if options.virtual_stages is not None:
+        counts = range(options.virtual_stages, options.virtual_stages + 1)
+    return any(devices * count <= most and options.stages in (None, devices * count) for count in counts)
