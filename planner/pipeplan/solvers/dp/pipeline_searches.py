@@ -163,7 +163,8 @@ class PipelineSearches:
             return None, found.finished
         self.report(low, found.high)
         known = found.high, found.best
-        if not found.finished or len(self.cuts.ideals) < _REFINED_CUTS:
+        # In a graph with branches, cuts of nearly the same work are many and differ in what crosses them.
+        if not found.finished or len(self.cuts.ideals) < _REFINED_CUTS or not self.cuts.chain:
             return known, False
         return self._refined(known, low, deadline), True
 
