@@ -203,7 +203,7 @@ def copies_allreduce_time(plan: Plan, problem: Problem, links: Links) -> float:
     if plan.copies == 1 or plan.inference:
         return 0.0
     everyone = [worker for stage in plan.stages for worker in stage.workers]
-    size = sum(unit.parameter_bytes for unit in problem.units)
+    size = problem.parameter_bytes
     return float(formulas.ring_allreduce_time(plan.copies, size, *links.allreduce_among(everyone)))
 
 

@@ -15,7 +15,7 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.pipeline_searches import cheap_cuts
+from pipeplan.solvers.dp.selected_cuts import cheap_cuts
 from pipeplan.solvers.result import Status
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 

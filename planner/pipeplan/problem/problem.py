@@ -321,6 +321,11 @@ class Problem:
         return sum(unit.forward_s + unit.backward_s for unit in self.units)
 
     @cached_property
+    def parameter_bytes(self) -> float:
+        """Bytes of the parameters of all units."""
+        return sum(unit.parameter_bytes for unit in self.units)
+
+    @cached_property
     def flow_arrays(self) -> FlowArrays:
         """The flows as arrays."""
         consumers = [unit for flow in self.flows for unit in flow.consumers]
@@ -352,7 +357,10 @@ class Problem:
         """This problem with devices of unlimited memory."""
         if not self.options.memory:
             return self
-        return replace(self, options=replace(self.options, memory=False))
+        # Copied for the same reason as in `within`.
+        free = copy(self)
+        object.__setattr__(free, "options", replace(self.options, memory=False))
+        return free
 
     def straight(self) -> Problem:
         """This problem restricted to one straight pipeline, without any replication."""

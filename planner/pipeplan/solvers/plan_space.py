@@ -97,7 +97,7 @@ class PlanSpace:
         """Seconds of one all-reduce of all gradients among the copies; 0 for a single copy."""
         if self.copies == 1 or not problem.training:
             return 0.0
-        size = sum(unit.parameter_bytes for unit in problem.units)
+        size = problem.parameter_bytes
         workers = self.workers(problem.cluster)
         size_of_one = len(workers) // self.copies
         if problem.cluster.uniform:  # the first and the last worker say which links are used, and copies may be many

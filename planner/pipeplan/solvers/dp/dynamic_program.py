@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pipeplan.cost import contention, depths
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.plan.schedules import ACCUMULATING, VIRTUAL
+from pipeplan.plan.schedules import ACCUMULATING, VERTICAL, VIRTUAL
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
@@ -80,6 +80,9 @@ class _BestSoFar:
             self.best = space.pace(problem, result.high), space, result.best
 
 
+_VERTICAL_SHARE = 0.5
+"""The share of the time left that a space of plans may take under vertical sync, if another one follows."""
+
 MOST_UNTIMED = 100
 """So many spaces are looked into whatever the time; thousands of servers have as many as there are servers."""
 
@@ -109,6 +112,9 @@ def _search_spaces(
             so_far.leave(low)
             continue
         one = searches[space]
+        if options.schedule == VERTICAL and number + 1 < len(spaces):
+            # Its searches may take long without a plan; copies of a smaller pipeline have one sooner.
+            one.deadline = Deadline(deadline).share(_VERTICAL_SHARE).at
         one.report = so_far.watch(problem, space, others[number])
         one.below = _below(problem, space, so_far)
         if known is not None and known.best is not None:

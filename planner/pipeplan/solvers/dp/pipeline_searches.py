@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
 from pipeplan.plan.plan import Stage
+from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Cuts, Flags
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import threshold
+from pipeplan.solvers.dp import selected_cuts, threshold
 from pipeplan.solvers.dp.budget import OutOfTime, SearchEffort, SearchLimits, StateCounts, Step, limits_of
 from pipeplan.solvers.dp.choose_search import find_pipeline, limits_range, pipeline_fits, pipeline_pace, terms_of
 from pipeplan.solvers.dp.reduce_cuts import prune_cuts
@@ -25,11 +24,14 @@ from pipeplan.util.deadline import Deadline
 _SMALL_SEARCH = 100_000
 _FIRST_LIMIT = 8
 
-# With more than twice as many cuts, plans that memory limits are first searched on so many of them, to within this gap.
-_SELECTED_CUTS = 48
+# With more than twice `SELECTED_CUTS`, plans that memory limits are first searched on a selection, to within this gap.
 _SELECTED_GAP = 0.01
 # The share of the time that is left that such a search may take.
 SELECTED_SHARE = 0.2
+# With so many cuts a plan is refined on selections of them, before it is proven by a search on all.
+_REFINED_CUTS = 300
+# The share of the time that is left for a search right below the best pipeline, on all cuts.
+_PROOF_SHARE = 0.6
 
 
 @dataclass(frozen=True)
@@ -143,29 +145,55 @@ class PipelineSearches:
         if not interval.finished:
             interval.high, interval.best = float("inf"), None
             return interval
-        return self._least(self.limited, self.limits(memory=True), interval.low, self._on_selected_cuts(interval.low))
-
-    def _on_selected_cuts(self, low: float) -> tuple[float, FoundPipeline] | None:
-        """A fast pipeline that fits in memory, found on a selection of the cuts, where there are many."""
+        limits, low = self.limits(memory=True), interval.low
         if not self.has_many_cuts or self.shape is not None:
-            return None
-        selected = terms_of(self.problem, self.selected_cuts)
-        limits = replace(self.limits(memory=True), deadline=Deadline(self.deadline).share(SELECTED_SHARE).at)
+            return self._least(self.limited, limits, low)
+        known, finished = self._on_selected_cuts(low)
+        return self._least(self.limited, limits, low, known, near=finished)
+
+    def _on_selected_cuts(self, low: float) -> tuple[tuple[float, FoundPipeline] | None, bool]:
+        """A fast pipeline that fits in memory, found on selections of the cuts, and whether the time was enough."""
+        deadline = Deadline(self.deadline).share(SELECTED_SHARE).at
+        limits = replace(self.limits(memory=True), deadline=deadline)
         silent = replace(self, gap=max(self.gap, _SELECTED_GAP), report=lambda low, high: None)
-        found = silent._least(selected, limits, low)
+        found = silent._least(terms_of(self.problem, self.selected_cuts), limits, low)
         if found.interrupted:
             raise KeyboardInterrupt
-        return None if found.best is None else (found.high, found.best)
+        if found.best is None:
+            return None, found.finished
+        self.report(low, found.high)
+        known = found.high, found.best
+        # In a graph with branches, cuts of nearly the same work are many and differ in what crosses them.
+        if not found.finished or len(self.cuts.ideals) < _REFINED_CUTS or not self.cuts.chain:
+            return known, False
+        return self._refined(known, low, deadline), True
+
+    def _refined(
+        self, known: tuple[float, FoundPipeline], low: float, deadline: float | None
+    ) -> tuple[float, FoundPipeline]:
+        """A pipeline at least as fast as a `known` one that fits in memory, with stages that end near its own."""
+        limits = replace(self.limits(memory=True), deadline=deadline)
+
+        def masks(around: FoundPipeline) -> list[Flags]:
+            return selected_cuts.selections(self.cuts, [step.start for step in around.steps_among(self.cuts)[1:]])
+
+        for number in range(len(masks(known[1]))):
+
+            def find(around: FoundPipeline, limit: float, number: int = number) -> tuple[float, FoundPipeline] | None:
+                return self._found(terms_of(self.problem, self.cuts.only(masks(around)[number])), limit, limits)
+
+            known = selected_cuts.refined_result(find, known, low * (1 + self.gap), lambda pace: self.report(low, pace))
+        return known
 
     @property
     def has_many_cuts(self) -> bool:
         """Whether `selected_cuts` leaves out most of them."""
-        return len(self.cuts.ideals) > 2 * _SELECTED_CUTS
+        return len(self.cuts.ideals) > 2 * selected_cuts.SELECTED_CUTS
 
     @property
     def selected_cuts(self) -> Cuts:
         """The cuts on which a fast plan is searched first, where there are many."""
-        return self.cuts.only(cheap_cuts(self.cuts))
+        return self.cuts.only(selected_cuts.cheap_cuts(self.cuts))
 
     def stage_counts(self, terms: CostTerms, limits: SearchLimits) -> list[int | None]:
         """The numbers of stages to search one by one, because they decide which stage a pinned layer is in."""
@@ -192,23 +220,32 @@ class PipelineSearches:
         """
         terms = self.limited if memory else self.unlimited
         limits = replace(self.limits(memory=memory), coarse=coarse)
-        steps = None if terms.most_replicas < 1 else self._search(terms, limit, limits)
-        if steps is None:
-            return None
-        depths = limits.memory or terms.accumulate is not None
-        return pipeline_pace(terms, steps, depths=depths), FoundPipeline(terms, steps)
+        return None if terms.most_replicas < 1 else self._found(terms, limit, limits)
 
     def _least(
-        self, terms: CostTerms, limits: SearchLimits, low: float, known: tuple[float, FoundPipeline] | None = None
+        self,
+        terms: CostTerms,
+        limits: SearchLimits,
+        low: float,
+        known: tuple[float, FoundPipeline] | None = None,
+        *,
+        near: bool = False,
     ) -> BisectionResult[FoundPipeline]:
-        """The pipeline of the least pace of at least `low`, by bisection below a `known` pace and its pipeline."""
+        """The pipeline of the least pace of at least `low`, by bisection below a `known` pace and its pipeline.
+
+        With `near` that pace is probably close to the least.
+        """
+
+        # Without the memory limit a pipeline is only a bound, unless it fits.
+        counts, fitting = limits.memory or not self.problem.options.memory, float("inf")
 
         def find(limit: float) -> tuple[float, FoundPipeline] | None:
-            steps = self._search(terms, limit, limits)
-            if steps is None:
-                return None
-            depths = limits.memory or terms.accumulate is not None
-            return pipeline_pace(terms, steps, depths=depths), FoundPipeline(terms, steps)
+            nonlocal fitting
+            found = self._found(terms, limit, limits)
+            if not counts and found is not None and found[0] < fitting and found[1].fits(self.limited, found[0]):
+                fitting = found[0]
+                self.report(low, fitting)
+            return found
 
         most = min(limits_range(terms)[1], self.below)
         if most < low:
@@ -224,17 +261,32 @@ class PipelineSearches:
             return BisectionResult(low, finished=False, interrupted=True)
         if tried and known is None:
             return BisectionResult(most)
-        # Without the memory limit a pipeline is only a bound.
-        counts = limits.memory or not self.problem.options.memory
         return threshold.least_threshold(
             find,
             low * (1 - PRECISION),
             most,
             known,
             gap=self.gap,
-            report=lambda least, best: self.report(least, best if counts else float("inf")),
+            report=lambda least, best: self.report(least, best if counts else fitting),
+            near=self._near(terms, limits, low) if near and not self.problem.options.flushes else None,
             finds_least=self.problem.options.flushes,
         )
+
+    def _near(self, terms: CostTerms, limits: SearchLimits, low: float) -> threshold.NearLeast[FoundPipeline]:
+        """How the search goes on from the pipeline that was found on selections of the cuts."""
+        hurried = replace(limits, deadline=Deadline(self.deadline).share(_PROOF_SHARE).at)
+        return threshold.NearLeast(
+            lambda limit: self._found(terms, limit, hurried),
+            lambda known: self._refined(known, low, hurried.deadline),
+        )
+
+    def _found(self, terms: CostTerms, limit: float, limits: SearchLimits) -> tuple[float, FoundPipeline] | None:
+        """A pipeline within a limit with its pace, or None. Raises `OutOfTime`."""
+        steps = self._search(terms, limit, limits)
+        if steps is None:
+            return None
+        depths = limits.memory or terms.accumulate is not None
+        return pipeline_pace(terms, steps, depths=depths), FoundPipeline(terms, steps)
 
     def _tried_first(self, terms: CostTerms, limits: SearchLimits, low: float, most: float) -> list[float]:
         """The limits that are tried before bisection: where none has a pipeline, there is none up to `most`."""
@@ -244,6 +296,10 @@ class PipelineSearches:
         if self.below < limits_range(terms)[1] and self.shape is None:
             # Most spaces have nothing faster than the best plan so far, which a single search shows.
             return [most]
+        if terms.schedule == VERTICAL and limits.memory and self.has_many_cuts:
+            # Input stages are assumed, each of which takes a search, so limits far above the optimum take too long on
+            # selected cuts. Where those have no plan, there is probably none at all.
+            return [most] if terms is self.limited else []
         if limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
             # Find some plan first: it is the result if the search is stopped early, and without one no search is
             # needed. On thousands of workers a search far above the bound takes longer than all searches near it.
@@ -271,13 +327,3 @@ class PipelineSearches:
         except OutOfTime:
             return None
         return None if steps is None else FoundPipeline(terms, steps)
-
-
-def cheap_cuts(cuts: Cuts, count: int = _SELECTED_CUTS) -> Flags:
-    """A mask of so many cuts: of each of as many equal parts of the work, that which fewest bytes cross."""
-    part = np.minimum((cuts.work_s / cuts.work_s[-1] * count).astype(np.intp), count - 1)
-    order = np.lexsort((np.arange(len(part)), cuts.sent + cuts.returned, part))
-    mask = np.zeros(len(part), dtype=bool)
-    mask[order[np.unique(part[order], return_index=True)[1]]] = True
-    mask[[0, -1]] = True
-    return mask

@@ -228,7 +228,7 @@ class SharedResources:
     @cached_property
     def floor_s(self) -> float:
         """Load of the cards of components that hold whole copies, in seconds per minibatch."""
-        size = sum(unit.parameter_bytes for unit in self.whole.units) * self.among_copies
+        size = self.whole.parameter_bytes * self.among_copies
         return size / self.space.card_rate(self.whole.cluster) if size else 0.0
 
     @cached_property

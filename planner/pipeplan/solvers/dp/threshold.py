@@ -52,6 +52,16 @@ class BisectionResult(Generic[Found]):
         return self.low >= self.useful or self.high <= self.low * (1 + max(2 * PRECISION, self.gap))
 
 
+@dataclass(frozen=True)
+class NearLeast(Generic[Found]):
+    """How a search goes on from a known result that is probably the least."""
+
+    find: Callable[[float], tuple[float, Found] | None]
+    """The same search with less time; it may raise `OutOfTime`."""
+    improve: Callable[[tuple[float, Found]], tuple[float, Found]]
+    """Turns a result into one that is at least as good, quickly."""
+
+
 def least_threshold(
     find: Callable[[float], tuple[float, Found] | None],
     low: float,
@@ -60,15 +70,17 @@ def least_threshold(
     gap: float = 0.0,
     report: Callable[[float, float], None] = lambda low, high: None,
     *,
+    near: NearLeast[Found] | None = None,
     useful: float = float("inf"),
     finds_least: bool = False,
 ) -> BisectionResult[Found]:
     """The least threshold above `low` for which `find` finds something; `find` must be monotonic.
 
     `find(T)` returns None, or a pace of at most T and what reaches it. Nothing changes above `most`. `known` is an
-    earlier result, and `gap` the relative distance that is close enough. The search may stop where no limit below
-    `useful` is left. With `finds_least`, whatever is found is the least that there is. A deadline or Ctrl-C ends the
-    search with the interval so far. `report` is called with both ends of the interval as it narrows.
+    earlier result, and `gap` the relative distance that is close enough. With `near` that result is probably the least,
+    so the first search is right below it. The search may stop where no limit below `useful` is left. With
+    `finds_least`, whatever is found is the least that there is. A deadline or Ctrl-C ends the search with the interval
+    so far. `report` is called with both ends of the interval as it narrows.
     """
     interval = BisectionResult[Found](low, gap=gap, useful=useful)
     if finds_least:
@@ -76,6 +88,8 @@ def least_threshold(
     if known is not None:
         interval.high, interval.best = known
     try:
+        if near is not None:
+            _close_from_above(near, interval, report)
         if finds_least:
             longest = _LONGEST_WITHOUT if known is None else _LONGEST_WITH_KNOWN
             _bracket(find, interval, most, _FIRST_STEP, longest)
@@ -93,6 +107,21 @@ def least_threshold(
     except KeyboardInterrupt:
         interval.finished, interval.interrupted = False, True
     return interval
+
+
+def _close_from_above(
+    near: NearLeast[Found], interval: BisectionResult[Found], report: Callable[[float, float], None]
+) -> None:
+    """Search right below the best result, and below those that are found, as long as there is time for it."""
+    try:
+        while not interval.closed and interval.best is not None:
+            below = min(1 - PRECISION, (1 + PRECISION) / (1 + interval.gap))
+            if _search_below(near.find, interval, interval.high * below):
+                assert interval.best is not None
+                interval.high, interval.best = near.improve((interval.high, interval.best))
+            report(interval.low, interval.high)
+    except OutOfTime:
+        return
 
 
 def _closing(

@@ -178,6 +178,7 @@ class UniformSearch(StageSizing):
         """Size the stages for every end position, and yield the states that they lead to."""
         if not len(places):
             return
+        stage = self._short_enough(stage, places)
         if self.counts_depths:
             candidates, replicas = self._replicas_by_level(stage, states, places)
             sized = self._in_memory(stage, candidates, replicas)
@@ -188,6 +189,13 @@ class UniformSearch(StageSizing):
                 candidates, replicas = candidates.take(fits), replicas[fits]
             sized = candidates, replicas, np.ones(len(replicas)), np.zeros(len(replicas))
         yield from self._states(stage, states, rows, *sized, recompute=recompute)
+
+    def _short_enough(self, stage: StageTerms, places: EndPositions) -> StageTerms:
+        """The stages that have room at some end position; on thousands of workers most are too long for any."""
+        room = places.room.max(axis=1)[:, None]
+        left = int(places.end.max()) - self.need[stage.targets]
+        fits = (self._fewest(stage) <= np.minimum(room, left)).any(axis=0)
+        return stage if fits.all() else stage.take(np.flatnonzero(fits))
 
     def _fewest_replicas(
         self, stage: StageTerms, states: SearchStates, places: EndPositions

@@ -74,7 +74,7 @@ class Charges:
         copies, cluster = self.space.copies, self.problem.cluster
         if copies == 1 or not self.problem.training or not self.problem.options.contention:
             return least
-        size = sum(unit.parameter_bytes for unit in self.problem.units)
+        size = self.problem.parameter_bytes
         rate, interval = self.space.card_rate(cluster), self.accumulate or copies
         return max(least, float(formulas.ring_allreduce_time(copies, size, rate, 0.0)) / interval)
 

@@ -64,5 +64,5 @@ def most_executor_work_s(problem: Problem) -> float:
     """Upper bound on the executor's work at any stage, in seconds per minibatch on the slowest device."""
     costs, speed = problem.cluster.executor, min(device.speed for device in problem.cluster.devices)
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
-    copied = sum(unit.parameter_bytes for unit in problem.units) * problem.copied_share
+    copied = problem.parameter_bytes * problem.copied_share
     return float(formulas.executor_time(costs, problem.passes, 2, 2 * traffic, copied)) / speed

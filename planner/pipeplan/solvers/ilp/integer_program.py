@@ -343,7 +343,7 @@ def _longest_transfers(problem: Problem) -> tuple[float, float]:
     """Seconds of an all-reduce of the whole model, and of a message of all its tensors, over the slowest links."""
     links, workers = Links.of(problem.cluster), problem.cluster.workers
     rate = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
-    size = sum(unit.parameter_bytes for unit in problem.units)
+    size = problem.parameter_bytes
     allreduce = max(float(formulas.ring_allreduce_time(count, size, *rate)) for count in range(1, workers + 1))
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     transfer = formulas.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])

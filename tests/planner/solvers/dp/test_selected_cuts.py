@@ -1,4 +1,4 @@
-"""A fast plan on few cuts first, for schedules with a flush; and the bounds on workers that prune the search."""
+"""A fast plan on few cuts first, and the bounds on workers that prune the search."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from extents import first_few
 from instances import drawn, mixed_instance
 from solver_contract import check_solvers
 
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.planning.progress import ProgressTracker, SolveProgress
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import pipeline_searches
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.dp import dynamic_program, pipeline_searches, selected_cuts
 from pipeplan.solvers.dp.budget import SearchLimits
 from pipeplan.solvers.dp.search_states import undominated_rows
 from pipeplan.solvers.dp.stage_costs import CostTerms
@@ -28,12 +32,71 @@ def _problem(seed: int, schedule: str) -> tuple[Instance, Problem]:
     return drawn(seed, lambda one: replace(mixed_instance(one, layers=5, schedule=schedule), recompute=one % 3 > 0))
 
 
+def _long_problem() -> Problem:
+    """A chain of 100 layers on 12 workers, with memory for a part of it."""
+    rng = random.Random(7)
+    layers = tuple(
+        Layer(f"l{i}", rng.uniform(1, 2), rng.uniform(1, 4), rng.randint(0, 80), rng.randint(0, 60)) for i in range(100)
+    )
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), rng.randint(1, 20), rng.randint(1, 20)) for i in range(99))
+    levels = (Level("server", 4, 100.0, 0.0), Level("cluster", 3, 20.0, 0.1))
+    whole = sum(layer.parameter_bytes * 4 + layer.saved_bytes for layer in layers)
+    cluster = Cluster("c", Device("d", "cuda", int(0.35 * whole)), levels)
+    profile = Profile(layers=layers, tensors=tensors, minibatch=1, optimizer_state_ratio=1.0)
+    return Problem(profile, cluster, Options(overlap=1.0, contention=False))
+
+
 @pytest.mark.parametrize("seeds", first_few(range(400), 10))
 @pytest.mark.parametrize("schedule", FLUSHING)
 def test_plans_on_few_cuts_first_change_no_answer(schedule: str, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline_searches, "_SELECTED_CUTS", 1)
+    monkeypatch.setattr(selected_cuts, "SELECTED_CUTS", 1)
     for seed in seeds:
         check_solvers(*_problem(seed, schedule))
+
+
+@pytest.mark.parametrize("seeds", first_few(range(400), 6))
+@pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw"])
+def test_a_plan_that_is_improved_on_few_cuts_changes_no_answer(
+    schedule: str, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selected_cuts, "SELECTED_CUTS", 1)
+    monkeypatch.setattr(selected_cuts, "_PART", 0.75)
+    monkeypatch.setattr(pipeline_searches, "_REFINED_CUTS", 0)
+    for seed in seeds:
+        check_solvers(*_problem(seed, schedule))
+
+
+def test_improvement_takes_smaller_steps_until_nothing_is_found() -> None:
+    """The results near x are all numbers from x - 3 on, and none is below 90."""
+
+    def find(around: float, limit: float) -> tuple[float, float] | None:
+        best = max(around - 3, 90.0)
+        return None if best > limit else (best, best)
+
+    told: list[float] = []
+    best, _ = selected_cuts.refined_result(find, (100.0, 100.0), 0.0, told.append)
+    assert (best, told) == (90.0, [97.0, 94.0, 91.0, 90.0])
+    assert selected_cuts.refined_result(find, (100.0, 100.0), 95.0, told.append)[0] == 94.0
+    assert selected_cuts.refined_result(find, (100.0, 100.0), 100.0, told.append)[0] == 100.0
+
+
+def test_a_model_of_many_layers_only_gets_better_and_begins_with_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told of a search that refines its plan, in the order of the search and whatever the clock."""
+    monkeypatch.setattr(selected_cuts, "_PART", 0.6)
+    monkeypatch.setattr(pipeline_searches, "_REFINED_CUTS", 0)
+    problem = _long_problem()
+    told: list[SolveProgress] = []
+    cuts, tracker = enumerate_cuts(problem, 1000), ProgressTracker(told.append)
+    result = dynamic_program.solve(problem, cuts, report=tracker.narrowed)
+    assert result.status == "optimal"
+    bounds = [one.bound_s or 0.0 for one in told]
+    paces = [one.best_s or float("inf") for one in told]
+    assert list(paces) == sorted(paces, reverse=True)
+    assert list(bounds) == sorted(bounds)
+    # A plan is known before it is the best, and a bound before it is the pace.
+    assert len(set(paces)) > 2
+    assert next(bound for bound, pace in zip(bounds, paces, strict=True) if pace < float("inf")) < bounds[-1]
+    assert bounds[-1] == pytest.approx(paces[-1], rel=1e-8)
 
 
 @pytest.mark.parametrize("seeds", first_few(range(600), 25))

@@ -14,7 +14,8 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches, cheap_cuts
+from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
+from pipeplan.solvers.dp.selected_cuts import cheap_cuts
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.util.deadline import Deadline

@@ -1,0 +1,82 @@
+"""Selections of the cuts, on which good plans are found much sooner than on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from pipeplan.problem.cuts import Cuts, Flags
+from pipeplan.solvers.dp.budget import OutOfTime
+
+SELECTED_CUTS = 48
+"""The number of cuts in a selection that is spread over all of them."""
+
+# Up to so many cuts around each end of a stage are looked at in search of a better plan.
+_NEAREST = 24
+
+# Each selection has so many times as many cuts as the one before it, and none has more than such a part of all cuts.
+_GROWTH, _PART = 4, 0.25
+
+# The first and the last relative step by which a better plan is searched below the best.
+_FIRST_STEP, _LAST_STEP = 4e-3, 1e-6
+
+Found = TypeVar("Found")
+
+
+def cheap_cuts(cuts: Cuts, count: int | None = None) -> Flags:
+    """A mask of so many cuts: of each of as many equal parts of the work, that which fewest bytes cross."""
+    count = count or SELECTED_CUTS
+    part = np.minimum((cuts.work_s / cuts.work_s[-1] * count).astype(np.intp), count - 1)
+    order = np.lexsort((np.arange(len(part)), cuts.sent + cuts.returned, part))
+    mask = np.zeros(len(part), dtype=bool)
+    mask[order[np.unique(part[order], return_index=True)[1]]] = True
+    mask[[0, -1]] = True
+    return mask
+
+
+def selections(cuts: Cuts, ends: Sequence[int]) -> list[Flags]:
+    """Masks of ever more of the cuts, with those of nearly the work of the given ones.
+
+    Each is a small part of all cuts, so that a search on it takes little; where there are few cuts, there is none.
+    """
+    most = int(len(cuts.ideals) * _PART)
+    counts = [count for count in (SELECTED_CUTS * _GROWTH**step for step in range(8)) if count < most]
+    return [_around(cuts, count, min(_NEAREST, (most - count) // max(1, len(ends))), ends) for count in counts]
+
+
+def _around(cuts: Cuts, count: int, nearest: int, ends: Sequence[int]) -> Flags:
+    mask = cheap_cuts(cuts, count)
+    for end in ends:
+        distance = np.abs(cuts.work_s - cuts.work_s[end])
+        mask[np.argpartition(distance, nearest)[:nearest]] = True
+        mask[end] = True
+    return mask
+
+
+def refined_result(
+    find: Callable[[Found, float], tuple[float, Found] | None],
+    known: tuple[float, Found],
+    enough: float,
+    report: Callable[[float], None],
+) -> tuple[float, Found]:
+    """A result at least as good as a known one; the search ends with the first one of at most `enough`.
+
+    `find(around, limit)` looks for a result within a limit, similar to another one. `report` is called with every
+    better result.
+    """
+    step, around = _FIRST_STEP, known[1]
+    try:
+        while step > _LAST_STEP and known[0] > enough:
+            found = find(around, max(known[0] * (1 - step), enough))
+            if found is not None and found[0] < known[0]:
+                known = found
+                report(known[0])
+            elif around is known[1]:
+                step /= 4
+            else:
+                around = known[1]
+    except OutOfTime:
+        pass
+    return known
