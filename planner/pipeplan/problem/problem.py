@@ -278,6 +278,12 @@ class Problem:
         return self.profile.optimizer_state_ratio if self.options.shard_optimizer else 0.0
 
     @property
+    def copy_state_ratio(self) -> float:
+        """Bytes of the optimiser's state that the workers of one copy hold together at least, per byte of parameters:
+        `state_ratio`, less what the other copies hold where replicas divide it."""
+        return self.state_ratio - self.divided_ratio * (1 - 1 / self.copies)
+
+    @property
     def training(self) -> bool:
         """Whether the plan is for training, not inference."""
         return not self.options.inference

@@ -92,6 +92,11 @@ def test_dp_finds_what_brute_force_finds(draw: Draw, schedule: str | None, seeds
         check_solvers(*_drawn(seed, draw, schedule, layers=5))
 
 
+def test_copies_of_a_pipeline_divide_the_optimisers_state_too() -> None:
+    """Three straight copies, none of which would hold the whole state of its layers."""
+    check_solvers(*_drawn(8038, divided_instance, None, layers=5))
+
+
 @pytest.mark.parametrize("seeds", first_few(range(100, 105), 2))
 @_named
 def test_ilp_finds_what_brute_force_finds(draw: Draw, schedule: str | None, seeds: range) -> None:

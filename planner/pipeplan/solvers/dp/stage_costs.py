@@ -144,7 +144,7 @@ class CostTerms:
     @cached_property
     def _least_memory(self) -> tuple[Floats, Floats]:
         """Memory that all layers before a cut need once, and for every minibatch in flight: their weights at least."""
-        cuts, ratio = self.cuts, self.problem.state_ratio
+        cuts, ratio = self.cuts, self.problem.copy_state_ratio
         kept = self.problem.options.recompute
         once = np.asarray(formulas.fixed_memory(cuts.parameters, cuts.buffers, 0.0, ratio, self.training))
         saved = np.zeros(len(cuts.ideals)) if kept else cuts.saved

@@ -76,7 +76,7 @@ class WorkerBounds:
         """The workers that every unit (columns) needs for its work, and at every demand (rows) for its memory."""
         terms, problem = self._terms, self._terms.problem
         forward, work, parameters, buffers, saved = self._costs
-        once = formulas.fixed_memory(parameters, buffers, 0.0, problem.state_ratio, terms.training)
+        once = formulas.fixed_memory(parameters, buffers, 0.0, problem.copy_state_ratio, terms.training)
         memory = np.asarray(once + formulas.recompute_memory(saved, 0.0, recompute) + np.zeros_like(demand))
         if terms.training:
             copies, kept = problem.options.copies_per_version, np.zeros_like(saved) if recompute else saved
