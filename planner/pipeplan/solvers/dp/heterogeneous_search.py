@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from pipeplan.cost import formulas
+from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits
 from pipeplan.solvers.dp.search_states import SearchStates, group_starts, no_later, time_order, undominated_rows
@@ -263,11 +264,9 @@ class HeterogeneousSearch(UniformSearch):
         fixed = fixed - stage.divided_bytes(stage.parameters[:, None], replicas)
         if first is not None:
             # One version is already included.
-            inputs = (stage.targets == 0)[:, None]
-            versions = first.versions(replicas, only=inputs & stage.lasts[:, None])
+            versions = schedules.vertical_versions(first.delay, first.replicas, replicas)
             fixed = fixed + formulas.version_memory(stage.parameters[:, None], versions - 1)
-            if first.replicas is not None:
-                fixed = fixed + np.where(inputs & (replicas != first.replicas), np.inf, 0.0)
+            fixed[stage.targets == 0] += np.where(replicas == first.replicas, 0.0, np.inf)
         within: Flags = fixed + growing[:, None] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
         return within
 

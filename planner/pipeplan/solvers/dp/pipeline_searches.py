@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pipeplan.plan.plan import Stage
-from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Cuts, Flags
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
@@ -296,10 +295,6 @@ class PipelineSearches:
         if self.below < limits_range(terms)[1] and self.shape is None:
             # Most spaces have nothing faster than the best plan so far, which a single search shows.
             return [most]
-        if terms.schedule == VERTICAL and limits.memory and self.has_many_cuts:
-            # Input stages are assumed, each of which takes a search, so limits far above the optimum take too long on
-            # selected cuts. Where those have no plan, there is probably none at all.
-            return [most] if terms is self.limited else []
         if limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
             # Find some plan first: it is the result if the search is stopped early, and without one no search is
             # needed. On thousands of workers a search far above the bound takes longer than all searches near it.

@@ -22,20 +22,10 @@ from pipeplan.solvers.dp.topology import ComponentLayout
 
 @dataclass(frozen=True)
 class InputStage:
-    """An assumed input stage: its replicas in one copy, and `delay`, the sum of its depth and lag.
+    """An assumed input stage: its replicas in one copy, and `delay`, the sum of its depth and lag."""
 
-    Without `replicas` it is any input stage for which both multiply to at least `delay`.
-    """
-
-    replicas: int | None
+    replicas: int
     delay: int
-
-    def versions(self, replicas: Ints, only: Flags) -> Ints:
-        """The weight versions, at least, of stages with so many replicas, each of them the `only` stage or not."""
-        if self.replicas is None:
-            # 1 + ceil((P - gcd) / r), where gcd ≤ r.
-            return np.where(only, 1, -(-self.delay // replicas))
-        return np.asarray(schedules.vertical_versions(self.delay, self.replicas, replicas))
 
 
 @dataclass(frozen=True)
@@ -345,8 +335,7 @@ class StageTerms:
         fixed = np.where(replicas > 1, shared[target], single[target])
         fixed = fixed - self.divided_bytes(self.parameters[target], replicas)
         if input_stage is not None:
-            only = self.lasts[target] & (self.targets[target] == 0)
-            versions = input_stage.versions(replicas.astype(np.intp), only)
+            versions = schedules.vertical_versions(input_stage.delay, input_stage.replicas, replicas.astype(np.intp))
             # One version is already included.
             fixed = fixed + formulas.version_memory(self.parameters[target], versions - 1)
         return self._within_capacity(fixed, growing[target])

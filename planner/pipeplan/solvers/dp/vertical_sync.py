@@ -8,11 +8,6 @@ with too small a sum shows how much is needed at least, because more versions le
 A stage keeps no fewer versions than with stashing, d + lag. Depths cover what is in flight behind, so the input stage
 has d_1 r_1 ≥ r_1 + d r, and 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d. If no pipeline fits with stashing,
 none fits with vertical sync, whatever its input stage. One search decides that before those for each input stage.
-
-A few further searches decide more of it. Let P be the product of d_1 + lag_1 and r_1. A stage has at least ceil(P / r)
-versions, whatever r_1 is, and P is at least the input stage's demand. So a search in which stages have no more versions
-than a bound on P asks for shows the least demand of any input stage, which is a better bound. The searches for each
-input stage are left with the sums that the best bound leaves, and where nothing is left, no pipeline fits.
 """
 
 from __future__ import annotations
@@ -42,9 +37,6 @@ class VerticalSearch(UniformSearch):
         self, stage: StageTerms, states: SearchStates, places: EndPositions
     ) -> tuple[CandidateStages, Floats]:
         candidates, replicas = super()._replicas_by_level(stage, states, places)
-        assert self.terms.first is not None
-        if self.terms.first.replicas is None:
-            return candidates, replicas
         return self._as_first(stage, candidates, replicas)
 
     def _as_first(
@@ -52,7 +44,6 @@ class VerticalSearch(UniformSearch):
     ) -> tuple[CandidateStages, Floats]:
         """Give an input stage the assumed number of replicas."""
         assert self.terms.first is not None
-        assert self.terms.first.replicas is not None
         assumed = self.terms.first.replicas
         inputs = stage.targets[candidates.target] == 0
         kept = ~inputs | (replicas <= assumed)
@@ -63,8 +54,6 @@ class VerticalSearch(UniformSearch):
     ) -> tuple[CandidateStages, Floats, Floats, Floats]:
         candidates, replicas, depth, demand = super()._in_memory(stage, candidates, replicas)
         assert self.terms.first is not None
-        if self.terms.first.replicas is None:
-            return candidates, replicas, depth, demand
         kept = (stage.targets[candidates.target] > 0) | (replicas == self.terms.first.replicas)
         return candidates.take(kept), replicas[kept], depth[kept], demand[kept]
 
@@ -78,18 +67,9 @@ def find_vertical_sync_pipeline(
     """
     if once(terms.stashing) is None:
         return None
-    product, likely = 1, 1
-    while True:
-        steps = once(replace(terms, first=InputStage(None, product)))
-        if steps is None:
-            return None
-        likely, demand = steps[0].replicas, steps[0].depth * steps[0].replicas
-        if demand <= product:
-            break
-        product = demand
-    every = range(1, terms.most_replicas + 1) if limits.shape is None else (limits.shape.replicas,)
-    for replicas in sorted(every, key=lambda count: count != likely):
-        delay = -(-product // replicas)
+    counts = range(1, terms.most_replicas + 1) if limits.shape is None else (limits.shape.replicas,)
+    for replicas in counts:
+        delay = 1
         while True:
             steps = once(replace(terms, first=InputStage(replicas, delay)))
             if steps is None:
