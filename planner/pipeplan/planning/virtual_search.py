@@ -28,7 +28,8 @@ MOST_CHUNKS = 6
 """Most stages of a worker that are tried where the user does not say how many."""
 EVALUATED, MORE_EVALUATED, MORE_S = 12, 48, 2.0
 """Shapes for which a plan is made, as far as they fit: those with the shortest batches by a quick estimate, which knows
-nothing of shared cards. There are more of them as long as all take no longer than `MORE_S` seconds."""
+nothing of shared cards. There are more of them as long as all take no longer than `MORE_S` seconds, and a tenth of the
+time."""
 SIMULATED = 4
 """Plans that are simulated: those with the shortest batches by the formula."""
 NEAR = 0.25
@@ -76,7 +77,7 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> Virtua
     shapes = list(virtual_shapes(problem))
     bound_s = min((_bound_s(problem, shape) for shape in shapes), default=0.0)
     shapes.sort(key=lambda shape: quick_estimate_s(problem, shape, _rounds(problem, shape)) / accumulate)
-    quick = deadline.share(1.0, MORE_S)
+    quick = deadline.share(0.1, MORE_S)
     for shape in shapes:
         best_s = min((one.score.pace_s for one in found), default=float("inf"))
         enough = len(found) >= (MORE_EVALUATED if not quick.passed else EVALUATED)
