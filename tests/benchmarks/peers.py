@@ -29,7 +29,7 @@ from pathlib import Path
 
 from peers_jobs import SUBJECTS
 from peers_load import undisturbed
-from peers_run import Ground, Here, Measured, Ours, Peers, Shaped
+from peers_run import TWO_SERVERS, Ground, Here, Measured, Ours, Peers, Shaped
 from peers_table import Found, Row, Settings, add
 from rich.console import Console
 from rich.table import Table
@@ -42,25 +42,6 @@ TOLERANCE = 1e-3
 FINALISTS = 2
 """Peers that take part in every turn: the fastest of those tried."""
 EVERY = ("1f1b", "gpipe", "interleaved", "looped-bfs", "zero-bubble", "zbv", "dualpipev")
-CLUSTER = """\
-format = "pipeplan-cluster"
-version = 1
-name = "two-servers"
-
-[device]
-name = "one core"
-kind = "cpu"
-memory = "4 GiB"
-
-[[level]]
-name = "server"
-count = 1
-
-[[level]]
-name = "cluster"
-count = 2
-bandwidth = "1 Gbit/s"
-"""
 
 
 def flush(subject: str, microbatches: int) -> Row:
@@ -130,7 +111,7 @@ def measure(name: str, row: Row, settings: Settings, folder: Path) -> Found:
     """Every contender of a row, in turns."""
     ground: Ground = Shaped(row.shaped) if row.shaped else Here()
     cluster = folder / "cluster.toml"
-    cluster.write_text(CLUSTER)
+    cluster.write_text(TWO_SERVERS.format(rate="1 Gbit/s"))
     plans = {ours: ours.prepare(folder, str(cluster) if row.shaped else "local", 3) for ours in row.ours}
     for ours, plan in plans.items():
         say(f"{name}: {ours.name} runs {load_plan(plan).written()}")

@@ -21,6 +21,26 @@ Command = tuple[str, ...]
 WORKERS = 2
 LIMIT_S = 300.0
 """Whatever takes longer has failed."""
+TWO_SERVERS = """\
+format = "pipeplan-cluster"
+version = 1
+name = "two-servers"
+
+[device]
+name = "one core"
+kind = "cpu"
+memory = "4 GiB"
+
+[[level]]
+name = "server"
+count = 1
+
+[[level]]
+name = "cluster"
+count = 2
+bandwidth = "{rate}"
+"""
+"""A cluster file of two servers of one worker each, joined by links of a `rate` such as 1 Gbit/s."""
 
 
 @dataclass(frozen=True)

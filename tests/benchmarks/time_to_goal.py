@@ -31,7 +31,7 @@ from pathlib import Path
 import goal_torch
 import peers_jobs
 import peers_run
-from peers_run import Command, Ground, Here, Shaped, pipeplan
+from peers_run import TWO_SERVERS, Command, Ground, Here, Shaped, pipeplan
 
 SUBJECT = "digits"
 GOAL = 0.1
@@ -132,30 +132,9 @@ def write_plan(way: str, link: str, folder: Path, plan: Path) -> None:
         pipeplan("profile", job, "--batch", minibatch, "--repeats", 5, "-o", profile)
     where: tuple[object, ...] = ("--cluster", "local", "--workers", 2)
     if link != "none":
-        cluster.write_text(CLUSTER.format(rate=LINKS[link]))
+        cluster.write_text(TWO_SERVERS.format(rate=LINKS[link]))
         where = ("--cluster", cluster)
     pipeplan("solve", profile, *where, "--stages", 2, "--no-recompute", *options, "-o", plan)
-
-
-CLUSTER = """\
-format = "pipeplan-cluster"
-version = 1
-name = "two-servers"
-
-[device]
-name = "one core"
-kind = "cpu"
-memory = "4 GiB"
-
-[[level]]
-name = "server"
-count = 1
-
-[[level]]
-name = "cluster"
-count = 2
-bandwidth = "{rate}"
-"""
 
 
 def epoch_seconds(metrics: Path) -> list[float]:

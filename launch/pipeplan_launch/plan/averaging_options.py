@@ -37,7 +37,7 @@ class GradientAveraging:
     or not without one."""
 
     def by_default_of(self, plan: LaunchPlan) -> GradientAveraging:
-        """The same with the plan's choice where none was made."""
+        """These options, with the plan's choice of dividing the optimiser where the user made none."""
         return self if self.shards_optimizer is not None else replace(self, shards_optimizer=plan.shard_optimizer)
 
     @property

@@ -95,7 +95,7 @@ def slowest_resources(document: PlanDocument, figures: Sequence[StageFigures], a
 def steady_resources(document: PlanDocument, figures: Sequence[StageFigures]) -> frozenset[str]:
     """The names of the resources that limit the steady part of a batch; several where they are equal."""
     if document.virtual:
-        return busiest(_virtual_loads(document, figures))
+        return busiest(_virtual_loads(document, figures, _slowest_device(document, figures)))
     share = _share(document)
     phases, limits = _phases(document, figures, share), _depth_limits(document, figures, share)
     longest = [max(load.seconds for load in phase) for phase in phases]
@@ -184,7 +184,7 @@ def _slowest_device(document: PlanDocument, figures: Sequence[StageFigures]) -> 
 def _virtual_batch(document: PlanDocument, figures: Sequence[StageFigures], fastest: float) -> BatchParts:
     """The parts of a batch where workers run several stages: those of the slowest device, and waiting."""
     slowest = _slowest_device(document, figures)
-    steady = max(load.seconds for load in _virtual_loads(document, figures))
+    steady = max(load.seconds for load in _virtual_loads(document, figures, slowest))
     known = max(slowest.seconds, steady + slowest.work_s + slowest.path_s + slowest.messages_s)
     ordered = update_s(document, [_pass_times(document, figures, index) for index in range(len(figures))])
     waits = ordered is not None and ordered > known * (1 + ROUNDING)
@@ -200,9 +200,8 @@ def _virtual_batch(document: PlanDocument, figures: Sequence[StageFigures], fast
     )
 
 
-def _virtual_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[Load]:
-    """What may limit the steady part of a batch: the slowest device, and the boundaries between devices."""
-    slowest = _slowest_device(document, figures)
+def _virtual_loads(document: PlanDocument, figures: Sequence[StageFigures], slowest: DeviceTime) -> list[Load]:
+    """The loads that may limit the steady part of a batch: the slowest device, and the boundaries between devices."""
     *others, last = [str(index + 1) for index in stages_of(document, slowest.device)]
     name = f"the workers of stages {', '.join(others)} and {last}" if others else f"stage {last}"
     loads = [Load((replica_minibatches(document) - 1) * slowest.work_s, f"compute of {name}")]

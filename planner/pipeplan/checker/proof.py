@@ -20,7 +20,7 @@ from pipeplan.util.files import Node
 from pipeplan.util.units import show_time
 
 SEARCH = "search"
-"""What finds plans whose workers run several stages, and proves nothing but a bound."""
+"""The search for plans whose workers run several stages, which proves nothing but a bound."""
 SOLVERS = ("DP", "ILP (HiGHS)", "ILP (CBC)", SEARCH)
 STATUSES = (verdict_words.OPTIMAL, verdict_words.FEASIBLE, verdict_words.INFEASIBLE, "time limit")
 NOT_SHOWN = "stated, not shown"

@@ -56,9 +56,6 @@ def check_devices(document: PlanDocument) -> None:
     for index, stage in enumerate(document.stages):
         if stage.workers != devices[_device_of(document, index)]:
             raise InputError(f"under {name} stage {index + 1} belongs on other workers")
-    everyone = [worker for workers in devices for worker in workers]
-    if len(set(everyone)) < len(everyone):
-        raise InputError("a worker has stages of two positions in the pipeline")
 
 
 def _device_of(document: PlanDocument, stage: int) -> int:
@@ -74,9 +71,8 @@ def stages_of(document: PlanDocument, device: int) -> list[int]:
 
 def device_passes(document: PlanDocument, device: int) -> list[DevicePass]:
     """The passes of a device for one update, in the executor's order."""
-    own, order = stages_of(document, device), interleaved_passes
-    if document.schedule != INTERLEAVED:
-        order = zero_bubble_v_passes
+    own = stages_of(document, device)
+    order = interleaved_passes if document.schedule == INTERLEAVED else zero_bubble_v_passes
     passes = order(device, len(document.devices), len(own), replica_minibatches(document))
     return [DevicePass(kind, own[place], minibatch) for kind, place, minibatch in passes]
 
