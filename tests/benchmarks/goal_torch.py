@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import peers_jobs
 import torch
 import torch.distributed as dist
 from peers_jobs import SUBJECTS, pieces
@@ -22,12 +21,14 @@ from torch import nn
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 
 
 def main() -> None:
     """Train, and let the last worker write seconds and accuracy by epoch."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--subject", required=True)
+    parser.add_argument("--job", required=True, help="file:function; for schedules a subject of peers_jobs.py")
+    parser.add_argument("--batch", type=int, required=True, help="samples per update, over all workers")
     parser.add_argument("--contender", required=True, help="as in 1f1b:4 or ddp:1: the number is of microbatches")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True, help="at most")
@@ -38,10 +39,13 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     kind, _, number = given.contender.partition(":")
-    job = load_job(f"{peers_jobs.__file__}:{given.subject}", given.seed)
-    make = data_parallel if kind == "ddp" else pipelined
-    update, _ = make(job, given.subject, kind, int(number), given.seed)
-    updates = len(job.datasets.train) // SUBJECTS[given.subject].batch  # type: ignore[arg-type]
+    job = load_job(given.job, given.seed)
+    subject = given.job.rpartition(":")[2]
+    if kind == "ddp":
+        update, _ = data_parallel(job, given.batch, given.seed)
+    else:
+        update, _ = pipelined(job, subject, kind, int(number), given.seed)
+    updates = len(job.datasets.train) // given.batch  # type: ignore[arg-type]
     seconds: list[float] = []
     losses: list[float] = []
     accuracies: list[float] = []
@@ -56,7 +60,7 @@ def main() -> None:
         seconds.append(time.perf_counter() - begun)
         losses.append(mean_of_all(seen))
         if kind != "ddp":
-            share_weights(job, given.subject, kind)
+            share_weights(job, subject, kind)
         accuracies.append(accuracy(job))
     if dist.get_rank() == dist.get_world_size() - 1:
         given.write.write_text(json.dumps({"seconds": seconds, "loss": losses, "accuracy": accuracies}))
@@ -82,11 +86,14 @@ def share_weights(job: Job, subject: str, kind: str) -> None:
 
 @torch.no_grad()
 def accuracy(job: Job) -> float:
-    """The share of the test samples that the model classifies right."""
+    """The share of the test samples that the model gets right."""
     test: Any = job.datasets.test
     model: nn.Module = job.model.eval()
-    images, labels = test[:]
-    return float((model(images).argmax(dim=1) == labels).float().mean())
+    batch = Batches(test, MinibatchSizes(len(test), len(test), dynamic=True, training=False), 0, 0).load(0)
+    output = model(*batch.inputs)
+    if job.metric is not None:
+        return float(job.metric(output, batch.target)) / len(test)
+    return float((output.argmax(dim=1) == batch.target).float().mean())
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,14 +27,13 @@ from pathlib import Path
 
 from peers_jobs import SUBJECTS
 from peers_load import undisturbed
-from peers_run import TWO_SERVERS, Ground, Here, Measured, Ours, Peers, Shaped
+from peers_run import INSIDE, TWO_SERVERS, Ground, Here, Measured, Ours, Peers, Shaped, in_own_network
 from peers_table import Found, Row, Settings, add
 from rich.console import Console
 from rich.table import Table
 
 from pipeplan_launch.plan.stage_files import load_plan
 
-INSIDE = "PIPEPLAN_BENCHMARK_INSIDE"
 TOLERANCE = 1e-3
 """Of losses, relative: sums in another order drift apart as training goes on."""
 FINALISTS = 2
@@ -157,16 +154,6 @@ def check_losses(row: Row, runs: Mapping[str, Sequence[Measured]]) -> None:
                     raise RuntimeError(f"{own} and {peer} have other losses: {losses} and {theirs}")
 
 
-def inside(name: str) -> int:
-    """Run a row that needs a network of its own, in one; returns the exit status."""
-    network = ("unshare", "-Urnm")
-    if not shutil.which(network[0]) or subprocess.run((*network, "true"), check=False).returncode:
-        say(f"{name}: skipped: this machine does not let us make network namespaces ({' '.join(network)})")
-        return 0
-    command = [*network, sys.executable, *sys.argv, *([] if "--only" in sys.argv else ["--only", name])]
-    return subprocess.run(command, env=os.environ | {INSIDE: "1"}, check=False).returncode
-
-
 def say(text: str) -> None:
     """On stderr, as the table goes to stdout."""
     print(text, file=sys.stderr, flush=True)
@@ -185,7 +172,7 @@ def main() -> int:
     chosen = [given.only] if given.only else list(ROWS)
     for name in chosen:
         if ROWS[name].shaped and not os.environ.get(INSIDE):
-            if status := inside(name):
+            if status := in_own_network([*sys.argv[1:], *([] if given.only else ["--only", name])]):
                 return status
             continue
         with tempfile.TemporaryDirectory() as folder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,44 +79,80 @@ class Here:
 
 
 class Shaped:
-    """Every worker in a network namespace of its own; a virtual cable between them, shaped both ways.
+    """Every server in a network namespace of its own, with a cable to a switch that is shaped both ways.
 
     The settings are those that make a shaped link behave like a real one on one machine: jumbo frames, a burst of one
     of the kernel's largest segments, and TCP reno (bbr measures the shaper instead of obeying it).
     """
 
-    servers = WORKERS
-    _NAMES = ("first", "second")
-
-    def __init__(self, rate: str) -> None:
-        """`rate`: as tc writes it, 1gbit. Needs to be root of a network namespace: `unshare -Urnm` makes one.
+    def __init__(self, rate: str, servers: int = WORKERS) -> None:
+        """`rate`: as tc writes it, 1gbit. Needs to be root of a network namespace, as `in_own_network` makes one.
 
         Raises RuntimeError where the machine does not allow it.
         """
+        self.servers = servers
         self._secret = secrets.token_hex(32)
-        first, second = self._NAMES
-        steps = ["mount -t tmpfs none /run", "mkdir /run/netns", f"ip netns add {first}", f"ip netns add {second}"]
-        steps.append(f"ip link add link0 netns {first} type veth peer name link0 netns {second}")
-        for number, name in enumerate(self._NAMES, 1):
+        steps = ["mount -t tmpfs none /run", "mkdir /run/netns", "ip link add switch type bridge"]
+        steps.append("ip link set switch mtu 9000 up")
+        for number in range(servers):
+            name = self._name(number)
+            shaped = f"root tbf rate {rate} burst 64k latency 200ms"
             steps += [
+                f"ip netns add {name}",
+                f"ip link add port{number} type veth peer name link0 netns {name}",
+                f"ip link set port{number} mtu 9000 up",
+                f"ip link set port{number} master switch",
                 f"ip netns exec {name} sysctl -qw net.ipv4.tcp_congestion_control=reno",
                 f"ip -n {name} link set lo up",
                 f"ip -n {name} link set link0 mtu 9000 up",
-                f"ip -n {name} addr add 10.0.0.{number}/24 dev link0",
-                f"ip netns exec {name} tc qdisc add dev link0 root tbf rate {rate} burst 64k latency 200ms",
+                f"ip -n {name} addr add 10.0.0.{number + 1}/24 dev link0",
+                f"ip netns exec {name} tc qdisc add dev link0 {shaped}",
+                f"tc qdisc add dev port{number} {shaped}",
             ]
         for step in steps:
             wait([start(tuple(step.split()), {})])
+
+    @staticmethod
+    def _name(number: int) -> str:
+        return f"server{number}"
 
     def run(self, command: Command) -> None:
         meeting = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "link0"}
         meeting["PIPEPLAN_SECRET"] = self._secret
         wait(
             [
-                start(("ip", "netns", "exec", name, *command), meeting | {"NODE_RANK": str(rank)})
-                for rank, name in enumerate(self._NAMES)
+                start(("ip", "netns", "exec", self._name(rank), *command), meeting | {"NODE_RANK": str(rank)})
+                for rank in range(self.servers)
             ]
         )
+
+
+INSIDE = "PIPEPLAN_BENCHMARK_INSIDE"
+"""The variable that says that this process is in the network that `in_own_network` made."""
+
+
+def in_own_network(arguments: Sequence[str]) -> int:
+    """Run this command, with other arguments, as root of a network of its own; returns the exit status.
+
+    Says that it is skipped where the machine does not allow it.
+    """
+    network = ("unshare", "-Urnm")
+    if not shutil.which(network[0]) or subprocess.run((*network, "true"), check=False).returncode:
+        print(f"skipped: this machine does not let us make network namespaces ({' '.join(network)})", file=sys.stderr)
+        return 0
+    command = (*network, sys.executable, sys.argv[0], *arguments)
+    return subprocess.run(command, env=os.environ | {INSIDE: "1"}, check=False).returncode
+
+
+def torchrun(ground: Ground, workers: int) -> Command:
+    """The start of a command that runs a script on so many workers, of every server as many."""
+    start = (sys.executable, "-m", "torch.distributed.run")
+    if ground.servers == 1:
+        return (*start, "--standalone", "--nproc-per-node", str(workers))
+    # A shell, because every server has its own NODE_RANK.
+    line = f"{' '.join(start)} --nnodes {ground.servers} --nproc-per-node {workers // ground.servers}"
+    line += ' --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"'
+    return ("bash", "-c", line, "peers")
 
 
 @dataclass(frozen=True)
@@ -240,22 +277,11 @@ class Peers:
 
     def run(self, ground: Ground, result: Path, updates: int) -> dict[str, Measured]:
         """Every contender, for so many updates, by its name; `+` ends that of one which keeps memory."""
-        torchrun = (sys.executable, "-m", "torch.distributed.run")
-        if ground.servers == 1:
-            where: Command = ("--standalone", "--nproc-per-node", str(WORKERS))
-            self._run(ground, (*torchrun, *where), result, updates)
-        else:
-            # A shell, because every server has its own NODE_RANK.
-            line = " ".join((*torchrun, "--nnodes", str(ground.servers), "--nproc-per-node 1"))
-            line += ' --node-rank "$NODE_RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" "$@"'
-            self._run(ground, ("bash", "-c", line, "peers"), result, updates)
+        options = ["--subject", self.subject, "--contenders", ",".join(self.contenders), "--write", str(result)]
+        if self.keep_memory:
+            options.append("--keep-memory")
+        ground.run((*torchrun(ground, WORKERS), peers_torch.__file__, *options, "--updates", str(updates)))
         return {
             name + "+" * self.keep_memory: Measured(*(tuple(found[key]) for key in ("ends", "losses", "memory_bytes")))
             for name, found in json.loads(result.read_text()).items()
         }
-
-    def _run(self, ground: Ground, torchrun: Command, result: Path, updates: int) -> None:
-        options = ["--subject", self.subject, "--contenders", ",".join(self.contenders), "--write", str(result)]
-        if self.keep_memory:
-            options.append("--keep-memory")
-        ground.run((*torchrun, peers_torch.__file__, *options, "--updates", str(updates)))

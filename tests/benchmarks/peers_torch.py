@@ -86,8 +86,10 @@ def run(subject: str, contender: str, updates: int) -> dict[str, Any]:
     """Updates of one contender: when each ended (seconds), its mean loss, and the memory of every worker (bytes)."""
     kind, _, number = contender.partition(":")
     job = load_job(f"{peers_jobs.__file__}:{subject}", SEED)
-    make = data_parallel if kind == "ddp" else pipelined
-    update, parameters = make(job, subject, kind, int(number))
+    if kind == "ddp":
+        update, parameters = data_parallel(job, SUBJECTS[subject].batch)
+    else:
+        update, parameters = pipelined(job, subject, kind, int(number))
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what the contender before has left counts for nobody
     reset_peak()
@@ -138,15 +140,13 @@ def pipelined(
     return update, parameters
 
 
-def data_parallel(
-    job: Job, subject: str, _kind: str, _microbatches: int, seed: int = SEED
-) -> tuple[Update, list[nn.Parameter]]:
+def data_parallel(job: Job, batch: int, seed: int = SEED) -> tuple[Update, list[nn.Parameter]]:
     """An update by DDP, as its documentation shows it: every worker an equal share of the batch."""
     rank, world = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(job.model)
     parameters = list(job.model.parameters())
     optimizer = job.make_optimizer(parameters)
-    load = loader(job, SUBJECTS[subject].batch // world, seed)
+    load = loader(job, batch // world, seed)
     assert job.loss is not None
 
     def update(index: int) -> list[float]:
