@@ -80,6 +80,9 @@ class Settings:
     simplest: float = 0.0
     """The share of the fastest plan's pace by which the simplest plan, which is taken, may be slower; 0 takes the
     fastest plan. The commands have `simplest.WITHIN`."""
+    compare_straight: bool = True
+    """Whether to search for the best straight pipeline if it is only a baseline, because the plan is proven optimal and
+    there is no simulation. That search may take longer than the plan's own."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -233,9 +236,12 @@ class _Search:
             if means.settings.certify:
                 ends = means.share("certificate")
                 self._certificate = certificate_of(problem, cuts, results, self._best[1], ends)
-        with self._phase("baselines"):
-            straight = baselines.straight_pipelines(problem, cuts, means.share("baselines"))
-            self._compared = (*self._quick, *straight)
+        if self._needs_straight():
+            with self._phase("baselines"):
+                straight = baselines.straight_pipelines(problem, cuts, means.share("baselines"))
+                self._compared = (*self._quick, *straight)
+        else:
+            self._compared = tuple(self._quick)
         if means.settings.simplest > 0:
             with self._phase("simplest"):
                 plan, score = self._finished()
@@ -247,6 +253,15 @@ class _Search:
                 self._simulate()
         elif self._simpler is not None:
             self._take_simpler(self._simpler, *self._finished())
+
+    def _needs_straight(self) -> bool:
+        """Whether the best straight pipeline is shown, or may take the place of the plan."""
+        settings = self._means.settings
+        return settings.compare_straight or settings.simulate or not self._is_proven(self._finished()[1])
+
+    def _is_proven(self, score: Evaluation) -> bool:
+        """Whether the solvers' bound shows that no plan is faster than one with this score."""
+        return max(result.bound_s for result in self._results) >= score.pace_s * (1 - TOLERANCE)
 
     def _simulate(self) -> None:
         """Simulate the plan, and choose by that among plans with the same predicted pace and a simpler one."""
@@ -274,7 +289,7 @@ class _Search:
         plan, score = self._best or self._unfinished()
         if self._simplification is not None:
             return plan, score
-        if max(result.bound_s for result in self._results) < score.pace_s * (1 - TOLERANCE):
+        if not self._is_proven(score):
             known = [*self._known, *(one.plan for one in self._baselines() if one.plan is not None)]
             return _best_with_known(known, self._problem, plan, score)
         return plan, score

@@ -5,22 +5,28 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import json
 import random
 import signal
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import Run
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
-from pipeplan.planning.solve import Settings
-from pipeplan.problem.problem import Options
+from pipeplan.planning import baselines
+from pipeplan.planning.solve import Settings, solve
+from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
+from pipeplan.questions import SEARCH
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.result import Result, Status
 from pipeplan.sweeps import plot
 from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
 from pipeplan.sweeps.rows import SweepRow, hourly_price, pareto_rows, sweep_csv, sweep_json, varying_settings
@@ -399,3 +405,48 @@ def test_what_cannot_be_used_gets_one_line(run: Run, arguments: list[str], compl
     assert (done.code, done.out) == (2, "")
     assert complaint in done.err.splitlines()[-1]
     assert not Path("made.csv").exists()
+
+
+def test_a_point_is_solved_as_if_the_straight_pipeline_were_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baseline that no row shows is left out where the plan is proven, which changes no answer."""
+    searched = []
+    search = baselines.straight_pipelines
+
+    def counted(*arguments: Any) -> list[baselines.Baseline]:
+        searched.append(arguments)
+        return search(*arguments)
+
+    monkeypatch.setattr(baselines, "straight_pipelines", counted)
+    rng = random.Random(23)
+    for _ in range(8):
+        layers = tuple(
+            Layer(name, rng.uniform(0.001, 0.02), rng.uniform(0.001, 0.04), rng.randrange(10**7), 1000)
+            for name in "abcd"
+        )
+        tensors = tuple(
+            Tensor(f"{a}{b}", a, (b,), rng.randrange(10**6), rng.randrange(10**6))
+            for a, b in itertools.pairwise("abcd")
+        )
+        point = SweepPoint(Profile(layers, tensors, 4, "drawn"), _cluster(rng.choice((1, 2))), Options())
+        whole = solve(Problem(point.profile, point.cluster, point.options), SEARCH)
+        assert len(searched) == 1
+        answer = solve_point(point, SEARCH)
+        assert len(searched) == 1
+        assert (answer.pace_s, answer.config) == (whole.evaluation.pace_s, whole.plan.config)
+        assert answer.over_parallelism == whole.baselines[0].gain(whole.evaluation.pace_s)
+        assert (answer.proven, answer.bound) == ("DP", whole.evaluation.bound)
+        searched.clear()
+
+
+def test_an_unproven_point_may_take_the_straight_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the DP stops early, a baseline may be faster than its plan, so that it is still searched for."""
+    stopped = dynamic_program.solve
+
+    def unproven(*arguments: Any, **keywords: Any) -> Result:
+        return replace(stopped(*arguments, **keywords), bound_s=0.0, status=Status.FEASIBLE)
+
+    searched = []
+    monkeypatch.setattr(dynamic_program, "solve", unproven)
+    monkeypatch.setattr(baselines, "straight_pipelines", lambda *arguments: searched.append(arguments) or [])
+    solve_point(SweepPoint(_profile(), _cluster(), Options()), SEARCH)
+    assert len(searched) == 1
