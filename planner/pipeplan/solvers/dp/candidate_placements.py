@@ -88,7 +88,8 @@ class CandidateStages:
     @property
     def most(self) -> Ints:
         """The most replicas for which the level has room and enough workers remain in front."""
-        return np.minimum(self.numbers[5], self.numbers[3] - self.numbers[4])
+        most: Ints = np.minimum(self.numbers[5], self.numbers[3] - self.numbers[4])
+        return most
 
 
 SizedStages = tuple[CandidateStages, Floats, Floats, Floats]
