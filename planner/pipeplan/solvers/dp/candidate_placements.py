@@ -41,7 +41,10 @@ class CandidateStages:
 
     def take(self, rows: Ints | Flags) -> CandidateStages:
         """The selected stages."""
-        return CandidateStages(self.numbers[:, rows], self.behind[rows])
+        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        if len(places) == len(self.behind) and rows.dtype == np.bool_:
+            return self
+        return CandidateStages(self.numbers.take(places, axis=1), self.behind[places])
 
     def _row(self, index: int) -> Ints:
         row: Ints = self.numbers[index]
@@ -79,8 +82,14 @@ class CandidateStages:
 
     def has_room(self, replicas: Floats) -> Flags:
         """Whether the level has room for so many replicas, and enough workers remain in front of them."""
-        fits: Flags = (replicas <= self.numbers[5]) & (replicas <= self.numbers[3] - self.numbers[4])
+        fits: Flags = replicas <= self.most
         return fits
+
+    @property
+    def most(self) -> Ints:
+        """The most replicas for which the level has room and enough workers remain in front."""
+        most: Ints = np.minimum(self.numbers[5], self.numbers[3] - self.numbers[4])
+        return most
 
 
 SizedStages = tuple[CandidateStages, Floats, Floats, Floats]

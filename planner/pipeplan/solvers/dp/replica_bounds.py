@@ -120,9 +120,10 @@ class StageSizing:
         if not len(rows):
             return []
         step = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times) + 1
-        selected, count = candidates.take(rows), replicas[rows] + step
-        fits = selected.has_room(count)
-        rows, selected, count = rows[fits], selected.take(fits), count[fits]
+        count = replicas[rows] + step
+        fits = np.flatnonzero(count <= candidates.most[rows])
+        rows, count = rows[fits], count[fits]
+        selected = candidates.take(rows)
         wait = self._wait(stage, selected, count)
         depth = self._deepened(count, self._cover(stage, selected, count, wait))
         lower = formulas.in_flight_behind(depth, count, wait)
@@ -144,7 +145,7 @@ class StageSizing:
         behind = candidates.behind[rows]
         least = np.maximum(self._replicas_for(smaller, behind), replicas[rows] + 1)
         useful = np.flatnonzero(self._least_demand(least, behind) < demand[rows])
-        useful = useful[candidates.take(rows[useful]).has_room(least[useful])]
+        useful = useful[least[useful] <= candidates.most[rows[useful]]]
         rows, selected = rows[useful], candidates.take(rows[useful])
         count, reached, lower = self._size(stage, selected, least[useful], smaller[useful])
         lowering = np.isfinite(count) & (lower < demand[rows])
@@ -161,7 +162,7 @@ class StageSizing:
         count, depth, demand = replicas.copy(), np.ones(len(replicas)), np.zeros(len(replicas))
         open_rows = np.arange(len(replicas))
         while len(open_rows):
-            selected = candidates.take(open_rows)
+            selected = candidates if len(open_rows) == len(replicas) else candidates.take(open_rows)
             fewest = self.allowed(stage).least(count[open_rows], (selected.level, selected.target))
             count[open_rows] = np.where(selected.has_room(fewest), fewest, np.inf)
             fits = np.isfinite(count[open_rows])

@@ -34,6 +34,16 @@ class ReplicaIntervals:
     only: int | None = None
     """If given, the only number that is allowed besides."""
 
+    def take(self, rows: NDArray[np.intp]) -> ReplicaIntervals:
+        """The intervals of the selected stages, by level."""
+
+        def selected(of_sums: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+            first, second = (one if one is EVERYTHING else one[:, rows] for one in of_sums)
+            return first, second
+
+        low1, high1, low2, high2 = map(selected, (self.low1, self.high1, self.low2, self.high2))
+        return ReplicaIntervals(low1, high1, low2, high2, self.only)
+
     def least(self, at_least: Floats, rows: tuple[NDArray[np.intp], ...] | None = None) -> Floats:
         """The smallest allowed whole number from `at_least` on, by stage; infinite where there is none.
 

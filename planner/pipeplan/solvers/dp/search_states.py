@@ -81,7 +81,10 @@ class SearchStates:
     def take(self, rows: Ints | Flags | slice) -> SearchStates:
         """The selected rows."""
         times, loads = (None if part is None else part[rows] for part in (self.times, self.loads))
-        return SearchStates(self.numbers[:, rows], self.demand[rows], times, loads)
+        if isinstance(rows, slice):
+            return SearchStates(self.numbers[:, rows], self.demand[rows], times, loads)
+        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return SearchStates(self.numbers.take(places, axis=1), self.demand[places], times, loads)
 
     def moved(self, first: int, replicas: int, loads: Floats) -> SearchStates:
         """The states with another first stage and its pending loads."""

@@ -64,17 +64,20 @@ def refined_result(
     """A result at least as good as a known one; the search ends with the first one of at most `enough`.
 
     `find(around, limit)` looks for a result within a limit, similar to another one. `report` is called with every
-    better result.
+    better result. Where nothing is found right below the best, nothing is found further below it either, so the first
+    step that fails is followed by the last one, and only if that succeeds by those between them.
     """
-    step, around = _FIRST_STEP, known[1]
+    step, around, least_step = _FIRST_STEP, known[1], False
     try:
         while step > _LAST_STEP and known[0] > enough:
-            found = find(around, max(known[0] * (1 - step), enough))
+            found = find(around, max(known[0] * (1 - (_LAST_STEP if least_step else step)), enough))
             if found is not None and found[0] < known[0]:
-                known = found
+                known, least_step = found, False
                 report(known[0])
             elif around is known[1]:
-                step /= 4
+                if least_step:
+                    break
+                step, least_step = step / 4, True
             else:
                 around = known[1]
     except OutOfTime:

@@ -235,6 +235,10 @@ class CostTerms:
         return np.asarray(formulas.executor_time(costs, problem.passes, boundaries, size, copied))
 
 
+_ARRAYS = ("parameters", "_replication", "_deepest_alone", "_deepest_replicated")
+"""The cached properties of `StageTerms` that have one entry for each stage."""
+
+
 @dataclass(frozen=True)
 class StageTerms:
     """The stages from several cuts I to one cut J, or each to a cut of its own, as arrays over the stages."""
@@ -255,10 +259,17 @@ class StageTerms:
 
     def take(self, rows: Ints) -> StageTerms:
         """The selected stages."""
-        cut, last = self.ends[rows], self.lasts[rows]
-        if isinstance(self.cut, int):
-            return replace(self, targets=self.targets[rows], work_s=self.work_s[rows], intervals={})
-        return replace(self, cut=cut, is_last=last, targets=self.targets[rows], work_s=self.work_s[rows], intervals={})
+        intervals = {within: one.take(rows) for within, one in self.intervals.items()}
+        taken = replace(self, targets=self.targets[rows], work_s=self.work_s[rows], intervals=intervals)
+        if not isinstance(self.cut, int):
+            taken = replace(taken, cut=self.ends[rows], is_last=self.lasts[rows])
+        # What has been computed for all stages is not computed again.
+        known = self.__dict__
+        taken.__dict__.update({name: known[name][rows] for name in _ARRAYS if name in known})
+        if "_memory" in known:
+            fixed, growing = known["_memory"]
+            taken.__dict__["_memory"] = fixed[rows], growing[rows]
+        return taken
 
     @cached_property
     def ends(self) -> Ints:

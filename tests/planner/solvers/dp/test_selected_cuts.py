@@ -80,6 +80,39 @@ def test_improvement_takes_smaller_steps_until_nothing_is_found() -> None:
     assert selected_cuts.refined_result(find, (100.0, 100.0), 100.0, told.append)[0] == 100.0
 
 
+def test_one_search_right_below_the_best_ends_an_improvement_that_finds_nothing() -> None:
+    limits: list[float] = []
+
+    def find(around: float, limit: float) -> None:
+        limits.append(limit)
+
+    selected_cuts.refined_result(find, (100.0, 100.0), 0.0, lambda pace: None)
+    assert len(limits) == 2
+    assert limits[1] == pytest.approx(100.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 1e-3])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_selected_stages_have_the_terms_of_the_same_stages_alone(latency_s: float, recompute: bool) -> None:
+    rng = random.Random(1)
+    layers = tuple(Layer(f"l{i}", rng.random(), rng.random(), rng.randint(1, 9), 3) for i in range(6))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 2, 2) for i in range(5))
+    cluster = Cluster("c", Device("d", "cuda", 100), (Level("server", 4, 20.0, latency_s), Level("all", 2, 9.0, 0.0)))
+    problem = Problem(Profile(layers=layers, tensors=tensors, minibatch=1), cluster, Options())
+    terms = CostTerms(problem, enumerate_cuts(problem, 100))
+    rows, targets = np.array([0, 2, 3]), np.arange(5)
+    whole, alone = terms.stage(5, targets, recompute=recompute), terms.stage(5, targets[rows], recompute=recompute)
+    at_least = np.ones((3, 3))
+    whole.allowed(1.0)
+    whole.deepest(replicated=True)
+    taken = whole.take(rows)
+    assert np.array_equal(taken.allowed(1.0).least(at_least), alone.allowed(1.0).least(at_least))
+    for replicated in (False, True):
+        assert np.array_equal(taken.deepest(replicated=replicated), alone.deepest(replicated=replicated))
+        for one, other in zip(taken.memory(replicated=replicated), alone.memory(replicated=replicated), strict=True):
+            assert np.array_equal(one, other)
+
+
 def test_a_model_of_many_layers_only_gets_better_and_begins_with_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told of a search that refines its plan, in the order of the search and whatever the clock."""
     monkeypatch.setattr(selected_cuts, "_PART", 0.6)
