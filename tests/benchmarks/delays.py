@@ -302,17 +302,56 @@ def epochs_to(run: Run, goal: float) -> float:
 
 def show(results: Results) -> None:
     """Print Markdown tables of all runs in the file."""
-    runs = [run for run in results.runs.values() if run.seed != TUNING_SEED]
+    runs = [
+        run for run in results.runs.values() if run.seed != TUNING_SEED and run.rate in RATES[run.task][run.optimizer]
+    ]
+    print("\n".join(_summary(results, runs)), end="\n\n")
     for name in sorted({run.task for run in runs}):
         for optimizer in sorted({run.optimizer for run in runs if run.task == name}):
             rate = best_rate(results, name, optimizer)
             print("\n".join(_table(name, optimizer, rate, runs)), end="\n\n")
 
 
+def _summary(results: Results, runs: Sequence[Run]) -> Iterator[str]:
+    """The lines of a table of epochs to the goal over those of one process, each at its own best rate, by task."""
+    kinds = sorted({(run.optimizer, run.task) for run in runs if len(RATES[run.task][run.optimizer]) > 1})
+    yield "Epochs to the goal over those of one process, each at its own best rate (seeds that reach it)"
+    yield ""
+    yield f"| schedule | correction | {' | '.join(f'{task}, {optimizer}' for optimizer, task in kinds)} |"
+    yield "|---" * (2 + len(kinds)) + "|"
+    for way in WAYS[1:]:
+        for correction in CORRECTIONS:
+            cells = [_over_one_process(results, runs, task, optimizer, way, correction) for optimizer, task in kinds]
+            if any(cells):
+                yield f"| {way.name} | {correction} | {' | '.join(cells)} |"
+
+
+def _over_one_process(
+    results: Results, runs: Sequence[Run], name: str, optimizer: str, way: Delays, correction: str
+) -> str:
+    """Mean epochs to the goal over those of one process, and the seeds that reach it; empty where nothing is known."""
+    mine = [run for run in runs if (run.task, run.optimizer, run.stop) == (name, optimizer, 0)]
+    single = [run for run in mine if run.way == "one process"]
+    at = [run for run in single if run.rate == best_rate(results, name, optimizer)]
+    found = [run for run in mine if (run.way, run.correction) == (way.name, correction)]
+    if not at or not found:
+        return ""
+    goal = statistics.fmean(run.accuracy[-1] for run in at) - NEAR
+    one, other = (_times_at_best(some, goal) for some in (single, found))
+    if not one or not other:
+        return ""
+    there = [time for time in other[1] if math.isfinite(time)]
+    least = [time for time in one[1] if math.isfinite(time)]
+    ratio = f"{statistics.fmean(there) / statistics.fmean(least):.2f}" if there and least else "–"
+    return f"{ratio} ({len(there)}/{len(other[1])})"
+
+
 def _table(name: str, optimizer: str, rate: float, runs: Sequence[Run]) -> Iterator[str]:
     """The lines of the table of a task and an optimiser at the rate of one process."""
-    mine = [run for run in runs if (run.task, run.optimizer) == (name, optimizer) and run.rate in RATES[name][optimizer]]
+    mine = [run for run in runs if (run.task, run.optimizer) == (name, optimizer)]
     single = [run for run in mine if run.way == "one process" and run.rate == rate]
+    if not single:
+        return
     goal = statistics.fmean(run.accuracy[-1] for run in single) - NEAR
     yield f"{name}, {optimizer} at {rate:g}, goal {100 * goal:.1f}% (one process at its end, less half a point)"
     yield ""
@@ -339,22 +378,29 @@ def _table(name: str, optimizer: str, rate: float, runs: Sequence[Run]) -> Itera
 
 
 def _own_best(runs: Sequence[Run], goal: float) -> str:
-    """The rate of the grid at which a way learns fastest, and its epochs to the goal, over seeds run at every rate.
+    """The rate of the grid at which a way learns fastest, and its epochs to the goal, over seeds run at every rate."""
+    if (found := _times_at_best(runs, goal)) is None:
+        return ""
+    best, times = found
+    there = [time for time in times if time < float("inf")]
+    return f"{best:g}: {spread(there, '{:.2f}'.format)} ({len(there)}/{len(times)})"
+
+
+def _times_at_best(runs: Sequence[Run], goal: float) -> tuple[float, list[float]] | None:
+    """(rate, epochs to the goal by seed) of a way at its own best rate; None if it was run at one rate only.
 
     That is the largest mean accuracy over all epochs, by which the rate of one process is chosen as well.
     """
     by_rate = {rate: {run.seed: run for run in runs if run.rate == rate} for rate in {run.rate for run in runs}}
-    common = set.intersection(*(set(found) for found in by_rate.values()))
+    common = set.intersection(*(set(found) for found in by_rate.values())) if by_rate else set()
     if len(by_rate) < 2 or not common:
-        return ""
+        return None
 
     def worth(rate: float) -> float:
         return statistics.fmean(statistics.fmean(by_rate[rate][seed].accuracy) for seed in common)
 
     best = max(sorted(by_rate), key=worth)
-    times = [epochs_to(by_rate[best][seed], goal) for seed in sorted(common)]
-    there = [time for time in times if time < float("inf")]
-    return f"{best:g}: {spread(there, '{:.2f}'.format)} ({len(there)}/{len(times)})"
+    return best, [epochs_to(by_rate[best][seed], goal) for seed in sorted(common)]
 
 
 def main() -> None:

@@ -9,9 +9,12 @@ and Italian ones, from the locale data that the package Babel ships; the first c
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from learning_jobs import _loss as next_symbol_loss
 from learning_jobs import _right as right_symbols
+from peers_jobs import digits
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW
@@ -71,6 +74,11 @@ class Translator(nn.Module):
         written, _ = self.write2(torch.cat((written, weights @ read), dim=-1))
         scores: Tensor = self.head(written)
         return scores
+
+
+def digits36() -> Job:
+    """The network for digits of peers_jobs.py, with minibatches that three workers can share."""
+    return replace(digits(), minibatch=SEQUENCES_BATCH)
 
 
 def language() -> Job:
