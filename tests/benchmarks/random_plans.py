@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,18 +81,20 @@ def simulated(drawn: Drawn) -> float:
 
 
 def replayed(drawn: Drawn, folder: Path) -> float:
-    """The replayed pace over the predicted one, less one; kept in the folder."""
+    """The replayed pace over the predicted one, less one; kept in the folder, for the same plan and prediction."""
     from pipeplan.rendering import plan_folder
     from pipeplan.replay.run import replay_plan
 
-    known = folder / f"{drawn.number}.json"
-    if not known.exists():
-        plan = folder / f"plan-{drawn.number}"
+    known, plan = folder / f"{drawn.number}.json", folder / f"plan-{drawn.number}"
+    evaluated = {"plan": drawn.words, "evaluated_s": drawn.outcome.evaluation.pace_s}
+    kept = json.loads(known.read_text()) if known.exists() else {}
+    if any(kept.get(key) != value for key, value in evaluated.items()):
+        shutil.rmtree(plan, ignore_errors=True)  # An interrupted replay, or one of another plan, has left it.
         plan_folder.write_plan(drawn.outcome, plan)
         result = replay_plan(plan, drawn.outcome.problem.profile)
-        known.write_text(json.dumps({"measured_s": result.measured_s, "predicted_s": result.predicted_s}))
-    result_s = json.loads(known.read_text())
-    return float(result_s["measured_s"] / result_s["predicted_s"] - 1)
+        kept = evaluated | {"measured_s": result.measured_s, "predicted_s": result.predicted_s}
+        known.write_text(json.dumps(kept))
+    return float(kept["measured_s"] / kept["predicted_s"] - 1)
 
 
 def summary(kind: str, errors: Sequence[float]) -> str:
