@@ -81,6 +81,11 @@ def digits36() -> Job:
     return replace(digits(), minibatch=SEQUENCES_BATCH)
 
 
+def language_low() -> Job:
+    """The language model at a quarter of the rate."""
+    return replace(language(), optimizer=lambda parameters: AdamW(parameters, lr=2e-3))
+
+
 def language() -> Job:
     """The language model, with AdamW."""
     text, symbols = _characters()
