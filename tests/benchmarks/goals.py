@@ -19,11 +19,11 @@ class Curves:
     """The epochs of a run."""
 
     seconds: list[float]
-    """Of training."""
+    """Seconds of training of each epoch."""
     loss: list[float]
-    """Mean of the training loss."""
+    """Mean training loss of each epoch."""
     accuracy: list[float]
-    """On the test set, after the epoch."""
+    """Accuracy on the test set after each epoch."""
 
     def epochs(self, goal: float) -> float | None:
         """Epochs until a loss, between two epochs on the straight line of their losses; None if never."""
@@ -63,12 +63,12 @@ class Training:
     """A job that both sides train until a mean training loss of an epoch."""
 
     job: str
-    """As `pipeplan profile` takes it: file:function."""
+    """The job as `pipeplan profile` takes it: file:function."""
     batch: int
     """Samples per update, over all workers."""
     goal: float
     epochs: int
-    """At most so many."""
+    """A run has at most so many."""
     workers: int
 
     def with_torch(self, ground: Ground, contender: str, seed: int, folder: Path) -> Curves:

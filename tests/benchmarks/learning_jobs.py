@@ -137,7 +137,7 @@ def _loss(scores: Tensor, following: Tensor) -> Tensor:
     return functional.cross_entropy(scores.flatten(0, 1), following.flatten())
 
 
-def _right(scores: Tensor, following: Tensor) -> Any:
+def characters_right(scores: Tensor, following: Tensor) -> Any:
     """Samples that are right, each by the share of its characters that are."""
     return (scores.argmax(dim=-1) == following).float().mean(dim=1).sum()
 
@@ -151,7 +151,7 @@ def text() -> Job:
         loss=_loss,
         data=_windows,
         optimizer=lambda parameters: AdamW(parameters, lr=2e-3, fused=True),
-        metric=_right,
+        metric=characters_right,
         minibatch=8,
     )
 

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from peers_jobs import SUBJECTS
 from peers_load import undisturbed
-from peers_run import INSIDE, TWO_SERVERS, Ground, Here, Measured, Ours, Peers, Shaped, in_own_network
+from peers_run import INSIDE, Ground, Here, Measured, Ours, Peers, Shaped, cluster_file, in_own_network
 from peers_table import Found, Row, Settings, add
 from rich.console import Console
 from rich.table import Table
@@ -109,7 +109,7 @@ def measure(name: str, row: Row, settings: Settings, folder: Path) -> Found:
     """Every contender of a row, in turns."""
     ground: Ground = Shaped(row.shaped) if row.shaped else Here()
     cluster = folder / "cluster.toml"
-    cluster.write_text(TWO_SERVERS.format(rate="1 Gbit/s"))
+    cluster.write_text(cluster_file("1 Gbit/s"))
     plans = {ours: ours.prepare(folder, str(cluster) if row.shaped else "local", 3) for ours in row.ours}
     for ours, plan in plans.items():
         say(f"{name}: {ours.name} runs {load_plan(plan).written()}")

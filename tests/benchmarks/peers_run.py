@@ -22,10 +22,10 @@ Command = tuple[str, ...]
 WORKERS = 2
 LIMIT_S = 300.0
 """Whatever takes longer has failed."""
-TWO_SERVERS = """\
+_SERVERS = """\
 format = "pipeplan-cluster"
 version = 1
-name = "two-servers"
+name = "shaped-servers"
 
 [device]
 name = "one core"
@@ -38,10 +38,14 @@ count = 1
 
 [[level]]
 name = "cluster"
-count = 2
+count = {servers}
 bandwidth = "{rate}"
 """
-"""A cluster file of two servers of one worker each, joined by links of a `rate` such as 1 Gbit/s."""
+
+
+def cluster_file(rate: str, servers: int = WORKERS) -> str:
+    """The text of a cluster file: servers of one worker each, joined by links of a `rate` such as 1 Gbit/s."""
+    return _SERVERS.format(servers=servers, rate=rate)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ and Italian ones, from the locale data that the package Babel ships; the first c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from learning_jobs import _loss as next_symbol_loss
-from learning_jobs import _right as right_symbols
-from peers_jobs import digits
+from learning_jobs import characters_right
+from peers_jobs import digits, loss
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW
@@ -96,15 +96,7 @@ def language() -> Job:
         train, test = windows[~held_out], windows[held_out]
         return Data(TensorDataset(train[:, :-1], train[:, 1:]), TensorDataset(test[:, :-1], test[:, 1:]))
 
-    return Job(
-        LanguageModel(symbols),
-        data=data,
-        loss=next_symbol_loss,
-        metric=right_symbols,
-        optimizer=lambda parameters: AdamW(parameters, lr=8e-3),
-        name="language",
-        minibatch=SEQUENCES_BATCH,
-    )
+    return _job("language", LanguageModel(symbols), data, 8e-3)
 
 
 def _characters() -> tuple[Tensor, int]:
@@ -134,13 +126,17 @@ def translation() -> Job:
         train, test = (Pairs(sources[some], before[some], targets[some]) for some in (~held_out, held_out))
         return Data(train, test)
 
+    return _job("translation", Translator(symbols), data, 4e-3)
+
+
+def _job(name: str, model: nn.Module, data: Callable[[], Data], rate: float) -> Job:
     return Job(
-        Translator(symbols),
+        model,
         data=data,
-        loss=next_symbol_loss,
-        metric=right_symbols,
-        optimizer=lambda parameters: AdamW(parameters, lr=4e-3),
-        name="translation",
+        loss=loss,
+        metric=characters_right,
+        optimizer=lambda parameters: AdamW(parameters, lr=rate),
+        name=name,
         minibatch=SEQUENCES_BATCH,
     )
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import peers_run
 import peers_sequences
 from goals import Results, Run, Training, spread
-from peers_run import INSIDE, Shaped, in_own_network, pipeplan
+from peers_run import INSIDE, Shaped, cluster_file, in_own_network, pipeplan
 
 WORKERS = 3
 LIMIT_S = 1200.0
@@ -40,25 +40,6 @@ WAYS: Mapping[str, tuple[object, ...]] = {
     FLUSH: ("--schedule", "1f1b-flush", "--accumulate", 4),
 }
 """Options of `solve` by way."""
-SERVERS = """\
-format = "pipeplan-cluster"
-version = 1
-name = "three-servers"
-
-[device]
-name = "one core"
-kind = "cpu"
-memory = "4 GiB"
-
-[[level]]
-name = "server"
-count = 1
-
-[[level]]
-name = "cluster"
-count = {workers}
-bandwidth = "{rate_mbit} Mbit/s"
-"""
 
 
 @dataclass(frozen=True)
@@ -73,9 +54,9 @@ class Row:
     replicas: str
     """The replicas of that plan's stages."""
     epoch_gain: float
-    """The paper's epoch of data parallelism over its own."""
+    """The paper's time for an epoch of data parallelism over its own."""
     goal_gain: float
-    """The same of the time to accuracy."""
+    """The paper's time to accuracy of data parallelism over its own."""
     goal: float
     epochs: int
 
@@ -111,7 +92,7 @@ def measure(results: Results, name: str, seeds: int) -> None:
         rate_mbit = round(link_rate(share, row.epoch_gain) * 8e-6, 1)
         ground = Shaped(f"{rate_mbit}mbit", WORKERS)
         cluster = folder / "cluster.toml"
-        cluster.write_text(SERVERS.format(workers=WORKERS, rate_mbit=rate_mbit))
+        cluster.write_text(cluster_file(f"{rate_mbit} Mbit/s", WORKERS))
         print(f"{name}: links of {rate_mbit:g} Mbit/s", file=sys.stderr)
         for seed in range(seeds):
             for way in (DDP, *WAYS):

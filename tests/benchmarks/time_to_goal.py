@@ -26,7 +26,7 @@ from pathlib import Path
 import peers_jobs
 import peers_run
 from goals import Results, Run, Training, spread
-from peers_run import INSIDE, TWO_SERVERS, Ground, Here, Shaped, in_own_network, pipeplan
+from peers_run import INSIDE, Ground, Here, Shaped, cluster_file, in_own_network, pipeplan
 
 SUBJECT = "digits"
 GOAL = 0.1
@@ -57,7 +57,7 @@ def write_plan(way: str, link: str, folder: Path, plan: Path) -> None:
         pipeplan("profile", job, "--batch", minibatch, "--repeats", 5, "-o", profile)
     where: tuple[object, ...] = ("--cluster", "local", "--workers", 2)
     if link != "none":
-        cluster.write_text(TWO_SERVERS.format(rate=LINKS[link]))
+        cluster.write_text(cluster_file(LINKS[link]))
         where = ("--cluster", cluster)
     pipeplan("solve", profile, *where, "--stages", 2, "--no-recompute", *options, "-o", plan)
 

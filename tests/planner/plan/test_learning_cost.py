@@ -1,4 +1,4 @@
-"""What `solve` says of learning from old gradients: figures of docs/learning-figures.md, or that there are none."""
+"""`solve` says of learning from old gradients what docs/learning-figures.md has, or that it has nothing."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class StageTerms:
         taken = replace(self, targets=self.targets[rows], work_s=self.work_s[rows], intervals=intervals)
         if not isinstance(self.cut, int):
             taken = replace(taken, cut=self.ends[rows], is_last=self.lasts[rows])
-        # What has been computed for all stages is not computed again.
+        # The selected stages keep the terms that have been computed for all stages.
         known = self.__dict__
         taken.__dict__.update({name: known[name][rows] for name in _ARRAYS if name in known})
         if "_memory" in known:

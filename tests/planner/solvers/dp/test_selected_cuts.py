@@ -114,7 +114,7 @@ def test_selected_stages_have_the_terms_of_the_same_stages_alone(latency_s: floa
 
 
 def test_a_model_of_many_layers_only_gets_better_and_begins_with_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is told of a search that refines its plan, in the order of the search and whatever the clock."""
+    """A search that refines its plan reports paces that fall and bounds that rise, whatever the clock."""
     monkeypatch.setattr(selected_cuts, "_PART", 0.6)
     monkeypatch.setattr(pipeline_searches, "_REFINED_CUTS", 0)
     problem = _long_problem()
