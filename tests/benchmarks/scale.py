@@ -1,11 +1,13 @@
 """How long the dynamic program takes on large instances, how close it comes, and when it first has a plan and a bound.
 
-    python tests/benchmarks/scale.py [--only NAME] [--seconds 60] [--growth]
+    python tests/benchmarks/scale.py [--only NAME] [--seconds 60] [--with KIND] [--growth]
 
 Every instance is solved in a process of its own. A row has the CPU seconds of the whole process, the wall-clock seconds
 of the solver, the largest resident memory, the gap (with every shared resource to itself), and after how many seconds
-there was a first plan, a first bound, and a gap of at most 1%. With --growth the time of chains whose memory binds is
-fitted by powers of the numbers of layers and workers, and the fit is compared with larger chains.
+there was a first plan, a first bound, and a gap of at most 1%. --with adds a cost to every instance, so that its rows
+show what that cost takes: `sharding` divides the optimiser's state among replicas, `executor` charges the time and the
+memory of the executor itself, and `tied` lets two layers share weights. With --growth the time of chains whose memory
+binds is fitted by powers of the numbers of layers and workers, and the fit is compared with larger chains.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from large_instances import chain, cluster
+from large_instances import KINDS, chain, cluster, with_cost
 
 from pipeplan.planning.solve import MAXIMUM_CUTS
 from pipeplan.problem.cuts import enumerate_cuts
@@ -50,10 +52,10 @@ def _asynchronous(schedule: str, accumulate: int | None = None) -> Options:
     return Options(contention=False, schedule=schedule, accumulate=accumulate)
 
 
-def measure(name: str, seconds: float) -> None:
-    """Solve an instance and print its row."""
+def measure(name: str, seconds: float, kind: str) -> None:
+    """Solve an instance, with a kind of cost added, and print its row."""
     make, gap = INSTANCES[name]
-    problem = make()
+    problem = with_cost(make(), kind)
     began, told = time.perf_counter(), list[tuple[float, float, float]]()
     cuts = enumerate_cuts(problem, MAXIMUM_CUTS)
 
@@ -115,18 +117,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=tuple(INSTANCES))
     parser.add_argument("--seconds", type=float, default=60.0, help="limit of each solve")
+    parser.add_argument("--with", dest="kind", choices=KINDS, default="nothing", help="what every instance also has")
     parser.add_argument("--growth", action="store_true", help="fit how the time grows, instead of the table")
     given = parser.parse_args()
     if given.growth:
         growth()
         return
     if given.only:
-        measure(given.only, given.seconds)
+        measure(given.only, given.seconds, given.kind)
         return
     headings = f"{'CPU s':>7} {'wall s':>7} {'GiB':>6}  {'gap':>8}  {'plan':>8} {'bound':>8} {'1%':>8}"
     print(f"{'layers x workers':<23} {headings}", flush=True)
     for name in INSTANCES:
-        subprocess.run([sys.executable, __file__, "--only", name, "--seconds", str(given.seconds)], check=True)
+        options = ["--seconds", str(given.seconds), "--with", given.kind]
+        subprocess.run([sys.executable, __file__, "--only", name, *options], check=True)
 
 
 if __name__ == "__main__":
