@@ -20,6 +20,13 @@ class EmulatedLayer:
     forward_s: Amount
     backward_s: Amount
     parameter_bytes: Traffic
+    weights_s: Amount = 0.0
+    """The part of `backward_s` that the gradients of the weights take where the schedule makes them in a pass of their
+    own."""
+
+    def __post_init__(self) -> None:
+        if self.weights_s > self.backward_s:
+            raise ValueError(f"{self.weights_s} s of a backward pass of {self.backward_s} s make gradients of weights")
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,13 @@ class SleepingStage:
         for number, (layer, weight) in enumerate(zip(self._layers, parameters.values(), strict=True)):
             result = self._sent[0] if number == last and self._sent else torch.zeros(1, 1)
             gradient, clock = self._gradients[number], self._clock
-            token = _Sleep.apply(token, weight, layer, result, returned, gradient, clock, number == last)  # type: ignore[no-untyped-call]
+            leaf: Tensor | None = weight
+            if layer.weights_s > 0 and token is not None:
+                # A sum is an operation of torch's own, which `split_backward` may enter a second time for the weight.
+                made = _SleepForWeights.apply(weight, layer.weights_s, gradient, clock)  # type: ignore[no-untyped-call]
+                token = _Enter.apply(token, returned) + made  # type: ignore[no-untyped-call]
+                leaf, returned = None, torch.zeros(1, 1)
+            token = _Sleep.apply(token, leaf, layer, result, returned, gradient, clock, number == last)  # type: ignore[no-untyped-call]
             returned = torch.zeros(1, 1)
         return (token, *(one.detach() for one in self._sent[1:])) if self._sent else token
 
@@ -134,7 +140,7 @@ class _Sleep(torch.autograd.Function):
     def forward(
         ctx: Any,
         _received: Tensor | None,
-        _weight: Tensor,
+        weight: Tensor | None,
         layer: EmulatedLayer,
         result: Tensor,
         returned: Tensor | None,
@@ -142,7 +148,10 @@ class _Sleep(torch.autograd.Function):
         clock: _Clock,
         last: bool,
     ) -> Tensor:
-        ctx.layer, ctx.returned, ctx.gradient, ctx.clock, ctx.last = layer, returned, gradient, clock, last
+        ctx.backward_s, ctx.returned, ctx.clock, ctx.last = layer.backward_s, returned, clock, last
+        ctx.gradient = gradient
+        if weight is None:  # its gradient has a node of its own
+            ctx.backward_s, ctx.gradient = layer.backward_s - layer.weights_s, None
         clock.sleep(layer.forward_s)
         clock.products.compute(clock.forward)
         return result.detach()
@@ -151,10 +160,38 @@ class _Sleep(torch.autograd.Function):
     def backward(ctx: Any, *_gradients: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.last:
             ctx.clock.start()
-        ctx.clock.sleep(ctx.layer.backward_s)
+        ctx.clock.sleep(ctx.backward_s)
         ctx.clock.products.compute(ctx.clock.backward)
-        returned = None if ctx.returned is None else ctx.returned.detach()
-        return returned, ctx.gradient.detach(), None, None, None, None, None, None
+        returned, gradient = (None if one is None else one.detach() for one in (ctx.returned, ctx.gradient))
+        return returned, gradient, None, None, None, None, None, None
+
+
+class _Enter(torch.autograd.Function):
+    """The beginning of a layer, whose backward pass hands over the prepared gradient of its input."""
+
+    @staticmethod
+    def forward(ctx: Any, _received: Tensor, returned: Tensor) -> Tensor:
+        ctx.returned = returned
+        return torch.zeros(1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.returned.detach(), None
+
+
+class _SleepForWeights(torch.autograd.Function):
+    """The part of a layer's backward pass that makes the gradients of its weights."""
+
+    @staticmethod
+    def forward(ctx: Any, _weight: Tensor, seconds: float, gradient: Tensor, clock: _Clock) -> Tensor:
+        ctx.seconds, ctx.gradient, ctx.clock = seconds, gradient, clock
+        return torch.zeros(1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.clock.start()
+        ctx.clock.sleep(ctx.seconds)
+        return ctx.gradient.detach(), None, None, None
 
 
 class _SleepingOptimizer(SGD):

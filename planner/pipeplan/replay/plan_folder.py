@@ -73,6 +73,8 @@ def _layers(
             "forward_s": forward * one[0] * scaling.time_by,
             "backward_s": backward * one[1] * scaling.time_by,
             "parameter_bytes": scaling.size(size * one[2]),
+            # Which layer makes how many of the gradients makes no difference, as one pass makes those of the stage.
+            "weights_s": prediction.weights_s * one[1] * scaling.time_by,
         }
         for one in shares
     ]

@@ -77,11 +77,6 @@ def prepare_replay(folder: Path, profile: Profile | None, seconds: float) -> Pre
     Raises `InputError` where the folder has no plan, or the plan has too many workers for this machine.
     """
     plan = scenario.read_scenario(folder)
-    if any(stage.deferred for stage in plan.stages):
-        raise InputError(
-            f"a replay cannot emulate gradients of weights that have a pass of their own, as in {plan.schedule.name}: "
-            f"`pipeplan simulate {folder}` simulates the plan"
-        )
     root = read_document(folder / "plan.json", scenario.FORMAT, scenario.VERSION)
     cluster = cluster_from_json(root["cluster"])
     _check_size(cluster.workers)

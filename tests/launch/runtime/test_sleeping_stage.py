@@ -1,0 +1,78 @@
+"""Emulated stages sleep for the passes that the schedule asks for, also where gradients of weights have their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeplan_launch.plan.sleeping_stage_spec import CutTraffic, EmulatedLayer, EmulatedStage
+from pipeplan_launch.runtime import sleeping_stage
+from pipeplan_launch.runtime.sleeping_stage import SleepingStage
+from pipeplan_launch.runtime.split_backward import SplitBackward
+
+FORWARD_S, BACKWARD_S, WEIGHTS_S = 1.0, 4.0, 1.5
+
+
+class _Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def lap(self) -> float:
+        """Seconds since the last call."""
+        took, self.now = self.now, 0.0
+        return took
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Time:
+    clock = _Time()
+    monkeypatch.setattr(sleeping_stage, "time", clock)
+    return clock
+
+
+def _forward(layers: int, weights_s: float) -> tuple[SleepingStage, Tensor, Tensor]:
+    """(stage between two others, its input, its output)."""
+    layer = EmulatedLayer(FORWARD_S, BACKWARD_S, 40, weights_s)
+    crossing = CutTraffic(80, 80)
+    stage = SleepingStage(1, EmulatedStage((layer,) * layers, 0.0, 8, 1 << 20, crossing, crossing))
+    received = torch.zeros(20, requires_grad=True)
+    (output,) = stage.call(stage.parameters_by_name(), [received], [], 1)
+    return stage, received, output
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_gradients_of_weights_sleep_in_a_pass_of_their_own(clock: _Time, layers: int) -> None:
+    stage, received, output = _forward(layers, WEIGHTS_S)
+    assert clock.lap() == layers * FORWARD_S
+    split = SplitBackward([output], [received], stage.parameters_by_name().values())
+    split.inputs([torch.zeros_like(output)])
+    assert received.grad is not None
+    assert received.grad.shape == received.shape
+    assert all(weight.grad is None for weight in stage.parameters_by_name().values())
+    assert clock.lap() == layers * (BACKWARD_S - WEIGHTS_S)
+    split.weights()
+    assert all(weight.grad is not None for weight in stage.parameters_by_name().values())
+    assert clock.lap() == layers * WEIGHTS_S
+
+
+@pytest.mark.parametrize("weights_s", [0.0, WEIGHTS_S])
+def test_a_whole_backward_pass_takes_as_long_however_it_could_be_divided(clock: _Time, weights_s: float) -> None:
+    stage, received, output = _forward(2, weights_s)
+    clock.lap()
+    output.backward(torch.zeros_like(output))
+    assert clock.lap() == 2 * BACKWARD_S
+    assert all(one.grad is not None for one in (received, *stage.parameters_by_name().values()))
+
+
+def test_a_part_of_a_backward_pass_is_no_longer_than_the_pass() -> None:
+    with pytest.raises(ValueError, match=r"5\.0 s of a backward pass of 4\.0 s"):
+        EmulatedLayer(FORWARD_S, BACKWARD_S, 40, 5.0)
