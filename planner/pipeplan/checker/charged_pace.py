@@ -10,8 +10,9 @@ from pipeplan.checker import verdict_words
 from pipeplan.checker.ddp_overlap import ddp_pace
 from pipeplan.checker.document import FLUSHING, PlanDocument
 from pipeplan.checker.figures import ROUNDING, StageFigures, copies_allreduce_s
+from pipeplan.checker.loads import busiest
 from pipeplan.checker.model import CheckedModel
-from pipeplan.checker.pace import batch_parts, busiest, slowest_resources, steady_pace, update_interval
+from pipeplan.checker.pace import batch_parts, slowest_resources, steady_pace, update_interval
 from pipeplan.checker.shared_cards import card_loads, core_loads
 from pipeplan.errors import InputError
 

@@ -7,62 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
-from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, GPIPE, INTERLEAVED, PlanDocument
+from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, GPIPE, PlanDocument
 from pipeplan.checker.figures import ROUNDING, StageFigures, exchange_s, group_wait, in_flight_depth, overlapped_s
-from pipeplan.checker.virtual_stages import PassTimes, replica_minibatches, stages_of, update_s
+from pipeplan.checker.loads import BatchParts, Load, boundary_name, busiest
+from pipeplan.checker.virtual_batch import virtual_batch, virtual_loads
 
 AMONG_COPIES = "synchronisation among the copies of the pipeline"
 FILLING = "filling and draining the pipeline"
 EXPOSED = "gradient synchronisation"
 EXCHANGE = "exchange of the gradients of shared weights"
 ORDER = "waiting for other stages between passes"
-
-
-class Load(NamedTuple):
-    """The time for which a resource is busy, in seconds, and what plan.json calls the resource."""
-
-    seconds: float
-    name: str
-
-
-def busiest(loads: Sequence[Load]) -> frozenset[str]:
-    """The names of the resources that are busy longest, up to rounding."""
-    longest = max((load.seconds for load in loads), default=0.0)
-    return frozenset(load.name for load in loads if load.seconds >= longest * (1 - ROUNDING))
-
-
-@dataclass(frozen=True)
-class BatchParts:
-    """The parts of the time from one update to the next under a flush, in seconds.
-
-    The field names are those of the JSON object `batch` in plan.json.
-    """
-
-    minibatches: int
-    """Minibatches per update in one copy."""
-    work_s: float
-    """Forward and backward passes of the first minibatch through all stages."""
-    transfers_s: float
-    """Transfers of the first minibatch over all boundaries, in both directions."""
-    steady_s: float
-    """Time that the other minibatches add."""
-    exposed_s: float
-    """Exposed all-reduce time."""
-    copies_s: float
-    """All-reduce among copies of the pipeline."""
-    shared_weights_s: float
-    """Exchange of the gradients of weights that several stages share."""
-    order_s: float = 0.0
-    """Waiting that the order of the passes causes, where workers run several stages."""
-
-    @property
-    def total_s(self) -> float:
-        """The sum of all parts."""
-        own = self.work_s + self.transfers_s + self.steady_s + self.exposed_s
-        return own + self.copies_s + self.shared_weights_s + self.order_s
 
 
 def steady_pace(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> float:
@@ -95,7 +50,7 @@ def slowest_resources(document: PlanDocument, figures: Sequence[StageFigures], a
 def steady_resources(document: PlanDocument, figures: Sequence[StageFigures]) -> frozenset[str]:
     """The names of the resources that limit the steady part of a batch; several where they are equal."""
     if document.virtual:
-        return busiest(_virtual_loads(document, figures, _slowest_device(document, figures)))
+        return busiest(virtual_loads(document, figures))
     share = _share(document)
     phases, limits = _phases(document, figures, share), _depth_limits(document, figures, share)
     longest = [max(load.seconds for load in phase) for phase in phases]
@@ -117,14 +72,10 @@ def _steady_loads(document: PlanDocument, figures: Sequence[StageFigures], among
             loads.append(Load(both, f"compute of stage {index + 1}"))
         if exchange >= compute * (1 - ROUNDING):
             loads.append(Load(both, f"gradient synchronisation of stage {index + 1}"))
-        loads.append(Load(stage.busier_s / stage.lanes, _boundary(index)))
+        loads.append(Load(stage.busier_s / stage.lanes, boundary_name(index)))
         if not document.inference:
             loads.append(Load(_depth_pace(document, figures, index, among_s), _depth(index)))
     return loads
-
-
-def _boundary(index: int) -> str:
-    return f"traffic from stage {index + 1} to stage {index + 2}"
 
 
 def _depth(index: int) -> str:
@@ -136,7 +87,7 @@ def batch_parts(document: PlanDocument, figures: Sequence[StageFigures], among_s
     share = _share(document)
     fastest = max(device.speed for device in document.cluster.devices)
     if document.virtual:
-        return _virtual_batch(document, figures, fastest)
+        return virtual_batch(document, figures, fastest)
     return BatchParts(
         minibatches=share,
         work_s=sum(stage.pass_s for stage in figures),
@@ -148,76 +99,6 @@ def batch_parts(document: PlanDocument, figures: Sequence[StageFigures], among_s
         exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
         copies_s=among_s,
         shared_weights_s=sum(sum(exchange_s(document, stage)) for stage in figures),
-    )
-
-
-class DeviceTime(NamedTuple):
-    """The least time of a batch that a device allows, in seconds, and its parts."""
-
-    seconds: float
-    work_s: float
-    """Its own work for one minibatch."""
-    path_s: float
-    """Passes of the stages before its first one, for one minibatch."""
-    messages_s: float
-    """Messages on that way."""
-    device: int
-
-
-def _slowest_device(document: PlanDocument, figures: Sequence[StageFigures]) -> DeviceTime:
-    """The device that needs longest for a batch.
-
-    It has all its minibatches' work, after the first one has come through all stages before its first. Its last
-    gradient goes back through these, but under zb-v, where gradients of weights fill that time.
-    """
-    times, back = [], document.schedule == INTERLEAVED
-    for device in range(len(document.devices)):
-        own = stages_of(document, device)
-        work, before = sum(figures[index].pass_s for index in own), figures[: own[0]]
-        path = sum(one.pass_s if back else one.forward_s + one.executor_s / 2 for one in before)
-        messages = sum(one.round_trip_s if back else one.transfer_s for one in before)
-        total = replica_minibatches(document) * work + path + messages
-        times.append(DeviceTime(total, work, path, messages, device))
-    return max(times)
-
-
-def _virtual_batch(document: PlanDocument, figures: Sequence[StageFigures], fastest: float) -> BatchParts:
-    """The parts of a batch where workers run several stages: those of the slowest device, and waiting."""
-    slowest = _slowest_device(document, figures)
-    steady = max(load.seconds for load in _virtual_loads(document, figures, slowest))
-    known = max(slowest.seconds, steady + slowest.work_s + slowest.path_s + slowest.messages_s)
-    ordered = update_s(document, [_pass_times(document, figures, index) for index in range(len(figures))])
-    waits = ordered is not None and ordered > known * (1 + ROUNDING)
-    return BatchParts(
-        minibatches=document.accumulate or 1,
-        work_s=slowest.work_s + slowest.path_s,
-        transfers_s=slowest.messages_s,
-        steady_s=steady,
-        exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
-        copies_s=0.0,
-        shared_weights_s=0.0,
-        order_s=(ordered or 0.0) - known if waits else 0.0,
-    )
-
-
-def _virtual_loads(document: PlanDocument, figures: Sequence[StageFigures], slowest: DeviceTime) -> list[Load]:
-    """The loads that may limit the steady part of a batch: the slowest device, and the boundaries between devices."""
-    *others, last = [str(index + 1) for index in stages_of(document, slowest.device)]
-    name = f"the workers of stages {', '.join(others)} and {last}" if others else f"stage {last}"
-    loads = [Load((replica_minibatches(document) - 1) * slowest.work_s, f"compute of {name}")]
-    for index, stage in enumerate(figures[:-1]):
-        if document.stages[index].workers != document.stages[index + 1].workers:
-            rounds = math.ceil((document.accumulate or 1) / stage.lanes)
-            loads.append(Load((rounds - 1) * stage.busier_s, _boundary(index)))
-    return loads
-
-
-def _pass_times(document: PlanDocument, figures: Sequence[StageFigures], index: int) -> PassTimes:
-    stage = figures[index]
-    follows = index + 1 < len(figures) and document.stages[index].workers != document.stages[index + 1].workers
-    backward = stage.backward_s + stage.update_s + stage.executor_s / 2 - stage.weights_s
-    return PassTimes(
-        stage.forward_s + stage.executor_s / 2, backward, stage.weights_s, stage.transfer_s if follows else 0.0
     )
 
 
@@ -246,7 +127,7 @@ def _phases(document: PlanDocument, figures: Sequence[StageFigures], share: int)
         found = []
         for index, (stage, (computing, sending)) in enumerate(zip(figures, times, strict=True)):
             found.append(Load((math.ceil(share / stage.replicas) - 1) * computing, f"compute of stage {index + 1}"))
-            found.append(Load((math.ceil(share / stage.lanes) - 1) * sending, _boundary(index)))
+            found.append(Load((math.ceil(share / stage.lanes) - 1) * sending, boundary_name(index)))
         return found
 
     if document.schedule == GPIPE:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.figures import ROUNDING, StageFigures
+from pipeplan.checker.loads import Load
 from pipeplan.checker.model import CheckedModel
-from pipeplan.checker.pace import Load
 
 Ints = NDArray[np.intp]
 

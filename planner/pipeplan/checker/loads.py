@@ -1,0 +1,58 @@
+"""What keeps resources busy, and the parts of a batch, in the words of plan.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pipeplan.checker.figures import ROUNDING
+
+
+class Load(NamedTuple):
+    """The time for which a resource is busy, in seconds, and what plan.json calls the resource."""
+
+    seconds: float
+    name: str
+
+
+def busiest(loads: Sequence[Load]) -> frozenset[str]:
+    """The names of the resources that are busy longest, up to rounding."""
+    longest = max((load.seconds for load in loads), default=0.0)
+    return frozenset(load.name for load in loads if load.seconds >= longest * (1 - ROUNDING))
+
+
+@dataclass(frozen=True)
+class BatchParts:
+    """The parts of the time from one update to the next under a flush, in seconds.
+
+    The field names are those of the JSON object `batch` in plan.json.
+    """
+
+    minibatches: int
+    """Minibatches per update in one copy."""
+    work_s: float
+    """Forward and backward passes of the first minibatch through all stages."""
+    transfers_s: float
+    """Transfers of the first minibatch over all boundaries, in both directions."""
+    steady_s: float
+    """Time that the other minibatches add."""
+    exposed_s: float
+    """Exposed all-reduce time."""
+    copies_s: float
+    """All-reduce among copies of the pipeline."""
+    shared_weights_s: float
+    """Exchange of the gradients of weights that several stages share."""
+    order_s: float = 0.0
+    """Waiting that the order of the passes causes, where workers run several stages."""
+
+    @property
+    def total_s(self) -> float:
+        """The sum of all parts."""
+        own = self.work_s + self.transfers_s + self.steady_s + self.exposed_s
+        return own + self.copies_s + self.shared_weights_s + self.order_s
+
+
+def boundary_name(index: int) -> str:
+    """What plan.json calls the traffic behind the stage with this index."""
+    return f"traffic from stage {index + 1} to stage {index + 2}"
