@@ -1,4 +1,4 @@
-"""What is particular to a kind of device: `cpu` and `cuda`. Any other kind is refused by name.
+"""The differences between kinds of devices, `cpu` and `cuda`. Any other kind is refused by name.
 
 `backend` has one class for each kind, and `streams` the streams beside computing on which messages wait. No other room
 asks torch which kind a device is of.

@@ -14,7 +14,7 @@ from pipeplan_launch.errors import LaunchError
 
 
 class Backend(Protocol):
-    """What is particular to a kind of device."""
+    """The behaviour that depends on the kind of device."""
 
     kind: str
     """torch's name for devices of this kind."""

@@ -1,4 +1,4 @@
-"""What the self-test found on this machine, for `--transport auto`.
+"""The result of the self-test on this machine, for `--transport auto`.
 
 It is kept in `$XDG_CACHE_HOME/pipeplan/selftest.json` (`~/.cache/pipeplan/selftest.json`), by what it depends on: the
 host, the builds of torch and NCCL, and the GPUs that are visible.
@@ -25,7 +25,7 @@ def remembered_file() -> Path:
 
 
 def machine_key() -> str:
-    """What a result holds for."""
+    """The conditions under which a result holds."""
     cards = ",".join(backend_of("cuda").cards())
     return f"{platform.node()} torch {torch.__version__} NCCL {nccl_version()} GPUs {cards}"
 

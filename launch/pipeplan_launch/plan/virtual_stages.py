@@ -137,7 +137,7 @@ class Held:
 
 
 def most_held(passes: Iterable[StagePass], chunks: int, *, splits: bool) -> Held:
-    """What a device holds at most while it runs these passes. `splits`: whether W comes last, and not B."""
+    """The most that a device holds while it runs these passes. `splits`: whether W comes last, and not B."""
     awaiting, deferred = [0] * chunks, [0] * chunks
     most_awaiting, most_deferred = [0] * chunks, [0] * chunks
     for kind, chunk, _ in passes:

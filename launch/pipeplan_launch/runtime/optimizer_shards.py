@@ -51,7 +51,7 @@ class OptimizerShards:
             name: self._part_as_parameter(parameter) if parameter.ndim else parameter
             for name, parameter in trained.items()
         }
-        """What the optimiser changes, by name: parts, and parameters without dimensions, which stay whole."""
+        """Tensors that the optimiser changes, by name: parts, and parameters without dimensions, which stay whole."""
         self._divided = {name for name, parameter in trained.items() if parameter.ndim}
         self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         """Memory in which weights are gathered, kept for the next update."""

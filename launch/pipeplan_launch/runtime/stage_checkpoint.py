@@ -69,7 +69,7 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
 
 @dataclass(frozen=True)
 class _StageState:
-    """What a checkpoint holds of a stage."""
+    """The content of a checkpoint for one stage."""
 
     training: TrainingEngine
     plain: dict[str, Any]

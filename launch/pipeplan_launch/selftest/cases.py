@@ -1,4 +1,4 @@
-"""What the self-test runs, and the plan folders of these runs. Torch-free."""
+"""The runs of the self-test and their plan folders. Torch-free."""
 
 from __future__ import annotations
 
@@ -117,12 +117,12 @@ def write_plan(folder: Path, case: Case, device: str) -> Path:
 
 @dataclass
 class Result:
-    """What came of a case, or of a measurement."""
+    """The result of a case or of a measurement."""
 
     name: str
     passed: bool
     text: str
-    """What was found, in one line."""
+    """The finding in one line."""
     seconds: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)
 

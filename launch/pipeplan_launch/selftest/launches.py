@@ -77,7 +77,7 @@ def _number(value: float | None) -> float:
 
 
 def _launch(case: Case, folder: Path, options: Sequence[str], patience_s: float, *, kills: bool = False) -> str | None:
-    """What went wrong in a launch, in one line; None if nothing did."""
+    """The error of a launch in one line; None if there was none."""
     command = [sys.executable, "-m", "pipeplan_launch.torchrun", "--standalone", "--nnodes", "1"]
     command += ["--nproc-per-node", str(sum(case.replicas)), "-m", "pipeplan_launch", str(folder)]
     command += ["--run-dir", str(folder / "run"), "--transport", case.transport, "--log-every", "0"]

@@ -23,7 +23,7 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Losses:
-    """What a training reports."""
+    """The results of a training run that are compared."""
 
     minibatches: list[float]
     """The loss of every minibatch, in order."""

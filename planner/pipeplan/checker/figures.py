@@ -154,7 +154,7 @@ def copies_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
 
 
 def exchange_s(document: PlanDocument, figure: StageFigures) -> list[float]:
-    """What a stage is charged for the exchange of the gradients of each weight that it shares, in seconds."""
+    """The charge of a stage for exchanging the gradients of each weight that it shares, in seconds."""
     count = len(document.cluster.devices)
     link = document.network.among(list(range(count)))
     return [size / link.allreduce + count * link.latency_s if size else 0.0 for size in figure.exchanged]

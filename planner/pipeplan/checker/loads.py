@@ -1,4 +1,4 @@
-"""What keeps resources busy, and the parts of a batch, in the words of plan.json."""
+"""The loads of resources and the parts of a batch, in the words of plan.json."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ class BatchParts:
 
 
 def boundary_name(index: int) -> str:
-    """What plan.json calls the traffic behind the stage with this index."""
+    """The name in plan.json of the traffic behind the stage with this index."""
     return f"traffic from stage {index + 1} to stage {index + 2}"

@@ -195,7 +195,7 @@ def flush_exposed(allreduce_s: Any, before_s: Any) -> Any:
 
 
 def shared_weight_time(size: Any, bandwidth: Any, latency_s: Any, workers: Any) -> Any:
-    """What one stage is charged for the gradients of weights of which it has a shared copy: size / B + D · α.
+    """The charge of one stage for the gradients of weights of which it has a shared copy: size / B + D · α.
 
     B, α and D are the bandwidth, the latency and the number of workers of the whole cluster. Two or more stages hold a
     copy, on K of these workers, so that their charges together are at least one ring all-reduce among the K workers,

@@ -71,7 +71,7 @@ class Throughput:
 
     @property
     def lines(self) -> list[str]:
-        """What is known beside the samples per second, in up to two lines."""
+        """Further figures beside the samples per second, in up to two lines."""
         rates = [
             *([] if self.tokens_per_s is None else [f"{show_pace(self.tokens_per_s)} tokens/s"]),
             *([] if self.peak_share is None else [f"{self.peak_share:.1%} of the peak of {self.peak_device} (MFU)"]),

@@ -18,7 +18,7 @@ class DoctorFinding:
     found: str
     needed_for: str
     todo: str = ""
-    """What the user should do; empty for the state `ok`."""
+    """Advice for the user; empty for the state `ok`."""
 
     def to_json(self) -> dict[str, str]:
         """All fields by name."""

@@ -1,4 +1,4 @@
-"""What is measured of learning from old gradients: the samples that a goal takes, beside those of one process.
+"""The measured cost of learning from old gradients: the samples that a goal takes, beside those of one process.
 
 The figures are those of docs/learning-figures.md, which says how they were measured. They are of small models,
 and hold for no other: a plan shows those of the nearest case by optimiser, correction and delay, or that there is none.
@@ -54,7 +54,7 @@ class LearningCase:
     optimizer: str
     spread: str
     delay: int
-    """Of the stage whose gradients are the oldest, in updates."""
+    """The age of the oldest gradients of any stage, in updates."""
     correction: str
     reached: int
     """Seeds that reach the goal."""
@@ -62,7 +62,7 @@ class LearningCase:
     epochs: Epochs | None
     """None if no seed reaches it, or if their epochs are not recorded."""
     alone: Epochs | None
-    """Of one process; None if they are not recorded."""
+    """The same figure of one process; None if it is not recorded."""
 
     @property
     def ratio(self) -> tuple[float, float] | None:
@@ -180,7 +180,7 @@ CASES: tuple[LearningCase, ...] = (
 
 @dataclass(frozen=True)
 class KnownLearning:
-    """What is measured of learning as an asynchronous plan does."""
+    """The measured cost of learning as an asynchronous plan does."""
 
     optimizer: str
     """The measured optimiser, or that of the profile where none like it was measured."""
@@ -246,7 +246,7 @@ class KnownLearning:
 
 
 def known_learning(plan: Plan, optimizer: str, state_ratio: float, correction: str) -> KnownLearning | None:
-    """What is measured of learning as a plan for training does; None if no gradient of it is old.
+    """The measured cost of learning as a plan for training does; None if no gradient of it is old.
 
     `optimizer`, `state_ratio`: its name and its bytes of state per byte of parameters, as in the profile. Adam counts
     as AdamW, and SGD with state as SGD with momentum.

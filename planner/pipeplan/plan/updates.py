@@ -1,4 +1,4 @@
-"""What the updates of a plan are: how old the weights are that a gradient was computed with, and what it averages over.
+"""The updates of a plan: how old the weights are that a gradient was computed with, and what it averages over.
 
 The executor says the same of the stage files (`pipeplan_launch.plan.updates`).
 """

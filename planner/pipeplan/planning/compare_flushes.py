@@ -37,7 +37,7 @@ class FlushComparison:
     """Memory of the worker that needs most."""
 
     def text(self, usual: FlushComparison) -> str:
-        """What it costs and brings beside the usual schedule, in a few words."""
+        """Its cost and its gain beside the usual schedule, in a few words."""
         more = self.memory_bytes - usual.memory_bytes
         change = "as much memory" if abs(more) < 2**20 else f"{show_size(abs(more))} {'more' if more > 0 else 'less'}"
         return f"bubble {self.bubble:.0%} instead of {usual.bubble:.0%}, {change} a worker"

@@ -18,7 +18,7 @@ from pipeplan.util.units import show_pace, show_size, show_time
 
 
 class _Outcome(Protocol):
-    """What is shown of an outcome (`pipeplan.planning.solve`)."""
+    """The parts of an outcome that are shown (`pipeplan.planning.solve`)."""
 
     @property
     def problem(self) -> Problem: ...

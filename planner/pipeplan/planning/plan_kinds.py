@@ -45,7 +45,7 @@ class Candidate:
 
     @property
     def learning(self) -> KnownLearning | None:
-        """What is measured of learning as this plan does; None if no gradient of it is old."""
+        """The measured cost of learning with gradients as old as this plan's; None if none of them is old."""
         profile, correction = self.problem.profile, self.problem.options.correction
         return known_learning(self.plan, profile.optimizer_name, profile.optimizer_state_ratio, correction)
 

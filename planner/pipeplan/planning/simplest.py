@@ -47,7 +47,7 @@ class Simplification:
     within: float
     """The share of the fastest plan's pace by which the simpler one may be slower."""
     kind: str
-    """What the simpler plan is, in a few words."""
+    """A description of the simpler plan in a few words."""
 
     @property
     def baseline(self) -> Baseline:
@@ -60,7 +60,7 @@ class Simplification:
 
 
 def kind_of(plan: Plan, problem: Problem) -> str:
-    """What a plan is, in a few words."""
+    """A description of a plan in a few words."""
     stages = len(plan.stages)
     if stages == 1:
         return "data parallelism" if plan.copies == 1 else "data parallelism with a hierarchical all-reduce"

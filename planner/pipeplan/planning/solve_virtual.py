@@ -72,7 +72,7 @@ def solve_with_virtual_stages(problem: Problem, maximum_cuts: int, deadline: Dea
 
 
 def _verdict(found: VirtualPlans) -> Verdict:
-    """What is known: how far the plan is from the bound for all plans of this kind, by the formula and simulated."""
+    """How far the plan is from the bound for all plans of this kind, by the formula and simulated."""
     best = found.plans[0]
     simulated = None if best.simulated_s is None else best.simulated_s / best.score.pace_s
     return Verdict(True, False, search_text(best.score.pace_s, min(found.bound_s, best.score.pace_s), simulated))

@@ -56,12 +56,12 @@ def exchanged_bytes(shared: Sequence[SharedWeight], held: Collection[int]) -> li
 
 @dataclass(frozen=True)
 class SharedInCuts:
-    """What shared weights add to the stages between two cuts, as arrays."""
+    """The additions of shared weights to the stages between two cuts, as arrays."""
 
     members: Ints
     """For every weight (rows) and cut, the number of units inside the cut that share it."""
     first: Ints
-    """The same for the first of these units alone."""
+    """The additions for the first of these units alone."""
     bytes: Floats
     """Bytes of every weight."""
     exchange_s: Floats

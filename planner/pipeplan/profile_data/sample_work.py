@@ -1,4 +1,4 @@
-"""What one training sample is to a model: its FLOPs, its tokens, and how many samples an epoch has."""
+"""The size of a training sample: its FLOPs, its tokens, and how many samples an epoch has."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pipeplan.util.typed import Bytes
 
 MOST_NAMED = 3
 APART = "except under a synchronous schedule (1f1b-flush, gpipe): each of their stages then keeps a copy of the weights"
-"""What is true of tied weights beside what `HeldLayers.text` says."""
+"""A sentence about tied weights that follows `HeldLayers.text`."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class HeldLayers:
     """Number of all other layers of the profile."""
 
     def text(self, what: str = "weights or memory") -> str:
-        """What this means for cuts, in one line for people; `what` the layers have in common."""
+        """The consequence for cuts, in one line for people; `what` the layers have in common."""
         between = f" with the {_layers(self.between)} between them" if self.between else ""
         left = f"{_layers(self.others)} can be in other stages" if self.others else "there is no place to cut"
         rest = len(self.group) - MOST_NAMED

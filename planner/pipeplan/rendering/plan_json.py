@@ -113,7 +113,7 @@ def _options(outcome: Outcome) -> dict[str, Any]:
 
 
 def _simulation(simulation: PlanSimulation) -> dict[str, Any]:
-    """What a simulation of the plan and of its rivals says; `minibatch_s` is null where there was none."""
+    """The simulated paces of the plan and of its rivals; `minibatch_s` is null where there was no simulation."""
     return {
         "minibatch_s": simulation.simulated_s,
         "ratio": simulation.ratio,

@@ -49,7 +49,7 @@ def _model(document: PlanDocument, profile: Profile) -> CheckedModel:
 
 
 def remaining_cluster(old: Cluster, lost: Collection[str], instead: Cluster | None) -> RemainingCluster:
-    """What is left of a cluster without the servers and workers that are named, or the cluster that takes its place.
+    """The rest of a cluster without the servers and workers that are named, or the cluster that takes its place.
 
     Raises `InputError` unless exactly one of both is given.
     """

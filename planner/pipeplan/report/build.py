@@ -126,7 +126,7 @@ def plan_facts(source: ReportSource) -> dict[str, Any]:
 
 
 def _learning(source: ReportSource) -> str:
-    """What is measured of learning as the plan does; empty for a synchronous plan."""
+    """The measured cost of learning with gradients as old as the plan's; empty for a synchronous plan."""
     if source.known is None:
         return ""
     profile, options = source.known.profile, source.known.problem.options

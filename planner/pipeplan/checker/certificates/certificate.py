@@ -322,7 +322,7 @@ def _no_slower(document: PlanDocument, one: CertifiedSpace, other: CertifiedSpac
 
 
 def _shared_links(document: PlanDocument, space: CertifiedSpace) -> tuple[float, ...]:
-    """What the costs of copies depend on beside the pipeline: the links among them, and the cards that lead there."""
+    """The links among copies of the pipeline and the cards that lead there, on which the costs of copies depend."""
     network, workers = document.network, _workers(document, space)
     link = network.among(workers)
     joined = network.level(workers)

@@ -132,7 +132,7 @@ class FlushSpace(ChargedSpace):
         return np.concatenate([before[:, :1] + added[:, None], longest], axis=1)
 
     def _exchange_s(self, stages: StagesAtCut) -> Floats:
-        """What stages are charged for the exchange of the gradients of weights that they share with others."""
+        """The charge of stages for exchanging the gradients of weights that they share with others."""
         count = len(self.document.cluster.devices)
         link, charged = self.document.network.among(list(range(count))), np.zeros(len(stages.before))
         for size in self.totals.exchanged(stages.cut, stages.before):

@@ -1,1 +1,1 @@
-"""What shells need: the scripts that complete words, and the names of a plan to complete. No command plans here."""
+"""Completion in shells: the scripts that complete words, and the names of a plan to complete. Nothing plans here."""

@@ -42,7 +42,7 @@ ROOM = 1e-7
 
 
 class Hop(NamedTuple):
-    """What joins two stages: the level, and the bandwidth and latency of the slowest links on the way."""
+    """The connection of two stages: its level, and the bandwidth and latency of the slowest links on the way."""
 
     level: int
     bandwidth: float
@@ -105,7 +105,7 @@ class PlacementModel:
         self.own: dict[Place, Variable] = {}
         """The executor's own work x at every place, in the units of `work`; `pipeline_model` fills it in."""
         self.hops: list[Hop] = []
-        """What joins two stages, for each index in the keys of `level` and `carried`."""
+        """The connection of two stages, for each index in the keys of `level` and `carried`."""
         self.level = self._levels()
         self.carried: dict[tuple[int, int, int], list[Variable]] = {}
         """Time e of the traffic over every cut, by (cut, hop, links) and direction; the objective fills it in."""
