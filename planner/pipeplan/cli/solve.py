@@ -178,6 +178,7 @@ def command(
             objective=objective.lower(),
             maximum_cuts=settings.maximum_cuts,
             deadline=deadline,
+            simplest=settings.simplest,
             **fields,
         )
         if built.synchrony is None:
@@ -251,6 +252,8 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
     note(source.text, dim=True)
     if warning := device_mismatch(built.problem.profile, built.problem.cluster):
         note(warning)
+    if built.one_worker is not None:
+        note(built.one_worker.text)
     for line in (*_held_lines(built.problem), *_batch_norm_lines(built.problem.profile, source.minibatch)):
         note(line)
     chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes), *_order_lines(built.orders)]

@@ -129,6 +129,33 @@ class Profile:
             sizes=tuple(size for size in known if size.minibatch != minibatch) if self.sizes else (),
         )
 
+    def under_load(self, busy: int) -> Profile:
+        """This profile with the times that layers take while so many workers of one machine compute at the same time.
+
+        One worker has the times alone. With as many as kept all cores busy when the profile was measured, or more, the
+        layers have the times under that load, and between linear ones. A profile without such times is returned as it
+        is.
+        """
+        most = self.provenance.load_processes
+        if busy < 2 or most < 2:
+            return self
+        return self._under_load(min(1.0, (busy - 1) / (most - 1)), min(busy, most))
+
+    def without_load(self) -> Profile:
+        """This profile with the times alone, and no others."""
+        return self._under_load(0.0, self.provenance.processes)
+
+    def _under_load(self, share: float, processes: int) -> Profile:
+        def moved(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+            return tuple(layer.under_load(share) for layer in layers)
+
+        return replace(
+            self,
+            layers=moved(self.layers),
+            sizes=tuple(replace(size, layers=moved(size.layers)) for size in self.sizes),
+            provenance=replace(self.provenance, processes=processes, load_processes=0),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The document that `save` writes."""
         return {
@@ -143,7 +170,7 @@ class Profile:
                 **({"batch_norm": True} if self.batch_norm else {}),
             },
             "minibatch": self.minibatch,
-            "provenance": {**asdict(self.provenance), "notes": list(self.provenance.notes)},
+            "provenance": self.provenance.to_json(),
             "optimizer": {"name": self.optimizer_name, "state_bytes_per_parameter_byte": self.optimizer_state_ratio},
             "peak_bytes": self.peak_bytes,
             **_measured_fields(self),
@@ -232,7 +259,7 @@ def _measured_fields(size: Profile | Size) -> dict[str, Any]:
         whole = {"forward_s": size.whole_forward_s, "backward_s": size.whole_backward_s}
     return {
         "whole": whole,
-        "layers": [asdict(layer) for layer in size.layers],
+        "layers": [layer.to_json() for layer in size.layers],
         "tensors": [{**asdict(tensor), "consumers": list(tensor.consumers)} for tensor in size.tensors],
     }
 

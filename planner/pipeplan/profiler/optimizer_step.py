@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipeplan.profiler.busy_cores import Load
 from pipeplan.profiler.clock import Clock, median
 from pipeplan.profiler.layer_run import Measure
 from pipeplan.profiler.memory import record_memory_use
@@ -33,6 +34,8 @@ class StepCost:
 
     update_s: dict[str, float] = field(default_factory=dict)
     """Time of the optimiser's step, by layer. The sum over layers is the time of a step over all parameters."""
+    loaded: float = 1.0
+    """Time of a step with all cores busy, over that alone."""
     peak_bytes: int = 0
     """Peak memory of a whole step: parameters, gradients, optimiser state and activations; 0 if not measured."""
 
@@ -57,8 +60,9 @@ def measure_steps(
     clock: Clock,
     run_model: Callable[[], None],
     inputs: Sequence[Tensor],
+    load: Load | None = None,
 ) -> StepCost:
-    """Measure the job's optimiser.
+    """Measure the job's optimiser, with a `load` also under that.
 
     `own` names the parameters that each layer is charged for. `run_model` runs the whole model forwards and backwards,
     which gives the parameters their gradients.
@@ -70,17 +74,28 @@ def measure_steps(
     if not everything.parameters:
         return StepCost()
     device = everything.parameters[0].device
-    whole_s, peak = _time_together(job, _make_optimizer(job, minibatch, everything), clock, run_model, inputs)
+    whole_s, loaded, peak = _time_together(
+        job, _make_optimizer(job, minibatch, everything), clock, run_model, inputs, load
+    )
     alone = {owner.layer: _time_alone(job, minibatch, owner, clock) for owner in owners}
     job.model.zero_grad(set_to_none=True)
     fixed_s = _fixed_time(job, clock, device)
-    return StepCost(split_step_time(whole_s, alone, {owner.layer: owner.bytes for owner in owners}, fixed_s), peak)
+    sizes = {owner.layer: owner.bytes for owner in owners}
+    return StepCost(split_step_time(whole_s, alone, sizes, fixed_s), loaded, peak)
 
 
 def _time_together(
-    job: Job, optimizer: Optimizer, clock: Clock, run_model: Callable[[], None], inputs: Sequence[Tensor]
-) -> tuple[float, int]:
-    """Time of a step over all parameters, and peak memory of a whole training step. The gradients stay."""
+    job: Job,
+    optimizer: Optimizer,
+    clock: Clock,
+    run_model: Callable[[], None],
+    inputs: Sequence[Tensor],
+    load: Load | None,
+) -> tuple[float, float, int]:
+    """Time of a step over all parameters, that under the load over it, and peak memory of a whole training step.
+
+    The gradients stay.
+    """
 
     def step() -> None:
         run_model()
@@ -92,7 +107,14 @@ def _time_together(
     job.model.zero_grad(set_to_none=True)
     resident = [*job.model.parameters(), *job.model.buffers(), *inputs, *_state_tensors(optimizer)]
     peak = _peak_bytes(resident[0].device, resident, step)
-    return _median_step_s(optimizer, clock, run_model if quick else lambda: None), peak
+    between = run_model if quick else lambda: None
+    whole_s = _median_step_s(optimizer, clock, between)
+    if load is None or not whole_s > 0.0:
+        return whole_s, 1.0, peak
+    load.start()
+    loaded_s = _median_step_s(optimizer, clock, between)
+    load.stop()
+    return whole_s, loaded_s / whole_s, peak
 
 
 def _owners(model: nn.Module, own: Mapping[str, Sequence[str]]) -> list[_Owner]:

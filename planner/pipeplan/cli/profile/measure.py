@@ -87,6 +87,12 @@ class _Measure(click.Command):
     help="Number of processes that measure at the same time, for plans whose workers share this machine.",
 )
 @click.option(
+    "--load/--no-load",
+    default=True,
+    show_default=True,
+    help="On a CPU, also measure with all cores busy, for plans whose workers share this machine.",
+)
+@click.option(
     "--executor-costs/--no-executor-costs",
     default=True,
     show_default=True,
