@@ -40,6 +40,8 @@ class ExecutorCosts:
     """Memory that the allocator keeps or cannot use, as a share of what a stage needs."""
     activation_share: Amount = 0.0
     """The same for the activations that layers save, in addition, as a share of them."""
+    step_s: Amount = 0.0
+    """For each step of the optimiser at a stage, whatever its parameters are, beside what the layers are charged."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -71,11 +73,12 @@ class ExecutorCosts:
 
     def memory_only(self) -> ExecutorCosts:
         """The same without the times."""
-        return replace(self, pass_s=0.0, message_s=0.0, message_byte_s=0.0, version_byte_s=0.0)
+        nothing: dict[str, Any] = dict.fromkeys(self.times(), 0.0)
+        return replace(self, **nothing)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON."""
-        return asdict(self)
+        """All fields as JSON; without that of the optimiser where it is nothing, as in older files."""
+        return {name: value for name, value in asdict(self).items() if value or name != "step_s"}
 
 
 NO_COSTS = ExecutorCosts()

@@ -137,7 +137,7 @@ def loaded_cores(cluster: Cluster) -> Cluster:
     """
     measured, whole = machine_costs(), whole_cores(cluster)
     cores = int(whole.device.cores)
-    if measured is None or cluster.executor != measured.costs or not cores:
+    if measured is None or replace(cluster.executor, step_s=0.0) != measured.costs or not cores:
         return whole
     used = measured.busy_workers(cluster.workers) / measured.busy_workers(cores)
     return _with_cores(cluster, round(cores * min(1.0, used), 3))
@@ -161,6 +161,8 @@ def as_charged(profile: Profile, cluster: Cluster, busy: int) -> tuple[Profile, 
         profile = profile.under_load(busy)
     if profile.provenance.kind == "calibrated":
         return profile, without_costs(cluster)
+    if profile.step_s:
+        cluster = replace(cluster, executor=replace(cluster.executor, step_s=profile.step_s))
     return profile, cluster if profile.provenance.processes == 1 else loaded_cores(cluster)
 
 

@@ -53,6 +53,9 @@ class Profile:
     optimizer_name: str = "SGD with momentum"
     optimizer_state_ratio: float = 1.0
     """Bytes of optimiser state per byte of parameters: 1 for SGD with momentum, 2 for Adam."""
+    step_s: float = 0.0
+    """Time of an optimiser's step whatever its parameters are, which each stage pays beside `update_s` of its layers; 0
+    where `update_s` has all of the step."""
     together: tuple[tuple[str, ...], ...] = ()
     """Groups of layers that must share a stage (views of one storage, memory that is written in place)."""
     tied: tuple[TiedWeights, ...] = ()
@@ -149,9 +152,12 @@ class Profile:
         def moved(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
             return tuple(layer.under_load(share) for layer in layers)
 
+        layers = moved(self.layers)
+        before_s, after_s = (sum(layer.update_s for layer in one) for one in (self.layers, layers))
         return replace(
             self,
-            layers=moved(self.layers),
+            layers=layers,
+            step_s=self.step_s * (after_s / before_s if before_s else 1.0),
             sizes=tuple(replace(size, layers=moved(size.layers)) for size in self.sizes),
             provenance=replace(self.provenance, processes=processes, load_processes=0),
         )
@@ -171,7 +177,11 @@ class Profile:
             },
             "minibatch": self.minibatch,
             "provenance": self.provenance.to_json(),
-            "optimizer": {"name": self.optimizer_name, "state_bytes_per_parameter_byte": self.optimizer_state_ratio},
+            "optimizer": {
+                "name": self.optimizer_name,
+                "state_bytes_per_parameter_byte": self.optimizer_state_ratio,
+                **({"step_s": self.step_s} if self.step_s else {}),
+            },
             "peak_bytes": self.peak_bytes,
             **_measured_fields(self),
             "together": [list(group) for group in self.together],

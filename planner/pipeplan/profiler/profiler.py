@@ -249,6 +249,7 @@ def _profile(
         provenance=_provenance(options, job, measured, [*remarks, *layer_sum_remarks(first)]),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
+        step_s=steps.fixed_s,
         together=traced.together,
         tied=tied_weights(traced),
         batch_norm=has_batch_norm(traced),

@@ -55,7 +55,8 @@ def _scaled(
 ) -> float:
     """A part of the executor's work, in thousandths of U on the fastest device."""
     costs, several = model.problem.cluster.executor, model.problem.passes
-    seconds = passes * several * costs.pass_s + boundaries * several * costs.message_s
+    seconds = passes * (several * costs.pass_s + model.problem.options.update_share * costs.step_s)
+    seconds += boundaries * several * costs.message_s
     seconds += size * costs.message_byte_s + copied * costs.version_byte_s
     return THOUSANDTHS * seconds / model.unit_s / model.fastest
 
@@ -65,4 +66,5 @@ def most_executor_work_s(problem: Problem) -> float:
     costs, speed = problem.cluster.executor, min(device.speed for device in problem.cluster.devices)
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     copied = problem.parameter_bytes * problem.copied_share
-    return float(formulas.executor_time(costs, problem.passes, 2, 2 * traffic, copied)) / speed
+    steps = problem.options.update_share
+    return float(formulas.executor_time(costs, problem.passes, 2, 2 * traffic, copied, steps)) / speed
