@@ -43,9 +43,15 @@ class MachineCosts:
     """Whether other programs used the machine meanwhile."""
 
     def busy_workers(self, workers: int) -> float:
-        """What so many workers get done together: as measured, or as the next smaller number that was measured."""
-        known = [count for count in self.throughput if count <= workers]
-        return max(1.0, self.throughput[max(known)]) if known else float(workers)
+        """What so many workers get done together: as measured, linear between two numbers that were measured, and no
+        more than the largest of them beyond it."""
+        below = max((count for count in self.throughput if count <= workers), default=0)
+        above = min((count for count in self.throughput if count >= workers), default=below)
+        if not below:
+            return float(workers)
+        low, high = self.throughput[below], self.throughput[above]
+        share = (workers - below) / (above - below) if above > below else 0.0
+        return max(1.0, low + share * (high - low))
 
     def to_json(self) -> dict[str, Any]:
         """The content of the file."""

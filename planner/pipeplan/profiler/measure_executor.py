@@ -17,33 +17,69 @@ from pipeplan.errors import InputError
 from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES
 
 LIMIT_S = 120.0
-BUSY_LOAD = 0.5
-"""Processes that may run on average, beside this one, before a machine counts as disturbed."""
-
-
+OTHERS = 0.25
+"""Cores that other programs may use during the trials before a machine counts as disturbed."""
 ALLOCATOR_SHARE, ACTIVATION_SHARE = 0.15, 0.4
 """What the C library's allocator takes beyond what is in use, as a share of it, and in addition for activations. Not
 measured by the trials, but with five models: docs/performance.md, "Memory"."""
 
 
-def measure_executor() -> MachineCosts:
-    """Run the trials, a few seconds, and return the costs. Raises `InputError` where they fail."""
-    disturbed = os.getloadavg()[0] > 1 + BUSY_LOAD
-    with tempfile.TemporaryDirectory(prefix="pipeplan-trials-", ignore_cleanup_errors=True) as folder:
-        command = [sys.executable, "-P", "-m", "pipeplan_launch.executor_trials", folder]
-        environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TMPDIR": folder}
+class ExecutorTrials:
+    """The process that runs the executor's trials; a context.
+
+    It imports torch as soon as it is started, which takes longer than the trials. Meanwhile something else may go on
+    that need not have the machine to itself.
+    """
+
+    def __enter__(self) -> ExecutorTrials:
+        self._folder = tempfile.TemporaryDirectory(prefix="pipeplan-trials-", ignore_cleanup_errors=True)
+        folder = self._folder.name
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pipeplan_launch.executor_trials", folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TMPDIR": folder},
+        )
+        self._ready = False
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._folder.cleanup()
+
+    def wait_until_ready(self) -> None:
+        """Return when the process waits, and takes no core any more. Errors are reported by `measure`."""
+        if not self._ready and self._process.stdout is not None:
+            self._process.stdout.readline()
+            self._ready = True
+
+    def measure(self) -> MachineCosts:
+        """Run the trials, a few seconds, and return the costs. Raises `InputError` where they fail."""
+        self.wait_until_ready()
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
-            )
+            out, complaint = self._process.communicate("go\n", timeout=LIMIT_S)
         except subprocess.TimeoutExpired as error:
             raise InputError(f"the executor's trials took longer than {LIMIT_S:.0f} s") from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise InputError(f"the executor's trials failed: {last}")
-    trials = json.loads(done.stdout.strip().splitlines()[-1])["trials"]
-    when = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return MachineCosts(costs_of(trials, when), throughput_of(trials, len(os.sched_getaffinity(0))), when, disturbed)
+        if self._process.returncode:
+            last = (complaint.strip().splitlines() or ["no message"])[-1]
+            raise InputError(f"the executor's trials failed: {last}")
+        return fitted(json.loads(out.strip().splitlines()[-1]), datetime.now(UTC))
+
+
+def measure_executor() -> MachineCosts:
+    """Run the trials, and return the costs. Raises `InputError` where they fail."""
+    with ExecutorTrials() as trials:
+        return trials.measure()
+
+
+def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
+    """The costs by what the trials have printed."""
+    when = now.isoformat(timespec="seconds").replace("+00:00", "Z")
+    trials, cores = found["trials"], len(os.sched_getaffinity(0))
+    return MachineCosts(costs_of(trials, when), throughput_of(trials, cores), when, found["others"] > OTHERS)
 
 
 def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
