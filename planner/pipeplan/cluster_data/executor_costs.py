@@ -40,6 +40,8 @@ class ExecutorCosts:
     """Memory that the allocator keeps or cannot use, as a share of what a stage needs."""
     activation_share: Amount = 0.0
     """The same for the activations that layers save, in addition, as a share of them."""
+    sample_s: Amount = 0.0
+    """For reading the samples of a minibatch, and its loss: at the first and at the last stage."""
     step_s: Amount = 0.0
     """For each step of the optimiser at a stage, whatever its parameters are, beside what the layers are charged."""
 
@@ -77,8 +79,8 @@ class ExecutorCosts:
         return replace(self, **nothing)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON; without that of the optimiser where it is nothing, as in older files."""
-        return {name: value for name, value in asdict(self).items() if value or name != "step_s"}
+        """All fields as JSON, without those that older files lack where they are nothing."""
+        return {name: value for name, value in asdict(self).items() if value or name not in ("sample_s", "step_s")}
 
 
 NO_COSTS = ExecutorCosts()

@@ -86,16 +86,17 @@ def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
     """The costs from the trials without compute.
 
     A single stage makes two passes of a minibatch, reads samples and computes a loss. So does the last of two stages,
-    which also receives a message and sends one; the first stage reads nothing, so it is not compared. Larger messages
-    cost the last stage more, and larger weights the first one, which keeps a further version. The workers of small
-    trials have next to nothing in memory beside the executor.
+    which also receives a message and sends one; the first stage reads nothing, and does the rest as well. Larger
+    messages cost the last stage more, and larger weights the first one, which keeps a further version. The workers of
+    small trials have next to nothing in memory beside the executor.
     """
     by_name = {trial["name"]: trial["cpu_s"] for trial in trials}
     worker_bytes = max(trial["peak_bytes"] for trial in trials if trial["name"] in ("pass", "message"))
     (alone,), small, large = by_name["pass"], by_name["message"], by_name["large"]
     more = [max(0.0, one - other) for one, other in zip(large, small, strict=True)]
+    sample_s = min(alone, max(0.0, small[1] - small[0]))
     return ExecutorCosts(
-        pass_s=alone / 2,
+        pass_s=(alone - sample_s) / 2,
         message_s=max(0.0, small[1] - alone) / 2,
         message_byte_s=more[1] / (2 * (LARGE_BYTES - SMALL_BYTES)),
         version_byte_s=max(0.0, more[0] - more[1]) / VERSION_BYTES,
@@ -103,6 +104,7 @@ def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
         worker_bytes=worker_bytes,
         allocator_share=ALLOCATOR_SHARE,
         activation_share=ACTIVATION_SHARE,
+        sample_s=sample_s,
     )
 
 

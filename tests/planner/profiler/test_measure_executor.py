@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeplan.profiler.measure_executor import costs_of, measure_executor, throughput_of
+from pipeplan.profiler.measure_executor import costs_of, fitted, measure_executor, throughput_of
+from pipeplan_launch.devices.processor_topology import physical_cores
 from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES, trials
 
 
@@ -27,7 +30,8 @@ TRIALS = [
 
 def test_costs_are_differences_between_trials() -> None:
     costs = costs_of(TRIALS, "noon")
-    assert costs.pass_s == pytest.approx(0.0005)
+    assert costs.sample_s == pytest.approx(0.0003), "the last stage reads, the first does not"
+    assert costs.pass_s == pytest.approx((0.001 - 0.0003) / 2)
     assert costs.message_s == pytest.approx(0.0001)
     assert costs.message_byte_s == pytest.approx(0.0005 / (2 * (LARGE_BYTES - SMALL_BYTES)))
     assert costs.version_byte_s == pytest.approx(0.0002 / VERSION_BYTES)
@@ -53,6 +57,23 @@ def test_other_programs_do_not_count() -> None:
     stretched = [one | {"pace_s": 3 * one["pace_s"]} for one in TRIALS]
     assert throughput_of(stretched, cores=4) == throughput_of(TRIALS, cores=4)
     assert costs_of(stretched, "") == costs_of(TRIALS, "")
+
+
+def test_threads_of_one_core_are_loaded_apart(tmp_path: Path) -> None:
+    assert [trial.workers for trial in trials(8, 9, physical=4) if trial.products] == [1, 2, 4, 8, 9]
+    for processor in range(4):
+        topology = tmp_path / f"cpu{processor}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{processor % 2},{processor % 2 + 2}\n")
+    assert physical_cores({0, 1, 2, 3}, tmp_path) == 2
+    assert physical_cores({0, 1, 3}, tmp_path) == 2
+    assert physical_cores({7, 8}, tmp_path) == 2, "nothing is known of these"
+
+
+def test_other_programs_are_told_by_the_time_that_they_take() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert not fitted({"trials": TRIALS, "others": 0.1}, now).disturbed
+    assert fitted({"trials": TRIALS, "others": 0.6}, now).disturbed
 
 
 def test_every_machine_is_loaded_beyond_its_cores() -> None:
