@@ -3,10 +3,10 @@
 FOLDER is an empty folder for its files. Importing torch takes longer than the trials, so the program says `ready` when
 that is done, and begins with a line on standard input; it ends where that is closed. Then standard output has one line
 of JSON: `trials`, each with its `workers`, the `pace_s` of a minibatch, the `cpu_s` of a minibatch on each worker, both
-in seconds, and the `peak_bytes` of the largest worker; and `others`, the cores that other programs used meanwhile.
-Every trial runs the real
-executor on this machine, with workers that are forked from this process after one import of torch. Their stages compute
-matrix products, or nothing at all; messages, weight versions, samples and updates are the executor's own.
+in seconds, the `peak_bytes` of the largest worker, and `others`, the cores that other programs used meanwhile. Every
+trial runs the real executor on this machine, with workers that are forked from this process after one import of torch.
+Their stages compute matrix products, or nothing at all; messages, weight versions, samples and updates are the
+executor's own.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ IDLE_MINIBATCHES, BUSY_MINIBATCHES = 120, 90
 WARM_UP = 0.3
 PARTS = 4
 SAMPLES = 32
+QUIET = 0.05
+"""Cores that other programs may use during a trial that is not repeated."""
 LIMIT_S = 20.0
 READY = "ready"
 """What the program prints when the trials can begin."""
@@ -90,19 +92,22 @@ def run_trials(folder: Path) -> list[dict[str, Any]]:
     planned = trials(cores, _calibrated(), physical_cores())
     measured = [_run(trial, folder / str(number)) for number, trial in enumerate(planned)]
     # The other trials are compared with those of one worker, and a pace counts where workers share cores. What
-    # disturbed these trials for a second is gone by now.
+    # disturbed these trials for a second may be gone by now.
     return [
         _least([first, _run(trial, folder / f"{number}-again")])
-        if trial.workers == 1 or trial.workers > cores
+        if first["others"] > QUIET and (trial.workers == 1 or trial.workers > cores)
         else first
         for number, (trial, first) in enumerate(zip(planned, measured, strict=True))
     ]
 
 
 def _least(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The least times of several runs of a trial, worker by worker: other programs only ever add to them."""
+    """The least times of several runs of a trial, worker by worker: other programs only ever add to them.
+
+    The pace is that of the run which other programs disturbed the least, as it has to be seen beside what they took.
+    """
     cpu_s = [min(times) for times in zip(*(one["cpu_s"] for one in measured), strict=True)]
-    return {**measured[0], "pace_s": min(one["pace_s"] for one in measured), "cpu_s": cpu_s}
+    return {**min(measured, key=lambda one: (round(one["others"], 1), one["pace_s"])), "cpu_s": cpu_s}
 
 
 def _calibrated() -> int:
@@ -125,11 +130,14 @@ def _run(trial: Trial, folder: Path) -> dict[str, Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    began, busy_before, own_before = time.monotonic(), busy_s(), _own_cpu_s()
     workers = [_start(rank, trial.workers, port, folder) for rank in range(trial.workers)]
     peak_bytes = _finish(workers, trial.name)
+    others_s = busy_s() - busy_before - (_own_cpu_s() - own_before)
+    others = max(0.0, others_s) / (time.monotonic() - began)
     measured = _measured(folder / "run", trial)
     kind = {"name": trial.name, "workers": trial.workers, "products": trial.products}
-    return {**kind, "peak_bytes": peak_bytes, **measured}
+    return {**kind, "peak_bytes": peak_bytes, "others": others, **measured}
 
 
 def _start(rank: int, world: int, port: int, folder: Path) -> int:
@@ -234,14 +242,11 @@ def main(folder: Path) -> int:
     print(READY, flush=True)
     if not sys.stdin.readline():
         return 0
-    began, busy_before, own_before = time.monotonic(), busy_s(), _own_cpu_s()
     try:
-        measured = run_trials(folder)
+        print(json.dumps({"trials": run_trials(folder)}))
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1
-    others_s = busy_s() - busy_before - (_own_cpu_s() - own_before)
-    print(json.dumps({"trials": measured, "others": max(0.0, others_s) / (time.monotonic() - began)}))
     return 0
 
 

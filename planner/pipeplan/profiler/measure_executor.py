@@ -19,6 +19,8 @@ from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BY
 LIMIT_S = 120.0
 OTHERS = 0.25
 """Cores that other programs may use during the trials before a machine counts as disturbed."""
+LEAST_OURS = 0.25
+"""Least share of the cores that the trials are taken to have had, whatever other programs used."""
 ALLOCATOR_SHARE, ACTIVATION_SHARE = 0.15, 0.4
 """What the C library's allocator takes beyond what is in use, as a share of it, and in addition for activations. Not
 measured by the trials, but with five models: docs/performance.md, "Memory"."""
@@ -79,7 +81,8 @@ def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
     """The costs by what the trials have printed."""
     when = now.isoformat(timespec="seconds").replace("+00:00", "Z")
     trials, cores = found["trials"], len(os.sched_getaffinity(0))
-    return MachineCosts(costs_of(trials, when), throughput_of(trials, cores), when, found["others"] > OTHERS)
+    others = max(trial["others"] for trial in trials)
+    return MachineCosts(costs_of(trials, when), throughput_of(trials, cores), when, others > OTHERS)
 
 
 def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
@@ -114,7 +117,8 @@ def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, flo
     A minibatch of one stage takes C(1) of processor time alone. Beside others it takes more, as workers share caches,
     memory and the processor's clock: C(k) in the mean of k stages, their messages left out. So k workers get min(k,
     cores) · C(1) / C(k) done, whatever other programs take. More workers than cores also leave cores idle, because a
-    worker that is due may be without one: they get no more done than the work of a minibatch in the time of their pace.
+    worker that is due may be without one: they get no more done than the work of a minibatch in the time of their pace,
+    less the share of the cores that other programs used meanwhile.
     """
     busy = {trial["workers"]: trial for trial in trials if trial["products"]}
     message_s = 2 * costs_of(trials, "").message_s
@@ -124,6 +128,7 @@ def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, flo
         messages_s = 2 * (count - 1) * message_s
         together = min(count, cores) * alone_s * count / (sum(trial["cpu_s"]) - messages_s)
         if count > cores:
-            together = min(together, (count * alone_s + messages_s) / trial["pace_s"])
+            ours = max(LEAST_OURS, 1 - trial["others"] / cores)
+            together = min(together, (count * alone_s + messages_s) / (trial["pace_s"] * ours))
         found[count] = min(count, cores, max(1.0, together))
     return found

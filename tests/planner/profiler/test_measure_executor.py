@@ -14,7 +14,7 @@ from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BY
 
 
 def _trial(name: str, pace_s: float, *cpu_s: float, products: int = 0) -> dict[str, Any]:
-    kind = {"name": name, "workers": len(cpu_s), "products": products, "peak_bytes": 1000 * len(cpu_s)}
+    kind = {"name": name, "workers": len(cpu_s), "products": products, "peak_bytes": 1000 * len(cpu_s), "others": 0.0}
     return {**kind, "pace_s": pace_s, "cpu_s": list(cpu_s)}
 
 
@@ -72,8 +72,14 @@ def test_threads_of_one_core_are_loaded_apart(tmp_path: Path) -> None:
 
 def test_other_programs_are_told_by_the_time_that_they_take() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert not fitted({"trials": TRIALS, "others": 0.1}, now).disturbed
-    assert fitted({"trials": TRIALS, "others": 0.6}, now).disturbed
+    assert not fitted({"trials": [one | {"others": 0.1} for one in TRIALS]}, now).disturbed
+    assert fitted({"trials": [*TRIALS[:5], TRIALS[5] | {"others": 0.6}]}, now).disturbed
+
+
+def test_the_share_of_other_programs_is_taken_off() -> None:
+    """Three workers that had one core of two, because others used the other, are twice as fast without them."""
+    halved = [*TRIALS[:5], TRIALS[5] | {"others": 1.0, "pace_s": 0.008}]
+    assert throughput_of(halved, cores=2) == throughput_of(TRIALS, cores=2)
 
 
 def test_every_machine_is_loaded_beyond_its_cores() -> None:
