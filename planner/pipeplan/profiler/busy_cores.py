@@ -23,7 +23,7 @@ from pipeplan.util.units import show_size
 from pipeplan_launch.telemetry.memory import resident_bytes
 
 
-class Load(Protocol):
+class CoreLoad(Protocol):
     """What keeps the other cores busy."""
 
     processes: int

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipeplan.profiler.busy_cores import Load
+from pipeplan.profiler.busy_cores import CoreLoad
 from pipeplan.profiler.clock import Clock, median
 from pipeplan.profiler.layer_run import Measure
 from pipeplan.profiler.memory import record_memory_use
@@ -62,7 +62,7 @@ def measure_steps(
     clock: Clock,
     run_model: Callable[[], None],
     inputs: Sequence[Tensor],
-    load: Load | None = None,
+    load: CoreLoad | None = None,
 ) -> StepCost:
     """Measure the job's optimiser, with a `load` also under that.
 
@@ -105,7 +105,7 @@ def _time_together(
     clock: Clock,
     run_model: Callable[[], None],
     inputs: Sequence[Tensor],
-    load: Load | None,
+    load: CoreLoad | None,
 ) -> _WholeStep:
     """Measure steps over all parameters. The gradients stay."""
 

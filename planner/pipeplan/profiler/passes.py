@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from pipeplan.errors import InputError
-from pipeplan.profiler.busy_cores import BusyCores, Load
+from pipeplan.profiler.busy_cores import BusyCores, CoreLoad
 from pipeplan.profiler.clock import Clock, Overhead, measure_overhead
 from pipeplan.profiler.concurrent import MeasuringGroup
 from pipeplan.profiler.duplicate_layers import DuplicateFinder
@@ -87,7 +87,7 @@ class Passes:
         self.overhead = measure_overhead(self.run, self.clock, self.run.batch.inputs[0].device, passes)
 
     def measure(
-        self, repeats: int | None, aim: Aim = THOROUGH, load: Load | None = None
+        self, repeats: int | None, aim: Aim = THOROUGH, load: CoreLoad | None = None
     ) -> tuple[Samples, Samples | None]:
         """Run `repeats` measured passes, or, if it is None, until the aim is reached or its time is spent.
 
@@ -134,7 +134,7 @@ class Passes:
         self._clear()
         return workspaces
 
-    def steps(self, own: Mapping[str, Sequence[str]], load: Load | None = None) -> StepCost:
+    def steps(self, own: Mapping[str, Sequence[str]], load: CoreLoad | None = None) -> StepCost:
         """Measure whole training steps, after all other passes, with a `load` also under that.
 
         `own` names the parameters charged to each layer.
