@@ -53,9 +53,6 @@ class Profile:
     optimizer_name: str = "SGD with momentum"
     optimizer_state_ratio: float = 1.0
     """Bytes of optimiser state per byte of parameters: 1 for SGD with momentum, 2 for Adam."""
-    step_s: float = 0.0
-    """Time of an optimiser's step whatever its parameters are, which each stage pays beside `update_s` of its layers; 0
-    where `update_s` has all of the step."""
     together: tuple[tuple[str, ...], ...] = ()
     """Groups of layers that must share a stage (views of one storage, memory that is written in place)."""
     tied: tuple[TiedWeights, ...] = ()
@@ -72,6 +69,9 @@ class Profile:
     """FLOPs and tokens of a sample, and the samples of an epoch, as far as they are known."""
     sizes: tuple[Size, ...] = ()
     """Other minibatch sizes that were measured in the same run."""
+    step_s: float = 0.0
+    """Time of an optimiser's step whatever its parameters are, which each stage pays beside `update_s` of its layers; 0
+    where `update_s` has all of the step."""
     file: str = field(default="", compare=False)
     """The absolute path of the file that it was read from, if any; a profile's file does not hold it."""
 
