@@ -12,6 +12,8 @@ from pipeplan.util.typed import Amount
 
 LONGEST_S = 3600.0
 """Longest time of one of these costs, in seconds."""
+DISTURBED = ", beside other programs"
+"""End of the source of costs that were measured while other programs used the machine."""
 LARGEST_SHARE = 10.0
 """Largest share of an allocator."""
 
@@ -55,6 +57,11 @@ class ExecutorCosts:
         for share in (self.allocator_share, self.activation_share):
             if not 0 <= share <= LARGEST_SHARE:
                 raise InputError(f"an allocator's share of {share:g} is out of range, which is 0 to {LARGEST_SHARE:g}")
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs used the machine while the costs were measured."""
+        return self.source.endswith(DISTURBED)
 
     def times(self) -> dict[str, float]:
         """The times by the names of their fields."""

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pipeplan.cluster_data.executor_costs import ExecutorCosts
+from pipeplan.cluster_data.executor_costs import DISTURBED, ExecutorCosts
 from pipeplan.cluster_data.machine_costs import MachineCosts
 from pipeplan.errors import InputError
 from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES
@@ -82,7 +83,10 @@ def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
     when = now.isoformat(timespec="seconds").replace("+00:00", "Z")
     trials, cores = found["trials"], len(os.sched_getaffinity(0))
     others = max(trial["others"] for trial in trials)
-    return MachineCosts(costs_of(trials, when), throughput_of(trials, cores), when, others > OTHERS)
+    costs, disturbed = costs_of(trials, when), others > OTHERS
+    if disturbed:
+        costs = replace(costs, source=costs.source + DISTURBED)
+    return MachineCosts(costs, throughput_of(trials, cores), when, disturbed)
 
 
 def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:

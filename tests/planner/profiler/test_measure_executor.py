@@ -73,7 +73,10 @@ def test_threads_of_one_core_are_loaded_apart(tmp_path: Path) -> None:
 def test_other_programs_are_told_by_the_time_that_they_take() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert not fitted({"trials": [one | {"others": 0.1} for one in TRIALS]}, now).disturbed
-    assert fitted({"trials": [*TRIALS[:5], TRIALS[5] | {"others": 0.6}]}, now).disturbed
+    busy = fitted({"trials": [*TRIALS[:5], TRIALS[5] | {"others": 0.6}]}, now)
+    assert busy.disturbed
+    assert busy.costs.disturbed, "so that a cluster with these costs says so, too"
+    assert not fitted({"trials": TRIALS}, now).costs.disturbed
 
 
 def test_the_share_of_other_programs_is_taken_off() -> None:
