@@ -139,7 +139,8 @@ def profile_totals(profile: Profile) -> list[str]:
         lines.append(f"Layers that have the times of an identical layer (= its name): {alike}.")
     update = sum(layer.update_s for layer in profile.layers)
     if update:
-        lines.append(f"The optimiser's step: {show_time(update)}.")
+        fixed = f", {show_time(profile.step_s)} of it at every stage" if profile.step_s else ""
+        lines.append(f"The optimiser's step: {show_time(update + profile.step_s)}{fixed}.")
     if profile.peak_bytes:
         lines.append(f"Peak memory of a pass and update of the whole model: {show_size(profile.peak_bytes)}.")
     buffers = sum(layer.buffer_bytes for layer in profile.layers)
