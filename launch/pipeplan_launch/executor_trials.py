@@ -1,10 +1,12 @@
 """`python -m pipeplan_launch.executor_trials FOLDER`: what the executor itself takes, measured with emulated stages.
 
-FOLDER is an empty folder for its files. Standard output has one line of JSON: `trials`, each with its `workers`, the
-`pace_s` of a minibatch, the `cpu_s` of a minibatch on each worker, both in seconds, and the `peak_bytes` of the
-largest worker. Every trial runs the real
-executor on this machine, with workers that are forked from this process after one import of torch. Their stages compute
-matrix products, or nothing at all; messages, weight versions, samples and updates are the executor's own.
+FOLDER is an empty folder for its files. Importing torch takes longer than the trials, so the program says `ready` when
+that is done, and begins with a line on standard input; it ends where that is closed. Then standard output has one line
+of JSON: `trials`, each with its `workers`, the `pace_s` of a minibatch, the `cpu_s` of a minibatch on each worker, both
+in seconds, the `peak_bytes` of the largest worker, and `others`, the cores that other programs used meanwhile. Every
+trial runs the real executor on this machine, with workers that are forked from this process after one import of torch.
+Their stages compute matrix products, or nothing at all; messages, weight versions, samples and updates are the
+executor's own.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeplan_launch.devices.processor_topology import physical_cores
+from pipeplan_launch.telemetry.cores_in_use import busy_s
+
 SMALL_BYTES, LARGE_BYTES = 4096, 1 << 18
 VERSION_BYTES = 1 << 21
 COMPUTE_S = 0.0015
@@ -32,7 +37,11 @@ IDLE_MINIBATCHES, BUSY_MINIBATCHES = 120, 90
 WARM_UP = 0.3
 PARTS = 4
 SAMPLES = 32
+QUIET = 0.05
+"""Cores that other programs may use during a trial that is not repeated."""
 LIMIT_S = 20.0
+READY = "ready"
+"""What the program prints when the trials can begin."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,10 @@ class Trial:
         return BUSY_MINIBATCHES if self.products else IDLE_MINIBATCHES
 
 
-def trials(cores: int, products: int) -> list[Trial]:
-    """The trials for a machine with so many cores."""
-    counts = sorted({1, 2, min(cores, MOST_WORKERS), min(cores, MOST_WORKERS) + 1})
+def trials(cores: int, products: int, physical: int | None = None) -> list[Trial]:
+    """The trials for a machine with so many processors, which are threads of `physical` cores (one each if None)."""
+    most = min(cores, MOST_WORKERS)
+    counts = sorted({1, 2, min(physical or most, most), most, most + 1})
     return [
         Trial("pass", 1),
         Trial("message", 2),
@@ -68,29 +78,36 @@ MOST_WORKERS = 8
 """Most cores that are loaded at once."""
 
 
-def run_trials(folder: Path) -> list[dict[str, Any]]:
-    """Run all trials, and return their measurements. Raises `RuntimeError` where a worker fails."""
+def prepare() -> None:
+    """Import all that the workers need, once."""
     for name in ("torch._dynamo", "pipeplan_launch.worker", "pipeplan_launch.checkpoint.tensor_store"):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+
+
+def run_trials(folder: Path) -> list[dict[str, Any]]:
+    """Run all trials, and return their measurements. Raises `RuntimeError` where a worker fails."""
     cores = len(os.sched_getaffinity(0))
-    planned = trials(cores, _calibrated())
+    planned = trials(cores, _calibrated(), physical_cores())
     measured = [_run(trial, folder / str(number)) for number, trial in enumerate(planned)]
     # The other trials are compared with those of one worker, and a pace counts where workers share cores. What
-    # disturbed these trials for a second is gone by now.
+    # disturbed these trials for a second may be gone by now.
     return [
         _least([first, _run(trial, folder / f"{number}-again")])
-        if trial.workers == 1 or trial.workers > cores
+        if first["others"] > QUIET and (trial.workers == 1 or trial.workers > cores)
         else first
         for number, (trial, first) in enumerate(zip(planned, measured, strict=True))
     ]
 
 
 def _least(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The least times of several runs of a trial, worker by worker: other programs only ever add to them."""
+    """The least times of several runs of a trial, worker by worker: other programs only ever add to them.
+
+    The pace is that of the run which other programs disturbed the least, as it has to be seen beside what they took.
+    """
     cpu_s = [min(times) for times in zip(*(one["cpu_s"] for one in measured), strict=True)]
-    return {**measured[0], "pace_s": min(one["pace_s"] for one in measured), "cpu_s": cpu_s}
+    return {**min(measured, key=lambda one: (round(one["others"], 1), one["pace_s"])), "cpu_s": cpu_s}
 
 
 def _calibrated() -> int:
@@ -113,11 +130,14 @@ def _run(trial: Trial, folder: Path) -> dict[str, Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    began, busy_before, own_before = time.monotonic(), busy_s(), _own_cpu_s()
     workers = [_start(rank, trial.workers, port, folder) for rank in range(trial.workers)]
     peak_bytes = _finish(workers, trial.name)
+    others_s = busy_s() - busy_before - (_own_cpu_s() - own_before)
+    others = max(0.0, others_s) / (time.monotonic() - began)
     measured = _measured(folder / "run", trial)
     kind = {"name": trial.name, "workers": trial.workers, "products": trial.products}
-    return {**kind, "peak_bytes": peak_bytes, **measured}
+    return {**kind, "peak_bytes": peak_bytes, "others": others, **measured}
 
 
 def _start(rank: int, world: int, port: int, folder: Path) -> int:
@@ -217,13 +237,23 @@ def write_plan(trial: Trial, folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """Run all trials and print their measurements; returns the exit status."""
+    """Run all trials when asked to, and print their measurements; returns the exit status."""
+    prepare()
+    print(READY, flush=True)
+    if not sys.stdin.readline():
+        return 0
     try:
         print(json.dumps({"trials": run_trials(folder)}))
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _own_cpu_s() -> float:
+    """Processor time of this process and of the workers that have ended, in seconds."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 if __name__ == "__main__":

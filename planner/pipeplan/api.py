@@ -87,6 +87,7 @@ def profile(
     granularity: str = "layer",
     repeats: int | None = None,
     processes: int = 1,
+    load: bool = True,
     measure_all: bool = False,
     seed: int = 0,
     progress: Callable[[int, int, str], None] = lambda done, total, step: None,
@@ -117,6 +118,7 @@ def profile(
         seed=seed,
         granularity=granularity,
         processes=processes,
+        load=load,
         measure_all=measure_all,
     )
     return profile_model(model if isinstance(model, str) else _reference(model), measuring, progress)
@@ -217,6 +219,7 @@ def solve(
         server_order=server_order,
         maximum_cuts=settings.maximum_cuts,
         deadline=deadline,
+        simplest=simplest,
         **checked_keywords(options),
     )
     if fewest_workers_within is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict, get_type_hints
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.machine_costs import for_profile
+from pipeplan.cluster_data.machine_costs import as_charged, with_one_worker
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
@@ -16,6 +16,8 @@ from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
 from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
 from pipeplan.planning.choose_synchrony import BEST, GAIN, RATE, SynchronyChoice, choose_synchrony
+from pipeplan.planning.one_worker import OneWorkerChoice, best_sample_s
+from pipeplan.planning.simplest import LEAST_GAIN
 from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
@@ -86,6 +88,8 @@ class BuiltProblem:
     """The trainer that the plan is for, if one was named."""
     orders: tuple[OrderChoice, ...] = ()
     """All orders of the servers that were tried, best first; empty where there was nothing to choose."""
+    one_worker: OneWorkerChoice | None = None
+    """Why the problem is that of one worker, where the cluster has more."""
 
     @property
     def known(self) -> tuple[Plan, ...]:
@@ -109,6 +113,14 @@ class _Request:
     deadline: Deadline
     options: dict[str, Any]
     objective: str = RATE
+    server_order: str = "any"
+    simplest: float = 0.0
+
+    def charged(self) -> _Request:
+        """The request with the times that layers take beside all other workers that may be busy."""
+        busy = min(self.cluster.workers, self.options.get("max_workers") or self.cluster.workers)
+        profile, cluster = as_charged(self.profile, self.cluster, busy)
+        return replace(self, profile=profile, cluster=cluster)
 
     @property
     def scaled(self) -> Profile:
@@ -206,6 +218,7 @@ def build_problem(
     maximum_cuts: int = MAXIMUM_CUTS,
     deadline: Deadline = NO_DEADLINE,
     objective: str = RATE,
+    simplest: float = 0.0,
     **options: Any,
 ) -> BuiltProblem:
     """The problem that the user describes; `options` are fields of `Options`.
@@ -218,8 +231,10 @@ def build_problem(
     name of an export, restricts plans to those that this trainer can express, with `batch` samples per update if that
     is given. With the `objective` `time-to-goal`, `schedule="best"` compares rates divided by the measured cost in
     samples to the goal. The servers of a heterogeneous cluster are put in the best order, unless the `server_order` is
-    `listed` or the plan is for a `target`, which numbers them itself. A choice that takes searches has a share of the
-    time until the deadline.
+    `listed` or the plan is for a `target`, which numbers them itself. Where workers share the processors of a machine
+    and the profile has times under load, the problem is that of one worker if its plan is as fast, or slower by less
+    than what makes a plan of several stages worth its trouble (`simplest`, as in `Settings`). A choice that takes
+    searches has a share of the time until the deadline.
 
     Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
     """
@@ -239,12 +254,53 @@ def build_problem(
         deadline,
         options,
         objective,
+        server_order,
+        simplest,
     )
+    charged = request.charged()
+    built = _in_best_order(charged)
+    return built if charged.profile is request.profile else _or_one_worker(built, request)
+
+
+def _in_best_order(request: _Request) -> BuiltProblem:
+    """The problem on the cluster, with its servers in the best order unless that is given."""
     built = _in_listed_order(request)
-    if server_order == "listed" or target is not None:
+    if request.server_order == "listed" or request.target is not None:
         return built
-    problem, orders = choose_order(built.problem, maximum_cuts, deadline.share(SHARES["choice"]))
+    problem, orders = choose_order(built.problem, request.maximum_cuts, request.deadline.share(SHARES["choice"]))
     return replace(built, problem=problem, orders=tuple(orders))
+
+
+def _or_one_worker(built: BuiltProblem, request: _Request) -> BuiltProblem:
+    """The problem of one worker with the times alone, where its plan is as fast as the best one of all workers."""
+    if request.target is not None or request.objective != RATE or request.options.get("stages") not in (None, 1):
+        return built
+    try:
+        alone = _in_listed_order(replace(request, cluster=with_one_worker(request.cluster)).charged())
+        alone_s, best_s = _sample_s(alone, request), _sample_s(built, request)
+    except (InputError, InfeasibleError):
+        return built  # The options are for several workers.
+    if alone_s is None or best_s is None or alone_s > best_s * (1 + _worth_its_trouble(built, request)):
+        return built
+    choice = OneWorkerChoice(request.cluster.workers, alone_s, best_s)
+    reason = f"Chosen: synchronous, because {choice.text}."
+    synchrony = None if alone.synchrony is None else replace(alone.synchrony, reason=reason)
+    return replace(alone, synchrony=synchrony, one_worker=choice)
+
+
+def _sample_s(built: BuiltProblem, request: _Request) -> float | None:
+    """Seconds per sample of the best plan of a problem; None where there is none, or none is found in time."""
+    if built.synchrony is not None:
+        return built.synchrony.taken.sample_s
+    return best_sample_s(built.problem, request.maximum_cuts, request.deadline.share(SHARES["choice"]))
+
+
+def _worth_its_trouble(built: BuiltProblem, request: _Request) -> float:
+    """The share by which the best plan of a problem has to be faster than one worker."""
+    choice = built.synchrony
+    if choice is not None and choice.taken is choice.asynchronous:
+        return choice.gain
+    return max(request.simplest, LEAST_GAIN) if request.simplest > 0 else 0.0
 
 
 def _chooses_schedule(minibatch: object, target: str | None, options: Mapping[str, Any]) -> bool:
@@ -271,8 +327,7 @@ def _in_listed_order(request: _Request) -> BuiltProblem:
     if batch is not None:
         sizes = [size.minibatch for size in scaled.all_sizes] if minibatch == AUTO else [scaled.minibatch]
         options = options | {"accumulate": _minibatches_per_update(options.get("accumulate"), batch, sizes)}
-    cluster = for_profile(request.cluster, scaled.provenance)
-    unrestricted = Problem(scaled, cluster, options_for(request.cluster.device.kind, **options))
+    unrestricted = Problem(scaled, request.cluster, options_for(request.cluster.device.kind, **options))
     targeted = None if target is None else TargetedProblem(export_target(target), unrestricted)
     problem = unrestricted if targeted is None else targeted.problem
     if minibatch != AUTO:

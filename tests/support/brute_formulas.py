@@ -153,6 +153,10 @@ class Costs:
         for_pass, for_message, for_byte, for_version = self.instance.executor
         directions = 2 if self.training else 1
         total = directions * for_pass
+        if before == 0 or after == self.everything:
+            total += self.instance.sample
+        if self.training:
+            total += self.instance.step / ((self.instance.kind in ACCUMULATING and self.instance.accumulate) or 1)
         for cut in (before, after):
             if cut not in (0, self.everything):
                 total += directions * for_message + for_byte * sum(self.crossing_bytes[cut])

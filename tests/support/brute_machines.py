@@ -47,6 +47,10 @@ class Instance:
     """Of every server, which its workers share; 0: one each."""
     executor: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """Seconds of the executor for a pass, a message, a byte of a message, and a byte of a version of the weights."""
+    sample: float = 0.0
+    """Seconds of the executor for reading samples, at the first and the last stage."""
+    step: float = 0.0
+    """Seconds of a step of the optimiser, whatever its parameters are."""
     worker: float = 0.0
     """Memory that a worker takes without a stage."""
     share: float = 0.0

@@ -183,6 +183,7 @@ def burdened(instance: Instance, seed: int) -> Instance:
     rng = random.Random(f"executor {seed}")
     costs = (rng.choice([0.0, 1.0, 4.0]), rng.choice([0.0, 0.5, 2.0]), rng.choice([0.0, 0.1]), rng.choice([0.0, 0.05]))
     found = replace(instance, executor=costs, cores=rng.choice([0, 1.25, 2]))
+    found = replace(found, sample=rng.choice([0.0, 0.5, 2.0]), step=rng.choice([0.0, 1.0]))
     if math.isinf(found.memory):
         return found
     return replace(
@@ -301,7 +302,8 @@ def to_plan(instance: Instance, found: Best) -> Plan:
 def _cluster(instance: Instance) -> Cluster:
     memory = 1.0 if math.isinf(instance.memory) else instance.memory
     levels = [Level(f"n{i}", int(count), *rates) for i, (count, *rates) in enumerate(instance.levels)]
-    executor = ExecutorCosts(*instance.executor, "", instance.worker, instance.share, instance.kept)
+    memory_costs = instance.worker, instance.share, instance.kept
+    executor = ExecutorCosts(*instance.executor, "", *memory_costs, instance.sample, instance.step)
     if not instance.servers:
         return Cluster("test", Device("d", "cpu", int(memory), cores=instance.cores), tuple(levels), executor=executor)
     machines = [

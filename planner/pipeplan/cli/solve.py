@@ -178,6 +178,7 @@ def command(
             objective=objective.lower(),
             maximum_cuts=settings.maximum_cuts,
             deadline=deadline,
+            simplest=settings.simplest,
             **fields,
         )
         if built.synchrony is None:
@@ -246,11 +247,21 @@ def _write(outcome: Outcome, targeted: TargetedProblem | None, folder: Path, for
     return [written_lines(outcome, folder, fresh=() if targeted is None else (targeted.target.name,)), *exported]
 
 
+BUSY_MACHINE = (
+    "note: other programs used this machine while the executor's costs were measured: the prediction, which leaves "
+    "them out, is less exact; a run's table states their share, and the next pipeplan profile measures again"
+)
+
+
 def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWorkers | None) -> None:
     """Print the origin of the profile, and the schedules, minibatch sizes and numbers of workers that were tried."""
     note(source.text, dim=True)
     if warning := device_mismatch(built.problem.profile, built.problem.cluster):
         note(warning)
+    if built.one_worker is not None:
+        note(built.one_worker.text)
+    if built.problem.cluster.executor.disturbed:
+        note(BUSY_MACHINE)
     for line in (*_held_lines(built.problem), *_batch_norm_lines(built.problem.profile, source.minibatch)):
         note(line)
     chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes), *_order_lines(built.orders)]

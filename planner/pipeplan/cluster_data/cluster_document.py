@@ -69,6 +69,8 @@ class ExecutorTable(Struct, forbid_unknown_fields=True, rename={"each_pass": "pa
     message: WrittenTime | None = None
     message_byte: WrittenTime | None = None
     version_byte: WrittenTime | None = None
+    sample: WrittenTime | None = None
+    step: WrittenTime | None = None
     worker: WrittenSize | None = None
     """Memory of a worker without a model."""
     allocator_share: Amount = 0.0
@@ -80,7 +82,8 @@ class ExecutorTable(Struct, forbid_unknown_fields=True, rename={"each_pass": "pa
         passes, messages = float(self.each_pass or 0), float(self.message or 0)
         sizes = float(self.message_byte or 0), float(self.version_byte or 0)
         memory = float(self.worker or 0), self.allocator_share, self.activation_share
-        return ExecutorCosts(passes, messages, *sizes, self.source, *memory)
+        others = float(self.sample or 0), float(self.step or 0)
+        return ExecutorCosts(passes, messages, *sizes, self.source, *memory, *others)
 
 
 class _ClusterHead(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,8 @@ from pipeplan.util.typed import Amount
 
 LONGEST_S = 3600.0
 """Longest time of one of these costs, in seconds."""
+DISTURBED = ", beside other programs"
+"""End of the source of costs that were measured while other programs used the machine."""
 LARGEST_SHARE = 10.0
 """Largest share of an allocator."""
 
@@ -40,6 +42,10 @@ class ExecutorCosts:
     """Memory that the allocator keeps or cannot use, as a share of what a stage needs."""
     activation_share: Amount = 0.0
     """The same for the activations that layers save, in addition, as a share of them."""
+    sample_s: Amount = 0.0
+    """For reading the samples of a minibatch, and its loss: at the first and at the last stage."""
+    step_s: Amount = 0.0
+    """For each step of the optimiser at a stage, whatever its parameters are, beside what the layers are charged."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -51,6 +57,11 @@ class ExecutorCosts:
         for share in (self.allocator_share, self.activation_share):
             if not 0 <= share <= LARGEST_SHARE:
                 raise InputError(f"an allocator's share of {share:g} is out of range, which is 0 to {LARGEST_SHARE:g}")
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs used the machine while the costs were measured."""
+        return self.source.endswith(DISTURBED)
 
     def times(self) -> dict[str, float]:
         """The times by the names of their fields."""
@@ -71,11 +82,12 @@ class ExecutorCosts:
 
     def memory_only(self) -> ExecutorCosts:
         """The same without the times."""
-        return replace(self, pass_s=0.0, message_s=0.0, message_byte_s=0.0, version_byte_s=0.0)
+        nothing: dict[str, Any] = dict.fromkeys(self.times(), 0.0)
+        return replace(self, **nothing)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON."""
-        return asdict(self)
+        """All fields as JSON, without those that older files lack where they are nothing."""
+        return {name: value for name, value in asdict(self).items() if value or name not in ("sample_s", "step_s")}
 
 
 NO_COSTS = ExecutorCosts()

@@ -21,11 +21,11 @@ from pipeplan._version import __version__
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.errors import InputError
-from pipeplan.profile_data.layers import Provenance
+from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import read_document, write_text
 from pipeplan.util.typed import Amount, decode
 
-FORMAT, VERSION = "pipeplan-executor-costs", 2
+FORMAT, VERSION = "pipeplan-executor-costs", 3
 SWITCH = "PIPEPLAN_EXECUTOR_COSTS"
 """Environment variable: with `off` nothing is measured, and nothing measured is used."""
 
@@ -43,9 +43,15 @@ class MachineCosts:
     """Whether other programs used the machine meanwhile."""
 
     def busy_workers(self, workers: int) -> float:
-        """What so many workers get done together: as measured, or as the next smaller number that was measured."""
-        known = [count for count in self.throughput if count <= workers]
-        return max(1.0, self.throughput[max(known)]) if known else float(workers)
+        """What so many workers get done together: as measured, linear between two numbers that were measured, and no
+        more than the largest of them beyond it."""
+        below = max((count for count in self.throughput if count <= workers), default=0)
+        above = min((count for count in self.throughput if count >= workers), default=below)
+        if not below:
+            return float(workers)
+        low, high = self.throughput[below], self.throughput[above]
+        share = (workers - below) / (above - below) if above > below else 0.0
+        return max(1.0, low + share * (high - low))
 
     def to_json(self) -> dict[str, Any]:
         """The content of the file."""
@@ -64,7 +70,7 @@ class ExecutorCostsFile(Struct):
     """The file of the measurements."""
 
     format: Literal["pipeplan-executor-costs"]
-    version: Literal[2]
+    version: Literal[3]
     machine: str
     torch: str
     pipeplan: str
@@ -126,17 +132,50 @@ def whole_cores(cluster: Cluster) -> Cluster:
     if float(cores).is_integer() or not cluster.uniform:
         return cluster
     whole = math.ceil(cores)
-    return replace(cluster, device=replace(cluster.device, cores=whole if whole < cluster.workers_per_server else 0))
+    return _with_cores(cluster, whole)
 
 
-def for_profile(cluster: Cluster, provenance: Provenance) -> Cluster:
-    """The cluster as it is charged with the times of a profile.
+def loaded_cores(cluster: Cluster) -> Cluster:
+    """The cluster with the share of its cores that is in use, for layers that were measured under load.
+
+    Such layers are as slow as beside other workers. What a measured throughput says beyond that, where there are more
+    workers than cores, is that cores are idle at times because the worker that is due has none.
+    """
+    measured, whole = machine_costs(), whole_cores(cluster)
+    cores = int(whole.device.cores)
+    if measured is None or replace(cluster.executor, step_s=0.0) != measured.costs or not cores:
+        return whole
+    used = measured.busy_workers(cluster.workers) / measured.busy_workers(cores)
+    return _with_cores(cluster, round(cores * min(1.0, used), 3))
+
+
+def _with_cores(cluster: Cluster, cores: float) -> Cluster:
+    return replace(cluster, device=replace(cluster.device, cores=cores if cores < cluster.workers_per_server else 0))
+
+
+def shares_processors(cluster: Cluster) -> bool:
+    """Whether the workers of a cluster are processes on the processors of one machine."""
+    return cluster.device.kind == "cpu" and cluster.servers == 1 and cluster.uniform
+
+
+def as_charged(profile: Profile, cluster: Cluster, busy: int) -> tuple[Profile, Cluster]:
+    """The profile with the times of so many busy workers, and the cluster as it is charged with these times.
 
     Times under load include what workers take from each other, and those of a calibrated profile the executor's work.
     """
-    if provenance.kind == "calibrated":
-        return without_costs(cluster)
-    return cluster if provenance.processes == 1 else whole_cores(cluster)
+    if shares_processors(cluster):
+        profile = profile.under_load(busy)
+    if profile.provenance.kind == "calibrated":
+        return profile, without_costs(cluster)
+    if profile.step_s:
+        cluster = replace(cluster, executor=replace(cluster.executor, step_s=profile.step_s))
+    return profile, cluster if profile.provenance.processes == 1 else loaded_cores(cluster)
+
+
+def with_one_worker(cluster: Cluster) -> Cluster:
+    """One worker of a machine, which then shares its cores with nobody."""
+    levels = tuple(replace(level, count=1) for level in cluster.levels)
+    return replace(cluster, levels=levels, device=replace(cluster.device, cores=0))
 
 
 def without_costs(cluster: Cluster) -> Cluster:

@@ -185,7 +185,8 @@ def executor_work_s(plan: Plan, problem: Problem, index: int) -> float:
     if not last and not plan.inference:
         size = sum(problem.units[unit].parameter_bytes for unit in units_of(problem, plan.stages[index]))
         copied = size * copied_share(plan.schedule, plan.accumulate)
-    return float(formulas.executor_time(costs, problem.passes, inner + (not last), crossing, copied))
+    steps = problem.options.update_share
+    return float(formulas.executor_time(costs, problem.passes, inner + (not last), crossing, copied, steps))
 
 
 def _copy_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:

@@ -10,7 +10,8 @@ from pipeplan.util.units import show_time
 
 def executor_lines(plan: Plan, score: Evaluation, problem: Problem) -> list[str]:
     """A line where the executor's work is charged and the plan leaves workers idle; otherwise nothing."""
-    if not problem.cluster.executor or plan.busy >= problem.cluster.workers:
+    costs = problem.cluster.executor
+    if not (costs.pass_s or costs.message_s) or plan.busy >= problem.cluster.workers:
         return []
     most_s = max(stage.executor_s for stage in score.stages)
     workers = f"{plan.busy} of {problem.cluster.workers} workers"

@@ -14,15 +14,18 @@ PROFILE = "profile.json"
 
 
 def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profile:
-    """The profile with the digest that the plan.json at `plan` states, at the plan's minibatch size.
+    """The profile with the digest that the plan.json at `plan` states, at the plan's minibatch size, with the
+    times under the load of the plan's workers.
 
     If `named` is None, the profile is searched for where it lay when the plan was made, beside the plan, in the parent
     folder, in the current folder, and among the bundled profiles. Raises `InputError` if no profile has that digest, or
     the one at `named` has another.
     """
     digest, minibatch = root["profile"]["digest"].text(), root["profile"]["minibatch"].integer(minimum=1)
+    stated = root["profile"].get("processes")
+    busy = 1 if stated is None else stated.integer(minimum=1)
     if named is not None:
-        found = _with_digest(Profile.load(named), minibatch, digest)
+        found = _with_digest(Profile.load(named), minibatch, busy, digest)
         if found is None:
             raise InputError(f"{named} is not the profile that {plan} was made from: their digests differ")
         return found
@@ -31,7 +34,7 @@ def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profil
     damaged: InputError | None = None
     for candidate in dict.fromkeys(_candidates(plan, path)):
         try:
-            found = _with_digest(Profile.load(candidate), minibatch, digest) if candidate.is_file() else None
+            found = _with_digest(Profile.load(candidate), minibatch, busy, digest) if candidate.is_file() else None
         except InputError as error:
             damaged = damaged or error
             continue
@@ -50,10 +53,13 @@ def _candidates(plan: Path, recorded: Path | None) -> Iterator[Path]:
     yield from bundled_profile_paths().values()
 
 
-def _with_digest(profile: Profile, minibatch: int, digest: str) -> Profile | None:
-    """The profile at the minibatch size, if it has the digest then; a size may be extrapolated in two ways."""
+def _with_digest(profile: Profile, minibatch: int, busy: int, digest: str) -> Profile | None:
+    """The profile at the minibatch size, beside so many busy workers, if it has the digest then.
+
+    A size may be extrapolated in two ways.
+    """
     for pessimistic in (False, True):
-        scaled = profile.rescaled(minibatch, pessimistic=pessimistic)
+        scaled = profile.under_load(busy).rescaled(minibatch, pessimistic=pessimistic)
         if scaled.digest() == digest:
             return scaled
     return None

@@ -33,6 +33,8 @@ class LayerCosts:
     parameter_bytes: int = 0
     saved_bytes: float = 0
     output_bytes: float = 0
+    loaded_s: float = 0.0
+    """Time of both passes with all cores busy; 0 where that was not measured."""
 
     @property
     def total_s(self) -> float:
@@ -131,7 +133,7 @@ def diff_document(diff: ProfileDiff) -> dict[str, Any]:
             "digest": profile.digest(),
             "model": profile.model_name,
             "minibatch": profile.minibatch,
-            "provenance": asdict(profile.provenance),
+            "provenance": profile.provenance.to_json(),
             "graph_hash": profile.graph_hash,
         }
         for side, profile in (("first", diff.first), ("second", diff.second))
@@ -225,6 +227,7 @@ def _costs(profile: Profile, scale: float) -> dict[str, LayerCosts]:
             parameter_bytes=layer.parameter_bytes,
             saved_bytes=layer.saved_bytes * scale,
             output_bytes=output_bytes[layer.name] * scale,
+            loaded_s=(layer.loaded_forward_s + layer.loaded_backward_s) * scale,
         )
         for layer in profile.layers
     }

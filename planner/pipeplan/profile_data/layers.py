@@ -7,10 +7,15 @@ minibatch on one device. The types state what a file may hold.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from pipeplan.util.numeric_fields import settle_numbers
 from pipeplan.util.typed import Amount, Bytes, Natural, Positive
+
+TIMES = ("forward_s", "backward_s", "update_s")
+LOADED_TIMES = tuple(f"loaded_{name}" for name in TIMES)
+"""Fields of a layer: its times alone, and the same times with all cores busy."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,28 @@ class Layer:
     like: str = ""
     """Name of the layer that was measured in place of this one because both compute the same; empty where this layer
     was measured itself."""
+    loaded_forward_s: Amount = 0.0
+    """Median time of the forward pass with all cores busy (`Provenance.load_processes`); 0 where that was not
+    measured."""
+    loaded_backward_s: Amount = 0.0
+    """The same of the backward pass."""
+    loaded_update_s: Amount = 0.0
+    """The same of the optimiser's step."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
+
+    def under_load(self, share: float) -> Layer:
+        """The layer with times between those alone (`share` 0) and those with all cores busy (1), and no others."""
+        changed: dict[str, Any] = dict.fromkeys(LOADED_TIMES, 0.0)
+        for name in TIMES:
+            changed[name] = (1 - share) * getattr(self, name) + share * getattr(self, f"loaded_{name}")
+        return replace(self, **changed)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, without the times under load where there are none."""
+        loaded = any(getattr(self, name) for name in LOADED_TIMES)
+        return {name: value for name, value in asdict(self).items() if loaded or name not in LOADED_TIMES}
 
 
 @dataclass(frozen=True)
@@ -97,6 +121,16 @@ class Provenance:
     """Number of processes that measured at the same time; the times are those under that load."""
     notes: tuple[str, ...] = ()
     """Remarks on the figures for the reader: drift, spread, corrections, errors."""
+    load_processes: Natural = 0
+    """Number of processes, one for each core, that were busy while the layers' times under load were measured; 0 where
+    there are no such times."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, without the load where there was none."""
+        content = {**asdict(self), "notes": list(self.notes)}
+        if not self.load_processes:
+            del content["load_processes"]
+        return content
 
 
 @dataclass(frozen=True)

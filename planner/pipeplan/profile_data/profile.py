@@ -69,6 +69,9 @@ class Profile:
     """FLOPs and tokens of a sample, and the samples of an epoch, as far as they are known."""
     sizes: tuple[Size, ...] = ()
     """Other minibatch sizes that were measured in the same run."""
+    step_s: float = 0.0
+    """Time of an optimiser's step whatever its parameters are, which each stage pays beside `update_s` of its layers; 0
+    where `update_s` has all of the step."""
     file: str = field(default="", compare=False)
     """The absolute path of the file that it was read from, if any; a profile's file does not hold it."""
 
@@ -129,6 +132,36 @@ class Profile:
             sizes=tuple(size for size in known if size.minibatch != minibatch) if self.sizes else (),
         )
 
+    def under_load(self, busy: int) -> Profile:
+        """This profile with the times that layers take while so many workers of one machine compute at the same time.
+
+        One worker has the times alone. With as many as kept all cores busy when the profile was measured, or more, the
+        layers have the times under that load, and between linear ones. A profile without such times is returned as it
+        is.
+        """
+        most = self.provenance.load_processes
+        if busy < 2 or most < 2:
+            return self
+        return self._under_load(min(1.0, (busy - 1) / (most - 1)), min(busy, most))
+
+    def without_load(self) -> Profile:
+        """This profile with the times alone, and no others."""
+        return self._under_load(0.0, self.provenance.processes)
+
+    def _under_load(self, share: float, processes: int) -> Profile:
+        def moved(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+            return tuple(layer.under_load(share) for layer in layers)
+
+        layers = moved(self.layers)
+        before_s, after_s = (sum(layer.update_s for layer in one) for one in (self.layers, layers))
+        return replace(
+            self,
+            layers=layers,
+            step_s=self.step_s * (after_s / before_s if before_s else 1.0),
+            sizes=tuple(replace(size, layers=moved(size.layers)) for size in self.sizes),
+            provenance=replace(self.provenance, processes=processes, load_processes=0),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The document that `save` writes."""
         return {
@@ -143,8 +176,12 @@ class Profile:
                 **({"batch_norm": True} if self.batch_norm else {}),
             },
             "minibatch": self.minibatch,
-            "provenance": {**asdict(self.provenance), "notes": list(self.provenance.notes)},
-            "optimizer": {"name": self.optimizer_name, "state_bytes_per_parameter_byte": self.optimizer_state_ratio},
+            "provenance": self.provenance.to_json(),
+            "optimizer": {
+                "name": self.optimizer_name,
+                "state_bytes_per_parameter_byte": self.optimizer_state_ratio,
+                **({"step_s": self.step_s} if self.step_s else {}),
+            },
             "peak_bytes": self.peak_bytes,
             **_measured_fields(self),
             "together": [list(group) for group in self.together],
@@ -232,7 +269,7 @@ def _measured_fields(size: Profile | Size) -> dict[str, Any]:
         whole = {"forward_s": size.whole_forward_s, "backward_s": size.whole_backward_s}
     return {
         "whole": whole,
-        "layers": [asdict(layer) for layer in size.layers],
+        "layers": [layer.to_json() for layer in size.layers],
         "tensors": [{**asdict(tensor), "consumers": list(tensor.consumers)} for tensor in size.tensors],
     }
 

@@ -33,6 +33,7 @@ class OptimizerFields(Struct):
 
     name: str
     state_bytes_per_parameter_byte: Amount
+    step_s: Amount = 0.0
 
 
 class WholeFields(Struct):
@@ -84,6 +85,7 @@ class ProfileFields(SizeFields, kw_only=True):
             "provenance": self.provenance,
             "optimizer_name": self.optimizer.name,
             "optimizer_state_ratio": self.optimizer.state_bytes_per_parameter_byte,
+            "step_s": self.optimizer.step_s,
             "together": self.together,
             "tied": self.tied,
             "peak_bytes": self.peak_bytes,

@@ -20,7 +20,14 @@ from pipeplan.profile_data.layers import Layer, Size, Tensor
 HALVINGS = 3
 """Schedules that cut a batch into smaller minibatches halve the profile's minibatch at most so often."""
 
-_SCALED_TIMES = ("forward_s", "backward_s", "forward_spread_s", "backward_spread_s")
+_SCALED_TIMES = (
+    "forward_s",
+    "backward_s",
+    "forward_spread_s",
+    "backward_spread_s",
+    "loaded_forward_s",
+    "loaded_backward_s",
+)
 _SCALED_BYTES = ("saved_bytes", "workspace_bytes")
 _SCALED_TENSOR_BYTES = ("bytes", "gradient_bytes")
 

@@ -7,22 +7,18 @@ of its parent.
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import sys
 from multiprocessing.connection import Connection
 
 from pipeplan.errors import InputError
 from pipeplan.profiler.concurrent import GroupMember
+from pipeplan.profiler.end_with_parent import end_with_parent
 from pipeplan.profiler.profiler import profile_in_process
-
-PR_SET_PDEATHSIG = 1  # from sys/prctl.h
 
 
 def main(connection: Connection, parent: int) -> None:
     """Receive a model reference and options, and answer with (`progress`, `error` or `profile`, its content)."""
-    _end_with_parent(parent)
+    end_with_parent(parent)
     ref, options = connection.recv()
 
     def progress(done: int, total: int, what: str) -> None:
@@ -34,16 +30,6 @@ def main(connection: Connection, parent: int) -> None:
         connection.send(("error", str(error)))
     else:
         connection.send(("profile", profile))
-
-
-def _end_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, where it can (Linux)."""
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (AttributeError, OSError):
-        return
-    if os.getppid() != parent:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -8,58 +8,102 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from pipeplan.cluster_data.executor_costs import ExecutorCosts
+from pipeplan.cluster_data.executor_costs import DISTURBED, ExecutorCosts
 from pipeplan.cluster_data.machine_costs import MachineCosts
 from pipeplan.errors import InputError
 from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES
 
 LIMIT_S = 120.0
-BUSY_LOAD = 0.5
-"""Processes that may run on average, beside this one, before a machine counts as disturbed."""
-
-
+OTHERS = 0.25
+"""Cores that other programs may use during the trials before a machine counts as disturbed."""
+LEAST_OURS = 0.25
+"""Least share of the cores that the trials are taken to have had, whatever other programs used."""
 ALLOCATOR_SHARE, ACTIVATION_SHARE = 0.15, 0.4
 """What the C library's allocator takes beyond what is in use, as a share of it, and in addition for activations. Not
 measured by the trials, but with five models: docs/performance.md, "Memory"."""
 
 
-def measure_executor() -> MachineCosts:
-    """Run the trials, a few seconds, and return the costs. Raises `InputError` where they fail."""
-    disturbed = os.getloadavg()[0] > 1 + BUSY_LOAD
-    with tempfile.TemporaryDirectory(prefix="pipeplan-trials-", ignore_cleanup_errors=True) as folder:
-        command = [sys.executable, "-P", "-m", "pipeplan_launch.executor_trials", folder]
-        environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TMPDIR": folder}
+class ExecutorTrials:
+    """The process that runs the executor's trials; a context.
+
+    It imports torch as soon as it is started, which takes longer than the trials. Meanwhile something else may go on
+    that need not have the machine to itself.
+    """
+
+    def __enter__(self) -> ExecutorTrials:
+        self._folder = tempfile.TemporaryDirectory(prefix="pipeplan-trials-", ignore_cleanup_errors=True)
+        folder = self._folder.name
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pipeplan_launch.executor_trials", folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TMPDIR": folder},
+        )
+        self._ready = False
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._folder.cleanup()
+
+    def wait_until_ready(self) -> None:
+        """Return when the process waits, and takes no core any more. Errors are reported by `measure`."""
+        if not self._ready and self._process.stdout is not None:
+            self._process.stdout.readline()
+            self._ready = True
+
+    def measure(self) -> MachineCosts:
+        """Run the trials, a few seconds, and return the costs. Raises `InputError` where they fail."""
+        self.wait_until_ready()
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
-            )
+            out, complaint = self._process.communicate("go\n", timeout=LIMIT_S)
         except subprocess.TimeoutExpired as error:
             raise InputError(f"the executor's trials took longer than {LIMIT_S:.0f} s") from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise InputError(f"the executor's trials failed: {last}")
-    trials = json.loads(done.stdout.strip().splitlines()[-1])["trials"]
-    when = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return MachineCosts(costs_of(trials, when), throughput_of(trials, len(os.sched_getaffinity(0))), when, disturbed)
+        if self._process.returncode:
+            last = (complaint.strip().splitlines() or ["no message"])[-1]
+            raise InputError(f"the executor's trials failed: {last}")
+        return fitted(json.loads(out.strip().splitlines()[-1]), datetime.now(UTC))
+
+
+def measure_executor() -> MachineCosts:
+    """Run the trials, and return the costs. Raises `InputError` where they fail."""
+    with ExecutorTrials() as trials:
+        return trials.measure()
+
+
+def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
+    """The costs by what the trials have printed."""
+    when = now.isoformat(timespec="seconds").replace("+00:00", "Z")
+    trials, cores = found["trials"], len(os.sched_getaffinity(0))
+    others = max(trial["others"] for trial in trials)
+    costs, disturbed = costs_of(trials, when), others > OTHERS
+    if disturbed:
+        costs = replace(costs, source=costs.source + DISTURBED)
+    return MachineCosts(costs, throughput_of(trials, cores), when, disturbed)
 
 
 def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
     """The costs from the trials without compute.
 
     A single stage makes two passes of a minibatch, reads samples and computes a loss. So does the last of two stages,
-    which also receives a message and sends one; the first stage reads nothing, so it is not compared. Larger messages
-    cost the last stage more, and larger weights the first one, which keeps a further version. The workers of small
-    trials have next to nothing in memory beside the executor.
+    which also receives a message and sends one; the first stage reads nothing, and does the rest as well. Larger
+    messages cost the last stage more, and larger weights the first one, which keeps a further version. The workers of
+    small trials have next to nothing in memory beside the executor.
     """
     by_name = {trial["name"]: trial["cpu_s"] for trial in trials}
     worker_bytes = max(trial["peak_bytes"] for trial in trials if trial["name"] in ("pass", "message"))
     (alone,), small, large = by_name["pass"], by_name["message"], by_name["large"]
     more = [max(0.0, one - other) for one, other in zip(large, small, strict=True)]
+    sample_s = min(alone, max(0.0, small[1] - small[0]))
     return ExecutorCosts(
-        pass_s=alone / 2,
+        pass_s=(alone - sample_s) / 2,
         message_s=max(0.0, small[1] - alone) / 2,
         message_byte_s=more[1] / (2 * (LARGE_BYTES - SMALL_BYTES)),
         version_byte_s=max(0.0, more[0] - more[1]) / VERSION_BYTES,
@@ -67,6 +111,7 @@ def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
         worker_bytes=worker_bytes,
         allocator_share=ALLOCATOR_SHARE,
         activation_share=ACTIVATION_SHARE,
+        sample_s=sample_s,
     )
 
 
@@ -76,7 +121,8 @@ def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, flo
     A minibatch of one stage takes C(1) of processor time alone. Beside others it takes more, as workers share caches,
     memory and the processor's clock: C(k) in the mean of k stages, their messages left out. So k workers get min(k,
     cores) · C(1) / C(k) done, whatever other programs take. More workers than cores also leave cores idle, because a
-    worker that is due may be without one: they get no more done than the work of a minibatch in the time of their pace.
+    worker that is due may be without one: they get no more done than the work of a minibatch in the time of their pace,
+    less the share of the cores that other programs used meanwhile.
     """
     busy = {trial["workers"]: trial for trial in trials if trial["products"]}
     message_s = 2 * costs_of(trials, "").message_s
@@ -86,6 +132,7 @@ def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, flo
         messages_s = 2 * (count - 1) * message_s
         together = min(count, cores) * alone_s * count / (sum(trial["cpu_s"]) - messages_s)
         if count > cores:
-            together = min(together, (count * alone_s + messages_s) / trial["pace_s"])
+            ours = max(LEAST_OURS, 1 - trial["others"] / cores)
+            together = min(together, (count * alone_s + messages_s) / (trial["pace_s"] * ours))
         found[count] = min(count, cores, max(1.0, together))
     return found

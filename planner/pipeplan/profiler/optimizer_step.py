@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipeplan.profiler.busy_cores import CoreLoad
 from pipeplan.profiler.clock import Clock, median
 from pipeplan.profiler.layer_run import Measure
 from pipeplan.profiler.memory import record_memory_use
@@ -32,7 +33,11 @@ class StepCost:
     """Cost of training steps besides the passes over the layers."""
 
     update_s: dict[str, float] = field(default_factory=dict)
-    """Time of the optimiser's step, by layer. The sum over layers is the time of a step over all parameters."""
+    """Time of the optimiser's step, by layer. With `fixed_s` the sum over layers is that of a step over all."""
+    fixed_s: float = 0.0
+    """Time of a step whatever its parameters are, which is in none of the layers' times."""
+    loaded: float = 1.0
+    """Time of a step with all cores busy, over that alone."""
     peak_bytes: int = 0
     """Peak memory of a whole step: parameters, gradients, optimiser state and activations; 0 if not measured."""
 
@@ -57,8 +62,9 @@ def measure_steps(
     clock: Clock,
     run_model: Callable[[], None],
     inputs: Sequence[Tensor],
+    load: CoreLoad | None = None,
 ) -> StepCost:
-    """Measure the job's optimiser.
+    """Measure the job's optimiser, with a `load` also under that.
 
     `own` names the parameters that each layer is charged for. `run_model` runs the whole model forwards and backwards,
     which gives the parameters their gradients.
@@ -70,17 +76,38 @@ def measure_steps(
     if not everything.parameters:
         return StepCost()
     device = everything.parameters[0].device
-    whole_s, peak = _time_together(job, _make_optimizer(job, minibatch, everything), clock, run_model, inputs)
+    whole = _time_together(job, _make_optimizer(job, minibatch, everything), clock, run_model, inputs, load)
     alone = {owner.layer: _time_alone(job, minibatch, owner, clock) for owner in owners}
+    among_passes_s = min(_fixed_time(job, device, lambda one: _median_step_s(one, clock, whole.between)), whole.step_s)
     job.model.zero_grad(set_to_none=True)
-    fixed_s = _fixed_time(job, clock, device)
-    return StepCost(split_step_time(whole_s, alone, {owner.layer: owner.bytes for owner in owners}, fixed_s), peak)
+    in_a_loop_s = _fixed_time(job, device, lambda one: _median_loop_s(one, clock))
+    sizes = {owner.layer: owner.bytes for owner in owners}
+    shared = split_step_time(whole.step_s - among_passes_s, alone, sizes, in_a_loop_s)
+    return StepCost(shared, among_passes_s, whole.loaded, whole.peak_bytes)
+
+
+@dataclass(frozen=True)
+class _WholeStep:
+    """Steps over all parameters."""
+
+    step_s: float
+    loaded: float
+    """Time of a step under the load, over `step_s`."""
+    peak_bytes: int
+    """Peak memory of a whole training step."""
+    between: Callable[[], None]
+    """What ran before each step."""
 
 
 def _time_together(
-    job: Job, optimizer: Optimizer, clock: Clock, run_model: Callable[[], None], inputs: Sequence[Tensor]
-) -> tuple[float, int]:
-    """Time of a step over all parameters, and peak memory of a whole training step. The gradients stay."""
+    job: Job,
+    optimizer: Optimizer,
+    clock: Clock,
+    run_model: Callable[[], None],
+    inputs: Sequence[Tensor],
+    load: CoreLoad | None,
+) -> _WholeStep:
+    """Measure steps over all parameters. The gradients stay."""
 
     def step() -> None:
         run_model()
@@ -92,7 +119,17 @@ def _time_together(
     job.model.zero_grad(set_to_none=True)
     resident = [*job.model.parameters(), *job.model.buffers(), *inputs, *_state_tensors(optimizer)]
     peak = _peak_bytes(resident[0].device, resident, step)
-    return _median_step_s(optimizer, clock, run_model if quick else lambda: None), peak
+    between = run_model if quick else _nothing
+    step_s, loaded_s = _median_step_s(optimizer, clock, between), None
+    if load is not None:
+        load.start()
+        loaded_s = _median_step_s(optimizer, clock, between)
+        load.stop()
+    return _WholeStep(step_s, loaded_s / step_s if loaded_s and step_s > 0.0 else 1.0, peak, between)
+
+
+def _nothing() -> None:
+    """Leave everything as it is."""
 
 
 def _owners(model: nn.Module, own: Mapping[str, Sequence[str]]) -> list[_Owner]:
@@ -142,6 +179,11 @@ def _time_alone(job: Job, minibatch: int, owner: _Owner, clock: Clock) -> float 
         optimizer.step()
     except Exception:
         return None  # for example an optimiser that looks for another layer's parameters by name
+    return _median_loop_s(optimizer, clock)
+
+
+def _median_loop_s(optimizer: Optimizer, clock: Clock) -> float:
+    """Median time of a step in a loop of steps, with all that it needs in the caches."""
     handles: list[Callable[[], float]] = []
     start = time.perf_counter()
     while len(handles) < MIN_LAYER_STEPS or time.perf_counter() - start < MIN_LAYER_STEPS_S:
@@ -150,8 +192,8 @@ def _time_alone(job: Job, minibatch: int, owner: _Owner, clock: Clock) -> float 
     return median([taken() for taken in handles])
 
 
-def _fixed_time(job: Job, clock: Clock, device: torch.device) -> float:
-    """Time of a step that does not depend on its parameters, in seconds.
+def _fixed_time(job: Job, device: torch.device, step_s: Callable[[Optimizer], float]) -> float:
+    """Time of a step that does not depend on its parameters, in seconds, where `step_s` times a step.
 
     It is extrapolated from steps over one and over two parameters of one element each.
     """
@@ -160,10 +202,13 @@ def _fixed_time(job: Job, clock: Clock, device: torch.device) -> float:
         parameters = [nn.Parameter(torch.zeros(1, device=device)) for _ in range(count)]
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        step_s = _time_alone(
-            job, 1, _Owner("", tuple(f"parameter{index}" for index in range(count)), parameters), clock
-        )
-        times.append(0.0 if step_s is None else step_s)
+        try:
+            owner = _Owner("", tuple(f"parameter{index}" for index in range(count)), parameters)
+            optimizer = _make_optimizer(job, 1, owner)
+            optimizer.step()
+            times.append(step_s(optimizer))
+        except Exception:
+            return 0.0  # for example an optimiser that looks for parameters of the model by name
     return max(0.0, 2 * times[0] - times[1])
 
 

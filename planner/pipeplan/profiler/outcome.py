@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.layers import Tensor as Edge
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profiler.clock import Overhead, interquartile_range, median
-from pipeplan.profiler.passes import Aim, Samples
+from pipeplan.profiler.optimizer_step import StepCost
+from pipeplan.profiler.samples import Aim, Samples
 from pipeplan_launch.tracing.trace import TracedModel
 
 
@@ -37,26 +37,28 @@ class MeasuredSize:
     """Workspace in bytes, by layer that was run."""
     waits: bool
     """Whether the times include waiting for a core."""
+    loaded: Samples | None = None
+    """Times with all cores busy; None where they were not measured."""
 
     @property
     def forward_s(self) -> float:
         """Median time of the whole model's forward pass."""
         return median(self.samples.whole_forward)
 
-    def size(self, update_s: Mapping[str, float]) -> Size:
-        """The size as the profile stores it. `update_s`, the optimiser's time by layer, is the same for every size."""
+    def size(self, steps: StepCost) -> Size:
+        """The size as the profile stores it. The optimiser's time is the same for every size."""
         return Size(
             minibatch=self.minibatch,
-            layers=measured_layers(self, update_s),
+            layers=measured_layers(self, steps),
             tensors=boundary_tensors(self.traced, self.minibatch),
             whole_forward_s=self.forward_s,
             whole_backward_s=median(self.samples.whole_backward),
         )
 
 
-def measured_layers(measured: MeasuredSize, update_s: Mapping[str, float]) -> tuple[Layer, ...]:
+def measured_layers(measured: MeasuredSize, steps: StepCost) -> tuple[Layer, ...]:
     """The layers with their measured times and sizes."""
-    traced, samples = measured.traced, measured.samples
+    traced, samples, loaded = measured.traced, measured.samples, measured.loaded
     parameters, buffers = charged_parameters(traced), dict(traced.model.named_buffers())
     sizes = {name: parameter.nbytes for name, parameter in traced.model.named_parameters()}
     forward_factor = waiting_factor(samples, samples.forward) if measured.waits else 1.0
@@ -64,6 +66,7 @@ def measured_layers(measured: MeasuredSize, update_s: Mapping[str, float]) -> tu
     layers = []
     for info in traced.layers:
         ran = measured.alike.get(info.name, info.name)
+        update_s = steps.update_s.get(info.name, 0.0)
         layers.append(
             Layer(
                 name=info.name,
@@ -76,9 +79,12 @@ def measured_layers(measured: MeasuredSize, update_s: Mapping[str, float]) -> tu
                 parameter_bytes=sum(sizes[name] for name in parameters[info.name]),
                 buffer_bytes=sum(buffers[name].nbytes for name in info.buffers),
                 saved_bytes=measured.saved_bytes.get(info.name, 0),
-                update_s=update_s.get(info.name, 0.0),
+                update_s=update_s,
                 workspace_bytes=measured.workspaces.get(ran, 0),
                 like="" if ran == info.name else ran,
+                loaded_forward_s=0.0 if loaded is None else median(loaded.forward[ran]),
+                loaded_backward_s=0.0 if loaded is None else median(loaded.backward[ran]),
+                loaded_update_s=0.0 if loaded is None else update_s * steps.loaded,
             )
         )
     return tuple(layers)

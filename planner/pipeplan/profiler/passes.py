@@ -5,11 +5,8 @@ A measured pass runs the model layer by layer, and then as a whole.
 
 from __future__ import annotations
 
-import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,154 +14,27 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from pipeplan.errors import InputError
-from pipeplan.profiler.clock import Clock, Overhead, interquartile_range, measure_overhead, median
+from pipeplan.profiler.busy_cores import BusyCores, CoreLoad
+from pipeplan.profiler.clock import Clock, Overhead, measure_overhead
 from pipeplan.profiler.concurrent import MeasuringGroup
 from pipeplan.profiler.duplicate_layers import DuplicateFinder
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import SavedBytes, measure_workspaces
 from pipeplan.profiler.optimizer_step import StepCost, measure_steps
 from pipeplan.profiler.options import Progress
+from pipeplan.profiler.samples import LOADED, THOROUGH, Aim, Samples, Series
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 
-LONGEST_LAYERS_SHARE = 0.9
-"""Share of the total time that the longest layers make up, for which an aim has a bound."""
-MIN_JUDGED_PASSES = 5
-"""Number of passes before the spread is judged."""
-DRIFT_BOUND = 0.05
-"""Relative change of the total, from the first to the last third of the passes, above which it is reported."""
-DRIFT_STANDARD_ERRORS = 4.0
-"""Number of standard errors that a change must exceed to count as drift."""
-MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 200
-"""Smallest and largest number of measured passes if the number is not given."""
 LONG_PASS_S = 1.0
 """Duration of a long pass. One long pass suffices to warm up. It also leaves nothing in the caches for the next pass,
 so that the whole model need not run after every pass over the layers."""
+TURN_S = 0.2
+"""Passes alone and passes under load take turns of so many seconds, so that both meet the same speed of the machine."""
 WHOLE_EVERY = 3
 """If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after one in so many."""
-
-
-@dataclass(frozen=True)
-class Aim:
-    """How precisely a minibatch size is measured, if the number of passes is not given."""
-
-    total: float
-    """Passes go on until the standard error of the median total is below this share of the median …"""
-    layer: float
-    """… and that of each of the longest layers is below this share of the layer's time."""
-    least_s: float
-    """Least duration of the measured passes, to notice changes of the machine's speed."""
-    budget_s: float
-    """Time limit of the measured passes."""
-
-
-THOROUGH = Aim(0.01, 0.03, 1.0, 25.0)
-BRIEF = Aim(0.02, 0.06, 0.25, 3.0)
-"""For the sizes that are measured beside the profile's own without having been asked for."""
-
-
-@dataclass
-class Samples:
-    """Times of the layers that were run, and of the whole model, in seconds: one for each pass."""
-
-    weights: Mapping[str, int] = field(default_factory=dict)
-    """Number of layers that a measured layer stands for; 1 for a layer that is missing here."""
-    forward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    backward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    whole_forward: list[float] = field(default_factory=list)
-    whole_backward: list[float] = field(default_factory=list)
-
-    @property
-    def passes(self) -> int:
-        """Number of passes."""
-        return len(next(iter(self.forward.values()), []))
-
-    def totals(self, times_by_layer: Mapping[str, Sequence[float]]) -> list[float]:
-        """The sum over all layers of the model, for each pass."""
-        weighted = ([self.weights.get(name, 1) * time_s for time_s in times] for name, times in times_by_layer.items())
-        return [sum(times) for times in zip(*weighted, strict=True)]
-
-    def by_layer(self) -> dict[str, list[float]]:
-        """Forward plus backward times of each layer that was run."""
-        return {
-            name: [a + b for a, b in zip(times, self.backward[name], strict=True)]
-            for name, times in self.forward.items()
-        }
-
-
-def standard_error(times: Sequence[float]) -> float:
-    """Relative standard error of the median: 1.2533 σ / (√n · median).
-
-    σ is that of a normal distribution with the interquartile range of the times, IQR / 1.349.
-    """
-    middle = median(times)
-    if middle <= 0.0 or len(times) < 2:
-        return 0.0 if len(times) > 1 else math.inf
-    return 1.2533 * interquartile_range(times) / 1.349 / math.sqrt(len(times)) / middle
-
-
-def uncertainty(samples: Samples) -> tuple[float, float, str]:
-    """Relative standard error of the total, the largest one of the longest layers, and that layer's name."""
-    by_layer = samples.by_layer()
-    total = standard_error(samples.totals(by_layer))
-    cost = {name: median(times) * samples.weights.get(name, 1) for name, times in by_layer.items()}
-    remaining, worst, worst_layer = LONGEST_LAYERS_SHARE * sum(cost.values()), 0.0, ""
-    for name in sorted(cost, key=lambda layer: -cost[layer]):
-        if remaining <= 0.0:
-            break
-        remaining -= cost[name]
-        error = standard_error(by_layer[name])
-        if error >= worst:
-            worst, worst_layer = error, name
-    return total, worst, worst_layer
-
-
-def is_precise_enough(samples: Samples, aim: Aim) -> bool:
-    """Whether the standard errors are small enough to stop measuring."""
-    if samples.passes < MIN_JUDGED_PASSES:
-        return False
-    total, worst, _ = uncertainty(samples)
-    return total <= aim.total and worst <= aim.layer
-
-
-def relative_drift(totals: Sequence[float]) -> float | None:
-    """Relative change of the totals from the first third of the passes to the last; None if chance explains it.
-
-    The medians of the thirds are compared, so that single disturbed passes do not matter.
-    """
-    third = len(totals) // 3
-    if third < 3:
-        return None
-    first, last = totals[:third], totals[-third:]
-    start, end = median(first), median(last)
-    if start <= 0.0:
-        return None
-    chance = math.hypot(standard_error(first) * start, standard_error(last) * end)
-    change = end - start
-    return change / start if abs(change) > max(DRIFT_BOUND * start, DRIFT_STANDARD_ERRORS * chance) else None
-
-
-def sample_notes(samples: Samples, aim: Aim) -> tuple[str, ...]:
-    """Sentences that warn of drift, and of a spread above the aim."""
-    notes = []
-    totals = samples.totals(samples.by_layer())
-    changed = relative_drift(totals)
-    if changed is not None:
-        direction = "slower" if changed > 0 else "faster"
-        notes.append(
-            f"the machine became {abs(changed):.0%} {direction} while it measured (the last third of {len(totals)} "
-            "passes against the first): heat, a changing clock or other load; measure again when it is quiet"
-        )
-    total, worst, worst_layer = uncertainty(samples)
-    if samples.passes >= 2 and (total > aim.total or worst > aim.layer):
-        notes.append(
-            f"the spread is larger than aimed at: after {samples.passes} passes the total is known to "
-            f"{total:.1%} and {worst_layer} to {worst:.1%} (aim: {aim.total:.0%} and {aim.layer:.0%}, "
-            "standard error)"
-        )
-    return tuple(notes)
 
 
 class Passes:
@@ -216,25 +86,47 @@ class Passes:
         passes = max(1, min(20, int(LONG_PASS_S / 2 / took_s)))
         self.overhead = measure_overhead(self.run, self.clock, self.run.batch.inputs[0].device, passes)
 
-    def measure(self, repeats: int | None, aim: Aim = THOROUGH) -> Samples:
-        """Run `repeats` measured passes, or, if it is None, until the aim is reached or its time is spent."""
-        samples = Samples(self.run.weights)
+    def measure(
+        self, repeats: int | None, aim: Aim = THOROUGH, load: CoreLoad | None = None
+    ) -> tuple[Samples, Samples | None]:
+        """Run `repeats` measured passes, or, if it is None, until the aim is reached or its time is spent.
+
+        With a `load` as many passes again run under it, in turns with the others, and the second result has their
+        times. They are aimed at less precisely.
+        """
+        alone = Series(Samples(self.run.weights), aim, repeats)
+        loaded = (
+            None if load is None else Series(Samples(self.run.weights), LOADED if aim is THOROUGH else aim, repeats)
+        )
         self.company.start()
-        start, enough = time.perf_counter(), False
-        while not enough:
-            self.progress(samples.passes, repeats or 0, "measuring")
-            self._run_both(samples)
-            done, spent_s = samples.passes, time.perf_counter() - start
-            if repeats is not None:
-                enough = done >= repeats
-            else:
-                spent = spent_s * (done + 1) / done > aim.budget_s
-                enough = done >= MIN_MEASURED_PASSES and (
-                    spent or done >= MAX_MEASURED_PASSES or (spent_s >= aim.least_s and is_precise_enough(samples, aim))
-                )
+        while not alone.enough or not (loaded is None or loaded.enough):
+            if not alone.enough:
+                self._take_turn(alone, "measuring")
+            if load is not None and loaded is not None and not loaded.enough:
+                load.start()
+                if loaded.samples.passes == 0:
+                    self._run_both(None)
+                self._take_turn(loaded, f"measuring with {load.processes} processes")
+                load.stop()
         self.company.finish(lambda: self._run_both(None))
-        self.progress(samples.passes, samples.passes, "done")
-        return samples
+        self.progress(alone.samples.passes, alone.samples.passes, "done")
+        return alone.samples, None if loaded is None else loaded.samples
+
+    def busy_cores(self, processes: int) -> BusyCores:
+        """Copies of this process that run the same passes, so that so many processes are busy in all."""
+        return BusyCores(processes, self.job.model, lambda: self._run_both(None))
+
+    def _take_turn(self, series: Series, what: str) -> None:
+        """Run passes of one kind until there are enough, or their turn is over."""
+        began = time.perf_counter()
+        before_s = series.spent_s
+        while True:
+            self.progress(series.samples.passes, series.repeats or 0, what)
+            self._run_both(series.samples)
+            taken_s = time.perf_counter() - began
+            series.spent_s = before_s + taken_s
+            if series.enough or taken_s >= TURN_S:
+                return
 
     def workspaces(self) -> dict[str, int]:
         """Run one more pass, for the workspace of each layer in bytes."""
@@ -242,11 +134,16 @@ class Passes:
         self._clear()
         return workspaces
 
-    def steps(self, own: Mapping[str, Sequence[str]]) -> StepCost:
-        """Measure whole training steps, after all other passes. `own` names the parameters charged to each layer."""
+    def steps(self, own: Mapping[str, Sequence[str]], load: CoreLoad | None = None) -> StepCost:
+        """Measure whole training steps, after all other passes, with a `load` also under that.
+
+        `own` names the parameters charged to each layer.
+        """
         self.progress(0, 0, "the optimiser's step")
         self.company.start()
-        cost = measure_steps(self.job, self.run.minibatch, own, self.clock, self._run_whole, self.run.batch.inputs)
+        cost = measure_steps(
+            self.job, self.run.minibatch, own, self.clock, self._run_whole, self.run.batch.inputs, load
+        )
         self.company.finish(self._run_whole)
         self.progress(1, 1, "done")
         return cost

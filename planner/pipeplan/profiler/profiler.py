@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from pipeplan._version import __version__
 from pipeplan.cluster_data.devices import LOCAL_DEVICES
+from pipeplan.cluster_data.local import local_processors
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Provenance
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profiler.busy_cores import load_obstacle
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
 from pipeplan.profiler.concurrent import MeasuringGroup, SingleProcess, profile_concurrently
 from pipeplan.profiler.estimate.sample_work import counted_work
@@ -29,8 +32,9 @@ from pipeplan.profiler.memory import (
 from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
 from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
 from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, cpu_name, has_batch_norm, tied_weights
-from pipeplan.profiler.passes import BRIEF, THOROUGH, Aim, Passes, sample_notes, training_loss
+from pipeplan.profiler.passes import Passes, training_loss
 from pipeplan.profiler.remarks import batch_norm_remarks, layer_sum_remarks, tie_remarks, unread_parameter_remarks
+from pipeplan.profiler.samples import BRIEF, THOROUGH, Aim, Samples, sample_notes
 from pipeplan.profiler.stage_copies import copies_remarks, copies_seconds
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
@@ -40,6 +44,7 @@ from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.telemetry.memory import resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
+LOST = "a process that kept a core busy has ended"
 MAX_PROCESSES = 256
 """Most processes that may be asked for. A larger number is taken for a typing error."""
 
@@ -118,23 +123,35 @@ def _trace_and_measure(
             "others in runs of their own"
         )
     check_fits_in_memory(ref, traced, max(sizes), free)
-    measured, first_passes = [], None
+    measured, first_passes, busy = [], None, _load_processes(options)
     for size in sizes:
         passes = _passes(job, traced, size, options, progress, company)
         first_passes = first_passes or passes
-        measured.append(_measure(ref, passes, options, THOROUGH))
+        measured.append(_measure(ref, passes, options, THOROUGH, busy))
     assert first_passes is not None
     remarks = [*unread_parameter_remarks(traced), *tie_remarks(traced)]
     for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
         try:
-            measured.append(_measure(ref, _passes(job, traced, size, options, progress, company), options, BRIEF))
+            passes = _passes(job, traced, size, options, progress, company)
+            measured.append(_measure(ref, passes, options, BRIEF, busy))
         except Exception as error:  # the model works at its own size, so that a smaller one is not needed
             why = error if isinstance(error, (InputError, LaunchError)) else describe_error(error)
             remarks.append(f"minibatch {size}, and anything smaller, was not measured: {why}")
             break
     remarks += batch_norm_remarks(traced, len(measured))
     remarks += copies_remarks(copies_seconds(first_passes.run, first_passes.clock), measured[0].forward_s)
-    return _profile(ref, job, measured, first_passes.steps(charged_parameters(traced)), options, remarks)
+    steps = _steps(first_passes, charged_parameters(traced), busy)
+    if busy and any(size.loaded is None for size in measured):
+        remarks.append(f"times with all cores busy were not measured: {load_obstacle(busy) or LOST}")
+        measured = [replace(size, loaded=None) for size in measured]
+    return _profile(ref, job, measured, steps, options, remarks)
+
+
+def _load_processes(options: ProfilerOptions) -> int:
+    """Busy processes while times under load are measured, one for each core; 0 where no such times are."""
+    wanted = options.load and options.device == "cpu" and options.threads == 1 and options.processes == 1
+    cores = local_processors().cores if wanted else 0
+    return cores if cores > 1 else 0
 
 
 def _check(options: ProfilerOptions) -> None:
@@ -172,10 +189,10 @@ def _passes(
     return Passes(job, run, clock, progress, company)
 
 
-def _measure(ref: str, passes: Passes, options: ProfilerOptions, aim: Aim) -> MeasuredSize:
+def _measure(ref: str, passes: Passes, options: ProfilerOptions, aim: Aim, busy: int) -> MeasuredSize:
     saved = passes.inspect(ref, measure_all=options.measure_all)
     passes.warm_up(options.warmup)
-    samples = passes.measure(options.repeats, aim)
+    samples, loaded = _measured_passes(passes, options.repeats, aim, busy)
     run = passes.run
     return MeasuredSize(
         run.traced,
@@ -188,7 +205,25 @@ def _measure(ref: str, passes: Passes, options: ProfilerOptions, aim: Aim) -> Me
         passes.warmed,
         passes.workspaces(),
         waits=passes.company.processes > 1 and options.threads > 1,
+        loaded=loaded,
     )
+
+
+def _measured_passes(passes: Passes, repeats: int | None, aim: Aim, busy: int) -> tuple[Samples, Samples | None]:
+    """The measured passes alone, and with so many busy processes in all; None where these cannot be had."""
+    if not busy or load_obstacle(busy):
+        return passes.measure(repeats, aim)
+    with passes.busy_cores(busy) as load:
+        alone, loaded = passes.measure(repeats, aim, load)
+        return alone, None if load.lost else loaded
+
+
+def _steps(passes: Passes, own: Mapping[str, Sequence[str]], busy: int) -> StepCost:
+    """The optimiser's steps, likewise."""
+    if not busy or load_obstacle(busy):
+        return passes.steps(own)
+    with passes.busy_cores(busy) as load:
+        return passes.steps(own, load)
 
 
 def _profile(
@@ -200,7 +235,7 @@ def _profile(
     remarks: Sequence[str],
 ) -> Profile:
     optimizer, ratio = optimizer_state(job)
-    first, *others = (size.size(steps.update_s) for size in measured)
+    first, *others = (size.size(steps) for size in measured)
     traced = measured[0].traced
     return Profile(
         layers=first.layers,
@@ -214,6 +249,7 @@ def _profile(
         provenance=_provenance(options, job, measured, [*remarks, *layer_sum_remarks(first)]),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
+        step_s=steps.fixed_s,
         together=traced.together,
         tied=tied_weights(traced),
         batch_norm=has_batch_norm(traced),
@@ -240,6 +276,8 @@ def _provenance(
         how += "; of several layers that are the same computation only one was measured"
     if options.processes > 1:
         how += "; medians over the processes"
+    if first.loaded is not None:
+        how += f"; in turns also {first.loaded.passes} passes while {_load_processes(options)} processes ran the same"
     if first.waits:
         how += ", with the time that a pass spends waiting for cores spread over its layers"
     if job.loss is None or job.data is None:
@@ -263,6 +301,7 @@ def _provenance(
         processes=options.processes,
         notes=(*notes, *remarks),
         traced=first.traced.how,
+        load_processes=0 if first.loaded is None else _load_processes(options),
     )
 
 

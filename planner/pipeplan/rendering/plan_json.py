@@ -47,6 +47,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "ref": profile.model_ref,
             "minibatch": profile.minibatch,
             "threads": profile.provenance.threads,
+            **({"processes": profile.provenance.processes} if profile.provenance.processes > 1 else {}),
             "kind": profile.provenance.kind,
             "how": profile.provenance.how,
         },

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.machine_costs import as_charged
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import INFERENCE
 from pipeplan.planning.choose_synchrony import BEST
@@ -96,11 +97,12 @@ def sweep_points(profile: Profile, clusters: Sequence[Cluster], options: Options
         raise InputError(f"{number} combinations are too many: at most {MOST_POINTS}")
     points = []
     for cluster in _clusters(clusters, axes):
+        timed, charged = as_charged(profile, cluster, cluster.workers)
         for size in axes.minibatch or [profile.minibatch]:
-            scaled = profile if size == profile.minibatch else profile.rescaled(size)
+            scaled = timed if size == timed.minibatch else timed.rescaled(size)
             for schedule in axes.schedules or [options.schedule]:
                 named = options if schedule == BEST else replace(options, schedule=schedule)
-                points.append(SweepPoint(scaled, cluster, named, chooses=schedule == BEST))
+                points.append(SweepPoint(scaled, charged, named, chooses=schedule == BEST))
     return points
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeplan.profiler.measure_executor import costs_of, measure_executor, throughput_of
+from pipeplan.profiler.measure_executor import costs_of, fitted, measure_executor, throughput_of
+from pipeplan_launch.devices.processor_topology import physical_cores
 from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES, trials
 
 
 def _trial(name: str, pace_s: float, *cpu_s: float, products: int = 0) -> dict[str, Any]:
-    kind = {"name": name, "workers": len(cpu_s), "products": products, "peak_bytes": 1000 * len(cpu_s)}
+    kind = {"name": name, "workers": len(cpu_s), "products": products, "peak_bytes": 1000 * len(cpu_s), "others": 0.0}
     return {**kind, "pace_s": pace_s, "cpu_s": list(cpu_s)}
 
 
@@ -27,7 +30,8 @@ TRIALS = [
 
 def test_costs_are_differences_between_trials() -> None:
     costs = costs_of(TRIALS, "noon")
-    assert costs.pass_s == pytest.approx(0.0005)
+    assert costs.sample_s == pytest.approx(0.0003), "the last stage reads, the first does not"
+    assert costs.pass_s == pytest.approx((0.001 - 0.0003) / 2)
     assert costs.message_s == pytest.approx(0.0001)
     assert costs.message_byte_s == pytest.approx(0.0005 / (2 * (LARGE_BYTES - SMALL_BYTES)))
     assert costs.version_byte_s == pytest.approx(0.0002 / VERSION_BYTES)
@@ -53,6 +57,32 @@ def test_other_programs_do_not_count() -> None:
     stretched = [one | {"pace_s": 3 * one["pace_s"]} for one in TRIALS]
     assert throughput_of(stretched, cores=4) == throughput_of(TRIALS, cores=4)
     assert costs_of(stretched, "") == costs_of(TRIALS, "")
+
+
+def test_threads_of_one_core_are_loaded_apart(tmp_path: Path) -> None:
+    assert [trial.workers for trial in trials(8, 9, physical=4) if trial.products] == [1, 2, 4, 8, 9]
+    for processor in range(4):
+        topology = tmp_path / f"cpu{processor}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{processor % 2},{processor % 2 + 2}\n")
+    assert physical_cores({0, 1, 2, 3}, tmp_path) == 2
+    assert physical_cores({0, 1, 3}, tmp_path) == 2
+    assert physical_cores({7, 8}, tmp_path) == 2, "nothing is known of these"
+
+
+def test_other_programs_are_told_by_the_time_that_they_take() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert not fitted({"trials": [one | {"others": 0.1} for one in TRIALS]}, now).disturbed
+    busy = fitted({"trials": [*TRIALS[:5], TRIALS[5] | {"others": 0.6}]}, now)
+    assert busy.disturbed
+    assert busy.costs.disturbed, "so that a cluster with these costs says so, too"
+    assert not fitted({"trials": TRIALS}, now).costs.disturbed
+
+
+def test_the_share_of_other_programs_is_taken_off() -> None:
+    """Three workers that had one core of two, because others used the other, are twice as fast without them."""
+    halved = [*TRIALS[:5], TRIALS[5] | {"others": 1.0, "pace_s": 0.008}]
+    assert throughput_of(halved, cores=2) == throughput_of(TRIALS, cores=2)
 
 
 def test_every_machine_is_loaded_beyond_its_cores() -> None:

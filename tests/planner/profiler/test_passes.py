@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pipeplan.profiler.passes import (
+from pipeplan.profiler.samples import (
     BRIEF,
     MIN_JUDGED_PASSES,
     THOROUGH,

@@ -56,7 +56,8 @@ def _agrees(seed: int) -> bool:
     assert evaluate(result.plan, problem).pace_s == pytest.approx(expected_s, rel=1e-6), seed
     assert result.objective_s == pytest.approx(expected_s, rel=1e-6), seed
     assert result.bound_s == pytest.approx(expected_s, rel=1e-6), seed
-    free = replace(instance, executor=(0.0, 0.0, 0.0, 0.0), worker=0.0, share=0.0, kept=0.0)
+    nothing = dict.fromkeys(("sample", "step", "worker", "share", "kept"), 0.0)
+    free = replace(instance, executor=(0.0, 0.0, 0.0, 0.0), **nothing)
     return best(free) < expected_s * (1 - 1e-9)
 
 

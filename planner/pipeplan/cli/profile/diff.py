@@ -147,6 +147,8 @@ def _footer(diff: ProfileDiff) -> list[str]:
         f"Total: {show_time(first.total_s)} and {show_time(second.total_s)}{each}; weights "
         f"{show_size(first.parameter_bytes)} and {show_size(second.parameter_bytes)}."
     )
+    if first.loaded_s and second.loaded_s:
+        lines.append(f"With all cores busy: {show_time(first.loaded_s)} and {show_time(second.loaded_s)}{each}.")
     if diff.first.peak_bytes and diff.second.peak_bytes:
         lines.append(f"Peak memory: {show_size(diff.first.peak_bytes)} and {show_size(diff.second.peak_bytes)}.")
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.profile_document import GRANULARITIES
 from pipeplan.util.files import refuse_unwritable
 from pipeplan.util.units import show_time
+
+FIRST_PASS = "first pass"
+"""The step of the profiler with which it begins to run the model."""
 
 
 class _Measure(click.Command):
@@ -87,6 +91,12 @@ class _Measure(click.Command):
     help="Number of processes that measure at the same time, for plans whose workers share this machine.",
 )
 @click.option(
+    "--load/--no-load",
+    default=True,
+    show_default=True,
+    help="On a CPU, also measure with all cores busy, for plans whose workers share this machine.",
+)
+@click.option(
     "--executor-costs/--no-executor-costs",
     default=True,
     show_default=True,
@@ -119,10 +129,12 @@ def command(
     """
     refuse_unwritable(output)
     refuse_foreign_file(output, b'"pipeplan-profile"', "a profile", force)
-    measured = _measure(model, {"batch": _sizes(batches), **options})
-    measured.save(output)
-    if executor_costs and options["device"] == "cpu":
-        _measure_executor()
+    measuring = {"batch": _sizes(batches), **options}
+    if executor_costs and options["device"] == "cpu" and _unknown_costs():
+        measured = _measure_with_executor(model, measuring, output)
+    else:
+        measured = _measure(model, measuring)
+        measured.save(output)
     if as_json:
         print_json(measured.to_json(), ascii_only=True)
     else:
@@ -132,24 +144,31 @@ def command(
             note(f"note: {options['threads']} threads share {cores} cores: fewer would be as quick")
 
 
-def _measure_executor() -> None:
-    """Measure what the executor costs on this machine, unless that is known, and say so."""
+def _unknown_costs() -> bool:
+    """Whether the executor's costs on this machine are to be measured: they are unknown, or were disturbed."""
     known = machine_costs()
-    if not enabled() or (known is not None and not known.disturbed):
-        return
-    from pipeplan.profiler.measure_executor import measure_executor
+    return enabled() and (known is None or known.disturbed)
 
-    note("measuring what the executor itself costs on this machine: a few seconds, once")
-    try:
-        found = measure_executor()
-        save(found)
-    except InputError as error:
-        note(f"note: the executor's costs are left out of predictions: {error}")
-        return
+
+def _measure_with_executor(model: str, options: dict[str, Any], output: Path) -> Profile:
+    """Measure and save the profile, then measure what the executor costs on this machine, and say so."""
+    from pipeplan.profiler.measure_executor import ExecutorTrials
+
+    with ExecutorTrials() as trials:
+        measured = _measure(model, options, trials.wait_until_ready)
+        measured.save(output)
+        note("measuring what the executor itself costs on this machine: a few seconds, once")
+        try:
+            found = trials.measure()
+            save(found)
+        except InputError as error:
+            note(f"note: the executor's costs are left out of predictions: {error}")
+            return measured
     busy = ", ".join(f"{count} workers {value:.2f}" for count, value in found.throughput.items() if count > 1)
     note(f"executor: {show_time(found.costs.pass_s)} a pass; busy together, in one worker's worth: {busy}")
     if found.disturbed:
         note("note: other programs use this machine: the next `pipeplan profile` measures the executor again")
+    return measured
 
 
 def _next(profile: Profile, output: Path) -> str:
@@ -171,7 +190,14 @@ def _sizes(text: str | None) -> tuple[int, ...]:
         raise InputError(f"--batch: expected a number of samples, or several as in 8,16,32, found {text!r}") from None
 
 
-def _measure(model: str, options: dict[str, Any]) -> Profile:
+def _measure(model: str, options: dict[str, Any], before_passes: Callable[[], None] = lambda: None) -> Profile:
+    """The profile of a model. `before_passes` is called before anything is measured, again and again."""
     # Standard output is for the result, so text that the user's code prints goes to standard error.
     with progress_bar("loading") as update, redirect_stdout(sys.stderr):
-        return profile(model, progress=update, **options)
+
+        def progress(done: int, total: int, step: str) -> None:
+            update(done, total, step)
+            if step == FIRST_PASS:
+                before_passes()
+
+        return profile(model, progress=progress, **options)

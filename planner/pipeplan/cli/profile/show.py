@@ -15,6 +15,7 @@ from pipeplan.cli.profile.table import layer_table, profile_totals
 from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
 from pipeplan.drawing.terminal import dag_lines
 from pipeplan.profile_data.bundled import load_profile
+from pipeplan.profile_data.layers import LOADED_TIMES
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import write_text
 from pipeplan.util.text import one_line
@@ -150,6 +151,8 @@ def profile_summary(profile: Profile, top: int | None) -> dict[str, Any]:
         name: sum(layer[name] for layer in content["layers"])
         for name in ("forward_s", "backward_s", "update_s", "parameter_bytes", "buffer_bytes", "saved_bytes")
     }
+    if profile.provenance.load_processes:
+        sums |= {name: sum(getattr(layer, name) for layer in profile.layers) for name in LOADED_TIMES}
     kept = {key: content[key] for key in ("model", "minibatch", "provenance", "optimizer", "peak_bytes", "whole")}
     sizes = [
         {

@@ -20,6 +20,8 @@ PLAINLY = "torch.export"
 MIB, GIB = 2**20, 2**30
 WIDE = 10 * GIB
 """Columns with a total of at least so many bytes are in GiB."""
+LEAST_SHARE = 0.05
+"""Share of the time from which a layer is named for how much other busy cores slow it down."""
 LONGEST = 18
 """Most characters of an operation; those of other tools contain all their arguments."""
 
@@ -131,13 +133,14 @@ def profile_totals(profile: Profile) -> list[str]:
         lines.append(
             f"± is the interquartile range of the time of {profile.provenance.repeats} passes, forward plus backward."
         )
-    lines += _whole(profile)
+    lines += [*_whole(profile), *_under_load(profile)]
     alike = sum(bool(layer.like) for layer in profile.layers)
     if alike:
         lines.append(f"Layers that have the times of an identical layer (= its name): {alike}.")
     update = sum(layer.update_s for layer in profile.layers)
     if update:
-        lines.append(f"The optimiser's step: {show_time(update)}.")
+        fixed = f", {show_time(profile.step_s)} of it at every stage" if profile.step_s else ""
+        lines.append(f"The optimiser's step: {show_time(update + profile.step_s)}{fixed}.")
     if profile.peak_bytes:
         lines.append(f"Peak memory of a pass and update of the whole model: {show_size(profile.peak_bytes)}.")
     buffers = sum(layer.buffer_bytes for layer in profile.layers)
@@ -165,6 +168,28 @@ def _whole(profile: Profile) -> list[str]:
         f"Sum / whole: {forward / whole_forward:.2f}, {backward / whole_backward:.2f}."
     )
     return [line]
+
+
+def _under_load(profile: Profile) -> list[str]:
+    """A line on the times with all cores busy, and the layer of some weight that these slow down the most."""
+    processes = profile.provenance.load_processes
+    if not processes or not profile.total_s:
+        return []
+    loaded_s = sum(map(_loaded_s, profile.layers))
+    line = f"With {processes} processes busy: {show_time(loaded_s)}, {_more(loaded_s, profile.total_s)}"
+    heavy = [layer for layer in profile.layers if layer_time_s(layer) >= LEAST_SHARE * profile.total_s]
+    if len(heavy) > 1:
+        most = max(heavy, key=lambda layer: _loaded_s(layer) / layer_time_s(layer))
+        line += f"; {most.name} {_more(_loaded_s(most), layer_time_s(most))}"
+    return [line + "."]
+
+
+def _loaded_s(layer: Layer) -> float:
+    return layer.loaded_forward_s + layer.loaded_backward_s
+
+
+def _more(loaded_s: float, alone_s: float) -> str:
+    return f"{loaded_s / alone_s - 1:+.0%}"
 
 
 def _by_size(profile: Profile) -> list[Size]:

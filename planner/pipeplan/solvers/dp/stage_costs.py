@@ -232,7 +232,9 @@ class CostTerms:
         if most:
             boundaries, size, copied = np.asarray(2), 2 * crossing.max(), cuts.parameters[-1]
         costs, copied = problem.cluster.executor, copied * problem.copied_share
-        return np.asarray(formulas.executor_time(costs, problem.passes, boundaries, size, copied))
+        steps = problem.options.update_share
+        work = formulas.executor_time(costs, problem.passes, boundaries, size, copied, steps)
+        return np.asarray(work + costs.sample_s if most else work)
 
 
 _ARRAYS = ("parameters", "_replication", "_deepest_alone", "_deepest_replicated")

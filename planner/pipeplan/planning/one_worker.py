@@ -1,0 +1,42 @@
+"""One worker that has a machine to itself, beside the best plan whose workers share its processors.
+
+Workers of one machine slow each other down, so a profile with times under load charges a plan the times of as many busy
+workers as the cluster has. A worker without company is faster than that. Which times count has to be known before a
+search, so the plan of one worker is a problem of its own, and the faster of the two answers is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeplan.planning.fast import best_in_time
+from pipeplan.problem.problem import Problem
+from pipeplan.util.deadline import Deadline
+from pipeplan.util.units import show_pace
+
+
+@dataclass(frozen=True)
+class OneWorkerChoice:
+    """That one worker was taken, and in whose place."""
+
+    workers: int
+    """Workers of the cluster that was asked for."""
+    alone_sample_s: float
+    """Seconds per sample of one worker."""
+    best_sample_s: float
+    """Seconds per sample of the best plan for all workers."""
+
+    @property
+    def text(self) -> str:
+        """One sentence for people."""
+        return (
+            f"one worker, which has the processors to itself, makes {show_pace(1 / self.alone_sample_s)} samples/s, "
+            f"and the best plan for {self.workers} workers {show_pace(1 / self.best_sample_s)}: the plan is for one "
+            "worker"
+        )
+
+
+def best_sample_s(problem: Problem, maximum_cuts: int, deadline: Deadline) -> float | None:
+    """Seconds per sample of the fastest plan by the DP; None where there is none, or none is found in time."""
+    found, _ = best_in_time(problem, maximum_cuts, deadline)
+    return None if found is None else found.pace_s / problem.profile.minibatch

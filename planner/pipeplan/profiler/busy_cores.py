@@ -1,0 +1,116 @@
+"""Keeps all cores of the machine busy with copies of the measuring process, while times under load are measured.
+
+Workers that share a machine slow each other down through caches, memory bandwidth and the processor's clock, and a
+layer that moves much memory more than one that computes much. So the load is the same model: this process is forked
+once for each further core, and every copy runs the passes that are measured here. The copies are stopped while times
+alone are measured, so that both kinds can alternate, and a machine that becomes slower slows both down.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+import torch
+from torch import nn
+
+from pipeplan.profiler.end_with_parent import end_with_parent
+from pipeplan.profiler.memory import free_bytes
+from pipeplan.util.units import show_size
+from pipeplan_launch.telemetry.memory import resident_bytes
+
+
+class CoreLoad(Protocol):
+    """What keeps the other cores busy."""
+
+    processes: int
+    """Busy processes, the measuring one included."""
+
+    def start(self) -> None:
+        """Make the other cores busy."""
+
+    def stop(self) -> None:
+        """Leave the other cores idle."""
+
+
+class BusyCores:
+    """Copies of this process that run `keep_busy` again and again, between `start` and `stop`; a context.
+
+    `lost` says that a copy has ended, so that times were measured under less load than they should have been.
+    """
+
+    def __init__(self, processes: int, model: nn.Module, keep_busy: Callable[[], None]) -> None:
+        self.processes = processes
+        self.lost = False
+        self._model, self._keep_busy = model, keep_busy
+        self._copies: list[int] = []
+
+    def __enter__(self) -> BusyCores:
+        for _ in range(self.processes - 1):
+            self._copies.append(self._fork())
+        self._await_stop()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for copy in self._copies:
+            os.kill(copy, signal.SIGKILL)
+            os.waitpid(copy, 0)
+
+    def start(self) -> None:
+        """Let the copies run."""
+        for copy in self._copies:
+            os.kill(copy, signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Stop the copies, and return when they have stopped."""
+        for copy in self._copies:
+            os.kill(copy, signal.SIGSTOP)
+        self._await_stop()
+
+    def _await_stop(self) -> None:
+        for copy in tuple(self._copies):
+            _, status = os.waitpid(copy, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                self._copies.remove(copy)
+                self.lost = True
+
+    def _fork(self) -> int:
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            # Python warns of forks beside other threads, whose locks may be held. A copy only computes, on one thread.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            copy = os.fork()
+        return copy or self._run_copy(parent)
+
+    def _run_copy(self, parent: int) -> NoReturn:
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            end_with_parent(parent)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            own_memory(self._model)
+            while True:
+                self._keep_busy()
+        finally:
+            os._exit(1)
+
+
+def own_memory(model: nn.Module) -> None:
+    """Write the weights of a forked process, so that it gets memory of its own for them, as workers have."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data.copy_(tensor.data.clone())
+
+
+def load_obstacle(processes: int) -> str:
+    """Why times under the load of so many processes cannot be measured here, in a phrase; empty if they can."""
+    if not hasattr(os, "fork"):
+        return "this system cannot copy a process"
+    if torch.cuda.is_available():
+        return "a process that uses CUDA cannot be copied"
+    free, needed = free_bytes(), (processes - 1) * resident_bytes()
+    if free is not None and needed > free:
+        return f"{processes - 1} copies of the process need {show_size(needed)}, and {show_size(free)} are free"
+    return ""

@@ -1,0 +1,166 @@
+"""The times of measured passes: how precise they are, when there are enough of them, and what is said of them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeplan.profiler.clock import interquartile_range, median
+
+LONGEST_LAYERS_SHARE = 0.9
+"""Share of the total time that the longest layers make up, for which an aim has a bound."""
+MIN_JUDGED_PASSES = 5
+"""Number of passes before the spread is judged."""
+DRIFT_BOUND = 0.05
+"""Relative change of the total, from the first to the last third of the passes, above which it is reported."""
+DRIFT_STANDARD_ERRORS = 4.0
+"""Number of standard errors that a change must exceed to count as drift."""
+MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 200
+"""Smallest and largest number of measured passes if the number is not given."""
+
+
+@dataclass(frozen=True)
+class Aim:
+    """How precisely a minibatch size is measured, if the number of passes is not given."""
+
+    total: float
+    """Passes go on until the standard error of the median total is below this share of the median …"""
+    layer: float
+    """… and that of each of the longest layers is below this share of the layer's time."""
+    least_s: float
+    """Least duration of the measured passes, to notice changes of the machine's speed."""
+    budget_s: float
+    """Time limit of the measured passes."""
+
+
+THOROUGH = Aim(0.01, 0.03, 1.0, 25.0)
+BRIEF = Aim(0.02, 0.06, 0.25, 3.0)
+"""For the sizes that are measured beside the profile's own without having been asked for."""
+LOADED = Aim(0.02, 0.06, 0.5, 25.0)
+"""For times under load, whose passes alternate with those of the times alone."""
+
+
+@dataclass
+class Samples:
+    """Times of the layers that were run, and of the whole model, in seconds: one for each pass."""
+
+    weights: Mapping[str, int] = field(default_factory=dict)
+    """Number of layers that a measured layer stands for; 1 for a layer that is missing here."""
+    forward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    backward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    whole_forward: list[float] = field(default_factory=list)
+    whole_backward: list[float] = field(default_factory=list)
+
+    @property
+    def passes(self) -> int:
+        """Number of passes."""
+        return len(next(iter(self.forward.values()), []))
+
+    def totals(self, times_by_layer: Mapping[str, Sequence[float]]) -> list[float]:
+        """The sum over all layers of the model, for each pass."""
+        weighted = ([self.weights.get(name, 1) * time_s for time_s in times] for name, times in times_by_layer.items())
+        return [sum(times) for times in zip(*weighted, strict=True)]
+
+    def by_layer(self) -> dict[str, list[float]]:
+        """Forward plus backward times of each layer that was run."""
+        return {
+            name: [a + b for a, b in zip(times, self.backward[name], strict=True)]
+            for name, times in self.forward.items()
+        }
+
+
+def standard_error(times: Sequence[float]) -> float:
+    """Relative standard error of the median: 1.2533 σ / (√n · median).
+
+    σ is that of a normal distribution with the interquartile range of the times, IQR / 1.349.
+    """
+    middle = median(times)
+    if middle <= 0.0 or len(times) < 2:
+        return 0.0 if len(times) > 1 else math.inf
+    return 1.2533 * interquartile_range(times) / 1.349 / math.sqrt(len(times)) / middle
+
+
+def uncertainty(samples: Samples) -> tuple[float, float, str]:
+    """Relative standard error of the total, the largest one of the longest layers, and that layer's name."""
+    by_layer = samples.by_layer()
+    total = standard_error(samples.totals(by_layer))
+    cost = {name: median(times) * samples.weights.get(name, 1) for name, times in by_layer.items()}
+    remaining, worst, worst_layer = LONGEST_LAYERS_SHARE * sum(cost.values()), 0.0, ""
+    for name in sorted(cost, key=lambda layer: -cost[layer]):
+        if remaining <= 0.0:
+            break
+        remaining -= cost[name]
+        error = standard_error(by_layer[name])
+        if error >= worst:
+            worst, worst_layer = error, name
+    return total, worst, worst_layer
+
+
+def is_precise_enough(samples: Samples, aim: Aim) -> bool:
+    """Whether the standard errors are small enough to stop measuring."""
+    if samples.passes < MIN_JUDGED_PASSES:
+        return False
+    total, worst, _ = uncertainty(samples)
+    return total <= aim.total and worst <= aim.layer
+
+
+def relative_drift(totals: Sequence[float]) -> float | None:
+    """Relative change of the totals from the first third of the passes to the last; None if chance explains it.
+
+    The medians of the thirds are compared, so that single disturbed passes do not matter.
+    """
+    third = len(totals) // 3
+    if third < 3:
+        return None
+    first, last = totals[:third], totals[-third:]
+    start, end = median(first), median(last)
+    if start <= 0.0:
+        return None
+    chance = math.hypot(standard_error(first) * start, standard_error(last) * end)
+    change = end - start
+    return change / start if abs(change) > max(DRIFT_BOUND * start, DRIFT_STANDARD_ERRORS * chance) else None
+
+
+def sample_notes(samples: Samples, aim: Aim) -> tuple[str, ...]:
+    """Sentences that warn of drift, and of a spread above the aim."""
+    notes = []
+    totals = samples.totals(samples.by_layer())
+    changed = relative_drift(totals)
+    if changed is not None:
+        direction = "slower" if changed > 0 else "faster"
+        notes.append(
+            f"the machine became {abs(changed):.0%} {direction} while it measured (the last third of {len(totals)} "
+            "passes against the first): heat, a changing clock or other load; measure again when it is quiet"
+        )
+    total, worst, worst_layer = uncertainty(samples)
+    if samples.passes >= 2 and (total > aim.total or worst > aim.layer):
+        notes.append(
+            f"the spread is larger than aimed at: after {samples.passes} passes the total is known to "
+            f"{total:.1%} and {worst_layer} to {worst:.1%} (aim: {aim.total:.0%} and {aim.layer:.0%}, "
+            "standard error)"
+        )
+    return tuple(notes)
+
+
+@dataclass
+class Series:
+    """The passes of one kind, alone or under load, and whether there are enough of them."""
+
+    samples: Samples
+    aim: Aim
+    repeats: int | None
+    """The number of passes, if that is given."""
+    spent_s: float = 0.0
+    """Time that the passes have taken, by the clock on the wall."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether the number of passes is reached, or the aim, or its time is spent."""
+        done = self.samples.passes
+        if self.repeats is not None or done == 0:
+            return done >= (self.repeats or 1)
+        spent = self.spent_s * (done + 1) / done > self.aim.budget_s
+        precise = self.spent_s >= self.aim.least_s and is_precise_enough(self.samples, self.aim)
+        return done >= MIN_MEASURED_PASSES and (spent or done >= MAX_MEASURED_PASSES or precise)

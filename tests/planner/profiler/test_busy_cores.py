@@ -1,0 +1,193 @@
+"""Times under load: copies of the process run only while they are wanted, and both kinds of passes take turns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from pipeplan.profiler import passes as measured_passes
+from pipeplan.profiler import profiler
+from pipeplan.profiler.busy_cores import BusyCores
+from pipeplan.profiler.clock import CPUClock
+from pipeplan.profiler.concurrent import SingleProcess
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.passes import Passes
+from pipeplan.profiler.profiler import profile_model
+from pipeplan.profiler.samples import Samples
+
+JOB = """
+import torch
+from pipeplan_launch import Job
+
+
+def make():
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    return Job(model, inputs=lambda n: torch.ones(n, 16), minibatch=4)
+"""
+
+
+def appends(path: Path) -> Callable[[], None]:
+    def call() -> None:
+        with path.open("a") as file:
+            file.write(".")
+        time.sleep(0.001)
+
+    return call
+
+
+def grown(path: Path, beyond: int) -> bool:
+    """Whether the file gets longer than that, within a time that is plenty."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if path.stat().st_size > beyond:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_copies_run_between_start_and_stop(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    with BusyCores(3, nn.Linear(2, 2), appends(log)) as load:
+        assert log.stat().st_size == 0, "they wait for the start"
+        for _ in range(2):
+            before = log.stat().st_size
+            load.start()
+            assert grown(log, before)
+            load.stop()
+            stopped = log.stat().st_size
+            time.sleep(0.05)
+            assert log.stat().st_size == stopped
+        copies = list(load._copies)
+        assert len(copies) == 2
+        assert not load.lost
+    for copy in copies:
+        with pytest.raises(ProcessLookupError):
+            os.kill(copy, 0)
+
+
+def test_a_copy_that_ends_is_noticed() -> None:
+    with BusyCores(2, nn.Linear(2, 2), lambda: os._exit(3)) as load:
+        (copy,) = load._copies
+        load.start()
+        os.waitid(os.P_PID, copy, os.WEXITED | os.WNOWAIT)
+        load.stop()
+        assert load.lost
+
+
+class TwoSpeeds:
+    """A load of two processes under which everything takes twice as long; it notes when it is started."""
+
+    processes = 2
+
+    def __init__(self) -> None:
+        self.running, self.starts = False, 0
+
+    def start(self) -> None:
+        self.running, self.starts = True, self.starts + 1
+
+    def stop(self) -> None:
+        self.running = False
+
+
+class Numbered(Passes):
+    """Passes over nothing, each of which takes half a turn by a clock of its own."""
+
+    def __init__(self, load: TwoSpeeds, clock: list[float]) -> None:
+        self._load, self._now = load, clock
+        self.kinds: list[bool] = []
+        run: Any = type("Run", (), {"weights": {}})()
+        super().__init__(None, run, CPUClock(1), lambda done, total, what: None, SingleProcess())  # type: ignore[arg-type]
+
+    def _run_both(self, samples: Samples | None) -> None:
+        self._now[0] += measured_passes.TURN_S / 2
+        if samples is not None:
+            self.kinds.append(self._load.running)
+            samples.forward["a"].append(2.0 if self._load.running else 1.0)
+            samples.backward["a"].append(4.0 if self._load.running else 2.0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(measured_passes, "TURN_S", 0.25)  # sums of it are exact
+    monkeypatch.setattr(measured_passes.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_passes_alone_and_under_load_take_turns(clock: list[float]) -> None:
+    load = TwoSpeeds()
+    made = Numbered(load, clock)
+    alone, loaded = made.measure(5, load=load)
+    assert loaded is not None
+    assert alone.forward["a"] == [1.0] * 5
+    assert loaded.forward["a"] == [2.0] * 5
+    assert made.kinds == [False, False, True, True, False, False, True, True, False, True]
+    assert load.starts == 3
+    assert not load.running
+
+
+def test_the_times_under_load_need_fewer_passes(clock: list[float]) -> None:
+    load = TwoSpeeds()
+    made = Numbered(load, clock)
+    alone, loaded = made.measure(None, load=load)
+    assert loaded is not None
+    assert loaded.passes < alone.passes, "half a second of passes, and a second"
+
+
+def test_without_a_load_there_is_one_kind(clock: list[float]) -> None:
+    load = TwoSpeeds()
+    assert Numbered(load, clock).measure(4)[1] is None
+    assert load.starts == 0
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "job.py").write_text(JOB)
+    monkeypatch.setattr(profiler, "_load_processes", lambda options: 2 if options.load else 0)
+    return f"{tmp_path}/job.py:make"
+
+
+def test_a_profile_has_both(model: str) -> None:
+    found = profile_model(model, ProfilerOptions(repeats=3, load=True, halvings=1))
+    assert found.provenance.load_processes == 2
+    assert "3 passes while 2 processes ran the same" in found.provenance.how
+    for size in found.all_sizes:
+        assert all(layer.loaded_forward_s > 0 for layer in size.layers if "Linear" in layer.op)
+    assert any(layer.loaded_update_s > 0 for layer in found.layers)
+
+
+def test_a_profile_without_load_says_nothing_of_it(model: str) -> None:
+    found = profile_model(model, ProfilerOptions(repeats=3))
+    assert found.provenance.load_processes == 0
+    assert not any(layer.loaded_forward_s for layer in found.layers)
+
+
+def test_times_under_less_load_than_wanted_are_left_out(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loses_all(self: BusyCores) -> None:
+        for copy in self._copies:
+            os.kill(copy, signal.SIGKILL)
+
+    monkeypatch.setattr(BusyCores, "start", loses_all)
+    found = profile_model(model, ProfilerOptions(repeats=3, load=True))
+    assert found.provenance.load_processes == 0
+    assert any("has ended" in note for note in found.provenance.notes)
+
+
+def test_they_are_left_out_where_memory_is_short(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeplan.profiler.busy_cores.free_bytes", lambda: 1 << 20)
+    found = profile_model(model, ProfilerOptions(repeats=3, load=True))
+    assert found.provenance.load_processes == 0
+    assert any("1 MiB are free" in note for note in found.provenance.notes)
+
+
+def test_the_load_is_for_one_thread_and_one_process_on_a_cpu() -> None:
+    for changed in ({"threads": 2}, {"processes": 2}, {"device": "cuda"}, {"load": False}):
+        assert profiler._load_processes(ProfilerOptions(**{"load": True, **changed})) == 0  # type: ignore[arg-type]
