@@ -1,11 +1,12 @@
-"""Messages and all-reduces as flows that share network cards by max-min fairness, to which TCP connections converge.
+"""Messages and all-reduces as flows that share network cards by weighted max-min fairness.
 
 The cards are those of `pipeplan.cost.contention`: every component of every level has a card that joins it to the level
 above. Each direction of a card counts as a card of its own here. Shared processor cores are treated in the same way.
 
 A flow that is alone takes its stated duration. At full speed it uses a given share of each card that it crosses. Where
 the shares of a card add up to more than 1, its flows are slowed down until they fit. The result is max-min fair: no
-flow could be faster without slowing down another flow that gets no larger share of a card that both cross.
+flow could be faster without slowing down another flow that gets no larger share of a card that both cross, where the
+share of an all-reduce is divided by its weight.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ Card = tuple[int, int, int]
 Use = Mapping[Card, float]
 """The share of each card that a flow uses at full speed; more than 1 where the card is slower than the flow."""
 
+RING_WEIGHT = 4.0
+"""Share of a card that an all-reduce gets, where a message beside it gets 1. TCP connections share a link equally only
+after a while: those of an all-reduce carry data nearly all the time, those of a message begin slowly each time. The
+number fits replays (docs/simulate.md)."""
 EPSILON = 1e-12
 """A flow with fewer seconds left has arrived: the remainder is rounding."""
 
@@ -36,6 +41,8 @@ class NetworkFlow:
     use: Use
     done: Callable[[], None]
     """Called when it has arrived."""
+    weight: float = 1.0
+    """Its share of a card beside flows of weight 1."""
     speed: float = 1.0
     """Current speed, as a share of full speed."""
 
@@ -50,10 +57,11 @@ class SharedNetwork:
         self._since_s = 0.0
         self._plans = 0
 
-    def start(self, duration_s: float, use: Use, done: Callable[[], None]) -> None:
+    def start(self, duration_s: float, use: Use, done: Callable[[], None], weight: float = 1.0) -> None:
         """Start a flow that takes `duration_s` at full speed; `done` is called when it has arrived."""
         self._move()
-        self._flows.append(NetworkFlow(duration_s, {card: share for card, share in use.items() if share > 0}, done))
+        shares = {card: share for card, share in use.items() if share > 0}
+        self._flows.append(NetworkFlow(duration_s, shares, done, weight))
         self._plan()
 
     def _move(self) -> None:
@@ -85,10 +93,11 @@ class SharedNetwork:
 
 
 def share_cards(flows: list[NetworkFlow]) -> None:
-    """Set the max-min fair speed, at most 1, of every flow.
+    """Set the weighted max-min fair speed, at most 1, of every flow.
 
     Progressive filling: the levels of all flows rise together until a card is full or a flow reaches full speed; these
-    flows stop, and the others go on rising. The level of a flow is its share of the card that it uses the most.
+    flows stop, and the others go on rising. The level of a flow is its share of the card that it uses the most, over
+    its weight.
     """
     demand: dict[Card, float] = {}
     for flow in flows:
@@ -98,7 +107,7 @@ def share_cards(flows: list[NetworkFlow]) -> None:
     if all(total <= 1.0 for total in demand.values()):
         return
     left = dict.fromkeys(demand, 1.0)
-    rising = [(flow, max(flow.use.values())) for flow in flows if flow.use]
+    rising = [(flow, max(flow.use.values()) / flow.weight) for flow in flows if flow.use]
     while rising:
         weights: dict[Card, float] = {}
         for flow, most in rising:
