@@ -14,6 +14,7 @@ from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE
+from pipeplan.plan.updates import MOST_STALE, Updates
 from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.simplest import SimplerPlan
 from pipeplan.problem.problem import Problem
@@ -24,14 +25,20 @@ from pipeplan.simulation.simulate import simulate
 from pipeplan.util.deadline import Deadline, OutOfTime
 
 TELLING = 0.03
-"""Relative. Differences between a prediction and its simulation, or between two simulations, that are told."""
+"""Relative. Differences between two simulations that are told."""
+CONFIRMED = 0.01
+"""Relative. A simulation that differs from the formulas by less confirms them; otherwise it is the pace that an
+answer states."""
+DEEPER = (1, 2, 4)
+"""More minibatches in flight that are tried where the simulation is slower than the formulas."""
+NUMBERS = {1: "one", 2: "two", 4: "four"}
 NEAR = 0.05
 """Relative. Plans whose predicted pace is this much longer than the best one are simulated too."""
 EQUAL = 1e-9
 """Relative. Predicted paces that differ by less are equal."""
 ALIKE = 0.01
 """Relative. Simulated paces that differ by less are equal."""
-MOST_RIVALS = 4
+MOST_RIVALS = 6
 MOST_PASSES = 4_000
 """Passes of minibatches through stages, forward and backward, that are simulated for the plan, and as many for all of
 its rivals. With shared cards a thousand of them take 0.1 to 0.6 seconds."""
@@ -66,8 +73,8 @@ class SimulatedPlan:
 
     @property
     def differs(self) -> bool:
-        """Whether the simulation differs from the prediction by more than a few percent."""
-        return self.ratio is not None and abs(self.ratio - 1.0) > TELLING
+        """Whether the simulation differs from the prediction by more than it confirms."""
+        return self.ratio is not None and abs(self.ratio - 1.0) > CONFIRMED
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,8 @@ class PlanSimulation:
 
     @property
     def differs(self) -> bool:
-        """Whether the simulation differs from the prediction by more than a few percent."""
-        return self.ratio is not None and abs(self.ratio - 1.0) > TELLING
+        """Whether the simulation differs from the prediction by more than it confirms."""
+        return self.ratio is not None and abs(self.ratio - 1.0) > CONFIRMED
 
     @property
     def faster(self) -> tuple[SimulatedPlan, ...]:
@@ -115,8 +122,8 @@ def choose_by_simulation(
 
     A `simpler` plan is taken instead, unless the simulation finds it slower than its share allows.
 
-    `others` are plans by name that may be nearly as fast. The same plan with one worker fewer at a stage, and with one
-    more minibatch in flight at each stage, is tried as well. Returns the plan with its score and its simulation.
+    `others` are plans by name that may be nearly as fast. The same plan with one worker fewer at a stage, and with more
+    minibatches in flight at each stage, is tried as well. Returns the plan with its score and its simulation.
     """
     own = _simulated("the solvers' plan", plan, score, problem, MOST_PASSES, deadline)
     if own.simulated_s is None:
@@ -167,11 +174,10 @@ def _near(
 
 
 def _neighbours(problem: Problem, own: SimulatedPlan) -> Iterator[tuple[str, Plan]]:
-    """The plan with one more minibatch in flight, if its simulation is slow, and with one worker fewer at a stage."""
+    """The plan with more minibatches in flight, if its simulation is slow, and with one worker fewer at a stage."""
     plan, stages = own.plan, own.plan.stages
-    if own.differs and len(stages) > 1 and not plan.inference and plan.schedule != GPIPE:
-        deeper = [replace(stage, depth=stage.depth + 1) for stage in stages[:-1]]
-        yield "one more in flight", _with_versions(replace(plan, stages=(*deeper, stages[-1])))
+    if own.differs and (own.ratio or 0.0) > 1:
+        yield from _deeper(plan)
     if plan.copies > 1 or problem.options.grid:
         return
     for index, stage in enumerate(stages):
@@ -179,6 +185,22 @@ def _neighbours(problem: Problem, own: SimulatedPlan) -> Iterator[tuple[str, Pla
             fewer = replace(stage, workers=stage.workers[:-1])
             smaller = replace(plan, stages=(*stages[:index], fewer, *stages[index + 1 :]))
             yield "a worker fewer", depths.assign_depths(smaller, problem, own.predicted_s)
+
+
+def _deeper(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """The plan with more minibatches in flight at every stage but the last.
+
+    Gradients that most models learn from do not become older than that.
+    """
+    stages = plan.stages
+    if len(stages) == 1 or plan.inference or plan.virtual or plan.schedule == GPIPE:
+        return
+    oldest = max(Updates.of(plan, 1).stale_by)
+    for more in DEEPER:
+        deeper = [replace(stage, depth=stage.depth + more) for stage in stages[:-1]]
+        found = _with_versions(replace(plan, stages=(*deeper, stages[-1])))
+        if oldest > MOST_STALE or max(Updates.of(found, 1).stale_by) <= MOST_STALE:
+            yield f"{NUMBERS[more]} more in flight", found
 
 
 def _with_versions(plan: Plan) -> Plan:
