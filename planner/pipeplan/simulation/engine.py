@@ -400,7 +400,7 @@ class _Engine:
             if link.waiting:
                 self._begin_next(link, network)
 
-        network.start(job.flow_s, job.use, flown, job.weight)
+        network.start(job.flow_s, job.use, flown, job.weight, is_message=bool(link.pair))
 
     def _record(self, link: _Link, number: int, start_s: float, end_s: float) -> None:
         if end_s > start_s:

@@ -6,13 +6,13 @@ above. Each direction of a card counts as a card of its own here. Shared process
 A flow that is alone takes its stated duration. At full speed it uses a given share of each card that it crosses. Where
 the shares of a card add up to more than 1, its flows are slowed down until they fit. The result is max-min fair: no
 flow could be faster without slowing down another flow that gets no larger share of a card that both cross, where the
-share of an all-reduce is divided by its weight.
+share of a flow is divided by its weight.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,10 +24,13 @@ Card = tuple[int, int, int]
 Use = Mapping[Card, float]
 """The share of each card that a flow uses at full speed; more than 1 where the card is slower than the flow."""
 
-RING_WEIGHT = 4.0
+RING_WEIGHT = 4.5
 """Share of a card that an all-reduce gets, where a message beside it gets 1. TCP connections share a link equally only
-after a while: those of an all-reduce carry data nearly all the time, those of a message begin slowly each time. The
-number fits replays (docs/simulate.md)."""
+after a while: those of an all-reduce carry data nearly all the time, those of a message begin slowly each time."""
+YOUNGER = 0.9
+"""Share of a card that a message gets, where the one that began before it gets 1; for the same reason. All messages on
+a card together have as much of it, beside an all-reduce, as if they were equal. Both numbers fit replays
+(docs/simulate.md)."""
 EPSILON = 1e-12
 """A flow with fewer seconds left has arrived: the remainder is rounding."""
 
@@ -43,6 +46,8 @@ class NetworkFlow:
     """Called when it has arrived."""
     weight: float = 1.0
     """Its share of a card beside flows of weight 1."""
+    is_message: bool = False
+    """Whether it is a message, whose weight depends on the messages that began before it."""
     speed: float = 1.0
     """Current speed, as a share of full speed."""
 
@@ -57,11 +62,13 @@ class SharedNetwork:
         self._since_s = 0.0
         self._plans = 0
 
-    def start(self, duration_s: float, use: Use, done: Callable[[], None], weight: float = 1.0) -> None:
+    def start(
+        self, duration_s: float, use: Use, done: Callable[[], None], weight: float = 1.0, *, is_message: bool = False
+    ) -> None:
         """Start a flow that takes `duration_s` at full speed; `done` is called when it has arrived."""
         self._move()
         shares = {card: share for card, share in use.items() if share > 0}
-        self._flows.append(NetworkFlow(duration_s, shares, done, weight))
+        self._flows.append(NetworkFlow(duration_s, shares, done, weight, is_message))
         self._plan()
 
     def _move(self) -> None:
@@ -107,7 +114,7 @@ def share_cards(flows: list[NetworkFlow]) -> None:
     if all(total <= 1.0 for total in demand.values()):
         return
     left = dict.fromkeys(demand, 1.0)
-    rising = [(flow, max(flow.use.values()) / flow.weight) for flow in flows if flow.use]
+    rising = [(flow, max(flow.use.values()) / weight) for flow, weight in _weights(flows) if flow.use]
     while rising:
         weights: dict[Card, float] = {}
         for flow, most in rising:
@@ -127,6 +134,25 @@ def share_cards(flows: list[NetworkFlow]) -> None:
                 left[card] = max(0.0, left[card] - flow.speed * share)
         done = {id(flow) for flow, _ in stopped}
         rising = [(flow, most) for flow, most in rising if id(flow) not in done]
+
+
+def _weights(flows: list[NetworkFlow]) -> Iterator[tuple[NetworkFlow, float]]:
+    """The weight of every flow; messages, in the order of their starts, have less the later they began.
+
+    The order is that on the card which the most messages share.
+    """
+    count: dict[Card, int] = {}
+    places: list[dict[Card, int]] = []
+    for flow in flows:
+        places.append({card: count.get(card, 0) for card in flow.use if flow.is_message})
+        for card in places[-1]:
+            count[card] = count.get(card, 0) + 1
+    for flow, place in zip(flows, places, strict=True):
+        if not place:
+            yield flow, flow.weight
+            continue
+        members, older = max((count[card], older) for card, older in place.items())
+        yield flow, members * YOUNGER**older * (1 - YOUNGER) / (1 - YOUNGER**members)
 
 
 OUT, IN, CORES = 0, 1, 2

@@ -518,6 +518,18 @@ def test_an_allreduce_has_more_of_a_card_than_a_message() -> None:
         assert [flow.speed for flow in flows] == pytest.approx(speeds)
 
 
+def test_messages_that_began_earlier_have_more_of_a_card() -> None:
+    """Three messages on a card, each with 0.9 of the weight of the one before it, and one that has another card."""
+    card, other = (0, 1, 0), (0, 1, 1)
+    uses = [{card: 1.0}, {card: 1.0, other: 0.1}, {other: 0.5}, {card: 1.0}]
+    alone = [NetworkFlow(1.0, use, lambda: None, is_message=True) for use in uses]
+    share_cards(alone)
+    assert [flow.speed for flow in alone] == pytest.approx([1 / 2.71, 0.9 / 2.71, 1.0, 0.81 / 2.71])
+    beside = [*alone[:2], alone[3], NetworkFlow(1.0, {card: 1.0}, lambda: None, 3.0)]
+    share_cards(beside)
+    assert [flow.speed for flow in beside] == pytest.approx([0.5 / 2.71, 0.45 / 2.71, 0.405 / 2.71, 0.5])
+
+
 def test_activations_wait_for_their_receive() -> None:
     """Of one replica of two: two receives are posted ahead, and each that is taken posts another."""
     receives, begun = PostedReceives([1, 2]), list[int]()
