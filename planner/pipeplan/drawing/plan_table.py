@@ -103,11 +103,12 @@ def _prediction(outcome: Outcome) -> Iterator[Text]:
     )
     if simulation.note:
         yield Text(f"Not simulated: {simulation.note}.", "dim")
-    if simulation.differs and simulation.ratio is not None:
+    ratio = simulation.stated_ratio
+    if simulation.differs and ratio is not None:
         yield Text.assemble(
             f"  By the formulas, which the gains and the verdict are about: {show_time(score.pace_s)} each, bound by "
             f"{score.bound}. The simulation takes ",
-            (f"{simulation.ratio:.2f} x", "bold yellow" if simulation.ratio > 1 else "bold"),
+            (f"{ratio:.2f} x", "bold yellow" if ratio > 1 else "bold"),
             " as long; `pipeplan simulate` shows where the workers wait.",
         )
 

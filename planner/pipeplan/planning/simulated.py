@@ -6,7 +6,7 @@ single messages. A simulation proves nothing about other plans, so it decides on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.cost import depths
@@ -91,11 +91,28 @@ class PlanSimulation:
     """Why the plan was not simulated; empty if it was, or if nobody asked for it."""
     rivals: tuple[SimulatedPlan, ...] = ()
     """Other plans that were simulated because they may be as fast."""
+    shallower_s: float | None = None
+    """The simulated pace of the next shallower plan that was tried, where the plan was made deeper; else None."""
+
+    @property
+    def stated_s(self) -> float | None:
+        """The pace that an answer states, in seconds per minibatch; None where the plan was not simulated.
+
+        Replays gain less from depth than simulations (docs/replay.md), so that of the next shallower plan counts.
+        """
+        return None if self.simulated_s is None else max(self.simulated_s, self.shallower_s or 0.0)
+
+    @property
+    def stated_ratio(self) -> float | None:
+        """The stated over the predicted pace; None where it is not known."""
+        if self.ratio is None or not self.simulated_s or self.stated_s is None:
+            return None
+        return self.ratio * self.stated_s / self.simulated_s
 
     @property
     def differs(self) -> bool:
-        """Whether the simulation differs from the prediction by more than it confirms."""
-        return self.ratio is not None and abs(self.ratio - 1.0) > CONFIRMED
+        """Whether the stated pace differs from the prediction by more than a simulation confirms."""
+        return self.stated_ratio is not None and abs(self.stated_ratio - 1.0) > CONFIRMED
 
     @property
     def faster(self) -> tuple[SimulatedPlan, ...]:
@@ -141,10 +158,36 @@ def choose_by_simulation(
     tied = [(one, pace) for one, pace in known if one.predicted_s <= own.predicted_s * (1 + EQUAL)]
     least = min(pace for _, pace in tied)
     best = min((one for one, pace in tied if pace <= least * (1 + ALIKE)), key=lambda one: one.plan.busy)
+    best = _with_reserve(best, found)
     if simpler is not None:
         best = _unless_slower(found[1], best, simpler.within)
     slower = tuple(one for one, _ in known if one is not best)
-    return best.plan, best.score, PlanSimulation(best.simulated_s, best.ratio, best.minibatches, "", slower)
+    told = PlanSimulation(best.simulated_s, best.ratio, best.minibatches, "", slower, _shallower_s(best, found))
+    return best.plan, best.score, told
+
+
+def _depths_tried(found: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
+    """The first plan that was simulated, and it with more minibatches in flight, from the shallowest to the deepest."""
+    by_name = {one.name: one for one in found}
+    return [found[0], *(by_name[name] for name in map(_name_of_deeper, DEEPER) if name in by_name)]
+
+
+def _with_reserve(best: SimulatedPlan, found: Sequence[SimulatedPlan]) -> SimulatedPlan:
+    """A plan that was made deeper, or the next deeper one if it is simulated alike: replays need more than suffices."""
+    tried = _depths_tried(found)
+    place = next((number for number, one in enumerate(tried) if one is best), 0)
+    if not place or place + 1 == len(tried):
+        return best
+    deeper = tried[place + 1]
+    alike = deeper.simulated_s is not None and deeper.simulated_s <= (best.simulated_s or 0.0) * (1 + ALIKE)
+    return deeper if alike and deeper.predicted_s <= best.predicted_s * (1 + EQUAL) else best
+
+
+def _shallower_s(best: SimulatedPlan, found: Sequence[SimulatedPlan]) -> float | None:
+    """The simulated pace of the next shallower plan of those that were tried; None where the plan was not deepened."""
+    tried = _depths_tried(found)
+    place = next((number for number, one in enumerate(tried) if one is best), 0)
+    return tried[place - 1].simulated_s if place else None
 
 
 def _unless_slower(simplest: SimulatedPlan, best: SimulatedPlan, within: float) -> SimulatedPlan:
@@ -200,7 +243,11 @@ def _deeper(plan: Plan) -> Iterator[tuple[str, Plan]]:
         deeper = [replace(stage, depth=stage.depth + more) for stage in stages[:-1]]
         found = _with_versions(replace(plan, stages=(*deeper, stages[-1])))
         if oldest > MOST_STALE or max(Updates.of(found, 1).stale_by) <= MOST_STALE:
-            yield f"{NUMBERS[more]} more in flight", found
+            yield _name_of_deeper(more), found
+
+
+def _name_of_deeper(more: int) -> str:
+    return f"{NUMBERS[more]} more in flight"
 
 
 def _with_versions(plan: Plan) -> Plan:

@@ -127,8 +127,8 @@ class Outcome:
     @property
     def predicted_s(self) -> float:
         """The pace to expect, in seconds per minibatch: simulated where that differs from `objective_s`."""
-        simulated_s = self.simulation.simulated_s
-        return self.objective_s if simulated_s is None or not self.simulation.differs else simulated_s
+        stated_s = self.simulation.stated_s
+        return self.objective_s if stated_s is None or not self.simulation.differs else stated_s
 
     @property
     def throughput(self) -> Throughput:

@@ -99,6 +99,10 @@ class SharedNetwork:
             flow.done()
 
 
+_Rising = tuple[NetworkFlow, float, list[tuple[Card, float]]]
+"""(flow, level at which it has full speed, its shares of the cards that are too slow for all of their flows)."""
+
+
 def share_cards(flows: list[NetworkFlow]) -> None:
     """Set the weighted max-min fair speed, at most 1, of every flow.
 
@@ -111,29 +115,30 @@ def share_cards(flows: list[NetworkFlow]) -> None:
         flow.speed = 1.0
         for card, share in flow.use.items():
             demand[card] = demand.get(card, 0.0) + share
-    if all(total <= 1.0 for total in demand.values()):
+    left = {card: 1.0 for card, total in demand.items() if total > 1.0}  # no other card limits a flow
+    if not left:
         return
-    left = dict.fromkeys(demand, 1.0)
-    rising = [(flow, max(flow.use.values()) / weight) for flow, weight in _weights(flows) if flow.use]
+    rising: list[_Rising] = []
+    for flow, weight in _weights(flows):
+        if crowded := [(card, share) for card, share in flow.use.items() if card in left]:
+            rising.append((flow, max(flow.use.values()) / weight, crowded))
     while rising:
         weights: dict[Card, float] = {}
-        for flow, most in rising:
-            for card, share in flow.use.items():
+        for _, most, crowded in rising:
+            for card, share in crowded:
                 weights[card] = weights.get(card, 0.0) + share / most
         full, level = min(((card, left[card] / weight) for card, weight in weights.items()), key=lambda pair: pair[1])
         level = max(level, EPSILON)
-        least = min(most for _, most in rising)
-        stopped = (
-            [(flow, most) for flow, most in rising if most <= level]
-            if least <= level
-            else [(flow, most) for flow, most in rising if full in flow.use]
-        )
-        for flow, most in stopped:
+        slowed = min(most for _, most, _ in rising) > level
+        rest = []
+        for flow, most, crowded in rising:
+            if full not in flow.use if slowed else most > level:
+                rest.append((flow, most, crowded))
+                continue
             flow.speed = min(1.0, level / most)
-            for card, share in flow.use.items():
+            for card, share in crowded:
                 left[card] = max(0.0, left[card] - flow.speed * share)
-        done = {id(flow) for flow, _ in stopped}
-        rising = [(flow, most) for flow, most in rising if id(flow) not in done]
+        rising = rest
 
 
 def _weights(flows: list[NetworkFlow]) -> Iterator[tuple[NetworkFlow, float]]:

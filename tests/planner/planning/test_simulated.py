@@ -13,7 +13,7 @@ import pipeplan
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.updates import MOST_STALE, Updates
 from pipeplan.planning import simulated
-from pipeplan.planning.simulated import EQUAL, TELLING, choose_by_simulation
+from pipeplan.planning.simulated import EQUAL, TELLING, SimulatedPlan, choose_by_simulation
 from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import scenario
@@ -73,6 +73,8 @@ def test_among_equal_predictions_the_faster_in_the_simulation_is_taken() -> None
     assert told.simulated_s is not None
     assert own.simulated_s is not None
     assert told.simulated_s < own.simulated_s / 1.1
+    assert told.shallower_s in [one.simulated_s for one in told.rivals]
+    assert told.stated_s == max(told.simulated_s, told.shallower_s or 0.0)
     assert evaluate(plan, plain.problem).fits
 
 
@@ -132,9 +134,12 @@ def test_the_answer_states_the_simulated_pace_where_it_differs() -> None:
     told = choose_by_simulation(plain.problem, plain.plan, plain.evaluation, [], None, Deadline())[2]
     outcome = replace(plain, simulation=told)
     assert told.differs
-    assert outcome.predicted_s == told.simulated_s != outcome.objective_s
+    assert told.stated_s is not None
+    assert outcome.predicted_s == told.stated_s >= (told.simulated_s or 0.0)
+    assert told.stated_ratio == pytest.approx(told.stated_s / outcome.objective_s)
+    assert outcome.predicted_s != outcome.objective_s
     assert outcome.throughput.samples_per_s == pytest.approx(80 / outcome.predicted_s)
-    alike = replace(told, simulated_s=outcome.objective_s * 1.005, ratio=1.005)
+    alike = replace(told, simulated_s=outcome.objective_s * 1.005, ratio=1.005, shallower_s=None)
     assert replace(outcome, simulation=alike).predicted_s == outcome.objective_s
 
 
@@ -147,3 +152,22 @@ def test_gradients_do_not_become_older_than_models_learn_from() -> None:
     assert own == [3]
     beyond = [plan.stages[0].depth for _, plan in simulated._deeper(plain)]
     assert beyond == [plain.stages[0].depth + more for more in simulated.DEEPER]
+
+
+def test_a_deeper_plan_has_a_reserve_unless_that_is_slower() -> None:
+    plain = _outcome("s2vt-v100", "A")
+
+    def made(name: str, simulated_s: float) -> SimulatedPlan:
+        return SimulatedPlan(name, plain.plan, plain.evaluation, simulated_s)
+
+    own, one, two = made("the solvers' plan", 1.3), made("one more in flight", 1.0), made("two more in flight", 1.005)
+    other, slower = made("a worker fewer", 1.0), made("two more in flight", 1.1)
+    for best, found, taken, before_s in (
+        (one, [own, one, two, other], two, 1.0),
+        (one, [own, other, one, slower], one, 1.3),
+        (one, [own, one], one, 1.3),
+        (own, [own, one, two], own, None),
+        (other, [own, one, two, other], other, None),
+    ):
+        assert simulated._with_reserve(best, found) is taken
+        assert simulated._shallower_s(taken, found) == before_s
