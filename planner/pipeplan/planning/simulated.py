@@ -25,7 +25,8 @@ from pipeplan.simulation.simulate import simulate
 from pipeplan.util.deadline import Deadline, OutOfTime
 
 TELLING = 0.03
-"""Relative. Differences between two simulations that are told."""
+"""Relative. Differences between two simulations that are told; deeper plans are tried where a simulation is so much
+slower than the formulas."""
 CONFIRMED = 0.01
 """Relative. A simulation that differs from the formulas by less confirms them; otherwise it is the pace that an
 answer states."""
@@ -219,7 +220,7 @@ def _near(
 def _neighbours(problem: Problem, own: SimulatedPlan) -> Iterator[tuple[str, Plan]]:
     """The plan with more minibatches in flight, if its simulation is slow, and with one worker fewer at a stage."""
     plan, stages = own.plan, own.plan.stages
-    if own.differs and (own.ratio or 0.0) > 1:
+    if (own.ratio or 0.0) > 1 + TELLING:  # gradients become older with it, which a gain of less is not worth
         yield from _deeper(plan)
     if plan.copies > 1 or problem.options.grid:
         return
