@@ -31,28 +31,30 @@ def ddp_pace(document: PlanDocument, model: CheckedModel, stages: Sequence[Stage
     return (stage.pass_s + exposed + (1.0 - document.options.overlap) * hidden) / len(workers)
 
 
-def exposed_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
-    """Exposed all-reduce time: the part of the all-reduce that remains after the end of the backward pass, seconds."""
-    workers = document.stages[0].workers
+def exposed_allreduce_s(document: PlanDocument, model: CheckedModel, index: int = 0) -> float:
+    """Exposed all-reduce time of a stage that sends buckets during a backward pass: what is left after it, seconds."""
+    stage = document.stages[index]
+    workers, own = stage.workers, model.set_of(stage.layers)
+    layers = [layer for layer in range(len(model.backward_s)) if own >> layer & 1]
     speed = min(document.cluster.device_of(worker).speed for worker in workers)
-    recompute_s = float(model.forward_s.sum()) / speed if document.stages[0].recompute else 0.0
+    recompute_s = float(model.forward_s[layers].sum()) / speed if stage.recompute else 0.0
     done_s = 0.0  # when the buckets so far are reduced, relative to the end of the backward pass
     if len(workers) > 1:
         link = document.network.among(workers)
-        done_s = -float(model.backward_s.sum()) / speed - recompute_s
-        for size, remaining in _buckets(model):
+        done_s = -float(model.backward_s[layers].sum()) / speed - recompute_s
+        for size, remaining in _buckets(model, layers):
             took_s = figures.exchange_of_gradients_s(document, len(workers), size, link)
             done_s = max(done_s, -remaining / speed) + took_s
     return max(0.0, done_s)
 
 
-def _buckets(model: CheckedModel) -> Iterator[tuple[float, float]]:
+def _buckets(model: CheckedModel, layers: Sequence[int]) -> Iterator[tuple[float, float]]:
     """(bytes, remaining backward time when it closes) of each bucket of gradients, on a device of speed 1."""
-    remaining = float(model.backward_s.sum())
+    remaining = float(model.backward_s[layers].sum())
     filled, limit = 0.0, FIRST_BUCKET_BYTES
-    for seconds, size in zip(model.backward_s[::-1], model.parameters[::-1], strict=True):
-        remaining -= float(seconds)
-        filled += float(size)
+    for layer in reversed(layers):
+        remaining -= float(model.backward_s[layer])
+        filled += float(model.parameters[layer])
         if filled >= limit:
             yield filled, remaining
             filled, limit = 0.0, BUCKET_BYTES

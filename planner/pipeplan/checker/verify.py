@@ -206,7 +206,7 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
             *([("executor_s", figure.executor_s)] if figure.executor_s or node.get("executor_s") else []),
             ("sync_s", awaited_s(document, figures, index)),
             *([("weights_s", figure.weights_s)] if figure.weights_s or node.get("weights_s") else []),
-            *([("exposed_sync_s", exposed_allreduce_s(document, model))] if node.get("exposed_sync_s") else []),
+            *([("exposed_sync_s", exposed_allreduce_s(document, model, index))] if node.get("exposed_sync_s") else []),
             ("receive_bytes", figure.received),
             ("send_bytes", figure.sent),
             ("send_gradient_bytes", figure.sent_gradient),

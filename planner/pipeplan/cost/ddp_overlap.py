@@ -20,7 +20,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.stage_times import group_allreduce_time
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.plan.schedules import ACCUMULATING, FLUSHING
 from pipeplan.problem.problem import Problem
 
 FIRST_BUCKET_BYTES = 2**20
@@ -38,11 +38,32 @@ def ddp_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links) -> float
 
     The result is 0 for pipelines and for schedules that accumulate, whose all-reduce no forward pass waits for.
     """
-    if not waits_for_allreduce(plan) or plan.stages[0].replicas == 1:
+    return _left_of_allreduce_s(plan, problem, links, 0) if waits_for_allreduce(plan) else 0.0
+
+
+def flush_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links, index: int) -> float | None:
+    """Seconds of a stage's all-reduce that remain when its last backward pass before a flush ends; None elsewhere.
+
+    The executor sends buckets during that pass, as in plain data parallelism. The formulas of the flush schedules do
+    not count this, so that they are an upper bound; the simulation does. None where gradients of weights have a pass of
+    their own, workers run several stages, weights are shared or the optimiser's state is divided.
+    """
+    stage = plan.stages[index]
+    if plan.inference or plan.schedule not in FLUSHING or plan.virtual or stage.deferred or stage.replicas == 1:
+        return None
+    if problem.shared or problem.options.shard_optimizer:
+        return None
+    return _left_of_allreduce_s(plan, problem, links, index)
+
+
+def _left_of_allreduce_s(plan: Plan, problem: Problem, links: Links, index: int) -> float:
+    """Seconds of a stage's all-reduce that remain when a backward pass ends during which buckets are sent."""
+    stage = plan.stages[index]
+    if stage.replicas == 1:
         return 0.0
-    (stage,) = plan.stages
     rate = links.allreduce_among(stage.workers)
-    speed, layers = problem.cluster.speed_of(stage.workers), problem.profile.layers
+    own, speed = set(stage.layers), problem.cluster.speed_of(stage.workers)
+    layers = [layer for layer in problem.profile.layers if layer.name in own]
     recompute_s = sum(layer.forward_s for layer in layers) / speed if stage.recompute else 0.0
     passes = [(layer.backward_s / speed, layer.parameter_bytes) for layer in reversed(layers)]
     return _unhidden_s(

@@ -53,15 +53,10 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     yield from _choice(outcome.synchrony)
     yield _layers(outcome)
     yield _picture(outcome)
-    yield Text.assemble(
-        "Predicted: ",
-        (f"{show_pace(score.rate)} minibatches/s", "bold"),
-        f" ({show_time(score.pace_s)} each, {show_pace(score.rate * profile.minibatch)} samples/s), "
-        f"bound by {score.bound}.",
-    )
+    yield from _prediction(outcome)
     for line in outcome.throughput.lines:
         yield Text(f"  {line}")
-    yield from _simulated(outcome.simulation)
+    yield from _rivals(outcome.simulation)
     yield from _gains(outcome.baselines, score.pace_s)
     yield from _simplicity(outcome)
     colour = "green" if outcome.verdict.proven else "yellow"
@@ -96,16 +91,30 @@ def _simplicity(outcome: Outcome) -> Iterator[Text]:
             yield Text("This is data parallelism with a hierarchical all-reduce, which NCCL may choose by itself.")
 
 
-def _simulated(simulation: PlanSimulation) -> Iterator[Text]:
-    """Lines on a simulation that differs from the prediction, and on plans that are faster in it."""
+def _prediction(outcome: Outcome) -> Iterator[Text]:
+    """The pace to expect, and that of the formulas where a simulation differs from it."""
+    score, simulation = outcome.evaluation, outcome.simulation
+    rate = 1 / outcome.predicted_s if outcome.predicted_s > 0 else float("inf")
+    yield Text.assemble(
+        "Predicted: ",
+        (f"{show_pace(rate)} minibatches/s", "bold"),
+        f" ({show_time(outcome.predicted_s)} each, {show_pace(rate * outcome.problem.profile.minibatch)} samples/s), ",
+        "simulated." if simulation.differs else f"bound by {score.bound}.",
+    )
     if simulation.note:
         yield Text(f"Not simulated: {simulation.note}.", "dim")
-    if simulation.simulated_s is not None and simulation.ratio is not None and simulation.differs:
+    ratio = simulation.stated_ratio
+    if simulation.differs and ratio is not None:
         yield Text.assemble(
-            "Simulated: ",
-            (f"{simulation.ratio:.2f} x of predicted", "bold yellow" if simulation.ratio > 1 else "bold"),
-            f", {show_time(simulation.simulated_s)} each; `pipeplan simulate` shows where the workers wait.",
+            f"  By the formulas, which the gains and the verdict are about: {show_time(score.pace_s)} each, bound by "
+            f"{score.bound}. The simulation takes ",
+            (f"{ratio:.2f} x", "bold yellow" if ratio > 1 else "bold"),
+            " as long; `pipeplan simulate` shows where the workers wait.",
         )
+
+
+def _rivals(simulation: PlanSimulation) -> Iterator[Text]:
+    """Lines on plans that are faster in the simulation."""
     for rival in simulation.faster:
         simulated_s = rival.simulated_s or 0.0
         yield Text(

@@ -21,6 +21,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
+from pipeplan.plan.updates import MOST_STALE
 from pipeplan.planning.choose_schedule import STALENESS, known_sizes, minibatch_sizes
 from pipeplan.planning.plan_kinds import Candidate, PlanKinds
 from pipeplan.planning.simplest import LEAST_GAIN
@@ -38,9 +39,6 @@ GAIN = 0.1
 RATE, TIME_TO_GOAL = "rate", "time-to-goal"
 OBJECTIVES = (RATE, TIME_TO_GOAL)
 """What plans are compared by: samples per second, or these divided by the measured cost in samples to the goal."""
-MOST_STALE = 3
-"""The oldest gradients, in updates, of an asynchronous plan that is taken unless the user tolerates any staleness: with
-4 most models of docs/learning.md do not keep up."""
 HARDLY_ANY = 0.02
 """The share of the pace below which a stage is said to do hardly any work."""
 

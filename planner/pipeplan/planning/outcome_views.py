@@ -27,6 +27,8 @@ class _Outcome(Protocol):
     @property
     def evaluation(self) -> Evaluation: ...
     @property
+    def predicted_s(self) -> float: ...
+    @property
     def baselines(self) -> tuple[Baseline, ...]: ...
     @property
     def verdict(self) -> Verdict: ...
@@ -43,12 +45,14 @@ def outcome_lines(outcome: _Outcome) -> list[str]:
     updates = "Inference: the forward pass only." if plan.inference else Updates.of(plan, minibatch).text
     gains = [(one.name, one.gain(score.pace_s)) for one in outcome.baselines]
     where = f"on cluster {cluster.name} ({plan.busy} of {cluster.workers} workers)"
-    rates = f"{show_time(score.pace_s)} each, {show_pace(score.rate * minibatch)} samples/s"
+    rate = 1 / outcome.predicted_s if outcome.predicted_s > 0 else float("inf")
+    rates = f"{show_time(outcome.predicted_s)} each, {show_pace(rate * minibatch)} samples/s"
+    bound = f"bound by {score.bound}" if outcome.predicted_s == score.pace_s else "simulated"
     known = ", ".join(f"{gain:.2f}x over {name}" for name, gain in gains if gain is not None)
     lines = (
         f"Plan {plan.config} for {purpose} {problem.profile.model_name}, minibatch {minibatch}, {where}",
         updates,
-        f"Predicted: {show_pace(score.rate)} minibatches/s ({rates}), bound by {score.bound}",
+        f"Predicted: {show_pace(rate)} minibatches/s ({rates}), {bound}",
         f"Gains: {known or 'none known'}",
         f"Verdict: {outcome.verdict.text}",
     )

@@ -6,7 +6,7 @@ single messages. A simulation proves nothing about other plans, so it decides on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.cost import depths
@@ -14,6 +14,7 @@ from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE
+from pipeplan.plan.updates import MOST_STALE, Updates
 from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.simplest import SimplerPlan
 from pipeplan.problem.problem import Problem
@@ -24,14 +25,21 @@ from pipeplan.simulation.simulate import simulate
 from pipeplan.util.deadline import Deadline, OutOfTime
 
 TELLING = 0.03
-"""Relative. Differences between a prediction and its simulation, or between two simulations, that are told."""
+"""Relative. Differences between two simulations that are told; deeper plans are tried where a simulation is so much
+slower than the formulas."""
+CONFIRMED = 0.01
+"""Relative. A simulation that differs from the formulas by less confirms them; otherwise it is the pace that an
+answer states."""
+DEEPER = (1, 2, 4)
+"""More minibatches in flight that are tried where the simulation is slower than the formulas."""
+NUMBERS = {1: "one", 2: "two", 4: "four"}
 NEAR = 0.05
 """Relative. Plans whose predicted pace is this much longer than the best one are simulated too."""
 EQUAL = 1e-9
 """Relative. Predicted paces that differ by less are equal."""
 ALIKE = 0.01
 """Relative. Simulated paces that differ by less are equal."""
-MOST_RIVALS = 4
+MOST_RIVALS = 6
 MOST_PASSES = 4_000
 """Passes of minibatches through stages, forward and backward, that are simulated for the plan, and as many for all of
 its rivals. With shared cards a thousand of them take 0.1 to 0.6 seconds."""
@@ -66,8 +74,8 @@ class SimulatedPlan:
 
     @property
     def differs(self) -> bool:
-        """Whether the simulation differs from the prediction by more than a few percent."""
-        return self.ratio is not None and abs(self.ratio - 1.0) > TELLING
+        """Whether the simulation differs from the prediction by more than it confirms."""
+        return self.ratio is not None and abs(self.ratio - 1.0) > CONFIRMED
 
 
 @dataclass(frozen=True)
@@ -84,11 +92,28 @@ class PlanSimulation:
     """Why the plan was not simulated; empty if it was, or if nobody asked for it."""
     rivals: tuple[SimulatedPlan, ...] = ()
     """Other plans that were simulated because they may be as fast."""
+    shallower_s: float | None = None
+    """The simulated pace of the next shallower plan that was tried, where the plan was made deeper; else None."""
+
+    @property
+    def stated_s(self) -> float | None:
+        """The pace that an answer states, in seconds per minibatch; None where the plan was not simulated.
+
+        Replays gain less from depth than simulations (docs/replay.md), so that of the next shallower plan counts.
+        """
+        return None if self.simulated_s is None else max(self.simulated_s, self.shallower_s or 0.0)
+
+    @property
+    def stated_ratio(self) -> float | None:
+        """The stated over the predicted pace; None where it is not known."""
+        if self.ratio is None or not self.simulated_s or self.stated_s is None:
+            return None
+        return self.ratio * self.stated_s / self.simulated_s
 
     @property
     def differs(self) -> bool:
-        """Whether the simulation differs from the prediction by more than a few percent."""
-        return self.ratio is not None and abs(self.ratio - 1.0) > TELLING
+        """Whether the stated pace differs from the prediction by more than a simulation confirms."""
+        return self.stated_ratio is not None and abs(self.stated_ratio - 1.0) > CONFIRMED
 
     @property
     def faster(self) -> tuple[SimulatedPlan, ...]:
@@ -115,8 +140,8 @@ def choose_by_simulation(
 
     A `simpler` plan is taken instead, unless the simulation finds it slower than its share allows.
 
-    `others` are plans by name that may be nearly as fast. The same plan with one worker fewer at a stage, and with one
-    more minibatch in flight at each stage, is tried as well. Returns the plan with its score and its simulation.
+    `others` are plans by name that may be nearly as fast. The same plan with one worker fewer at a stage, and with more
+    minibatches in flight at each stage, is tried as well. Returns the plan with its score and its simulation.
     """
     own = _simulated("the solvers' plan", plan, score, problem, MOST_PASSES, deadline)
     if own.simulated_s is None:
@@ -134,10 +159,36 @@ def choose_by_simulation(
     tied = [(one, pace) for one, pace in known if one.predicted_s <= own.predicted_s * (1 + EQUAL)]
     least = min(pace for _, pace in tied)
     best = min((one for one, pace in tied if pace <= least * (1 + ALIKE)), key=lambda one: one.plan.busy)
+    best = _with_reserve(best, found)
     if simpler is not None:
         best = _unless_slower(found[1], best, simpler.within)
     slower = tuple(one for one, _ in known if one is not best)
-    return best.plan, best.score, PlanSimulation(best.simulated_s, best.ratio, best.minibatches, "", slower)
+    told = PlanSimulation(best.simulated_s, best.ratio, best.minibatches, "", slower, _shallower_s(best, found))
+    return best.plan, best.score, told
+
+
+def _depths_tried(found: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
+    """The first plan that was simulated, and it with more minibatches in flight, from the shallowest to the deepest."""
+    by_name = {one.name: one for one in found}
+    return [found[0], *(by_name[name] for name in map(_name_of_deeper, DEEPER) if name in by_name)]
+
+
+def _with_reserve(best: SimulatedPlan, found: Sequence[SimulatedPlan]) -> SimulatedPlan:
+    """A plan that was made deeper, or the next deeper one if it is simulated alike: replays need more than suffices."""
+    tried = _depths_tried(found)
+    place = next((number for number, one in enumerate(tried) if one is best), 0)
+    if not place or place + 1 == len(tried):
+        return best
+    deeper = tried[place + 1]
+    alike = deeper.simulated_s is not None and deeper.simulated_s <= (best.simulated_s or 0.0) * (1 + ALIKE)
+    return deeper if alike and deeper.predicted_s <= best.predicted_s * (1 + EQUAL) else best
+
+
+def _shallower_s(best: SimulatedPlan, found: Sequence[SimulatedPlan]) -> float | None:
+    """The simulated pace of the next shallower plan of those that were tried; None where the plan was not deepened."""
+    tried = _depths_tried(found)
+    place = next((number for number, one in enumerate(tried) if one is best), 0)
+    return tried[place - 1].simulated_s if place else None
 
 
 def _unless_slower(simplest: SimulatedPlan, best: SimulatedPlan, within: float) -> SimulatedPlan:
@@ -167,11 +218,10 @@ def _near(
 
 
 def _neighbours(problem: Problem, own: SimulatedPlan) -> Iterator[tuple[str, Plan]]:
-    """The plan with one more minibatch in flight, if its simulation is slow, and with one worker fewer at a stage."""
+    """The plan with more minibatches in flight, if its simulation is slow, and with one worker fewer at a stage."""
     plan, stages = own.plan, own.plan.stages
-    if own.differs and len(stages) > 1 and not plan.inference and plan.schedule != GPIPE:
-        deeper = [replace(stage, depth=stage.depth + 1) for stage in stages[:-1]]
-        yield "one more in flight", _with_versions(replace(plan, stages=(*deeper, stages[-1])))
+    if (own.ratio or 0.0) > 1 + TELLING:  # gradients become older with it, which a gain of less is not worth
+        yield from _deeper(plan)
     if plan.copies > 1 or problem.options.grid:
         return
     for index, stage in enumerate(stages):
@@ -179,6 +229,26 @@ def _neighbours(problem: Problem, own: SimulatedPlan) -> Iterator[tuple[str, Pla
             fewer = replace(stage, workers=stage.workers[:-1])
             smaller = replace(plan, stages=(*stages[:index], fewer, *stages[index + 1 :]))
             yield "a worker fewer", depths.assign_depths(smaller, problem, own.predicted_s)
+
+
+def _deeper(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """The plan with more minibatches in flight at every stage but the last.
+
+    Gradients that most models learn from do not become older than that.
+    """
+    stages = plan.stages
+    if len(stages) == 1 or plan.inference or plan.virtual or plan.schedule == GPIPE:
+        return
+    oldest = max(Updates.of(plan, 1).stale_by)
+    for more in DEEPER:
+        deeper = [replace(stage, depth=stage.depth + more) for stage in stages[:-1]]
+        found = _with_versions(replace(plan, stages=(*deeper, stages[-1])))
+        if oldest > MOST_STALE or max(Updates.of(found, 1).stale_by) <= MOST_STALE:
+            yield _name_of_deeper(more), found
+
+
+def _name_of_deeper(more: int) -> str:
+    return f"{NUMBERS[more]} more in flight"
 
 
 def _with_versions(plan: Plan) -> Plan:

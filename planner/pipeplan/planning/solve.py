@@ -121,14 +121,20 @@ class Outcome:
 
     @property
     def objective_s(self) -> float:
-        """The plan's pace, in seconds per minibatch."""
+        """The plan's pace by the formulas, which solvers minimise and prove, in seconds per minibatch."""
         return self.evaluation.pace_s
 
     @property
+    def predicted_s(self) -> float:
+        """The pace to expect, in seconds per minibatch: simulated where that differs from `objective_s`."""
+        stated_s = self.simulation.stated_s
+        return self.objective_s if stated_s is None or not self.simulation.differs else stated_s
+
+    @property
     def throughput(self) -> Throughput:
-        """The pace in the units of a training run."""
+        """The pace to expect in the units of a training run."""
         problem = self.problem
-        return throughput_of(self.plan, problem.profile, problem.cluster, self.objective_s, self.run_size)
+        return throughput_of(self.plan, problem.profile, problem.cluster, self.predicted_s, self.run_size)
 
     @property
     def gap(self) -> float:

@@ -14,7 +14,6 @@ import numpy as np
 from pipeplan._version import __version__
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
-from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, waits_for_allreduce
 from pipeplan.cost.flush import BatchTime
 from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.cost.stage_times import awaited_exchange_s, group_allreduce_time
@@ -22,6 +21,7 @@ from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE, SPLITTING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import UNPIPELINED
+from pipeplan.simulation.from_plan import exposed_sync_s
 
 if TYPE_CHECKING:
     from pipeplan.planning.baselines import Baseline
@@ -216,8 +216,8 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
     stage, before = stages[index], stages[index - 1] if index else None
     links, waiting = Links.of(outcome.problem.cluster), {}
     worker_bytes = outcome.problem.cluster.executor.worker_bytes
-    if waits_for_allreduce(outcome.plan) and outcome.problem.options.contention:
-        waiting = {"exposed_sync_s": ddp_exposed_allreduce_s(outcome.plan, outcome.problem, links)}
+    if (left_s := exposed_sync_s(outcome.plan, outcome.problem, links, index)) is not None:
+        waiting = {"exposed_sync_s": left_s}
     return {
         "minibatch_s": outcome.evaluation.pace_s,
         "forward_s": stage.layers_forward_s,

@@ -214,9 +214,10 @@ def _intervals(simulated: ReportSimulation, shown: ShownLanes, end_s: float) -> 
             intervals.append((lane, kind, done.action.index, done.start_s, done.end_s))
     reduced = {f"all-reduce of stage {stage + 1}": stage for stage, _ in shown.places}
     by_stage = _lanes_by_stage(shown.places)
-    for row, number, start_s, until_s in simulated.replayed.transfers:
-        if row in reduced and start_s < end_s:
-            intervals += [(lane, _REDUCE, number, start_s, until_s) for lane in by_stage[reduced[row]]]
+    for sent in simulated.replayed.transfers:
+        if sent.row in reduced and sent.start_s < end_s:
+            reducing = _REDUCE, sent.number, sent.start_s, sent.end_s
+            intervals += [(lane, *reducing) for lane in by_stage[reduced[sent.row]]]
     return sorted(intervals, key=_by_start)
 
 

@@ -4,8 +4,9 @@ The rules:
 
 worker   A worker runs the actions of its stream in order, one at a time. F and B wait for their message.
 link     A link carries one message at a time, first come, first served. It is busy for transmit_s (for gradients
-         back_s), and the message arrives latency_s later. Where a boundary has several links, the minibatches of a copy
-         take them in turn.
+         back_s), and the message arrives latency_s later. With cards and without an order, every pair of workers has a
+         link in each direction, and activations wait for their receive (`posted_receives`); otherwise a boundary has
+         links that the minibatches of a copy take in turn.
 R        R joins the all-reduce of the group, which starts once all replicas have joined and the previous one has ended.
 U        U keeps the worker busy for exposed_s; the rest of the all-reduce, hidden_s, runs beside computing. Where U
          directly follows its R, the hidden part runs after the exposed one. Where the schedule put other actions
@@ -13,7 +14,7 @@ U        U keeps the worker busy for exposed_s; the rest of the all-reduce, hidd
 order    With a `Scenario.transport` that keeps one order, a message starts when `message_order` lets it.
 card     With `Scenario.cards`, a message or the hidden part of an all-reduce is a flow that shares the network cards
          that it crosses (`fair_share`), and takes as long as these allow. Under a flush the whole all-reduce is such a
-         flow.
+         flow, or what the last backward pass leaves of it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pipeplan.errors import InputError
-from pipeplan.simulation.fair_share import SharedNetwork, Use
+from pipeplan.simulation.fair_share import RING_WEIGHT, SharedNetwork, Use
 from pipeplan.simulation.message_order import message_order
+from pipeplan.simulation.posted_receives import PostedReceives
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.one_order import Direction
@@ -57,6 +59,13 @@ class Transfer(NamedTuple):
     """Number of the minibatch, or of the group of an all-reduce."""
     start_s: float
     end_s: float
+    pair: str = ""
+    """The two workers, in words, where each pair has a link of its own."""
+
+    @property
+    def whole_row(self) -> str:
+        """The link and its workers, in words; the transfers of one row follow each other."""
+        return f"{self.row}, {self.pair}" if self.pair else self.row
 
 
 @dataclass(frozen=True)
@@ -127,11 +136,14 @@ class _Job(NamedTuple):
     """Called with the start time when the link begins with this job."""
     flown: Callable[[], None]
     """Called at the end of the flow."""
+    weight: float = 1.0
+    """Its share of a card beside flows of weight 1."""
 
 
 @dataclass
 class _Link:
     row: str
+    pair: str = ""
     free_s: float = 0.0
     waiting: deque[_Job] = field(default_factory=deque)
     busy: bool = False
@@ -157,6 +169,10 @@ class _Engine:
         self._gradients = [_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
         self._network = None if scenario.cards is None else SharedNetwork(lambda: self._now, self._at)
         self._order = message_order(scenario, minibatches)
+        pairs = self._network is not None and self._order is None
+        self._receives = PostedReceives([load.replicas for load in scenario.stages]) if pairs else None
+        self._pairs: dict[tuple[int, int, ActionKind], _Link] = {}
+        """The link of each two workers, by the kind of action that makes its messages."""
         # Copies of a pipeline are in different components, and all stages share the link between these.
         shared = _Link("all-reduce")
         self._sync = [
@@ -208,7 +224,8 @@ class _Engine:
             raise InputError(self._deadlock(*stuck))
         if not math.isfinite(self._now):
             raise InputError("the times of the plan are too long to add up")
-        return SimulatedEvents(tuple(self._actions), tuple(self._transfers), self._now)
+        transfers = sorted(self._transfers, key=lambda done: done.start_s)
+        return SimulatedEvents(tuple(self._actions), tuple(transfers), self._now)
 
     def _at(self, time_s: float, event: Callable[[], None], rank: int = -1) -> None:
         """Schedule an event. Events at the same time happen by rank, then in the order in which they were scheduled."""
@@ -227,6 +244,8 @@ class _Engine:
             worker.arrived.discard(action)
             match action.kind:
                 case ActionKind.FORWARD:
+                    if self._receives is not None:
+                        self._receives.take(worker.stage, action.index)
                     self._compute(worker, action, load.forward_s)
                 case ActionKind.BACKWARD:
                     worker.awaiting_backward.remove(action.index)
@@ -325,10 +344,22 @@ class _Engine:
 
         job = _Job(action.index, busy_s, 0.0, use, begun=lambda _: None, flown=flown)
         link = links[copy][turn % hop.links]
-        if self._order is None:
+        if self._receives is not None:
+            own = self._link_of_pair(boundary, action, link.row)
+            self._receives.start(target, action, lambda: self._carry(own, job))
+        elif self._order is None:
             self._carry(link, job)
         else:
             self._order.made(*message, lambda: self._carry(link, job))
+
+    def _link_of_pair(self, boundary: int, action: Action, row: str) -> _Link:
+        """The link between the two workers of a message that this action makes at a boundary."""
+        ends = self._scenario.stages[boundary : boundary + 2]
+        sender, receiver = (load.workers[action.index % load.replicas] for load in ends)
+        if action.kind is ActionKind.BACKWARD:
+            sender, receiver = receiver, sender
+        pair = f"worker {sender} → {receiver}"
+        return self._pairs.setdefault((sender, receiver, action.kind), _Link(row, pair))
 
     def _use(self, action: Action, boundary: int, copy: int) -> Use:
         """Use of cards by a message: activations to the next stage, or gradients back."""
@@ -369,11 +400,11 @@ class _Engine:
             if link.waiting:
                 self._begin_next(link, network)
 
-        network.start(job.flow_s, job.use, flown)
+        network.start(job.flow_s, job.use, flown, job.weight, is_message=bool(link.pair))
 
     def _record(self, link: _Link, number: int, start_s: float, end_s: float) -> None:
         if end_s > start_s:
-            self._transfers.append(Transfer(link.row, number, start_s, end_s))
+            self._transfers.append(Transfer(link.row, number, start_s, end_s, link.pair))
 
     def _arrive(self, worker: _Worker, action: Action) -> None:
         worker.arrived.add(action)
@@ -409,7 +440,7 @@ class _Engine:
                 self._release(replica, update, self._now)
 
         use = self._scenario.cards.ring(worker.stage) if self._scenario.cards is not None else {}
-        self._carry(self._sync[worker.stage], _Job(group, hidden, exposed, use, begun, flown))
+        self._carry(self._sync[worker.stage], _Job(group, hidden, exposed, use, begun, flown, RING_WEIGHT))
 
     def _release(self, worker: _Worker, update: Action, time_s: float) -> None:
         self._at(time_s, lambda: self._arrive(worker, update))
@@ -417,8 +448,9 @@ class _Engine:
     def _parts(self, load: StageLoad) -> tuple[float, float]:
         """The hidden and the exposed part of an all-reduce, in seconds."""
         overlap = self._scenario.overlap
-        if self._network is not None and self._scenario.drains:
-            return load.sync_s, 0.0
+        if self._scenario.drains:
+            left_s = load.sync_s if load.left_s is None else load.left_s
+            return (left_s, 0.0) if self._network is not None else (0.0, left_s)
         return load.hidden_s(overlap), load.exposed_s(overlap)
 
     def _deadlock(self, worker: _Worker, action: Action) -> str:

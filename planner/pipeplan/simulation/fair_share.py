@@ -1,17 +1,18 @@
-"""Messages and all-reduces as flows that share network cards by max-min fairness, to which TCP connections converge.
+"""Messages and all-reduces as flows that share network cards by weighted max-min fairness.
 
 The cards are those of `pipeplan.cost.contention`: every component of every level has a card that joins it to the level
 above. Each direction of a card counts as a card of its own here. Shared processor cores are treated in the same way.
 
 A flow that is alone takes its stated duration. At full speed it uses a given share of each card that it crosses. Where
 the shares of a card add up to more than 1, its flows are slowed down until they fit. The result is max-min fair: no
-flow could be faster without slowing down another flow that gets no larger share of a card that both cross.
+flow could be faster without slowing down another flow that gets no larger share of a card that both cross, where the
+share of a flow is divided by its weight.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +24,13 @@ Card = tuple[int, int, int]
 Use = Mapping[Card, float]
 """The share of each card that a flow uses at full speed; more than 1 where the card is slower than the flow."""
 
+RING_WEIGHT = 4.5
+"""Share of a card that an all-reduce gets, where a message beside it gets 1. TCP connections share a link equally only
+after a while: those of an all-reduce carry data nearly all the time, those of a message begin slowly each time."""
+YOUNGER = 0.9
+"""Share of a card that a message gets, where the one that began before it gets 1; for the same reason. All messages on
+a card together have as much of it, beside an all-reduce, as if they were equal. Both numbers fit replays
+(docs/simulate.md)."""
 EPSILON = 1e-12
 """A flow with fewer seconds left has arrived: the remainder is rounding."""
 
@@ -36,6 +44,10 @@ class NetworkFlow:
     use: Use
     done: Callable[[], None]
     """Called when it has arrived."""
+    weight: float = 1.0
+    """Its share of a card beside flows of weight 1."""
+    is_message: bool = False
+    """Whether it is a message, whose weight depends on the messages that began before it."""
     speed: float = 1.0
     """Current speed, as a share of full speed."""
 
@@ -50,10 +62,13 @@ class SharedNetwork:
         self._since_s = 0.0
         self._plans = 0
 
-    def start(self, duration_s: float, use: Use, done: Callable[[], None]) -> None:
+    def start(
+        self, duration_s: float, use: Use, done: Callable[[], None], weight: float = 1.0, *, is_message: bool = False
+    ) -> None:
         """Start a flow that takes `duration_s` at full speed; `done` is called when it has arrived."""
         self._move()
-        self._flows.append(NetworkFlow(duration_s, {card: share for card, share in use.items() if share > 0}, done))
+        shares = {card: share for card, share in use.items() if share > 0}
+        self._flows.append(NetworkFlow(duration_s, shares, done, weight, is_message))
         self._plan()
 
     def _move(self) -> None:
@@ -84,40 +99,65 @@ class SharedNetwork:
             flow.done()
 
 
+_Rising = tuple[NetworkFlow, float, list[tuple[Card, float]]]
+"""(flow, level at which it has full speed, its shares of the cards that are too slow for all of their flows)."""
+
+
 def share_cards(flows: list[NetworkFlow]) -> None:
-    """Set the max-min fair speed, at most 1, of every flow.
+    """Set the weighted max-min fair speed, at most 1, of every flow.
 
     Progressive filling: the levels of all flows rise together until a card is full or a flow reaches full speed; these
-    flows stop, and the others go on rising. The level of a flow is its share of the card that it uses the most.
+    flows stop, and the others go on rising. The level of a flow is its share of the card that it uses the most, over
+    its weight.
     """
     demand: dict[Card, float] = {}
     for flow in flows:
         flow.speed = 1.0
         for card, share in flow.use.items():
             demand[card] = demand.get(card, 0.0) + share
-    if all(total <= 1.0 for total in demand.values()):
+    left = {card: 1.0 for card, total in demand.items() if total > 1.0}  # no other card limits a flow
+    if not left:
         return
-    left = dict.fromkeys(demand, 1.0)
-    rising = [(flow, max(flow.use.values())) for flow in flows if flow.use]
+    rising: list[_Rising] = []
+    for flow, weight in _weights(flows):
+        if crowded := [(card, share) for card, share in flow.use.items() if card in left]:
+            rising.append((flow, max(flow.use.values()) / weight, crowded))
     while rising:
         weights: dict[Card, float] = {}
-        for flow, most in rising:
-            for card, share in flow.use.items():
+        for _, most, crowded in rising:
+            for card, share in crowded:
                 weights[card] = weights.get(card, 0.0) + share / most
         full, level = min(((card, left[card] / weight) for card, weight in weights.items()), key=lambda pair: pair[1])
         level = max(level, EPSILON)
-        least = min(most for _, most in rising)
-        stopped = (
-            [(flow, most) for flow, most in rising if most <= level]
-            if least <= level
-            else [(flow, most) for flow, most in rising if full in flow.use]
-        )
-        for flow, most in stopped:
+        slowed = min(most for _, most, _ in rising) > level
+        rest = []
+        for flow, most, crowded in rising:
+            if full not in flow.use if slowed else most > level:
+                rest.append((flow, most, crowded))
+                continue
             flow.speed = min(1.0, level / most)
-            for card, share in flow.use.items():
+            for card, share in crowded:
                 left[card] = max(0.0, left[card] - flow.speed * share)
-        done = {id(flow) for flow, _ in stopped}
-        rising = [(flow, most) for flow, most in rising if id(flow) not in done]
+        rising = rest
+
+
+def _weights(flows: list[NetworkFlow]) -> Iterator[tuple[NetworkFlow, float]]:
+    """The weight of every flow; messages, in the order of their starts, have less the later they began.
+
+    The order is that on the card which the most messages share.
+    """
+    count: dict[Card, int] = {}
+    places: list[dict[Card, int]] = []
+    for flow in flows:
+        places.append({card: count.get(card, 0) for card in flow.use if flow.is_message})
+        for card in places[-1]:
+            count[card] = count.get(card, 0) + 1
+    for flow, place in zip(flows, places, strict=True):
+        if not place:
+            yield flow, flow.weight
+            continue
+        members, older = max((count[card], older) for card, older in place.items())
+        yield flow, members * YOUNGER**older * (1 - YOUNGER) / (1 - YOUNGER**members)
 
 
 OUT, IN, CORES = 0, 1, 2

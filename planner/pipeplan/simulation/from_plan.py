@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeplan.cluster_data.links import Links
-from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, waits_for_allreduce
+from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, flush_exposed_allreduce_s, waits_for_allreduce
 from pipeplan.cost.evaluate import Evaluation, StageCost
 from pipeplan.cost.stage_times import awaited_exchange_s, group_allreduce_time
 from pipeplan.cost.virtual_stages import PLACEMENTS
@@ -17,14 +17,11 @@ from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
 def scenario_of_plan(plan: Plan, problem: Problem, score: Evaluation) -> Scenario:
     """The scenario of a plan with this score, as its plan.json would give it (`scenario_from_document`)."""
     options, links = problem.options, Links.of(problem.cluster)
-    exposed_s = None
-    if waits_for_allreduce(plan) and options.contention:
-        exposed_s = ddp_exposed_allreduce_s(plan, problem, links)
     figures = [
         _figures(
             cost,
             group_allreduce_time(plan, problem, links, index) + awaited_exchange_s(plan, problem, index),
-            exposed_s,
+            exposed_sync_s(plan, problem, links, index),
         )
         for index, cost in enumerate(score.stages)
     ]
@@ -32,14 +29,21 @@ def scenario_of_plan(plan: Plan, problem: Problem, score: Evaluation) -> Scenari
     return assemble_scenario(plan, problem.cluster, figures, model, score.pace_s)
 
 
-def _figures(cost: StageCost, sync_s: float, exposed_s: float | None) -> PredictedStage:
+def exposed_sync_s(plan: Plan, problem: Problem, links: Links, index: int) -> float | None:
+    """The part of a stage's `sync_s` that is left when the backward pass ends that it starts in; None elsewhere."""
+    if waits_for_allreduce(plan) and problem.options.contention:
+        return ddp_exposed_allreduce_s(plan, problem, links)
+    return flush_exposed_allreduce_s(plan, problem, links, index)
+
+
+def _figures(cost: StageCost, sync_s: float, left_s: float | None) -> PredictedStage:
     return PredictedStage(
         forward_s=cost.layers_forward_s,
         backward_s=cost.layers_backward_s,
         update_s=cost.update_s,
         executor_s=cost.executor_s,
         sync_s=sync_s,
-        exposed_sync_s=exposed_s,
+        exposed_sync_s=left_s,
         minibatch_bytes=round(cost.minibatch_bytes),
         memory_bytes=round(cost.memory_bytes),
         parameter_bytes=cost.parameter_bytes,

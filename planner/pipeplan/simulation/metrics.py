@@ -230,9 +230,12 @@ def in_flight(scenario: Scenario, replayed: SimulatedEvents) -> dict[tuple[int, 
 
 
 def _link_shares(replayed: SimulatedEvents, start: float, end: float) -> dict[str, float]:
-    busy: dict[str, float] = defaultdict(float)
-    for row, _, since, until in replayed.transfers:
-        busy[row] += _inside(since, until, start, end)
+    """The share of the time for which each link, or any of the pairs of workers at a boundary, was busy."""
+    busy, until_s = defaultdict[str, float](float), defaultdict[str, float](lambda: start)
+    for transfer in replayed.transfers:  # in the order of their starts
+        row = transfer.row
+        busy[row] += _inside(max(transfer.start_s, until_s[row]), transfer.end_s, start, end)
+        until_s[row] = max(until_s[row], transfer.end_s)
     return {row: seconds / (end - start) for row, seconds in sorted(busy.items())} if end > start else {}
 
 

@@ -186,18 +186,18 @@ def _links(group: _Group, transfers: Sequence[Transfer], first: int = 0) -> Iter
         return
     process = _link_process(group)
     yield from group.named(process, "links", 2 * process)
-    threads = {row: number for number, row in enumerate(sorted({done.row for done in transfers}), start=1)}
+    threads = {row: number for number, row in enumerate(sorted({done.whole_row for done in transfers}), start=1)}
     for row, thread in threads.items():
         yield _name("thread_name", process, thread, row)
-    for row, number, start, end in transfers:
+    for done in transfers:
         yield {
-            "name": str(number + first),
+            "name": str(done.number + first),
             "cat": "link",
             "ph": "X",
-            **_times(start, end),
+            **_times(done.start_s, done.end_s),
             "pid": process,
-            "tid": threads[row],
-            "args": {"link": row},
+            "tid": threads[done.whole_row],
+            "args": {"link": done.whole_row},
         }
 
 

@@ -51,7 +51,8 @@ class StageLoad:
     per_update: float = 1.0
     """Average number of minibatches that a replica computes for one update."""
     left_s: float | None = None
-    """Exposed all-reduce time of plain data parallelism, whose forward pass waits for the update; otherwise None."""
+    """What is left of an all-reduce when the backward pass ends during which it starts, in plain data parallelism and
+    under a flush; None elsewhere, where it starts after the pass."""
     update_share: float = 0.0
     """Share of `backward_s` that is the optimiser's step."""
     deferred: int = 0
@@ -219,7 +220,8 @@ class PredictedStage:
     update_s: Amount = 0.0
     """The share of the optimiser's step that is charged to one minibatch."""
     exposed_sync_s: Amount | None = None
-    """The part of `sync_s` for which plain data parallelism waits; None for other plans."""
+    """The part of `sync_s` that is left when the backward pass ends during which the all-reduce starts, in plain data
+    parallelism and under a flush; None where it starts after the pass."""
     executor_s: Amount = 0.0
     """The executor's own work: half of it in the forward pass, half in the backward pass, or all in the only pass."""
     weights_s: Amount = 0.0
@@ -249,7 +251,7 @@ def assemble_scenario(
     links = Links.of(cluster)
     return Scenario(
         config=plan.config,
-        stages=tuple(_load(plan, index, one, model.contention) for index, one in enumerate(figures)),
+        stages=tuple(_load(plan, index, one, model) for index, one in enumerate(figures)),
         hops=tuple(_hops(plan, links, index, one, model.parallel) for index, one in enumerate(figures[:-1])),
         schedule=SCHEDULES[INFERENCE if plan.inference else plan.schedule],
         # A drained pipeline computes nothing while it waits for its all-reduces.
@@ -284,7 +286,7 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
         node["stages"].fail(f"{most} minibatches are in flight at a stage, more than one update of 2bw has")
 
 
-def _load(plan: Plan, index: int, figures: PredictedStage, waits: bool) -> StageLoad:
+def _load(plan: Plan, index: int, figures: PredictedStage, model: CostModel) -> StageLoad:
     stage, own_s = plan.stages[index], figures.executor_s / (1 if plan.inference else 2)
     backward_s = figures.backward_s + figures.update_s + (0.0 if plan.inference else own_s)
     return StageLoad(
@@ -297,12 +299,20 @@ def _load(plan: Plan, index: int, figures: PredictedStage, waits: bool) -> Stage
         memory_bytes=figures.memory_bytes,
         parameter_bytes=figures.parameter_bytes,
         versions=stage.versions,
-        left_s=figures.exposed_sync_s if waits else None,
+        left_s=_left_s(plan, figures, model),
         per_update=plan.accumulate / stage.replicas if plan.schedule in ACCUMULATING and plan.accumulate else 1.0,
         deferred=stage.deferred,
         weights_s=figures.weights_s,
         update_share=figures.update_s / backward_s if figures.update_s else 0.0,
     )
+
+
+def _left_s(plan: Plan, figures: PredictedStage, model: CostModel) -> float | None:
+    """What is left of an all-reduce at the end of the backward pass during which it starts, in seconds."""
+    left_s = figures.exposed_sync_s
+    if plan.schedule in FLUSHING and left_s is not None:
+        return left_s + (1.0 - model.overlap) * max(0.0, figures.sync_s - left_s)
+    return left_s if model.contention else None
 
 
 def _hops(plan: Plan, links: Links, index: int, figures: PredictedStage, parallel: bool) -> tuple[StageBoundary, ...]:

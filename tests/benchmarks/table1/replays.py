@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
+from pipeplan.planning.simulated import CONFIRMED
 from pipeplan.planning.solve import NO_CERTIFICATE, Outcome
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder, plan_json
@@ -31,7 +32,11 @@ class ReplayResult(Protocol):
 
     @property
     def predicted_s(self) -> float:
-        """Predicted seconds per minibatch."""
+        """Predicted seconds per minibatch, by the formulas."""
+
+    @property
+    def simulated_s(self) -> float | None:
+        """Simulated seconds per minibatch; None where there is no steady state."""
 
     @property
     def spread(self) -> float:
@@ -55,11 +60,18 @@ class Replay:
     spread: float
     failure: str = ""
     """The reason why the replay failed."""
+    simulated_s: float | None = None
+
+    @property
+    def stated_s(self) -> float:
+        """The pace that an answer states for the plan: simulated where that differs from the formulas."""
+        confirmed = self.simulated_s is None or abs(self.simulated_s / self.predicted_s - 1) <= CONFIRMED
+        return self.predicted_s if confirmed or self.simulated_s is None else self.simulated_s
 
     @property
     def error(self) -> float | None:
-        """Measured over predicted time, less 1; None where the replay failed."""
-        return None if self.measured_s is None else self.measured_s / self.predicted_s - 1
+        """Measured over stated time, less 1; None where the replay failed."""
+        return None if self.measured_s is None else self.measured_s / self.stated_s - 1
 
 
 def replay_rows(rows: Sequence[Row], folder: Path, run: Replayer, report: Callable[[str], None]) -> list[Replay]:
@@ -95,9 +107,8 @@ def _replay(row: Row, plan_name: str, predicted: Predicted, folder: Path, run: R
     plan_folder.write_plan(outcome, folder)
     row.source.profile.save(folder / "profile.json")
     result = run(folder, row.source.profile)
-    replay = Replay(
-        row.published.name, plan_name, predicted.config, result.predicted_s, result.measured_s, result.spread
-    )
+    times = result.predicted_s, result.measured_s, result.spread
+    replay = Replay(row.published.name, plan_name, predicted.config, *times, simulated_s=result.simulated_s)
     fields = {name: value for name, value in asdict(replay).items() if name != "failure"}
     write_json(folder / RESULT_FILE, {"format": FORMAT, "version": VERSION} | fields)
     return replay
@@ -121,7 +132,9 @@ def _read_result(path: Path) -> Replay:
     predicted_s, measured_s, spread = (root[name].number() for name in ("predicted_s", "measured_s", "spread"))
     if predicted_s == 0:
         root["predicted_s"].fail("expected a time above 0")
-    return Replay(row, plan, config, predicted_s, measured_s, spread)
+    simulated = root.get("simulated_s")
+    simulated_s = None if simulated is None else simulated.number()
+    return Replay(row, plan, config, predicted_s, measured_s, spread, simulated_s=simulated_s)
 
 
 def _outcome_with(row: Row, predicted: Predicted) -> Outcome:

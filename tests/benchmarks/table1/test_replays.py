@@ -26,6 +26,7 @@ from table1.table import Table
 class Result:
     measured_s: float
     predicted_s: float
+    simulated_s: float | None = None
     spread: float = 0.01
 
 
@@ -39,7 +40,7 @@ class Replayer:
         plan = scenario.read_scenario(folder)
         assert Profile.load(folder / "profile.json").digest() == profile.digest()
         self.seen.append(plan.config)
-        return Result(1.1 * plan.predicted_s, plan.predicted_s)
+        return Result(1.1 * plan.predicted_s, plan.predicted_s, plan.predicted_s)
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +140,13 @@ def test_errors_are_summed_up() -> None:
     assert error_summary(made) == (pytest.approx(0.05), pytest.approx(0.2))
     assert error_summary((failed, made[0])) == (pytest.approx(0.02), pytest.approx(0.02))
     assert error_summary((failed,)) is None
+
+
+def test_an_error_is_that_of_what_an_answer_states() -> None:
+    for simulated_s, stated_s in ((None, 1.0), (1.005, 1.0), (0.995, 1.0), (1.2, 1.2), (0.8, 0.8)):
+        made = Replay("r", "p", "1", 1.0, 1.2, 0.0, simulated_s=simulated_s)
+        assert made.stated_s == stated_s
+        assert made.error == pytest.approx(1.2 / stated_s - 1)
 
 
 def test_a_replay_that_fails_leaves_the_others(row: Row, tmp_path: Path) -> None:

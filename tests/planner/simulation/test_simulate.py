@@ -26,11 +26,14 @@ from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
+from pipeplan.simulation import posted_receives
 from pipeplan.simulation.engine import SimulatedEvents, simulate_schedule
 from pipeplan.simulation.fair_share import NetworkFlow, SharedNetwork, Use, share_cards
+from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.memory import memory_over_time, peak_memory
 from pipeplan.simulation.metrics import SimulationReport, enough_minibatches, in_flight, summarise_simulation
 from pipeplan.simulation.perfetto import trace_document
+from pipeplan.simulation.posted_receives import PostedReceives
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad, scenario_from_document
 from pipeplan.simulation.terminal import draw_timeline
 from pipeplan.util.files import Node
@@ -500,3 +503,69 @@ def test_a_flow_has_what_the_others_cannot_use() -> None:
         flows = [NetworkFlow(1.0, use, lambda: None) for use in uses]
         share_cards(flows)
         assert [flow.speed for flow in flows] == pytest.approx(speeds)
+
+
+def test_an_allreduce_has_more_of_a_card_than_a_message() -> None:
+    """Beside two messages that use a card alone, an all-reduce of weight 4 gets two thirds of it."""
+    card, other = (0, 1, 0), (0, 1, 1)
+    for uses, speeds in (
+        ([{card: 1.0}, {card: 1.0}, {card: 1.0}], [4 / 6, 1 / 6, 1 / 6]),
+        ([{card: 0.5}, {card: 1.0}, {card: 0.1}], [1.0, 0.4, 1.0]),
+        ([{card: 1.0, other: 2.0}, {card: 1.0}, {}], [0.5, 0.5, 1.0]),
+    ):
+        flows = [NetworkFlow(1.0, use, lambda: None, weight) for use, weight in zip(uses, (4.0, 1.0, 1.0), strict=True)]
+        share_cards(flows)
+        assert [flow.speed for flow in flows] == pytest.approx(speeds)
+
+
+def test_messages_that_began_earlier_have_more_of_a_card() -> None:
+    """Three messages on a card, each with 0.9 of the weight of the one before it, and one that has another card."""
+    card, other = (0, 1, 0), (0, 1, 1)
+    uses = [{card: 1.0}, {card: 1.0, other: 0.1}, {other: 0.5}, {card: 1.0}]
+    alone = [NetworkFlow(1.0, use, lambda: None, is_message=True) for use in uses]
+    share_cards(alone)
+    assert [flow.speed for flow in alone] == pytest.approx([1 / 2.71, 0.9 / 2.71, 1.0, 0.81 / 2.71])
+    beside = [*alone[:2], alone[3], NetworkFlow(1.0, {card: 1.0}, lambda: None, 3.0)]
+    share_cards(beside)
+    assert [flow.speed for flow in beside] == pytest.approx([0.5 / 2.71, 0.45 / 2.71, 0.405 / 2.71, 0.5])
+
+
+def test_activations_wait_for_their_receive() -> None:
+    """Of one replica of two: two receives are posted ahead, and each that is taken posts another."""
+    receives, begun = PostedReceives([1, 2]), list[int]()
+    for minibatch in (1, 3, 5, 7):
+        receives.start(1, Action(ActionKind.FORWARD, minibatch), lambda one=minibatch: begun.append(one))  # type: ignore[misc]
+    assert begun == [1, 3]
+    receives.start(0, Action(ActionKind.BACKWARD, 7), lambda: begun.append(-7))
+    assert begun == [1, 3, -7]
+    receives.take(1, 1)
+    assert begun == [1, 3, -7, 5]
+    receives.take(1, 0)  # the other replica's
+    receives.take(1, 3)
+    assert begun == [1, 3, -7, 5, 7]
+
+
+def test_receives_are_posted_as_far_ahead_as_in_the_executor() -> None:
+    pytest.importorskip("torch")
+    from pipeplan_launch.runtime import engine
+
+    assert posted_receives.POSTED_RECEIVES == engine.POSTED_RECEIVES
+
+
+def test_buckets_leave_during_the_last_backward_pass_before_a_flush() -> None:
+    """Layers a and b of 1 s backward and 30 MiB each, at 30 MiB/s for a ring of two: b's bucket leaves 1 s before the
+    end of the pass and a's at the end, so that 1 s of the 2 s is left."""
+    size = 30 * 2**20
+    layers = (Layer("a", 0.5, 1.0, size, 1), Layer("b", 0.5, 1.0, size, 1))
+    cluster = Cluster("t", Device("d", "cuda", 10**12), (Level("server", 1, 0.0), Level("cluster", 2, float(size))))
+    for overlap, left_s in ((1.0, 1.0), (0.5, 1.5), (0.0, 2.0)):
+        options = Options(schedule="gpipe", accumulate=2, overlap=overlap)
+        problem = Problem(Profile(layers, (Tensor("t", "a", ("b",), 0, 0),), 1), cluster, options)
+        plan = plain_data_parallel(problem, 2)
+        score = evaluate(plan, problem)
+        outcome = Outcome(problem, plan, score, (), Verdict(True, False, ""), (), {})
+        assert 2 * score.pace_s == pytest.approx(3.0 + 2.0)
+        written = plan_document(outcome)
+        assert written["prediction"]["stages"][0]["exposed_sync_s"] == pytest.approx(1.0)
+        for scenario in (scenario_from_document(Node(written, "plan.json")), scenario_of_plan(plan, problem, score)):
+            assert 2 * _pace(scenario) == pytest.approx(3.0 + left_s)
