@@ -52,8 +52,8 @@ def best_plan(
 ) -> ScoredPlan | None:
     """The best plan of a problem, or the best that is found in time; None if no plan satisfies the constraints.
 
-    The search may stop at a plan that is within the relative `gap` of the best, and at any plan where none has a pace
-    below `useful_s`, in seconds per minibatch.
+    The search may stop at a plan that is within the relative `gap` of the best. Where no plan has a pace below
+    `useful_s`, in seconds per minibatch, the answer is None or any plan.
 
     Raises `OutOfTime` where no plan is found before the deadline.
     """
@@ -77,8 +77,6 @@ def best_in_time(
     """
     try:
         cuts = enumerate_cuts(problem, maximum_cuts, deadline.share(0.5))
-        if useful_s < float("inf") and not dynamic_program.may_reach(problem, cuts, useful_s, deadline.at):
-            return None, True
         if len(cuts.ideals) <= MANY_CUTS:
             return best_plan(problem, cuts, deadline, useful_s=useful_s), True
         return _or_grid(problem, cuts, gap_of_many_cuts, deadline, useful_s), True
@@ -93,7 +91,7 @@ def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, usefu
     """
     grid = None
     if not problem.options.grid and problem.options.stages is None and not problem.options.pins:
-        found = uniform_grid(problem, cuts, deadline.share(0.3))
+        found = uniform_grid(problem, cuts, deadline.share(0.3), useful_s)
         if found.plan is not None and found.pace_s is not None and satisfies_options(found.plan, problem):
             grid = ScoredPlan(found.plan, found.pace_s)
     try:

@@ -65,7 +65,7 @@ OnAnswer = Callable[[int, PointAnswer], None]
 def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
     """Solve one point. An error becomes part of the answer."""
     try:
-        outcome = _solved(point, replace(settings, compare_straight=False))
+        outcome = _solved(point, replace(settings, compare=False))
     except PipeplanError as error:
         return PointAnswer(why=str(error), contradiction=isinstance(error, DisagreementError))
     baseline = outcome.baselines[0]

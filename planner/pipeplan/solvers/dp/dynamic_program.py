@@ -44,6 +44,13 @@ class _BestSoFar:
     """The spaces of plans, each with its own bound."""
     report: Callable[[float, float], None] = lambda bound, best: None
     """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
+    useful_s: float = float("inf")
+    """Plans with at least this pace are of no use."""
+
+    @property
+    def limit_s(self) -> float:
+        """The pace that a plan has to beat, in seconds per minibatch."""
+        return self.useful_s if self.best is None else min(self.useful_s, self.best[0] * (1 - PRECISION))
 
     def watch(self, problem: Problem, space: PlanSpace, others_s: float) -> Callable[[float, float], None]:
         """The function that reports the search of one space; `others_s` bounds the spaces that are still to search."""
@@ -55,8 +62,8 @@ class _BestSoFar:
         return report
 
     def excludes(self, bound_s: float) -> bool:
-        """Whether a space of plans with paces of at least so many seconds has none that is faster than the best."""
-        return self.best is not None and bound_s >= self.best[0]
+        """Whether a space of plans with paces of at least so many seconds has none that is of use."""
+        return bound_s >= self.useful_s or (self.best is not None and bound_s >= self.best[0])
 
     def stop(self, bound_s: float) -> None:
         """Leave out a space of plans whose paces are at least so many seconds, because Ctrl-C came."""
@@ -133,7 +140,7 @@ def _search_batches(
     problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort, so_far: _BestSoFar
 ) -> None:
     """Search all spaces of plans under a flush schedule, together."""
-    batches = BatchSpaces(problem, cuts, deadline, gap, effort, so_far.report)
+    batches = BatchSpaces(problem, cuts, deadline, gap, effort, so_far.report, so_far.useful_s)
     found = batches.best()
     so_far.finished, so_far.interrupted = found.finished, found.interrupted
     if found.best is not None:
@@ -146,9 +153,9 @@ def _search_batches(
 
 def _below(problem: Problem, space: PlanSpace, so_far: _BestSoFar) -> float:
     """The pace of one copy, or with a flush the time between its updates, that a pipeline of a space has to beat."""
-    if so_far.best is None:
+    if so_far.limit_s == float("inf"):
         return float("inf")
-    return space.inner_pace(problem, so_far.best[0] * (1 - PRECISION)) or 0.0
+    return space.inner_pace(problem, so_far.limit_s) or 0.0
 
 
 def _search_grids(
@@ -156,12 +163,9 @@ def _search_grids(
 ) -> None:
     """Search all shapes of a uniform grid, each for plans that are faster than the best before."""
     space = plan_spaces(problem)[0]
-
-    def below() -> float:
-        return float("inf") if so_far.best is None else so_far.best[0] * (1 - PRECISION)
-
     try:
-        for result in _shape_results(PipelineSearches(problem, cuts, deadline, gap, effort=effort), below):
+        searches = PipelineSearches(problem, cuts, deadline, gap, effort=effort)
+        for result in _shape_results(searches, lambda: so_far.limit_s):
             so_far.add(problem, space, result)
             so_far.report(0.0, so_far.best[0] if so_far.best else float("inf"))
     except KeyboardInterrupt:
@@ -223,25 +227,6 @@ def is_feasible(problem: Problem, cuts: Cuts, deadline: float | None = None) -> 
     return any(search.feasible() for search in searches)
 
 
-def may_reach(problem: Problem, cuts: Cuts, pace_s: float, deadline: float | None = None) -> bool:
-    """Whether some plan may have a pace below `pace_s`, in seconds per minibatch.
-
-    If not, no plan has such a pace even with unlimited memory and with every shared resource to itself. It counts as
-    possible where that is not known at the deadline (by `time.perf_counter`).
-    """
-    if problem.options.grid:
-        return True
-    problem = problem.without_memory_limit()
-    for space in plan_spaces(problem):
-        below = space.inner_pace(problem, pace_s)
-        if below is None or space.floor(problem) >= pace_s:
-            continue
-        found = PipelineSearches(space.inner(problem), cuts, deadline, gap=1.0, below=below).best()
-        if found.best is not None or not found.finished:
-            return True
-    return False
-
-
 def solve(
     problem: Problem,
     cuts: Cuts,
@@ -254,8 +239,8 @@ def solve(
     """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
 
     A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan so far and
-    the bound reached; so does the knowledge that no plan has a pace below `useful_s`, in seconds per minibatch. With
-    `options.contention` everything is charged, otherwise every link is used alone. `report` is called with the bound
+    the bound reached. Plans with at least the pace `useful_s`, in seconds per minibatch, are not searched for: where no
+    plan is faster, there is none in the result, or one that is no faster. With `options.contention` everything is charged, otherwise every link is used alone. `report` is called with the bound
     and the pace of the best plan, in seconds per minibatch, as they change.
     """
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
@@ -265,7 +250,7 @@ def solve(
     told = report if cuts.complete else lambda bound, best: report(0.0, best)
     # A plan of the first searches may be slower once everything is charged, so only their bounds are reported.
     first = told if not problem.options.contention else lambda bound, best: told(bound, float("inf"))
-    so_far = _BestSoFar(report=first)
+    so_far = _BestSoFar(report=first, useful_s=useful_s)
     search = _search_batches if problem.options.flushes else _search_spaces
     search = _search_grids if problem.options.grid else search
     search(problem, cuts, deadline, gap, effort, so_far)
@@ -284,7 +269,7 @@ def _alone(problem: Problem, cuts: Cuts, so_far: _BestSoFar) -> Result:
         proven, floor = finished and cuts.complete, _floor(problem)
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
         bound = so_far.bound if cuts.complete and so_far.bound < float("inf") else 0.0
-        least = float("inf") if proven else max(floor, bound)
+        least = so_far.useful_s if proven else max(floor, bound)
         return Result("DP", status, None, float("inf"), least, 0.0, _note(cuts, finished), interrupted=interrupted)
     pace, space, pipeline = so_far.best
     plan = _plan(problem, space, pipeline.stages(), pace)

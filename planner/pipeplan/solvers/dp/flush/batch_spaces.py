@@ -37,6 +37,8 @@ class BatchSpaces:
     effort: SearchEffort = field(default_factory=SearchEffort)
     report: Callable[[float, float], None] = lambda bound, best: None
     """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
+    below: float = float("inf")
+    """Slower plans are not searched for."""
 
     @cached_property
     def searches(self) -> dict[PlanSpace, PipelineSearches]:
@@ -79,7 +81,8 @@ class BatchSpaces:
         if count > _FEW_CUTS:
             selected = self.cuts.only(cheap_cuts(self.cuts, max(_FEW_CUTS // 2, count // _PART)))
             deadline = Deadline(self.deadline).share(_SHARE).at
-            found = BatchSpaces(self.problem, selected, deadline, self.gap, self.effort)._refined(low, memory=memory)
+            some = BatchSpaces(self.problem, selected, deadline, self.gap, self.effort, below=self.below)
+            found = some._refined(low, memory=memory)
             if found.interrupted:
                 raise KeyboardInterrupt
             known = None if found.best is None else (found.high, found.best)
@@ -96,10 +99,12 @@ class BatchSpaces:
         # A plan that was found without the memory limit is only a bound.
         counts = memory or not self.problem.options.memory
         most = max(space.pace(self.problem, search.most(memory=memory)) for space, search in self.searches.items())
+        if self.below < low:
+            return BisectionResult(low)
         return threshold.least_threshold(
             lambda pace_s: self._find(pace_s, memory=memory, coarse=coarse),
             low * (1 - PRECISION),
-            most,
+            min(most, self.below),
             known,
             gap=self.gap,
             report=lambda least, best: self.report(least, best if counts else float("inf")),
