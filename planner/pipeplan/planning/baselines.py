@@ -122,11 +122,17 @@ def fewer_workers(problem: Problem, cuts: Cuts, everyone: Baseline, deadline: De
 
 
 def uniform_grid(
-    problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE, useful_s: float = float("inf")
+    problem: Problem,
+    cuts: Cuts,
+    deadline: Deadline = NO_DEADLINE,
+    useful_s: float = float("inf"),
+    *,
+    near: bool = False,
 ) -> Baseline:
     """The fastest uniform grid, which has the same number of replicas in every stage, as in most trainers.
 
-    Grids with at least the pace `useful_s`, in seconds per minibatch, are not searched for. Where a search among all cuts would take long, it is among a selection of them, which the remark says. Raises
+    Grids with at least the pace `useful_s`, in seconds per minibatch, are not searched for; `near` says that the best is
+    probably about that fast. Where a search among all cuts would take long, it is among a selection of them, which the remark says. Raises
     `KeyboardInterrupt` on Ctrl-C.
     """
     if problem.cluster.workers > MOST_WORKERS:
@@ -136,11 +142,12 @@ def uniform_grid(
     grid_effort = SearchEffort(MOST_EFFORT)
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
         cuts, remark = cuts.only(cheap_cuts(cuts)), ON_SELECTION
-    result = dynamic_program.solve(grids, cuts, deadline.left_s, effort=grid_effort, useful_s=useful_s)
+    limit = {"useful_s": useful_s, "near": near}
+    result = dynamic_program.solve(grids, cuts, deadline.left_s, effort=grid_effort, **limit)
     selected = cuts.only(cheap_cuts(cuts))
     if grid_effort.over and len(selected.ideals) < len(cuts.ideals) and not result.interrupted:
         cuts, remark, grid_effort = selected, ON_SELECTION, SearchEffort(MOST_EFFORT)
-        result = dynamic_program.solve(grids, cuts, deadline.left_s, effort=grid_effort, useful_s=useful_s)
+        result = dynamic_program.solve(grids, cuts, deadline.left_s, effort=grid_effort, **limit)
     if result.interrupted:
         raise KeyboardInterrupt
     if deadline.passed:

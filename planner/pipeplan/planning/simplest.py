@@ -141,7 +141,7 @@ class _FewerStages:
         if self.problem.options.grid:
             return None
         try:
-            return uniform_grid(self.problem, self.cuts, self.deadline.share(0.3), limit_s * USEFUL).plan
+            return uniform_grid(self.problem, self.cuts, self.deadline.share(0.3), limit_s * USEFUL, near=True).plan
         except OutOfTime:
             return None
 
@@ -149,14 +149,15 @@ class _FewerStages:
         """The fastest plan with the fewest stages of those within the limit; `plan` is one of them."""
         if options.stages is not None:
             return plan
-        low, high = 0, len(plan.stages)
+        # Mostly few stages less are enough, so the steps downwards are small at first.
+        low, high, step = 0, len(plan.stages), 1
         while high - low > 1:
-            middle = (low + high) // 2
+            middle = max(low + 1, high - step)
             found = self._best(replace(options, max_stages=middle), limit)
             if found is not None and self._pace(found) <= limit:
-                plan, high = found, len(found.stages)
+                plan, high, step = found, len(found.stages), 2 * step
             else:
-                low = middle
+                low, step = middle, max(1, (high - middle) // 2)
         return plan
 
     def _best(self, options: Options, limit_s: float) -> Plan | None:
@@ -166,7 +167,7 @@ class _FewerStages:
         """
         problem, useful_s = replace(self.problem, options=options), limit_s * USEFUL
         try:
-            best = best_plan(problem, self.cuts, self.deadline.share(0.5), self.gap, useful_s)
+            best = best_plan(problem, self.cuts, self.deadline.share(0.5), self.gap, useful_s, near=True)
         except OutOfTime:
             return None
         return None if best is None else best.plan

@@ -25,6 +25,7 @@ from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
 from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
+from pipeplan.solvers.dp.known_answers import known_answers, question_of
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
@@ -46,6 +47,8 @@ class _BestSoFar:
     """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
     useful_s: float = float("inf")
     """Plans with at least this pace are of no use."""
+    near: bool = False
+    """Whether the best plan is probably just fast enough to be of use, or not quite."""
 
     @property
     def limit_s(self) -> float:
@@ -123,7 +126,7 @@ def _search_spaces(
             # Its searches may take long without a plan; copies of a smaller pipeline have one sooner.
             one.deadline = Deadline(deadline).share(_VERTICAL_SHARE).at
         one.report = so_far.watch(problem, space, others[number])
-        one.below = _below(problem, space, so_far)
+        one.below, one.near = _below(problem, space, so_far), so_far.near and so_far.best is None
         if known is not None and known.best is not None:
             one.without_memory = replace(known)
         elif known is not None:
@@ -140,7 +143,7 @@ def _search_batches(
     problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort, so_far: _BestSoFar
 ) -> None:
     """Search all spaces of plans under a flush schedule, together."""
-    batches = BatchSpaces(problem, cuts, deadline, gap, effort, so_far.report, so_far.useful_s)
+    batches = BatchSpaces(problem, cuts, deadline, gap, effort, so_far.report, so_far.useful_s, so_far.near)
     found = batches.best()
     so_far.finished, so_far.interrupted = found.finished, found.interrupted
     if found.best is not None:
@@ -164,7 +167,7 @@ def _search_grids(
     """Search all shapes of a uniform grid, each for plans that are faster than the best before."""
     space = plan_spaces(problem)[0]
     try:
-        searches = PipelineSearches(problem, cuts, deadline, gap, effort=effort)
+        searches = PipelineSearches(problem, cuts, deadline, gap, near=so_far.near, effort=effort)
         for result in _shape_results(searches, lambda: so_far.limit_s):
             so_far.add(problem, space, result)
             so_far.report(0.0, so_far.best[0] if so_far.best else float("inf"))
@@ -235,31 +238,58 @@ def solve(
     report: Callable[[float, float], None] = lambda bound, best: None,
     effort: SearchEffort | None = None,
     useful_s: float = float("inf"),
+    *,
+    near: bool = False,
 ) -> Result:
     """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
 
     A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan so far and
     the bound reached. Plans with at least the pace `useful_s`, in seconds per minibatch, are not searched for: where no
-    plan is faster, there is none in the result, or one that is no faster. With `options.contention` everything is charged, otherwise every link is used alone. `report` is called with the bound
+    plan is faster, there is none in the result, or one that is no faster; `near` says that the best plan is probably
+    about as fast as that. With `options.contention` everything is charged, otherwise every link is used alone. `report` is called with the bound
     and the pace of the best plan, in seconds per minibatch, as they change.
     """
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
         raise InputError(f"plans of {problem.options.schedule} are found by `pipeplan solve` alone")
+    if 1 in (problem.options.stages, problem.options.max_stages) and not problem.options.pins:
+        cuts = cuts.whole
     began, deadline, effort = time.perf_counter(), Deadline.after(seconds).at, effort or SearchEffort()
+
+    def search(limit_s: float, near: bool) -> Result:
+        return _searched(problem, cuts, deadline, gap, report, effort, limit_s, near=near)
+
+    known = known_answers()
+    if known is None:
+        answer = search(useful_s, near)
+    else:
+        answer = known.use(question_of(problem, cuts, gap, effort.most), problem, search, useful_s, near=near)
+    return replace(answer, seconds=time.perf_counter() - began)
+
+
+def _searched(
+    problem: Problem,
+    cuts: Cuts,
+    deadline: float | None,
+    gap: float,
+    report: Callable[[float, float], None],
+    effort: SearchEffort,
+    useful_s: float,
+    *,
+    near: bool,
+) -> Result:
+    """What the searches find, first with every shared resource to itself, and then with everything charged."""
     # A bound on a selection of the cuts holds for no other cuts.
     told = report if cuts.complete else lambda bound, best: report(0.0, best)
     # A plan of the first searches may be slower once everything is charged, so only their bounds are reported.
     first = told if not problem.options.contention else lambda bound, best: told(bound, float("inf"))
-    so_far = _BestSoFar(report=first, useful_s=useful_s)
+    so_far = _BestSoFar(report=first, useful_s=useful_s, near=near)
     search = _search_batches if problem.options.flushes else _search_spaces
     search = _search_grids if problem.options.grid else search
     search(problem, cuts, deadline, gap, effort, so_far)
     so_far.report = told
     if problem.options.contention and so_far.best is not None:
-        answer = _charged(problem, cuts, so_far, deadline, gap, effort, useful_s)
-    else:
-        answer = _alone(problem, cuts, so_far)
-    return replace(answer, seconds=time.perf_counter() - began)
+        return _charged(problem, cuts, so_far, deadline, gap, effort, useful_s)
+    return _alone(problem, cuts, so_far)
 
 
 def _alone(problem: Problem, cuts: Cuts, so_far: _BestSoFar) -> Result:

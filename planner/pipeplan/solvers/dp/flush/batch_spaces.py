@@ -39,6 +39,8 @@ class BatchSpaces:
     """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
     below: float = float("inf")
     """Slower plans are not searched for."""
+    near: bool = False
+    """Whether the fastest plan is probably right below `below`, or slower."""
 
     @cached_property
     def searches(self) -> dict[PlanSpace, PipelineSearches]:
@@ -78,6 +80,8 @@ class BatchSpaces:
         The selection gives a good plan soon, which is a tight limit for the search over all cuts.
         """
         count, known = len(self.cuts.ideals), None
+        if self.near and self.below < float("inf"):
+            return self._least(low, None, memory=memory)
         if count > _FEW_CUTS:
             selected = self.cuts.only(cheap_cuts(self.cuts, max(_FEW_CUTS // 2, count // _PART)))
             deadline = Deadline(self.deadline).share(_SHARE).at
@@ -101,15 +105,17 @@ class BatchSpaces:
         most = max(space.pace(self.problem, search.most(memory=memory)) for space, search in self.searches.items())
         if self.below < low:
             return BisectionResult(low)
-        return threshold.least_threshold(
-            lambda pace_s: self._find(pace_s, memory=memory, coarse=coarse),
-            low * (1 - PRECISION),
-            min(most, self.below),
-            known,
-            gap=self.gap,
-            report=lambda least, best: self.report(least, best if counts else float("inf")),
-            finds_least=True,
-        )
+
+        def find(pace_s: float) -> tuple[float, FoundBatch] | None:
+            return self._find(pace_s, memory=memory, coarse=coarse)
+
+        def report(least: float, best: float) -> None:
+            self.report(least, best if counts else float("inf"))
+
+        if self.near and self.below < most:
+            return threshold.least_near(find, low, self.below, report, self.gap, finds_least=True)
+        ends = low * (1 - PRECISION), min(most, self.below)
+        return threshold.least_threshold(find, *ends, known, gap=self.gap, report=report, finds_least=True)
 
     def _find(self, pace_s: float, *, memory: bool, coarse: bool) -> tuple[float, FoundBatch] | None:
         """The fastest plan of all spaces with at most this pace, or None. Raises `OutOfTime`."""
