@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from pipeplan.cost import contention, depths
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, VERTICAL, VIRTUAL
@@ -23,6 +24,7 @@ from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
+from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_s
 from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
 from pipeplan.solvers.dp.known_answers import known_answers, question_of
@@ -246,24 +248,44 @@ def solve(
     A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan so far and
     the bound reached. Plans with at least the pace `useful_s`, in seconds per minibatch, are not searched for: where no
     plan is faster, there is none in the result, or one that is no faster; `near` says that the best plan is probably
-    about as fast as that. With `options.contention` everything is charged, otherwise every link is used alone. `report` is called with the bound
-    and the pace of the best plan, in seconds per minibatch, as they change.
+    about as fast as that. With `options.contention` everything is charged, otherwise every link is used alone. `report`
+    is called with the bound and the pace of the best plan, in seconds per minibatch, as they improve.
     """
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
         raise InputError(f"plans of {problem.options.schedule} are found by `pipeplan solve` alone")
     if 1 in (problem.options.stages, problem.options.max_stages) and not problem.options.pins:
         cuts = cuts.whole
     began, deadline, effort = time.perf_counter(), Deadline.after(seconds).at, effort or SearchEffort()
+    report = MonotoneReport(report)
+    report(least_pace_s(problem), float("inf"))
 
     def search(limit_s: float, near: bool) -> Result:
         return _searched(problem, cuts, deadline, gap, report, effort, limit_s, near=near)
 
-    known = known_answers()
+    known, first = known_answers(), None
     if known is None:
-        answer = search(useful_s, near)
+        first = first_plan(problem, cuts, deadline) if useful_s == float("inf") else None
+        if first is not None:
+            report(0.0, first.pace_s)
+        answer = _at_least(first, search(useful_s, near), problem)
     else:
         answer = known.use(question_of(problem, cuts, gap, effort.most), problem, search, useful_s, near=near)
     return replace(answer, seconds=time.perf_counter() - began)
+
+
+def _at_least(first: FirstPlan | None, answer: Result, problem: Problem) -> Result:
+    """The answer, with the first plan in place of its own where that is slower or was not found in time."""
+    if first is None or answer.status == Status.INFEASIBLE:
+        return answer
+    charged, pace_s = problem.options.contention, answer.objective_s
+    if answer.plan is not None and charged and not answer.charged:
+        pace_s = evaluate(answer.plan, problem).pace_s
+    if pace_s <= first.pace_s * (1 + PRECISION):
+        return answer
+    bound_s = min(answer.bound_s, first.pace_s)
+    return replace(
+        answer, status=Status.FEASIBLE, plan=first.plan, objective_s=first.pace_s, bound_s=bound_s, charged=charged
+    )
 
 
 def _searched(

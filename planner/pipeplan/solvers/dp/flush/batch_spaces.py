@@ -90,6 +90,8 @@ class BatchSpaces:
             if found.interrupted:
                 raise KeyboardInterrupt
             known = None if found.best is None else (found.high, found.best)
+            if known is not None and (memory or not self.problem.options.memory):
+                self.report(low, known[0])
         elif memory:
             # Where memory binds, the optimum may be far above the bound: a coarse search finds some plan soon.
             some = self._least(low, None, memory=True, coarse=True)
