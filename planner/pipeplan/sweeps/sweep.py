@@ -100,6 +100,7 @@ def _solved(point: SweepPoint, settings: Settings) -> Outcome:
         settings.maximum_cuts,
         deadline.share(SHARES["choice"]),
         may_correct=point.options.correction == "none",
+        shown=False,
     ).taken
     return solve(taken.problem, settings, deadline=deadline, known=(taken.plan,))
 

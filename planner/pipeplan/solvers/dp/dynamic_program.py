@@ -259,8 +259,8 @@ def solve(
     report = MonotoneReport(report)
     report(least_pace_s(problem), float("inf"))
 
-    def search(limit_s: float, near: bool) -> Result:
-        return _searched(problem, cuts, deadline, gap, report, effort, limit_s, near=near)
+    def search(limit_s: float, near: bool, above_s: float = 0.0) -> Result:
+        return _searched(problem, cuts, deadline, gap, report, effort, limit_s, above_s, near=near)
 
     known, first = known_answers(), None
     if known is None:
@@ -296,10 +296,14 @@ def _searched(
     report: Callable[[float, float], None],
     effort: SearchEffort,
     useful_s: float,
+    above_s: float,
     *,
     near: bool,
 ) -> Result:
-    """What the searches find, first with every shared resource to itself, and then with everything charged."""
+    """What the searches find, first with every shared resource to itself, and then with everything charged.
+
+    All plans have at least the pace `above_s`, in seconds per minibatch.
+    """
     # A bound on a selection of the cuts holds for no other cuts.
     told = report if cuts.complete else lambda bound, best: report(0.0, best)
     # A plan of the first searches may be slower once everything is charged, so only their bounds are reported.
@@ -310,7 +314,7 @@ def _searched(
     search(problem, cuts, deadline, gap, effort, so_far)
     so_far.report = told
     if problem.options.contention and so_far.best is not None:
-        return _charged(problem, cuts, so_far, deadline, gap, effort, useful_s)
+        return _charged(problem, cuts, so_far, deadline, gap, effort, useful_s, above_s)
     return _alone(problem, cuts, so_far)
 
 
@@ -337,14 +341,18 @@ def _charged(
     gap: float,
     effort: SearchEffort,
     useful_s: float,
+    above_s: float,
 ) -> Result:
-    """The result with everything charged: the search goes on from the bounds without shared resources."""
+    """The result with everything charged: the search goes on from the bounds without shared resources.
+
+    All plans have at least the pace `above_s`, in seconds per minibatch.
+    """
     assert so_far.best is not None
     pace, space, pipeline = so_far.best
     if problem.cluster.workers > MOST_WORKERS:
         note = f"what workers share is charged exactly on at most {MOST_WORKERS} workers"
         return replace(_alone(problem, cuts, so_far), note=note)
-    bound = max(so_far.bound, contention.least_pace_of_shared_cores_s(problem))
+    bound = max(so_far.bound, above_s, contention.least_pace_of_shared_cores_s(problem))
     searches = ChargedPipelines(problem, cuts, deadline, gap, effort, useful_s, so_far.report)
     known = searches.charge(Region(space, None, bound), pipeline, pace)
     interval = BisectionResult(bound, known.pace_s, known, so_far.finished, so_far.interrupted, gap)

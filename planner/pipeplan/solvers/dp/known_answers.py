@@ -57,14 +57,15 @@ class KnownAnswers:
         self,
         question: Question,
         problem: Problem,
-        search: Callable[[float, bool], Result],
+        search: Callable[[float, bool, float], Result],
         useful_s: float,
         *,
         near: bool,
     ) -> Result:
         """The best plan with a pace below `useful_s`, by what is known, or by a search that is kept.
 
-        `search` is given the pace below which plans are searched for, and whether that is probably near the best.
+        `search` is given the pace below which plans are searched for, whether that is probably near the best, and a
+        bound on the pace of every plan.
         """
         kind, cluster = question[:2]
         if (answer := self.answer(question, useful_s)) is not None:
@@ -76,10 +77,10 @@ class KnownAnswers:
             # A little more to search is a bound that may hold for the next problems, too.
             limit_s = useful_s * _MARGIN
         limit_s = min(limit_s, known_s)
-        result = search(limit_s, near or known_s < useful_s)
+        result = search(limit_s, near or known_s < useful_s, bound_s)
         if result.plan is None and limit_s == known_s:
             limit_s = useful_s
-            result = search(useful_s, near)
+            result = search(useful_s, near, bound_s)
         self.keep(question, limit_s, result)
         return result
 
