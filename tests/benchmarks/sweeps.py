@@ -3,8 +3,8 @@
     python tests/benchmarks/sweeps.py [--only NAME] [--points 20]
 
 The sweep multiplies the bandwidth between servers by 0.5 to 5. All points are solved in this process, one after
-another, as by `pipeplan sweep --jobs 1`. Both leave the schedule to pipeplan. The solve is that of `pipeplan solve` with
-the DP alone. There is no time limit, so that other load on the machine does not cut searches short.
+another, as by `pipeplan sweep --jobs 1`. Both leave the schedule to pipeplan. The solve is that of `pipeplan solve`
+with the DP alone. There is no time limit, so that other load on the machine does not cut searches short.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp.known_answers import reusing
+from pipeplan.solvers.known_answers import reusing
 
 FORMAT, VERSION = "pipeplan-explanation", 1
 

@@ -115,7 +115,9 @@ def choose_synchrony(
         if objective == TIME_TO_GOAL:
             choice = _compare_goals(kinds, staleness or "any", gain, deadline, most_stale)
         else:
-            choice = _compare(kinds, staleness or "any", gain, deadline, most_stale, keeps_batch=keeps_batch, shown=shown)
+            choice = _compare(
+                kinds, staleness or "any", gain, deadline, most_stale, keeps_batch=keeps_batch, shown=shown
+            )
     except KeyboardInterrupt:
         choice = _interrupted(kinds.found, gain)
     return replace(choice, objective=objective)

@@ -24,7 +24,7 @@ from pipeplan.plan.updates import Updates
 from pipeplan.planning.choose_synchrony import GAIN, choose_synchrony
 from pipeplan.planning.solve import SHARES, Outcome, Settings, solve
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp.known_answers import keep_answers, reusing
+from pipeplan.solvers.known_answers import keep_answers, reusing
 from pipeplan.solvers.result import Status
 from pipeplan.sweeps.points import SweepPoint
 from pipeplan.util import interrupts

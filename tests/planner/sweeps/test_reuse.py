@@ -42,7 +42,10 @@ SWEEPS: dict[str, Callable[[], list[SweepPoint]]] = {
         _uneven(9, 1, 30), [_cluster()], Options(), SweepAxes({"cluster": RATES}, schedules=[BEST])
     ),
     "both levels": lambda: sweep_points(
-        _uneven(8, 2, 60), [_cluster()], Options(), SweepAxes({"cluster": RATES[::3], "server": [2e8, 1e10]}, schedules=[BEST])
+        _uneven(8, 2, 60),
+        [_cluster()],
+        Options(),
+        SweepAxes({"cluster": RATES[::3], "server": [2e8, 1e10]}, schedules=[BEST]),
     ),
     "memory": lambda: sweep_points(
         _uneven(10, 3, 100),
@@ -54,10 +57,15 @@ SWEEPS: dict[str, Callable[[], list[SweepPoint]]] = {
         _uneven(7, 4, 30),
         [_cluster(servers) for servers in (1, 2, 4)],
         Options(accumulate=8, schedule="2bw"),
-        SweepAxes({"cluster": RATES[1:5:3]}, schedules=["1f1b-flush", "gpipe", "2bw", "1f1b-stashing", "vertical-sync"]),
+        SweepAxes(
+            {"cluster": RATES[1:5:3]}, schedules=["1f1b-flush", "gpipe", "2bw", "1f1b-stashing", "vertical-sync"]
+        ),
     ),
     "minibatches": lambda: sweep_points(
-        _uneven(8, 5, 30), [_cluster()], Options(), SweepAxes({"cluster": RATES[::2]}, minibatch=[1, 2, 4], schedules=[BEST])
+        _uneven(8, 5, 30),
+        [_cluster()],
+        Options(),
+        SweepAxes({"cluster": RATES[::2]}, minibatch=[1, 2, 4], schedules=[BEST]),
     ),
     "grids without shared cards": lambda: sweep_points(
         _uneven(8, 6, 30),

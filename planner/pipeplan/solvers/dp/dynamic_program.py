@@ -27,9 +27,9 @@ from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines
 from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_s
 from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
-from pipeplan.solvers.dp.known_answers import known_answers, question_of
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
+from pipeplan.solvers.known_answers import known_answers, question_of
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline

@@ -1,7 +1,7 @@
 """A plan and a bound for a large problem within a second, before the search for the best plan has any.
 
-The plan is the best one within a tenth on a few of the cuts, of one pipeline on the whole cluster. The bound is all work
-on all workers. The search for the best plan does not use either, so its result does not depend on them.
+The plan is the best one to within a tenth on a few of the cuts, of one pipeline on the whole cluster. The bound is all
+work on all workers. The search for the best plan does not use either, so its result does not depend on them.
 """
 
 from __future__ import annotations
