@@ -131,9 +131,9 @@ def uniform_grid(
 ) -> Baseline:
     """The fastest uniform grid, which has the same number of replicas in every stage, as in most trainers.
 
-    Grids with at least the pace `useful_s`, in seconds per minibatch, are not searched for; `near` says that the best is
-    probably about that fast. Where a search among all cuts would take long, it is among a selection of them, which the
-    remark says. Raises `KeyboardInterrupt` on Ctrl-C.
+    Grids with at least the pace `useful_s`, in seconds per minibatch, are not searched for; `near` says that the best
+    is probably about that fast. Where a search among all cuts would take long, it is among a selection of them, which
+    the remark says. Raises `KeyboardInterrupt` on Ctrl-C.
     """
     if problem.cluster.workers > MOST_WORKERS:
         return Baseline(UNIFORM_GRID, None, "", "not searched for, as there are many workers; --grid searches for it")

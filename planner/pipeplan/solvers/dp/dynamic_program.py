@@ -237,7 +237,7 @@ def solve(
     cuts: Cuts,
     seconds: float | None = None,
     gap: float = 0.0,
-    report: Callable[[float, float], None] = lambda bound, best: None,
+    report: Callable[[float, float], None] | None = None,
     effort: SearchEffort | None = None,
     useful_s: float = float("inf"),
     *,
@@ -256,17 +256,19 @@ def solve(
     if 1 in (problem.options.stages, problem.options.max_stages) and not problem.options.pins:
         cuts = cuts.whole
     began, deadline, effort = time.perf_counter(), Deadline.after(seconds).at, effort or SearchEffort()
-    report = MonotoneReport(report)
-    report(least_pace_s(problem), float("inf"))
+    # A first plan is for those who watch, and for searches that may end early.
+    wants_first = (report is not None or seconds is not None or effort.most < float("inf")) and not near
+    told = MonotoneReport(report or (lambda bound, best: None))
+    told(least_pace_s(problem), float("inf"))
 
     def search(limit_s: float, near: bool, above_s: float = 0.0) -> Result:
-        return _searched(problem, cuts, deadline, gap, report, effort, limit_s, above_s, near=near)
+        return _searched(problem, cuts, deadline, gap, told, effort, limit_s, above_s, near=near)
 
     known, first = known_answers(), None
     if known is None:
-        first = first_plan(problem, cuts, deadline) if useful_s == float("inf") else None
+        first = first_plan(problem, cuts, deadline) if wants_first else None
         if first is not None:
-            report(0.0, first.pace_s)
+            told(0.0, first.pace_s)
         answer = _at_least(first, search(useful_s, near), problem)
     else:
         answer = known.use(question_of(problem, cuts, gap, effort.most), problem, search, useful_s, near=near)
@@ -275,7 +277,7 @@ def solve(
 
 def _at_least(first: FirstPlan | None, answer: Result, problem: Problem) -> Result:
     """The answer, with the first plan in place of its own where that is slower or was not found in time."""
-    if first is None or answer.status == Status.INFEASIBLE:
+    if first is None or answer.status in (Status.INFEASIBLE, Status.OPTIMAL):
         return answer
     charged, pace_s = problem.options.contention, answer.objective_s
     if answer.plan is not None and charged and not answer.charged:
