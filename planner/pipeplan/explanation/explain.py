@@ -13,11 +13,11 @@ from pipeplan.explanation.sensitivity import ChangeEffect, Robustness, change_ef
 from pipeplan.explanation.time_breakdown import ResourceLoad, TimeBreakdown, break_down_time, resource_loads
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import ON_FEWER, UNPIPELINED
+from pipeplan.planning.reuse import reusing
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.known_answers import reusing
 
 FORMAT, VERSION = "pipeplan-explanation", 1
 

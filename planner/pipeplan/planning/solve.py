@@ -404,7 +404,15 @@ def _run_solvers(problem: Problem, cuts: Cuts, means: _Means, known: Sequence[Pl
         ends = means.share("last" if settings.solver == "dp" else "first")
         best_known = best_of_known(known, problem)
         useful_s = float("inf") if best_known is None else best_known.pace_s * USEFUL
-        found = dynamic_program.solve(problem, cuts, ends.left_s, settings.gap, tracker.narrowed, useful_s=useful_s)
+        found = dynamic_program.solve(
+            problem,
+            cuts,
+            ends.left_s,
+            settings.gap,
+            tracker.narrowed,
+            useful_s=useful_s,
+            price=lambda plan: evaluate(plan, problem).pace_s,
+        )
         results.append(charge_result(found, problem))
         # If the DP was interrupted, the user does not want to wait for a second solver.
         if settings.solver == "dp" or found.interrupted:

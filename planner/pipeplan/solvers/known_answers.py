@@ -1,6 +1,6 @@
 """What searches of similar problems have found, for the next ones: plans, bounds, and answers to the same question.
 
-Inside `reusing`, `dynamic_program.solve` keeps what it finds, and begins with what it knows. Problems are similar if
+Where `planning.reuse` says so, `dynamic_program.solve` keeps what it finds, and begins with what it knows. Problems are similar if
 they differ in the cluster alone. Then
 
   a plan    of one problem is a plan of the other where both clusters have the same components. Evaluated there, it is
@@ -14,15 +14,12 @@ Only how soon a search ends depends on these. What it finds is the best plan in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import starmap
 
 from pipeplan.cluster_data.cluster import Cluster, Level
-from pipeplan.cost import depths
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Options, Problem
@@ -46,6 +43,8 @@ Question = tuple[Kind, Cluster, float, float]
 class KnownAnswers:
     """What the searches so far have found, by the kind of the problem."""
 
+    pace_of: Callable[[Plan, Problem], float]
+    """The pace of a plan under a problem, in seconds per minibatch; infinite if it does not fit in memory."""
     plans: dict[Kind, list[tuple[Cluster, Plan]]] = field(default_factory=dict)
     """The latest plans, with the clusters that they were found on."""
     bounds: dict[Kind, list[tuple[Cluster, float]]] = field(default_factory=dict)
@@ -99,7 +98,7 @@ class KnownAnswers:
     def pace_s(self, kind: Kind, problem: Problem) -> float:
         """The least pace that a known plan has under this problem, times a little; infinite if none is known."""
         known = self.plans.get(kind, [])
-        paces = (_pace_s(plan, problem) for cluster, plan in known if _same_shape(cluster, problem.cluster))
+        paces = (self.pace_of(plan, problem) for cluster, plan in known if _same_shape(cluster, problem.cluster))
         return min(paces, default=float("inf")) * _SAME
 
     def keep(self, question: Question, searched_s: float, result: Result) -> None:
@@ -115,27 +114,8 @@ class KnownAnswers:
             self.answers[question] = searched_s, result
 
 
-_KNOWN: ContextVar[KnownAnswers | None] = ContextVar("known answers", default=None)
-
-
-@contextmanager
-def reusing(known: KnownAnswers | None = None) -> Iterator[None]:
-    """Searches inside the block keep what they find, and use what is known; blocks inside others share it."""
-    token = _KNOWN.set(known or _KNOWN.get() or KnownAnswers())
-    try:
-        yield
-    finally:
-        _KNOWN.reset(token)
-
-
-def keep_answers() -> None:
-    """From now on, all searches of this process keep what they find, and use what is known."""
-    _KNOWN.set(KnownAnswers())
-
-
-def known_answers() -> KnownAnswers | None:
-    """What is known here; None outside `reusing`."""
-    return _KNOWN.get()
+KNOWN: ContextVar[KnownAnswers | None] = ContextVar("known answers", default=None)
+"""What is known here; None where searches do not reuse anything (`planning.reuse` sets it)."""
 
 
 def question_of(problem: Problem, cuts: Cuts, gap: float, most_effort: float) -> Question:
@@ -172,13 +152,3 @@ def _same_shape(cluster: Cluster, other: Cluster) -> bool:
 
 def _counts(cluster: Cluster) -> list[int]:
     return [level.count for level in cluster.levels]
-
-
-def _pace_s(plan: Plan, problem: Problem) -> float:
-    """The pace of a plan under a problem, in seconds per minibatch; infinite if it does not fit in memory."""
-    deep = depths.assign_depths(plan, problem, problem.work_s / problem.cluster.total_speed)
-    score = evaluate(deep, problem)
-    if problem.options.memory and not score.fits:
-        deep = depths.assign_depths(plan, problem, score.pace_s)
-        score = evaluate(deep, problem)
-    return score.pace_s if score.fits or not problem.options.memory else float("inf")

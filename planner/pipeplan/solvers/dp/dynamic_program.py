@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from pipeplan.cost import contention, depths
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, VERTICAL, VIRTUAL
@@ -29,7 +28,7 @@ from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
-from pipeplan.solvers.known_answers import known_answers, question_of
+from pipeplan.solvers.known_answers import KNOWN, question_of
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
@@ -242,6 +241,7 @@ def solve(
     useful_s: float = float("inf"),
     *,
     near: bool = False,
+    price: Callable[[Plan], float] | None = None,
 ) -> Result:
     """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
 
@@ -249,7 +249,8 @@ def solve(
     the bound reached. Plans with at least the pace `useful_s`, in seconds per minibatch, are not searched for: where no
     plan is faster, there is none in the result, or one that is no faster; `near` says that the best plan is probably
     about as fast as that. With `options.contention` everything is charged, otherwise every link is used alone. `report`
-    is called with the bound and the pace of the best plan, in seconds per minibatch, as they improve.
+    is called with the bound and the pace of the best plan, in seconds per minibatch, as they improve. `price` is the
+    pace of a plan with everything charged, without which no first plan is reported where that is asked for.
     """
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
         raise InputError(f"plans of {problem.options.schedule} are found by `pipeplan solve` alone")
@@ -264,30 +265,29 @@ def solve(
     def search(limit_s: float, near: bool, above_s: float = 0.0) -> Result:
         return _searched(problem, cuts, deadline, gap, told, effort, limit_s, above_s, near=near)
 
-    known, first = known_answers(), None
+    known, first = KNOWN.get(), None
     if known is None:
-        first = first_plan(problem, cuts, deadline) if wants_first else None
+        first = first_plan(problem, cuts, deadline, price) if wants_first else None
         if first is not None:
             told(0.0, first.pace_s)
-        answer = _at_least(first, search(useful_s, near), problem)
+        answer = _at_least(first, search(useful_s, near), price)
     else:
         answer = known.use(question_of(problem, cuts, gap, effort.most), problem, search, useful_s, near=near)
     return replace(answer, seconds=time.perf_counter() - began)
 
 
-def _at_least(first: FirstPlan | None, answer: Result, problem: Problem) -> Result:
+def _at_least(first: FirstPlan | None, answer: Result, price: Callable[[Plan], float] | None) -> Result:
     """The answer, with the first plan in place of its own where that is slower or was not found in time."""
     if first is None or answer.status in (Status.INFEASIBLE, Status.OPTIMAL):
         return answer
-    charged, pace_s = problem.options.contention, answer.objective_s
-    if answer.plan is not None and charged and not answer.charged:
-        pace_s = evaluate(answer.plan, problem).pace_s
+    pace_s = answer.objective_s
+    if answer.plan is not None and first.charged and not answer.charged and price is not None:
+        pace_s = price(answer.plan)
     if pace_s <= first.pace_s * (1 + PRECISION):
         return answer
     bound_s = min(answer.bound_s, first.pace_s)
-    return replace(
-        answer, status=Status.FEASIBLE, plan=first.plan, objective_s=first.pace_s, bound_s=bound_s, charged=charged
-    )
+    found = {"plan": first.plan, "objective_s": first.pace_s, "bound_s": bound_s, "charged": first.charged}
+    return replace(answer, status=Status.FEASIBLE, **found)
 
 
 def _searched(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeplan.cost import contention, depths
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
@@ -44,10 +43,12 @@ class MonotoneReport:
 
 @dataclass(frozen=True)
 class FirstPlan:
-    """A plan that is found soon, and its pace in seconds per minibatch, with everything charged that is asked for."""
+    """A plan that is found soon, and its pace in seconds per minibatch."""
 
     plan: Plan
     pace_s: float
+    charged: bool
+    """Whether everything is charged that workers share."""
 
 
 def least_pace_s(problem: Problem) -> float:
@@ -55,8 +56,15 @@ def least_pace_s(problem: Problem) -> float:
     return max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
 
 
-def first_plan(problem: Problem, cuts: Cuts, deadline: float | None) -> FirstPlan | None:
-    """A plan of a large problem; None where it is small, or none is found so soon."""
+def first_plan(
+    problem: Problem, cuts: Cuts, deadline: float | None, price: Callable[[Plan], float] | None = None
+) -> FirstPlan | None:
+    """A plan of a large problem; None where it is small, or none is found so soon.
+
+    `price` is the pace of a plan with everything charged; where that is asked for, there is no plan without it.
+    """
+    if problem.options.contention and price is None:
+        return None
     if problem.options.grid or len(cuts.ideals) * problem.cluster.workers < LARGE:
         return None
     space, few = plan_spaces(problem)[0], cuts.only(cheap_cuts(cuts, _CUTS))
@@ -67,4 +75,6 @@ def first_plan(problem: Problem, cuts: Cuts, deadline: float | None) -> FirstPla
         return None
     pace_s = space.pace(problem, found.high)
     plan = depths.assign_depths(space.plan(problem, found.best.stages()), problem, pace_s * (1 + 1e-12))
-    return FirstPlan(plan, evaluate(plan, problem).pace_s if problem.options.contention else pace_s)
+    if problem.options.contention and price is not None:
+        return FirstPlan(plan, price(plan), charged=True)
+    return FirstPlan(plan, pace_s, charged=False)

@@ -33,7 +33,15 @@ def test_bounds_never_fall_and_plans_never_get_slower(schedule: str, charged: bo
     cuts = enumerate_cuts(problem, 10_000)
     told: list[tuple[float, float]] = []
     effort = SearchEffort(300_000)
-    result = dynamic_program.solve(problem, cuts, None, 0.0, lambda *state: told.append(state), effort)
+    result = dynamic_program.solve(
+        problem,
+        cuts,
+        None,
+        0.0,
+        lambda *state: told.append(state),
+        effort,
+        price=lambda plan: evaluate(plan, problem).pace_s,
+    )
     assert told[0] == (least_pace_s(problem), float("inf"))
     assert told[1][1] < float("inf"), "the first plan is the second thing that is known"
     bounds, paces = [bound for bound, _ in told], [pace for _, pace in told]
