@@ -1,7 +1,7 @@
 """What searches of similar problems have found, for the next ones: plans, bounds, and answers to the same question.
 
-Where `planning.reuse` says so, `dynamic_program.solve` keeps what it finds, and begins with what it knows. Problems are similar if
-they differ in the cluster alone. Then
+Where `planning.reuse` says so, `dynamic_program.solve` keeps what it finds, and begins with what it knows. Problems are
+similar if they differ in the cluster alone. Then
 
   a plan    of one problem is a plan of the other where both clusters have the same components. Evaluated there, it is
             an upper bound, so that one search right below it is often enough;

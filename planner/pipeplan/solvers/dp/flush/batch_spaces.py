@@ -85,8 +85,8 @@ class BatchSpaces:
         if count > _FEW_CUTS:
             selected = self.cuts.only(cheap_cuts(self.cuts, max(_FEW_CUTS // 2, count // _PART)))
             deadline = Deadline(self.deadline).share(_SHARE).at
-            some = BatchSpaces(self.problem, selected, deadline, self.gap, self.effort, below=self.below)
-            found = some._refined(low, memory=memory)
+            spaces = BatchSpaces(self.problem, selected, deadline, self.gap, self.effort, below=self.below)
+            found = spaces._refined(low, memory=memory)
             if found.interrupted:
                 raise KeyboardInterrupt
             known = None if found.best is None else (found.high, found.best)
