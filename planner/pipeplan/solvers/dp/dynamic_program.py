@@ -286,8 +286,8 @@ def _at_least(first: FirstPlan | None, answer: Result, price: Callable[[Plan], f
     if pace_s <= first.pace_s * (1 + PRECISION):
         return answer
     bound_s = min(answer.bound_s, first.pace_s)
-    found = {"plan": first.plan, "objective_s": first.pace_s, "bound_s": bound_s, "charged": first.charged}
-    return replace(answer, status=Status.FEASIBLE, **found)
+    answer = replace(answer, status=Status.FEASIBLE, plan=first.plan, charged=first.charged)
+    return replace(answer, objective_s=first.pace_s, bound_s=bound_s)
 
 
 def _searched(
