@@ -3,7 +3,8 @@
     python tests/benchmarks/sweeps.py [--only NAME] [--points 20]
 
 The sweep multiplies the bandwidth between servers by 0.5 to 5. All points are solved in this process, one after
-another. Both leave the schedule to pipeplan. The solve is that of `pipeplan solve` with the DP alone.
+another, as by `pipeplan sweep --jobs 1`. Both leave the schedule to pipeplan. The solve is that of `pipeplan solve`
+with the DP alone. There is no time limit, so that other load on the machine does not cut searches short.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ def _measured(profile_name: str, cluster_name: str, points: int) -> tuple[float,
     rates = [level.bandwidth * (0.5 + 4.5 * number / max(1, points - 1)) for number in range(points)]
     grid = sweep_points(profile, [machines], Options(), SweepAxes({level.name: rates}, schedules=(BEST,)))
     solve_s = _processor_s(lambda: _solve(SweepPoint(profile, machines, Options(), chooses=True)))
-    return solve_s, _processor_s(lambda: solve_points(grid, SEARCH, 1, lambda number, answer: None))
+    endless = replace(SEARCH, time_limit_s=None)
+    return solve_s, _processor_s(lambda: solve_points(grid, endless, 1, lambda number, answer: None))
 
 
 def _solve(point: SweepPoint) -> None:
-    settings = replace(Settings(solver="dp"), simplest=WITHIN)
+    settings = Settings(solver="dp", simplest=WITHIN, time_limit_s=None)
     deadline = Deadline.after(settings.time_limit_s)
     shared = None, None, GAIN, settings.maximum_cuts, deadline.share(0.5)
     taken = choose_synchrony(point.profile, point.cluster, point.options, *shared, may_correct=True).taken

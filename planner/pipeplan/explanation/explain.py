@@ -13,6 +13,7 @@ from pipeplan.explanation.sensitivity import ChangeEffect, Robustness, change_ef
 from pipeplan.explanation.time_breakdown import ResourceLoad, TimeBreakdown, break_down_time, resource_loads
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import ON_FEWER, UNPIPELINED
+from pipeplan.planning.reuse import reusing
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
@@ -69,8 +70,21 @@ def explain_plan(
 ) -> Explanation:
     """Explain a plan, by default the one that the solve takes; `proof` is what is shown about a given plan.
 
-    Raises `InfeasibleError` if no plan fits.
+    The searches for other plans and clusters reuse what those before them have found. Raises `InfeasibleError` if no
+    plan fits.
     """
+    with reusing():
+        return _explained(problem, settings, wishes, plan, progress, proof)
+
+
+def _explained(
+    problem: Problem,
+    settings: Settings,
+    wishes: RobustnessSettings,
+    plan: Plan | None,
+    progress: Callable[[str], None],
+    proof: str | None,
+) -> Explanation:
     progress("solving")
     best = solve(problem, settings)
     plan = best.plan if plan is None else plan

@@ -12,7 +12,6 @@ from pipeplan.planning.fast import USEFUL, best_plan
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Options, Problem
-from pipeplan.solvers.dp import dynamic_program
 
 MOST_STAGES = 32
 """Numbers of stages are searched one by one up to this."""
@@ -78,8 +77,7 @@ def find_alternatives(
             restricted = replace(problem, options=options)
             # What is no faster than the last alternative that is shown need not be known exactly.
             useful_s = USEFUL * _paces(alternatives)[ENOUGH - 1] if len(alternatives) >= ENOUGH else float("inf")
-            hopeless = useful_s < float("inf") and not dynamic_program.may_reach(restricted, cuts, useful_s)
-            rival = None if hopeless else best_plan(restricted, cuts, useful_s=useful_s)
+            rival = best_plan(restricted, cuts, useful_s=useful_s)
         except InputError:
             continue
         searched.append(part)

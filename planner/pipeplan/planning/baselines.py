@@ -16,7 +16,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.selected_cuts import cheap_cuts
-from pipeplan.solvers.result import Status
+from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 PARALLEL, ON_FEWER = "data parallelism", "data parallelism on fewer workers"
@@ -121,11 +121,19 @@ def fewer_workers(problem: Problem, cuts: Cuts, everyone: Baseline, deadline: De
     return [Baseline(ON_FEWER, pace_s, found.plan.config, remark, found.plan)]
 
 
-def uniform_grid(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> Baseline:
+def uniform_grid(
+    problem: Problem,
+    cuts: Cuts,
+    deadline: Deadline = NO_DEADLINE,
+    useful_s: float = float("inf"),
+    *,
+    near: bool = False,
+) -> Baseline:
     """The fastest uniform grid, which has the same number of replicas in every stage, as in most trainers.
 
-    Where a search among all cuts would take long, it is among a selection of them, which the remark says. Raises
-    `KeyboardInterrupt` on Ctrl-C.
+    Grids with at least the pace `useful_s`, in seconds per minibatch, are not searched for; `near` says that the best
+    is probably about that fast. Where a search among all cuts would take long, it is among a selection of them, which
+    the remark says. Raises `KeyboardInterrupt` on Ctrl-C.
     """
     if problem.cluster.workers > MOST_WORKERS:
         return Baseline(UNIFORM_GRID, None, "", "not searched for, as there are many workers; --grid searches for it")
@@ -134,11 +142,16 @@ def uniform_grid(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE)
     grid_effort = SearchEffort(MOST_EFFORT)
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
         cuts, remark = cuts.only(cheap_cuts(cuts)), ON_SELECTION
-    result = dynamic_program.solve(grids, cuts, deadline.left_s, effort=grid_effort)
+
+    def searched() -> Result:
+        left_s = deadline.left_s
+        return dynamic_program.solve(grids, cuts, left_s, effort=grid_effort, useful_s=useful_s, near=near)
+
+    result = searched()
     selected = cuts.only(cheap_cuts(cuts))
     if grid_effort.over and len(selected.ideals) < len(cuts.ideals) and not result.interrupted:
         cuts, remark, grid_effort = selected, ON_SELECTION, SearchEffort(MOST_EFFORT)
-        result = dynamic_program.solve(grids, cuts, deadline.left_s, effort=grid_effort)
+        result = searched()
     if result.interrupted:
         raise KeyboardInterrupt
     if deadline.passed:

@@ -86,11 +86,13 @@ def choose_synchrony(
     *,
     may_correct: bool = False,
     objective: str = RATE,
+    shown: bool = True,
 ) -> SynchronyChoice:
     """The choice between the fastest synchronous and the fastest asynchronous plan.
 
     With `may_correct` the asynchronous plan is one whose updates are corrected, where that was seen to help. The
-    `objective` is one of `OBJECTIVES`.
+    `objective` is one of `OBJECTIVES`. Where the choice is not `shown`, only the plan that is taken has to be exact: a
+    synchronous one that is too slow to be taken may be missing.
 
     `batch` is in samples per update of the plans that have one for all stages; None for one minibatch on each worker.
     `staleness` is a tolerance of `STALENESS`; None for asynchronous plans whose gradients are at most `MOST_STALE`
@@ -111,7 +113,9 @@ def choose_synchrony(
         if objective == TIME_TO_GOAL:
             choice = _compare_goals(kinds, staleness or "any", gain, deadline, most_stale)
         else:
-            choice = _compare(kinds, staleness or "any", gain, deadline, most_stale, keeps_batch=keeps_batch)
+            choice = _compare(
+                kinds, staleness or "any", gain, deadline, most_stale, keeps_batch=keeps_batch, shown=shown
+            )
     except KeyboardInterrupt:
         choice = _interrupted(kinds.found, gain)
     return replace(choice, objective=objective)
@@ -181,6 +185,7 @@ def _compare(
     most_stale: int | None,
     *,
     keeps_batch: bool = False,
+    shown: bool = True,
 ) -> SynchronyChoice:
     """The choice, after searches for the fastest plan of each kind; `most_stale`: the oldest gradients to take.
 
@@ -206,7 +211,13 @@ def _compare(
     parallel = kinds.best(kinds.data_parallel(), deadline.share(0.2))
     # A pipeline that drains has to gain so much over data parallelism to be taken.
     useful_sample_s = float("inf") if parallel is None else parallel.sample_s / (1 + LEAST_GAIN)
+    enough = not shown and asynchronous is not None and _may_be_taken(asynchronous, most_stale)
+    if enough and asynchronous is not None:
+        useful_sample_s = min(useful_sample_s, asynchronous.sample_s * (1 + gain))
     synchronous = kinds.best(kinds.flushing(known), deadline, useful_sample_s) or parallel
+    if synchronous is None and enough and asynchronous is not None:
+        reason = "Chosen: asynchronous, as no synchronous plan is nearly as fast."
+        return SynchronyChoice(None, asynchronous, gain, asynchronous, reason + kept)
     if synchronous is None:
         synchronous = kinds.best(kinds.flushing(others, extrapolated=True), deadline)
     taken = asynchronous or synchronous
@@ -241,6 +252,12 @@ def _compare(
             f"fastest synchronous one, and {gain:.0%} more is asked for (--asynchronous-gain)."
         )
     return SynchronyChoice(synchronous, asynchronous, gain, taken, reason + kept, parallel)
+
+
+def _may_be_taken(candidate: Candidate, most_stale: int | None) -> bool:
+    """Whether an asynchronous plan is taken if it is fast enough."""
+    stale = most_stale is not None and max(candidate.updates.stale_by) > most_stale
+    return not stale and not _only_averages_late(candidate)
 
 
 def _only_averages_late(candidate: Candidate) -> bool:

@@ -13,7 +13,7 @@ from pipeplan.planning.charge_results import deepened
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
-from pipeplan.solvers.result import Status
+from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 USEFUL = 1 + 1e-6
@@ -49,19 +49,18 @@ def best_plan(
     deadline: Deadline = NO_DEADLINE,
     gap: float = 0.0,
     useful_s: float = float("inf"),
+    *,
+    near: bool = False,
 ) -> ScoredPlan | None:
     """The best plan of a problem, or the best that is found in time; None if no plan satisfies the constraints.
 
-    The search may stop at a plan that is within the relative `gap` of the best, and at any plan where none has a pace
-    below `useful_s`, in seconds per minibatch.
+    The search may stop at a plan that is within the relative `gap` of the best. Where no plan has a pace below
+    `useful_s`, in seconds per minibatch, the answer is None or any plan; `near` says that the best is about that fast.
 
     Raises `OutOfTime` where no plan is found before the deadline.
     """
-    plan = _solved(problem, cuts, deadline, gap, useful_s)
-    if plan is None:
-        return None
-    plan, score = deepened(plan, problem)
-    return ScoredPlan(plan, score.pace_s)
+    result = _solved(problem, cuts, deadline, gap, useful_s, near=near)
+    return None if result.plan is None else _scored(result.plan, problem)
 
 
 def best_in_time(
@@ -77,8 +76,6 @@ def best_in_time(
     """
     try:
         cuts = enumerate_cuts(problem, maximum_cuts, deadline.share(0.5))
-        if useful_s < float("inf") and not dynamic_program.may_reach(problem, cuts, useful_s, deadline.at):
-            return None, True
         if len(cuts.ideals) <= MANY_CUTS:
             return best_plan(problem, cuts, deadline, useful_s=useful_s), True
         return _or_grid(problem, cuts, gap_of_many_cuts, deadline, useful_s), True
@@ -87,31 +84,41 @@ def best_in_time(
 
 
 def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, useful_s: float) -> ScoredPlan | None:
-    """The best plan that is found in time, or the best uniform grid if that is faster, which takes less time to find.
+    """The best plan, or where there is no time to prove it, the best uniform grid if that is faster.
 
-    Raises `OutOfTime` where neither is found.
+    A grid takes less time to find. Raises `OutOfTime` where neither is found.
     """
-    grid = None
+    best = None
+    try:
+        result = _solved(problem, cuts, deadline.share(0.7), gap, useful_s)
+        best = None if result.plan is None else _scored(result.plan, problem)
+        if result.status in (Status.OPTIMAL, Status.INFEASIBLE):
+            return best
+    except OutOfTime:
+        if problem.options.grid:
+            raise
     if not problem.options.grid and problem.options.stages is None and not problem.options.pins:
-        found = uniform_grid(problem, cuts, deadline.share(0.3))
+        found = uniform_grid(problem, cuts, deadline, useful_s)
         if found.plan is not None and found.pace_s is not None and satisfies_options(found.plan, problem):
             grid = ScoredPlan(found.plan, found.pace_s)
-    try:
-        best = best_plan(problem, cuts, deadline, gap, useful_s)
-    except OutOfTime:
-        if grid is None:
-            raise
-        return grid
-    if best is None or grid is None:
-        return best
-    return min(best, grid, key=lambda one: one.pace_s)
+            return grid if best is None else min(best, grid, key=lambda one: one.pace_s)
+    if best is None:
+        raise OutOfTime
+    return best
 
 
-def _solved(problem: Problem, cuts: Cuts, deadline: Deadline, gap: float, useful_s: float) -> Plan | None:
-    """The plan of the DP, or None if it proves that there is none."""
-    result = dynamic_program.solve(problem, cuts, deadline.left_s, gap, useful_s=useful_s)
+def _scored(plan: Plan, problem: Problem) -> ScoredPlan:
+    plan, score = deepened(plan, problem)
+    return ScoredPlan(plan, score.pace_s)
+
+
+def _solved(
+    problem: Problem, cuts: Cuts, deadline: Deadline, gap: float, useful_s: float, *, near: bool = False
+) -> Result:
+    """The result of the DP, whose plan is None only if it proves that there is none."""
+    result = dynamic_program.solve(problem, cuts, deadline.left_s, gap, useful_s=useful_s, near=near)
     if result.interrupted:
         raise KeyboardInterrupt
     if result.plan is None and result.status != Status.INFEASIBLE and deadline.passed:
         raise OutOfTime
-    return result.plan
+    return result

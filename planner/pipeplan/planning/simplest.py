@@ -9,7 +9,6 @@ alone searches for them, because a plan that is not the fastest has no proof of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pipeplan.cost.evaluate import Evaluation, evaluate
@@ -68,21 +67,21 @@ def kind_of(plan: Plan, problem: Problem) -> str:
 
 
 def find_simpler(
-    problem: Problem, cuts: Cuts, plan: Plan, score: Evaluation, within: float, grid: Plan | None, deadline: Deadline
+    problem: Problem, cuts: Cuts, plan: Plan, score: Evaluation, within: float, deadline: Deadline
 ) -> SimplerPlan | None:
     """The simplest plan within the share `within` of the pace of the fastest `plan`, or None if that is the simplest.
 
-    Data parallelism is taken up to `LEAST_GAIN`, if that is more. `grid` is the fastest uniform grid, if it is known.
-    What there is no time to search before the deadline is left out. The plan's stages are moved to keep servers whole.
+    Data parallelism is taken up to `LEAST_GAIN`, if that is more. What there is no time to search before the deadline
+    is left out. The plan's stages are moved to keep servers whole.
     """
-    simpler = _simpler_kind(problem, cuts, plan, score, within, grid, deadline)
+    simpler = _simpler_kind(problem, cuts, plan, score, within, deadline)
     share, taken = (within, plan) if simpler is None else (simpler.within, simpler.plan)
     moved, moved_score = kept_whole(taken, problem, score.pace_s * (1 + share))
     return simpler if moved == taken else SimplerPlan(moved, moved_score, share)
 
 
 def _simpler_kind(
-    problem: Problem, cuts: Cuts, plan: Plan, score: Evaluation, within: float, grid: Plan | None, deadline: Deadline
+    problem: Problem, cuts: Cuts, plan: Plan, score: Evaluation, within: float, deadline: Deadline
 ) -> SimplerPlan | None:
     """The best plan of the simplest kind within its share of the fastest pace, or None if that is the fastest plan."""
     if len(plan.stages) == 1 and plan.copies == 1:
@@ -90,7 +89,7 @@ def _simpler_kind(
     fastest_s = score.pace_s
     gap = within / 4 if len(cuts.ideals) > MANY_CUTS else 0.0
     search = _FewerStages(problem, cuts, gap, deadline)
-    for candidate, share in search.candidates(plan, grid, within, fastest_s):
+    for candidate, share in search.candidates(plan, within, fastest_s):
         if _simplicity(candidate, problem) >= _simplicity(plan, problem):
             return None
         found = evaluate(candidate, problem)
@@ -101,11 +100,7 @@ def _simpler_kind(
 
 def simplest_plan(problem: Problem, cuts: Cuts, fastest: ScoredPlan, deadline: Deadline = NO_DEADLINE) -> ScoredPlan:
     """The plan that a solve with its default choices would take, given the fastest one."""
-    score, grid = evaluate(fastest.plan, problem), None
-    if len(fastest.plan.stages) > 1:
-        with suppress(OutOfTime):
-            grid = uniform_grid(problem, cuts, deadline.share(0.3)).plan
-    simpler = find_simpler(problem, cuts, fastest.plan, score, WITHIN, grid, deadline)
+    simpler = find_simpler(problem, cuts, fastest.plan, evaluate(fastest.plan, problem), WITHIN, deadline)
     return fastest if simpler is None else ScoredPlan(simpler.plan, simpler.score.pace_s)
 
 
@@ -125,9 +120,7 @@ class _FewerStages:
     """Searches may stop at plans within this share of the best, relative."""
     deadline: Deadline
 
-    def candidates(
-        self, plan: Plan, grid: Plan | None, within: float, fastest_s: float
-    ) -> Iterator[tuple[Plan, float]]:
+    def candidates(self, plan: Plan, within: float, fastest_s: float) -> Iterator[tuple[Plan, float]]:
         """Plans that may be within a share of the pace `fastest_s`, and the share; the simplest kind first."""
         options = self.problem.options
         if options.stages in (None, 1) and all(stage == 1 for _, stage in options.pins):
@@ -137,23 +130,34 @@ class _FewerStages:
             if alone is not None:
                 yield alone, share
         limit = fastest_s * (1 + within)
+        grid = self._grid(limit)
         if grid is not None and satisfies_options(grid, self.problem) and self._pace(grid) <= limit:
             shaped = replace(options, grid=True, allow_copies=False)
             yield self._with_fewest_stages(shaped, grid, limit), within
         yield self._with_fewest_stages(options, plan, limit), within
 
+    def _grid(self, limit_s: float) -> Plan | None:
+        """The fastest uniform grid, if it is within the limit and found in time."""
+        if self.problem.options.grid:
+            return None
+        try:
+            return uniform_grid(self.problem, self.cuts, self.deadline.share(0.3), limit_s * USEFUL, near=True).plan
+        except OutOfTime:
+            return None
+
     def _with_fewest_stages(self, options: Options, plan: Plan, limit: float) -> Plan:
         """The fastest plan with the fewest stages of those within the limit; `plan` is one of them."""
         if options.stages is not None:
             return plan
-        low, high = 0, len(plan.stages)
+        # Mostly few stages less are enough, so the steps downwards are small at first.
+        low, high, step = 0, len(plan.stages), 1
         while high - low > 1:
-            middle = (low + high) // 2
+            middle = max(low + 1, high - step)
             found = self._best(replace(options, max_stages=middle), limit)
             if found is not None and self._pace(found) <= limit:
-                plan, high = found, len(found.stages)
+                plan, high, step = found, len(found.stages), 2 * step
             else:
-                low = middle
+                low, step = middle, max(1, (high - middle) // 2)
         return plan
 
     def _best(self, options: Options, limit_s: float) -> Plan | None:
@@ -163,7 +167,7 @@ class _FewerStages:
         """
         problem, useful_s = replace(self.problem, options=options), limit_s * USEFUL
         try:
-            best = best_plan(problem, self.cuts, self.deadline.share(0.5), self.gap, useful_s)
+            best = best_plan(problem, self.cuts, self.deadline.share(0.5), self.gap, useful_s, near=True)
         except OutOfTime:
             return None
         return None if best is None else best.plan

@@ -80,9 +80,10 @@ class Settings:
     simplest: float = 0.0
     """The share of the fastest plan's pace by which the simplest plan, which is taken, may be slower; 0 takes the
     fastest plan. The commands have `simplest.WITHIN`."""
-    compare_straight: bool = True
-    """Whether to search for the best straight pipeline if it is only a baseline, because the plan is proven optimal and
-    there is no simulation. That search may take longer than the plan's own."""
+    compare: bool = True
+    """Whether to search for baselines that are only shown, because the plan is proven optimal and there is no
+    simulation: the best straight pipeline, the best uniform grid, data parallelism on fewer workers. Their searches may
+    take longer than the plan's own."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,7 +232,9 @@ class _Search:
         with self._phase("cuts"):
             self._cuts = cuts = enumerate_cuts(problem, means.settings.maximum_cuts, means.share("cuts"))
         with self._phase("grid"):
-            self._quick = baselines.quick_baselines(problem, cuts, means.share("grid"))
+            self._quick = [baselines.data_parallelism(problem)]
+            if self._compares:
+                self._quick = baselines.quick_baselines(problem, cuts, means.share("grid"))
         self._results = results = _run_solvers(problem, cuts, means, self._known)
         self._phases.update({result.solver: result.seconds for result in results})
         _refuse_contradiction(problem, results)
@@ -242,28 +245,29 @@ class _Search:
             if means.settings.certify:
                 ends = means.share("certificate")
                 self._certificate = certificate_of(problem, cuts, results, self._best[1], ends)
-        if self._needs_straight():
+        if self._compares or not self._is_proven(self._finished()[1]):
             with self._phase("baselines"):
-                straight = baselines.straight_pipelines(problem, cuts, means.share("baselines"))
-                self._compared = (*self._quick, *straight)
+                ends = means.share("baselines")
+                if not self._compares:
+                    self._quick = baselines.quick_baselines(problem, cuts, ends.share(0.5))
+                self._compared = (*self._quick, *baselines.straight_pipelines(problem, cuts, ends))
         else:
             self._compared = tuple(self._quick)
         if means.settings.simplest > 0:
             with self._phase("simplest"):
                 plan, score = self._finished()
-                grid = next((one.plan for one in self._baselines() if one.name == baselines.UNIFORM_GRID), None)
-                within, ends = means.settings.simplest, means.share("simplest")
-                self._simpler = find_simpler(problem, cuts, plan, score, within, grid, ends)
+                ends = means.share("simplest")
+                self._simpler = find_simpler(problem, cuts, plan, score, means.settings.simplest, ends)
         if means.settings.simulate:
             with self._phase("simulation"):
                 self._simulate()
         elif self._simpler is not None:
             self._take_simpler(self._simpler, *self._finished())
 
-    def _needs_straight(self) -> bool:
-        """Whether the best straight pipeline is shown, or may take the place of the plan."""
-        settings = self._means.settings
-        return settings.compare_straight or settings.simulate or not self._is_proven(self._finished()[1])
+    @property
+    def _compares(self) -> bool:
+        """Whether baselines are shown, or may take the place of a plan that is proven optimal."""
+        return self._means.settings.compare or self._means.settings.simulate
 
     def _is_proven(self, score: Evaluation) -> bool:
         """Whether the solvers' bound shows that no plan is faster than one with this score."""
@@ -406,7 +410,15 @@ def _run_solvers(problem: Problem, cuts: Cuts, means: _Means, known: Sequence[Pl
         ends = means.share("last" if settings.solver == "dp" else "first")
         best_known = best_of_known(known, problem)
         useful_s = float("inf") if best_known is None else best_known.pace_s * USEFUL
-        found = dynamic_program.solve(problem, cuts, ends.left_s, settings.gap, tracker.narrowed, useful_s=useful_s)
+        found = dynamic_program.solve(
+            problem,
+            cuts,
+            ends.left_s,
+            settings.gap,
+            tracker.narrowed,
+            useful_s=useful_s,
+            price=lambda plan: evaluate(plan, problem).pace_s,
+        )
         results.append(charge_result(found, problem))
         # If the DP was interrupted, the user does not want to wait for a second solver.
         if settings.solver == "dp" or found.interrupted:

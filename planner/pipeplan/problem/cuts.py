@@ -128,6 +128,13 @@ class Cuts:
             object.__setattr__(cuts, name, totals)
         return cuts
 
+    @property
+    def whole(self) -> Cuts:
+        """The cuts of a single stage: the empty and the full one."""
+        ends = np.zeros(len(self.ideals), dtype=bool)
+        ends[[0, -1]] = True
+        return self.only(ends)
+
     def only(self, kept: NDArray[np.bool_]) -> Cuts:
         """The cuts selected by a mask, which must include the first and the last."""
         arrays = {

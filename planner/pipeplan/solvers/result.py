@@ -16,7 +16,7 @@ class Status(StrEnum):
     FEASIBLE = "feasible"
     """The solver found a plan, and a bound that the plan does not meet."""
     INFEASIBLE = "infeasible"
-    """Proven: no plan satisfies the constraints."""
+    """Proven: no plan satisfies the constraints, or none that does is as fast as was asked for."""
     TIME_LIMIT = "time limit"
     """The time limit came before any plan was found."""
 

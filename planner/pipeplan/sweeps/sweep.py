@@ -1,7 +1,8 @@
 """Solves the points of a sweep, several of them in parallel processes.
 
-The processes are spawned, not forked, so that all platforms behave alike and no thread is copied. They ignore Ctrl-C;
-the process that started them ends them.
+What the searches for one point find is reused for the points that the same process solves after it. The processes are
+spawned, not forked, so that all platforms behave alike and no thread is copied. They ignore Ctrl-C; the process that
+started them ends them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.choose_synchrony import GAIN, choose_synchrony
+from pipeplan.planning.reuse import keep_answers, reusing
 from pipeplan.planning.solve import SHARES, Outcome, Settings, solve
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.result import Status
@@ -65,7 +67,7 @@ OnAnswer = Callable[[int, PointAnswer], None]
 def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
     """Solve one point. An error becomes part of the answer."""
     try:
-        outcome = _solved(point, replace(settings, compare_straight=False))
+        outcome = _solved(point, replace(settings, compare=False))
     except PipeplanError as error:
         return PointAnswer(why=str(error), contradiction=isinstance(error, DisagreementError))
     baseline = outcome.baselines[0]
@@ -98,6 +100,7 @@ def _solved(point: SweepPoint, settings: Settings) -> Outcome:
         settings.maximum_cuts,
         deadline.share(SHARES["choice"]),
         may_correct=point.options.correction == "none",
+        shown=False,
     ).taken
     return solve(taken.problem, settings, deadline=deadline, known=(taken.plan,))
 
@@ -139,9 +142,9 @@ def solve_points(
     time_left = None if together_s is None else SharedTime(time.monotonic() + together_s, len(points), max(1, jobs))
     try:
         if jobs <= 1:
-            with interrupts.remember_interrupt() as check:
-                for number, point in enumerate(points):
-                    answer = _solve_in_turn(number, point, settings, time_left)
+            with interrupts.remember_interrupt() as check, reusing():
+                for turn, number in enumerate(_in_order(points)):
+                    answer = _solve_in_turn(turn, points[number], settings, time_left)
                     check()
                     tell(number, answer)
         else:
@@ -151,21 +154,40 @@ def solve_points(
     return True
 
 
-def _solve_in_turn(number: int, point: SweepPoint, settings: Settings, time_left: SharedTime | None) -> PointAnswer:
+def _in_order(points: Sequence[SweepPoint]) -> list[int]:
+    """The numbers of the points in the order in which they are solved.
+
+    Of points that differ in links and memory alone, those with more of both come first: what is proven for them holds
+    for those with less (`known_answers`).
+    """
+    groups: dict[object, int] = {}
+
+    def key(number: int) -> tuple[int, list[float], int]:
+        point, levels = points[number], points[number].cluster.levels
+        group = point.profile, point.options, point.chooses, tuple(level.count for level in levels)
+        rates = [-level.bandwidth for level in reversed(levels)]
+        return groups.setdefault(group, len(groups)), rates, -point.memory_bytes
+
+    return sorted(range(len(points)), key=key)
+
+
+def _solve_in_turn(turn: int, point: SweepPoint, settings: Settings, time_left: SharedTime | None) -> PointAnswer:
     if time_left is not None:
-        settings = replace(settings, time_limit_s=time_left.for_point(number))
+        settings = replace(settings, time_limit_s=time_left.for_point(turn))
     return solve_point(point, settings)
 
 
 def _in_processes(
     points: Sequence[SweepPoint], settings: Settings, jobs: int, tell: OnAnswer, time_left: SharedTime | None
 ) -> None:
-    executor = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    spawn = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=keep_answers)
     before = {process.pid for process in multiprocessing.active_children()}
     try:
         with _interrupts_ignored():
             futures = {
-                executor.submit(_solve_in_turn, i, point, settings, time_left): i for i, point in enumerate(points)
+                executor.submit(_solve_in_turn, turn, points[number], settings, time_left): number
+                for turn, number in enumerate(_in_order(points))
             }
         for future in as_completed(futures):
             tell(futures[future], _answer(future))

@@ -112,6 +112,16 @@ class ChargedPipelines:
             return None
 
         start = known.pace_s, known
+        if low < self.useful_s < known.pace_s:
+            # Whatever is slower is of no use, so it is first asked whether anything else is left.
+            near = threshold.least_near(find, low, self.useful_s, gap=self.gap)
+            if near.best is None:
+                return replace(near, high=known.pace_s, best=known)
+            if near.closed or not near.finished:
+                if near.finished:
+                    near.best = self._smallest(near.best, memory=memory)
+                return near
+            low, start = near.low, (near.high, near.best)
         # A plan that was found without the memory limit is only a bound.
         counts = memory or not self.problem.options.memory
         result = threshold.least_threshold(

@@ -23,10 +23,12 @@ from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
+from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_s
 from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
+from pipeplan.solvers.known_answers import KNOWN, question_of
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
@@ -44,6 +46,15 @@ class _BestSoFar:
     """The spaces of plans, each with its own bound."""
     report: Callable[[float, float], None] = lambda bound, best: None
     """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
+    useful_s: float = float("inf")
+    """Plans with at least this pace are of no use."""
+    near: bool = False
+    """Whether the best plan is probably just fast enough to be of use, or not quite."""
+
+    @property
+    def limit_s(self) -> float:
+        """The pace that a plan has to beat, in seconds per minibatch."""
+        return self.useful_s if self.best is None else min(self.useful_s, self.best[0] * (1 - PRECISION))
 
     def watch(self, problem: Problem, space: PlanSpace, others_s: float) -> Callable[[float, float], None]:
         """The function that reports the search of one space; `others_s` bounds the spaces that are still to search."""
@@ -55,8 +66,8 @@ class _BestSoFar:
         return report
 
     def excludes(self, bound_s: float) -> bool:
-        """Whether a space of plans with paces of at least so many seconds has none that is faster than the best."""
-        return self.best is not None and bound_s >= self.best[0]
+        """Whether a space of plans with paces of at least so many seconds has none that is of use."""
+        return bound_s >= self.useful_s or (self.best is not None and bound_s >= self.best[0])
 
     def stop(self, bound_s: float) -> None:
         """Leave out a space of plans whose paces are at least so many seconds, because Ctrl-C came."""
@@ -116,7 +127,7 @@ def _search_spaces(
             # Its searches may take long without a plan; copies of a smaller pipeline have one sooner.
             one.deadline = Deadline(deadline).share(_VERTICAL_SHARE).at
         one.report = so_far.watch(problem, space, others[number])
-        one.below = _below(problem, space, so_far)
+        one.below, one.near = _below(problem, space, so_far), so_far.near and so_far.best is None
         if known is not None and known.best is not None:
             one.without_memory = replace(known)
         elif known is not None:
@@ -133,7 +144,7 @@ def _search_batches(
     problem: Problem, cuts: Cuts, deadline: float | None, gap: float, effort: SearchEffort, so_far: _BestSoFar
 ) -> None:
     """Search all spaces of plans under a flush schedule, together."""
-    batches = BatchSpaces(problem, cuts, deadline, gap, effort, so_far.report)
+    batches = BatchSpaces(problem, cuts, deadline, gap, effort, so_far.report, so_far.useful_s, so_far.near)
     found = batches.best()
     so_far.finished, so_far.interrupted = found.finished, found.interrupted
     if found.best is not None:
@@ -146,9 +157,9 @@ def _search_batches(
 
 def _below(problem: Problem, space: PlanSpace, so_far: _BestSoFar) -> float:
     """The pace of one copy, or with a flush the time between its updates, that a pipeline of a space has to beat."""
-    if so_far.best is None:
+    if so_far.limit_s == float("inf"):
         return float("inf")
-    return space.inner_pace(problem, so_far.best[0] * (1 - PRECISION)) or 0.0
+    return space.inner_pace(problem, so_far.limit_s) or 0.0
 
 
 def _search_grids(
@@ -156,12 +167,9 @@ def _search_grids(
 ) -> None:
     """Search all shapes of a uniform grid, each for plans that are faster than the best before."""
     space = plan_spaces(problem)[0]
-
-    def below() -> float:
-        return float("inf") if so_far.best is None else so_far.best[0] * (1 - PRECISION)
-
     try:
-        for result in _shape_results(PipelineSearches(problem, cuts, deadline, gap, effort=effort), below):
+        searches = PipelineSearches(problem, cuts, deadline, gap, near=so_far.near, effort=effort)
+        for result in _shape_results(searches, lambda: so_far.limit_s):
             so_far.add(problem, space, result)
             so_far.report(0.0, so_far.best[0] if so_far.best else float("inf"))
     except KeyboardInterrupt:
@@ -223,58 +231,93 @@ def is_feasible(problem: Problem, cuts: Cuts, deadline: float | None = None) -> 
     return any(search.feasible() for search in searches)
 
 
-def may_reach(problem: Problem, cuts: Cuts, pace_s: float, deadline: float | None = None) -> bool:
-    """Whether some plan may have a pace below `pace_s`, in seconds per minibatch.
-
-    If not, no plan has such a pace even with unlimited memory and with every shared resource to itself. It counts as
-    possible where that is not known at the deadline (by `time.perf_counter`).
-    """
-    if problem.options.grid:
-        return True
-    problem = problem.without_memory_limit()
-    for space in plan_spaces(problem):
-        below = space.inner_pace(problem, pace_s)
-        if below is None or space.floor(problem) >= pace_s:
-            continue
-        found = PipelineSearches(space.inner(problem), cuts, deadline, gap=1.0, below=below).best()
-        if found.best is not None or not found.finished:
-            return True
-    return False
-
-
 def solve(
     problem: Problem,
     cuts: Cuts,
     seconds: float | None = None,
     gap: float = 0.0,
-    report: Callable[[float, float], None] = lambda bound, best: None,
+    report: Callable[[float, float], None] | None = None,
     effort: SearchEffort | None = None,
     useful_s: float = float("inf"),
+    *,
+    near: bool = False,
+    price: Callable[[Plan], float] | None = None,
 ) -> Result:
     """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
 
     A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan so far and
-    the bound reached; so does the knowledge that no plan has a pace below `useful_s`, in seconds per minibatch. With
-    `options.contention` everything is charged, otherwise every link is used alone. `report` is called with the bound
-    and the pace of the best plan, in seconds per minibatch, as they change.
+    the bound reached. Plans with at least the pace `useful_s`, in seconds per minibatch, are not searched for: where no
+    plan is faster, there is none in the result, or one that is no faster; `near` says that the best plan is probably
+    about as fast as that. With `options.contention` everything is charged, otherwise every link is used alone. `report`
+    is called with the bound and the pace of the best plan, in seconds per minibatch, as they improve. `price` is the
+    pace of a plan with everything charged, without which no first plan is reported where that is asked for.
     """
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
         raise InputError(f"plans of {problem.options.schedule} are found by `pipeplan solve` alone")
+    if 1 in (problem.options.stages, problem.options.max_stages) and not problem.options.pins:
+        cuts = cuts.whole
     began, deadline, effort = time.perf_counter(), Deadline.after(seconds).at, effort or SearchEffort()
+    # A first plan is for those who watch, and for searches that may end early.
+    wants_first = (report is not None or seconds is not None or effort.most < float("inf")) and not near
+    told = MonotoneReport(report or (lambda bound, best: None))
+    told(least_pace_s(problem), float("inf"))
+
+    def search(limit_s: float, near: bool, above_s: float = 0.0) -> Result:
+        return _searched(problem, cuts, deadline, gap, told, effort, limit_s, above_s, near=near)
+
+    known, first = KNOWN.get(), None
+    if known is None:
+        first = first_plan(problem, cuts, deadline, price) if wants_first else None
+        if first is not None:
+            told(0.0, first.pace_s)
+        answer = _at_least(first, search(useful_s, near), price)
+    else:
+        answer = known.use(question_of(problem, cuts, gap, effort.most), problem, search, useful_s, near=near)
+    return replace(answer, seconds=time.perf_counter() - began)
+
+
+def _at_least(first: FirstPlan | None, answer: Result, price: Callable[[Plan], float] | None) -> Result:
+    """The answer, with the first plan in place of its own where that is slower or was not found in time."""
+    if first is None or answer.status in (Status.INFEASIBLE, Status.OPTIMAL):
+        return answer
+    pace_s = answer.objective_s
+    if answer.plan is not None and first.charged and not answer.charged and price is not None:
+        pace_s = price(answer.plan)
+    if pace_s <= first.pace_s * (1 + PRECISION):
+        return answer
+    bound_s = min(answer.bound_s, first.pace_s)
+    answer = replace(answer, status=Status.FEASIBLE, plan=first.plan, charged=first.charged)
+    return replace(answer, objective_s=first.pace_s, bound_s=bound_s)
+
+
+def _searched(
+    problem: Problem,
+    cuts: Cuts,
+    deadline: float | None,
+    gap: float,
+    report: Callable[[float, float], None],
+    effort: SearchEffort,
+    useful_s: float,
+    above_s: float,
+    *,
+    near: bool,
+) -> Result:
+    """What the searches find, first with every shared resource to itself, and then with everything charged.
+
+    All plans have at least the pace `above_s`, in seconds per minibatch.
+    """
     # A bound on a selection of the cuts holds for no other cuts.
     told = report if cuts.complete else lambda bound, best: report(0.0, best)
     # A plan of the first searches may be slower once everything is charged, so only their bounds are reported.
     first = told if not problem.options.contention else lambda bound, best: told(bound, float("inf"))
-    so_far = _BestSoFar(report=first)
+    so_far = _BestSoFar(report=first, useful_s=useful_s, near=near)
     search = _search_batches if problem.options.flushes else _search_spaces
     search = _search_grids if problem.options.grid else search
     search(problem, cuts, deadline, gap, effort, so_far)
     so_far.report = told
     if problem.options.contention and so_far.best is not None:
-        answer = _charged(problem, cuts, so_far, deadline, gap, effort, useful_s)
-    else:
-        answer = _alone(problem, cuts, so_far)
-    return replace(answer, seconds=time.perf_counter() - began)
+        return _charged(problem, cuts, so_far, deadline, gap, effort, useful_s, above_s)
+    return _alone(problem, cuts, so_far)
 
 
 def _alone(problem: Problem, cuts: Cuts, so_far: _BestSoFar) -> Result:
@@ -284,7 +327,7 @@ def _alone(problem: Problem, cuts: Cuts, so_far: _BestSoFar) -> Result:
         proven, floor = finished and cuts.complete, _floor(problem)
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
         bound = so_far.bound if cuts.complete and so_far.bound < float("inf") else 0.0
-        least = float("inf") if proven else max(floor, bound)
+        least = so_far.useful_s if proven else max(floor, bound)
         return Result("DP", status, None, float("inf"), least, 0.0, _note(cuts, finished), interrupted=interrupted)
     pace, space, pipeline = so_far.best
     plan = _plan(problem, space, pipeline.stages(), pace)
@@ -300,14 +343,18 @@ def _charged(
     gap: float,
     effort: SearchEffort,
     useful_s: float,
+    above_s: float,
 ) -> Result:
-    """The result with everything charged: the search goes on from the bounds without shared resources."""
+    """The result with everything charged: the search goes on from the bounds without shared resources.
+
+    All plans have at least the pace `above_s`, in seconds per minibatch.
+    """
     assert so_far.best is not None
     pace, space, pipeline = so_far.best
     if problem.cluster.workers > MOST_WORKERS:
         note = f"what workers share is charged exactly on at most {MOST_WORKERS} workers"
         return replace(_alone(problem, cuts, so_far), note=note)
-    bound = max(so_far.bound, contention.least_pace_of_shared_cores_s(problem))
+    bound = max(so_far.bound, above_s, contention.least_pace_of_shared_cores_s(problem))
     searches = ChargedPipelines(problem, cuts, deadline, gap, effort, useful_s, so_far.report)
     known = searches.charge(Region(space, None, bound), pipeline, pace)
     interval = BisectionResult(bound, known.pace_s, known, so_far.finished, so_far.interrupted, gap)

@@ -79,6 +79,8 @@ class PipelineSearches:
     """A known lower bound, in the unit of `best`."""
     below: float = float("inf")
     """Slower pipelines are not searched for."""
+    near: bool = False
+    """Whether the fastest pipeline is probably right below `below`, or slower."""
     effort: SearchEffort = field(default_factory=SearchEffort)
 
     report: Callable[[float, float], None] = lambda low, high: None
@@ -145,7 +147,7 @@ class PipelineSearches:
             interval.high, interval.best = float("inf"), None
             return interval
         limits, low = self.limits(memory=True), interval.low
-        if not self.has_many_cuts or self.shape is not None:
+        if not self.has_many_cuts or self.shape is not None or self._near_limit:
             return self._least(self.limited, limits, low)
         known, finished = self._on_selected_cuts(low)
         return self._least(self.limited, limits, low, known, near=finished)
@@ -183,6 +185,10 @@ class PipelineSearches:
 
             known = selected_cuts.refined_result(find, known, low * (1 + self.gap), lambda pace: self.report(low, pace))
         return known
+
+    @property
+    def _near_limit(self) -> bool:
+        return self.near and self.below < float("inf")
 
     @property
     def has_many_cuts(self) -> bool:
@@ -249,6 +255,9 @@ class PipelineSearches:
         most = min(limits_range(terms)[1], self.below)
         if most < low:
             return BisectionResult(low)
+        flushes = self.problem.options.flushes
+        if self._near_limit and known is None:
+            return threshold.least_near(find, low, most, gap=self.gap, finds_least=flushes)
         known = known if known is not None and known[0] <= most else None
         tried = self._tried_first(terms, limits, low, most) if known is None else []
         try:
@@ -267,8 +276,8 @@ class PipelineSearches:
             known,
             gap=self.gap,
             report=lambda least, best: self.report(least, best if counts else fitting),
-            near=self._near(terms, limits, low) if near and not self.problem.options.flushes else None,
-            finds_least=self.problem.options.flushes,
+            near=self._near(terms, limits, low) if near and not flushes else None,
+            finds_least=flushes,
         )
 
     def _near(self, terms: CostTerms, limits: SearchLimits, low: float) -> threshold.NearLeast[FoundPipeline]:

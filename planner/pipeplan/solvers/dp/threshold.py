@@ -109,6 +109,39 @@ def least_threshold(
     return interval
 
 
+def least_near(
+    find: Callable[[float], tuple[float, Found] | None],
+    low: float,
+    limit: float,
+    report: Callable[[float, float], None] = lambda low, high: None,
+    gap: float = 0.0,
+    *,
+    finds_least: bool = False,
+) -> BisectionResult[Found]:
+    """The same as `least_threshold` where the least is probably right below the `limit`, and nothing above it counts.
+
+    If nothing is found within the limit, its lower end is the limit. What is found is followed by a search right below
+    it, and by a bisection only if that succeeds.
+    """
+    interval = BisectionResult[Found](low * (1 - PRECISION), gap=gap)
+    try:
+        if not _search_below(find, interval, limit):
+            interval.low = max(interval.low, limit)
+            return interval
+        if finds_least:
+            interval.low = interval.high
+        report(interval.low, interval.high)
+        if not interval.closed:
+            _search_below(find, interval, interval.high * (1 - PRECISION))
+    except OutOfTime:
+        interval.finished = False
+    except KeyboardInterrupt:
+        interval.finished, interval.interrupted = False, True
+    if interval.closed or not interval.finished or interval.best is None:
+        return interval
+    return least_threshold(find, interval.low, limit, (interval.high, interval.best), gap, report)
+
+
 def _close_from_above(
     near: NearLeast[Found], interval: BisectionResult[Found], report: Callable[[float, float], None]
 ) -> None:

@@ -37,6 +37,10 @@ class BatchSpaces:
     effort: SearchEffort = field(default_factory=SearchEffort)
     report: Callable[[float, float], None] = lambda bound, best: None
     """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
+    below: float = float("inf")
+    """Slower plans are not searched for."""
+    near: bool = False
+    """Whether the fastest plan is probably right below `below`, or slower."""
 
     @cached_property
     def searches(self) -> dict[PlanSpace, PipelineSearches]:
@@ -76,13 +80,18 @@ class BatchSpaces:
         The selection gives a good plan soon, which is a tight limit for the search over all cuts.
         """
         count, known = len(self.cuts.ideals), None
+        if self.near and self.below < float("inf"):
+            return self._least(low, None, memory=memory)
         if count > _FEW_CUTS:
             selected = self.cuts.only(cheap_cuts(self.cuts, max(_FEW_CUTS // 2, count // _PART)))
             deadline = Deadline(self.deadline).share(_SHARE).at
-            found = BatchSpaces(self.problem, selected, deadline, self.gap, self.effort)._refined(low, memory=memory)
+            spaces = BatchSpaces(self.problem, selected, deadline, self.gap, self.effort, below=self.below)
+            found = spaces._refined(low, memory=memory)
             if found.interrupted:
                 raise KeyboardInterrupt
             known = None if found.best is None else (found.high, found.best)
+            if known is not None and (memory or not self.problem.options.memory):
+                self.report(low, known[0])
         elif memory:
             # Where memory binds, the optimum may be far above the bound: a coarse search finds some plan soon.
             some = self._least(low, None, memory=True, coarse=True)
@@ -96,15 +105,19 @@ class BatchSpaces:
         # A plan that was found without the memory limit is only a bound.
         counts = memory or not self.problem.options.memory
         most = max(space.pace(self.problem, search.most(memory=memory)) for space, search in self.searches.items())
-        return threshold.least_threshold(
-            lambda pace_s: self._find(pace_s, memory=memory, coarse=coarse),
-            low * (1 - PRECISION),
-            most,
-            known,
-            gap=self.gap,
-            report=lambda least, best: self.report(least, best if counts else float("inf")),
-            finds_least=True,
-        )
+        if self.below < low:
+            return BisectionResult(low)
+
+        def find(pace_s: float) -> tuple[float, FoundBatch] | None:
+            return self._find(pace_s, memory=memory, coarse=coarse)
+
+        def report(least: float, best: float) -> None:
+            self.report(least, best if counts else float("inf"))
+
+        if self.near and self.below < most:
+            return threshold.least_near(find, low, self.below, report, self.gap, finds_least=True)
+        ends = low * (1 - PRECISION), min(most, self.below)
+        return threshold.least_threshold(find, *ends, known, gap=self.gap, report=report, finds_least=True)
 
     def _find(self, pace_s: float, *, memory: bool, coarse: bool) -> tuple[float, FoundBatch] | None:
         """The fastest plan of all spaces with at most this pace, or None. Raises `OutOfTime`."""

@@ -1,0 +1,154 @@
+"""What searches of similar problems have found, for the next ones: plans, bounds, and answers to the same question.
+
+Where `planning.reuse` says so, `dynamic_program.solve` keeps what it finds, and begins with what it knows. Problems are
+similar if they differ in the cluster alone. Then
+
+  a plan    of one problem is a plan of the other where both clusters have the same components. Evaluated there, it is
+            an upper bound, so that one search right below it is often enough;
+  a bound   of one problem holds for the other on every cluster that is no better: with links that are no faster and no
+            more memory (docs/cost-model.md, "More is never worse");
+  an answer that is proven holds for the same question, and for any question for less.
+
+Only how soon a search ends depends on these. What it finds is the best plan in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import starmap
+
+from pipeplan.cluster_data.cluster import Cluster, Level
+from pipeplan.plan.plan import Plan
+from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.result import Result, Status
+
+_MOST_PLANS = 3
+"""So many of the latest plans of a kind are tried."""
+_SAME = 1 + 1e-6
+"""A limit that is this times the pace of a known plan includes the plan itself, however paces are rounded."""
+_MARGIN = 1.04
+"""Where a plan is sought within a limit, the search is up to this times the limit."""
+
+Kind = tuple[Profile, Options, int, bool]
+"""The profile and the options of similar problems, and the cuts of their searches: how many, and whether all."""
+Question = tuple[Kind, Cluster, float, float]
+"""A kind, a cluster, the gap that is enough and the most effort."""
+
+
+@dataclass
+class KnownAnswers:
+    """What the searches so far have found, by the kind of the problem."""
+
+    pace_of: Callable[[Plan, Problem], float]
+    """The pace of a plan under a problem, in seconds per minibatch; infinite if it does not fit in memory."""
+    plans: dict[Kind, list[tuple[Cluster, Plan]]] = field(default_factory=dict)
+    """The latest plans, with the clusters that they were found on."""
+    bounds: dict[Kind, list[tuple[Cluster, float]]] = field(default_factory=dict)
+    """Clusters, and bounds on the pace of every plan on each, in seconds per minibatch."""
+    answers: dict[Question, tuple[float, Result]] = field(default_factory=dict)
+    """Proven results, each with the pace below which plans were searched for."""
+
+    def use(
+        self,
+        question: Question,
+        problem: Problem,
+        search: Callable[[float, bool, float], Result],
+        useful_s: float,
+        *,
+        near: bool,
+    ) -> Result:
+        """The best plan with a pace below `useful_s`, by what is known, or by a search that is kept.
+
+        `search` is given the pace below which plans are searched for, whether that is probably near the best, and a
+        bound on the pace of every plan.
+        """
+        kind, cluster = question[:2]
+        if (answer := self.answer(question, useful_s)) is not None:
+            return answer
+        if (bound_s := self.bound_s(kind, cluster)) >= useful_s:
+            return Result("DP", Status.INFEASIBLE, None, float("inf"), bound_s, 0.0)
+        limit_s, known_s = useful_s, self.pace_s(kind, problem)
+        if near:
+            # A little more to search is a bound that may hold for the next problems, too.
+            limit_s = useful_s * _MARGIN
+        limit_s = min(limit_s, known_s)
+        result = search(limit_s, near or known_s < useful_s, bound_s)
+        if result.plan is None and limit_s == known_s:
+            limit_s = useful_s
+            result = search(useful_s, near, bound_s)
+        self.keep(question, limit_s, result)
+        return result
+
+    def answer(self, question: Question, useful_s: float) -> Result | None:
+        """The proven answer to the same question, if it holds for plans with paces below `useful_s`."""
+        searched_s, result = self.answers.get(question, (0.0, None))
+        if result is None or (result.plan is None and searched_s < useful_s):
+            return None
+        return result
+
+    def bound_s(self, kind: Kind, cluster: Cluster) -> float:
+        """A lower bound on the pace of every plan on a cluster, in seconds per minibatch; 0 where none is known."""
+        known = self.bounds.get(kind, [])
+        return max((bound for other, bound in known if is_no_better(cluster, other)), default=0.0)
+
+    def pace_s(self, kind: Kind, problem: Problem) -> float:
+        """The least pace that a known plan has under this problem, times a little; infinite if none is known."""
+        known = self.plans.get(kind, [])
+        paces = (self.pace_of(plan, problem) for cluster, plan in known if _same_shape(cluster, problem.cluster))
+        return min(paces, default=float("inf")) * _SAME
+
+    def keep(self, question: Question, searched_s: float, result: Result) -> None:
+        """Keep a result of a search for plans with paces below `searched_s`."""
+        kind, cluster = question[:2]
+        if result.plan is not None:
+            plans = self.plans.setdefault(kind, [])
+            others = [known for known in plans if known[1].config != result.plan.config]
+            plans[:] = [*others, (cluster, result.plan)][-_MOST_PLANS:]
+        if result.bound_s > 0:
+            self.bounds.setdefault(kind, []).append((cluster, result.bound_s))
+        if result.status in (Status.OPTIMAL, Status.INFEASIBLE):
+            self.answers[question] = searched_s, result
+
+
+KNOWN: ContextVar[KnownAnswers | None] = ContextVar("known answers", default=None)
+"""What is known here; None where searches do not reuse anything (`planning.reuse` sets it)."""
+
+
+def question_of(problem: Problem, cuts: Cuts, gap: float, most_effort: float) -> Question:
+    """The question that a search for the best plan of a problem answers."""
+    kind = problem.profile, problem.options, len(cuts.ideals), cuts.complete
+    return kind, problem.cluster, gap, most_effort
+
+
+def is_no_better(cluster: Cluster, other: Cluster) -> bool:
+    """Whether every plan on a cluster is one on the other, and no slower there. Only uniform clusters compare."""
+    devices = cluster.device, other.device
+    return (
+        _same_shape(cluster, other)
+        and (cluster.executor, cluster.exchange_rings) == (other.executor, other.exchange_rings)
+        and devices[0].speed == devices[1].speed
+        and devices[0].cores == devices[1].cores
+        and devices[0].memory_bytes <= devices[1].memory_bytes
+        and all(starmap(_is_no_faster, zip(cluster.levels, other.levels, strict=True)))
+    )
+
+
+def _is_no_faster(level: Level, other: Level) -> bool:
+    return (
+        level.latency_s >= other.latency_s
+        and level.bandwidth * level.allreduce_efficiency <= other.bandwidth * other.allreduce_efficiency
+        and level.bandwidth * level.sendrecv_efficiency <= other.bandwidth * other.sendrecv_efficiency
+    )
+
+
+def _same_shape(cluster: Cluster, other: Cluster) -> bool:
+    """Whether two uniform clusters have the same components."""
+    return cluster.uniform and other.uniform and _counts(cluster) == _counts(other)
+
+
+def _counts(cluster: Cluster) -> list[int]:
+    return [level.count for level in cluster.levels]

@@ -1,0 +1,118 @@
+"""What one point of a sweep finds makes the next ones cheaper, and changes no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from long_chains import calls_of, long_chain
+
+from pipeplan.cluster_data import variants
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.planning.choose_synchrony import BEST
+from pipeplan.planning.solve import Settings
+from pipeplan.problem.problem import Options
+from pipeplan.profile_data.profile import Profile
+from pipeplan.questions import SEARCH
+from pipeplan.solvers.known_answers import is_no_better
+from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
+from pipeplan.sweeps.sweep import PointAnswer, solve_point, solve_points
+
+ENDLESS = replace(SEARCH, time_limit_s=None)
+
+
+def _cluster(servers: int = 3, inside: int = 2, memory: int = 1 << 30) -> Cluster:
+    levels = (Level("server", inside, 1e10, 1e-6), Level("cluster", servers, 1e9, 1e-5))
+    return Cluster("lab", Device("chip", "cuda", memory), levels)
+
+
+def _uneven(layers: int, seed: int, scale: float = 1.0) -> Profile:
+    """A chain whose layers, and so whose plans, are all different."""
+    return long_chain(layers, seed=seed, spread=0.0, scale=scale)
+
+
+def _answers(points: list[SweepPoint], settings: Settings) -> list[PointAnswer]:
+    found: dict[int, PointAnswer] = {}
+    assert solve_points(points, settings, 1, found.__setitem__)
+    return [found[number] for number in range(len(points))]
+
+
+RATES = [1e8 * factor for factor in (0.5, 1.5, 4, 30)]
+SWEEPS: dict[str, Callable[[], list[SweepPoint]]] = {
+    "bandwidth": lambda: sweep_points(
+        _uneven(7, 1, 30), [_cluster()], Options(), SweepAxes({"cluster": RATES}, schedules=[BEST])
+    ),
+    "both levels": lambda: sweep_points(
+        _uneven(6, 2, 60),
+        [_cluster(2)],
+        Options(),
+        SweepAxes({"cluster": RATES[:3], "server": [2e8, 1e10]}, schedules=[BEST]),
+    ),
+    "memory": lambda: sweep_points(
+        _uneven(8, 3, 100),
+        [_cluster()],
+        Options(schedule="1f1b-stashing"),
+        SweepAxes({"cluster": [1e9]}, memory=[(1 << 20) * mebibytes for mebibytes in (4000, 2000, 1200, 800)]),
+    ),
+    "servers and schedules": lambda: sweep_points(
+        _uneven(6, 4, 30),
+        [_cluster(servers) for servers in (1, 2)],
+        Options(accumulate=8, schedule="2bw"),
+        SweepAxes({"cluster": RATES[1:3]}, schedules=["1f1b-flush", "gpipe", "2bw", "1f1b-stashing", "vertical-sync"]),
+    ),
+    "minibatches": lambda: sweep_points(
+        _uneven(6, 5, 30),
+        [_cluster(2)],
+        Options(),
+        SweepAxes({"cluster": RATES[::2]}, minibatch=[1, 2], schedules=[BEST]),
+    ),
+    "grids without shared cards": lambda: sweep_points(
+        _uneven(8, 6, 30),
+        [_cluster(2, 4)],
+        Options(grid=True, contention=False, accumulate=8, schedule="1f1b-flush"),
+        SweepAxes({"cluster": RATES}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_point_is_answered_as_on_its_own(name: str) -> None:
+    points = SWEEPS[name]()
+    alone = [solve_point(point, ENDLESS) for point in points]
+    assert _answers(points, ENDLESS) == alone
+    assert len({answer.pace_s for answer in alone}) > 1, "a sweep whose points are all alike tests nothing"
+
+
+def test_the_points_of_a_sweep_cost_less_than_on_their_own() -> None:
+    axes = SweepAxes({"cluster": RATES[1:]}, schedules=[BEST])
+    points = sweep_points(_uneven(5, 1, 30), [_cluster(2)], Options(), axes)
+    alone = sum(calls_of(lambda point=point: solve_point(point, ENDLESS)) for point in points)  # type: ignore[misc]
+    assert calls_of(lambda: _answers(points, ENDLESS)) < 0.8 * alone
+
+
+CHANGES: dict[str, Callable[[Cluster], Cluster]] = {
+    "a slower link": lambda one: variants.with_bandwidth(one, 1, 5e8),
+    "less memory": lambda one: variants.with_memory(one, 1 << 29),
+    "the same": lambda one: one,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_bound_holds_on_clusters_that_are_no_better(name: str) -> None:
+    cluster = _cluster()
+    changed = CHANGES[name](cluster)
+    assert is_no_better(changed, cluster)
+    assert is_no_better(cluster, changed) == (name == "the same")
+
+
+def test_other_clusters_do_not_compare() -> None:
+    cluster = _cluster()
+    faster = variants.with_faster_devices(cluster, 2.0)
+    mixed = variants.with_faster_links(variants.with_bandwidth(cluster, 0, 1e9), 1, 2.0)
+    latency = replace(cluster, levels=(*cluster.levels[:1], replace(cluster.levels[1], latency_s=2e-5)))
+    for other in (faster, mixed, _cluster(4), _cluster(6, 1)):
+        assert not is_no_better(cluster, other)
+        assert not is_no_better(other, cluster)
+    assert is_no_better(latency, cluster)
+    assert not is_no_better(cluster, latency)
