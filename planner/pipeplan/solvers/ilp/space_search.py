@@ -100,6 +100,7 @@ class SpaceSearch:
                 self.answer.refusal = f"the integer program would be too large with memory limits: {error}"
                 return self.answer
             self.answer.interrupted = outcome.interrupted
+            self.answer.refusal = outcome.failure
             self.low_s = self.answer.bound_s = max(self.low_s, outcome.bound * model.scale_s)
             if not outcome.found:
                 self.answer.proven = outcome.proven
