@@ -97,11 +97,12 @@ class ChargedObjective:
         self.charges = charges
         self.pace = model.program.number("C", 1.0 if floor >= 1 else floor * (1 - ROOM), 1)
         model.program.minimise([(self.pace, 1.0)])
+        self.cards: CardConstraints | None = None
         self._join_copies()
         if charges.problem.options.contention:
             if charges.accumulate is None:
                 self._wait()
-            CardConstraints(model, self.pace, charges.factors(), refined)
+            self.cards = CardConstraints(model, self.pace, charges.factors(), refined)
 
     def _join_copies(self) -> None:
         """Add (18): T, or T and the synchronisation among the copies, as `formulas.overlapped` joins them."""

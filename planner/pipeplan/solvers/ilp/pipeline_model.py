@@ -8,6 +8,7 @@ from pipeplan.solvers.ilp.charged import ChargedObjective, Charges
 from pipeplan.solvers.ilp.depth import DepthConstraints
 from pipeplan.solvers.ilp.executor import executor_work
 from pipeplan.solvers.ilp.flush import FlushObjective
+from pipeplan.solvers.ilp.intervals import StageChoices
 from pipeplan.solvers.ilp.linear_program import Variable, solution_value
 from pipeplan.solvers.ilp.memory import MemoryConstraints, limit_memory_at_depth_one
 from pipeplan.solvers.ilp.model import Place, PlacementModel
@@ -53,6 +54,7 @@ class PipelineModel(PlacementModel):
         elif self.problem.options.memory:
             limit_memory_at_depth_one(self)
         self.charged.charge_cores(recomputed)
+        self.choices = StageChoices.add_to(self, self.charged.cards)
 
     def _charge(self, recomputed: dict[Place, Variable]) -> None:
         """Charge the time of every place, including the forward work that it computes `recomputed`."""
