@@ -5,17 +5,18 @@ the input stage, which the search reaches last. So both are assumed: for every r
 depth and lag for which it finds a pipeline whose input stage needs no more. It approaches that sum from below. A search
 with too small a sum shows how much is needed at least, because more versions leave less memory for everything else.
 
-Two searches come before those for each input stage, as they usually decide. Where one of them finds no pipeline, there
+Two kinds of search come before those for each input stage, as they usually decide. Where one of them finds no pipeline, there
 is none; where it finds one that fits with all its versions, that is the answer.
 
 - With stashing: a stage keeps no fewer versions than d + lag. Depths cover what is in flight behind, so the input stage
   has d_1 r_1 ≥ r_1 + d r, and 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d.
-- With the versions that any input stage asks for (`input_stages.AnyInputStage`).
+- With the versions that any input stage asks for (`input_stages.AnyInputStage`), repeated with those that the pipelines
+  found need at least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +26,7 @@ from pipeplan.problem.cuts import Floats
 from pipeplan.solvers.dp import placed_steps
 from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
+from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
 from pipeplan.solvers.dp.input_stages import AnyInputStage
 from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms, InputStage, StageTerms
@@ -32,7 +34,14 @@ from pipeplan.solvers.dp.uniform_search import UniformSearch
 
 
 class VerticalSearch(UniformSearch):
-    """The search for one threshold and one assumed input stage."""
+    """The search for one threshold and one assumed input stage; with any input stage, for the least delay."""
+
+    def _undominated(self, cut: int, states: SearchStates) -> SearchStates:
+        if cut > 0 or not isinstance(self.terms.first, AnyInputStage):
+            return super()._undominated(cut, states)
+        # States in front of the same stages differ in their input stages alone, of which one asks for the least.
+        needed = AnyInputStage.delays(self.terms.problem.copies, states.depth, states.replicas)
+        return states.take(np.flatnonzero(needed == needed.min()))
 
     def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
         """More replicas keep fewer versions, so one more may help even where nothing fits."""
@@ -74,14 +83,15 @@ def find_vertical_sync_pipeline(
 
     `once` runs one search for a pipeline within the pace, with an assumed input stage or with stashing.
     """
-    for assumed in _relaxations(terms, pace_s):
-        steps = once(assumed)
-        if steps is None:
-            return None
-        if placed_steps.steady_fits(terms, steps, pace_s):
+    steps = once(terms.stashing)
+    if steps is None or placed_steps.steady_fits(terms, steps, pace_s):
+        return steps
+    if _has_no_single_stage(terms):
+        steps = _with_any_input_stage(terms, pace_s, once)
+        if steps is None or placed_steps.steady_fits(terms, steps, pace_s):
             return steps
     counts = range(1, terms.most_replicas + 1) if limits.shape is None else (limits.shape.replicas,)
-    # The last relaxed pipeline fails by little, so its input stage is the most promising one.
+    # The last pipeline fails by little, so its input stage is the most promising one.
     promising = [count for count in counts if count == steps[0].replicas]
     for replicas in (*promising, *(count for count in counts if count not in promising)):
         found = _with_input_stage(terms, pace_s, replicas, once)
@@ -90,15 +100,30 @@ def find_vertical_sync_pipeline(
     return None
 
 
-def _relaxations(terms: CostTerms, pace_s: float) -> Iterator[CostTerms]:
-    """Terms with which every pipeline fits that fits under vertical sync: where none does, there is none."""
-    yield terms.stashing
+def _has_no_single_stage(terms: CostTerms) -> bool:
+    """Whether no stage can have all layers. As the only stage it would keep one version whatever its replicas."""
     if not terms.problem.cluster.uniform:
-        return
+        return False
     whole = [terms.stage(len(terms.cuts.ideals) - 1, np.array([0]), recompute=again) for again in (False, True)]
-    if all(one.deepest(replicated=several)[0] < 1 for one in whole for several in (False, True)):
-        # No plan has a single stage, which would keep one version only.
-        yield replace(terms, first=AnyInputStage.within(terms, pace_s))
+    return all(one.deepest(replicated=several)[0] < 1 for one in whole for several in (False, True))
+
+
+def _with_any_input_stage(
+    terms: CostTerms, pace_s: float, once: Callable[[CostTerms], list[Step] | None]
+) -> list[Step] | None:
+    """A pipeline that fits with the versions that every input stage asks for. There is none where the result is None.
+
+    Every pipeline that is found by the search for the least delay shows how much any of them needs.
+    """
+    assumed = AnyInputStage.within(terms, pace_s)
+    while True:
+        steps = once(replace(terms, first=assumed))
+        if steps is None or isinstance(terms, HeterogeneousTerms):
+            return steps
+        needed = AnyInputStage.of(terms.problem.copies, steps[0].depth, steps[0].replicas)
+        if needed.delay <= assumed.delay:
+            return steps
+        assumed = needed
 
 
 def _with_input_stage(
