@@ -49,7 +49,7 @@ class MilpOutcome:
     interrupted: bool = False
     """Whether the user stopped the run."""
     doubtful: bool = False
-    """Whether the solver gave up with an error, or reports a solution as optimal that its own bound does not confirm."""
+    """Whether the solver gave up, or reports a solution as optimal that its own bound does not confirm."""
     failure: str = ""
     """The error with which the solver gave up, or an empty text."""
 

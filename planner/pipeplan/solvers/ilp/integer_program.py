@@ -127,7 +127,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp import backend
 from pipeplan.solvers.ilp.charged import Charges
 from pipeplan.solvers.ilp.executor import most_executor_work_s
-from pipeplan.solvers.ilp.model import minibatches_per_update
+from pipeplan.solvers.ilp.facts import minibatches_per_update
 from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, IlpLimits, SpaceAnswer, SpaceSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
@@ -221,12 +221,10 @@ class _IlpSearch:
         if minibatches_per_update(inner) == 0 or (inner.options.grid and not grid_shapes(inner)):
             return
         low, high = self._bounds(charges)
-        if self._record_refusal(_size_refusal(inner)):
-            self.bound = min(self.bound, low)
-            return
         search = SpaceSearch(charges, low, high, self.limits, self.deadline, self.cutoff_s is not None)
+        is_refused = self._record_refusal(_size_refusal(inner))
         try:
-            self._take(search.run())
+            self._take(search.bound() if is_refused else search.run())
         except (KeyboardInterrupt, OutOfTime):
             self._take(search.answer)
             raise
