@@ -1,5 +1,6 @@
-"""What is known of a pipeline within an upper bound on its pace, before any program: its blocks of layers, the candidate
-placements, and what their workers can do.
+"""What is known of a pipeline within an upper bound on its pace, before any program.
+
+That is: its blocks of layers, the candidate placements, and what their workers can do.
 
 `integer_program` has the notation.
 """

@@ -23,7 +23,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from pipeplan.solvers.ilp.cards import CardConstraints
-from pipeplan.solvers.ilp.choices import Choices, Floats
+from pipeplan.solvers.ilp.choices import Choices
+from pipeplan.solvers.ilp.closed_sets import Floats
 from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, negate_terms
 from pipeplan.solvers.ilp.model import Place, PlacementModel
 
@@ -121,7 +122,8 @@ class StageChoices:
         if not model.shared.weights:
             shares.append((model.parameters, [block.parameters / model.total for block in blocks]))
         for share, amounts in shares:
-            sums = self.sets.sums(THOUSANDTHS * amount if amount > NEGLIGIBLE else 0.0 for amount in amounts)
+            counted = [THOUSANDTHS * amount for amount in amounts]
+            sums = self.sets.sums(amount if amount > NEGLIGIBLE else 0.0 for amount in counted)
             self._equal_sums(share, sums[self.choices.end] - sums[self.choices.begin])
         for sizes in model.layers.directions():
             largest, crossing = max(sizes, default=0.0), self.sets.crossing(sizes)
