@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.solvers.ilp.cards import LoadFactors
 from pipeplan.solvers.ilp.closed_sets import ClosedSets, Flags, Ints
 from pipeplan.solvers.ilp.facts import Place, PlacementFacts
+from pipeplan.solvers.ilp.load_factors import LoadFactors
 from pipeplan.solvers.ilp.stage_fit import StageFit
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
@@ -41,6 +41,28 @@ class Choices:
     def take(self, kept: Flags) -> Choices:
         """The choices with these flags."""
         return Choices(self.sets, self.places, self.place[kept], self.begin[kept], self.end[kept])
+
+    @property
+    def used(self) -> frozenset[Place]:
+        """The places of all choices."""
+        return frozenset(self.places[number] for number in np.unique(self.place).tolist())
+
+    def decided(self, workers: int) -> tuple[Flags, Flags]:
+        """For every block and worker, whether the block's stage starts at the worker or before: in all plans, in none.
+
+        The layers of stages that start at a worker or before are a set that choices with this set as their end have
+        begun, and none that begins with it.
+        """
+        starts = np.array([place[0] for place in self.places], dtype=np.intp)[self.place]
+        since, until = np.full(len(self.sets), workers), np.zeros(len(self.sets), dtype=np.intp)
+        np.minimum.at(since, self.end, starts)
+        np.maximum.at(until, self.begin, starts)
+        since[0], until[-1] = 0, workers
+        at = np.arange(workers)
+        possible = (since[:, None] <= at) & (at < until[:, None])
+        has = self.sets.has.astype(np.int32)
+        counts = has.T @ possible.astype(np.int32)
+        return np.asarray(counts == possible.sum(axis=0)), np.asarray(counts == 0)
 
     def by_place(self) -> Iterator[tuple[Place, slice]]:
         """The places by their first worker, and where their choices are."""
@@ -104,7 +126,10 @@ def _to_the_output(facts: PlacementFacts, fit: StageFit, choices: Choices) -> Fl
         until = place[0]
         begin, end = choices.begin[mine], choices.end[mine]
         behind = in_flight[end, sum(place)]
-        depth, asked = fit.depths(place, begin, end, behind)
-        kept[mine] = np.isfinite(behind) & np.isfinite(asked) & fit.holds(place, begin, end, depth)
-        np.minimum.at(in_flight[:, place[0]], begin[kept[mine]], asked[kept[mine]])
+        row = np.flatnonzero(np.isfinite(behind))
+        begin, end = begin[row], end[row]
+        depth, asked = fit.depths(place, begin, end, behind[row])
+        held = fit.holds(place, begin, end, depth)
+        kept[mine.start + row[held]] = True
+        np.minimum.at(in_flight[:, place[0]], begin[held], asked[held])
     return kept

@@ -28,7 +28,8 @@ _ROUNDING = 1e-9
 class PlacementFacts:
     """One pipeline on one cluster that takes at most `upper_s` seconds per minibatch, or with a flush per update."""
 
-    def __init__(self, problem: Problem, upper_s: float) -> None:
+    def __init__(self, problem: Problem, upper_s: float, only: frozenset[Place] | None = None) -> None:
+        """`only` has the places of all stages to consider, if these are known."""
         self.problem = problem
         self.unit_s = upper_s
         self.links = Links.of(problem.cluster)
@@ -43,7 +44,7 @@ class PlacementFacts:
         self.grids = tuple(grid_shapes(problem)) if problem.options.grid else None
         shared = problem.options.contention and len(problem.cluster.starts(1)) > 2
         self.placements = PlacementSet(
-            problem.cluster, self._most_replicas(), self.grids, shared, self._most_idle(), problem.unused
+            problem.cluster, self._most_replicas(), self.grids, shared, self._most_idle(), problem.unused, only
         )
 
     def speed(self, place: Place) -> float:

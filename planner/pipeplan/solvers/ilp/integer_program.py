@@ -133,11 +133,7 @@ from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline, OutOfTime
 
-__all__ = ["MOST_CHOICES", "IlpLimits", "solve"]
-
-MOST_CHOICES = 200_000
-"""Candidate placements times layers: a program with that many variables takes about a minute to build."""
-
+__all__ = ["IlpLimits", "solve"]
 
 def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) -> Result:
     """The best plan over all spaces of plans.
@@ -154,19 +150,6 @@ def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) ->
     except OutOfTime:
         search.leave_out()
     return search.result()
-
-
-def _size_refusal(inner: Problem) -> str:
-    """The reason why the program would take too long to build, or an empty text."""
-    workers = inner.cluster.workers
-    most_replicas = min(inner.options.max_replicas or workers, workers)
-    placements = workers * most_replicas - most_replicas * (most_replicas - 1) // 2
-    if inner.options.grid:
-        placements = sum(shape.stages for shape in grid_shapes(inner))
-    if placements * len(inner.units) <= MOST_CHOICES:
-        return ""
-    size = f"{placements} candidate placements for each of {len(inner.units)} layers"
-    return f"the integer program would be too large: {size}"
 
 
 class _IlpSearch:
@@ -222,9 +205,8 @@ class _IlpSearch:
             return
         low, high = self._bounds(charges)
         search = SpaceSearch(charges, low, high, self.limits, self.deadline, self.cutoff_s is not None)
-        is_refused = self._record_refusal(_size_refusal(inner))
         try:
-            self._take(search.bound() if is_refused else search.run())
+            self._take(search.run())
         except (KeyboardInterrupt, OutOfTime):
             self._take(search.answer)
             raise

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
+from pipeplan.solvers.ilp.choices import Choices
 from pipeplan.solvers.ilp.facts import Place, PlacementFacts
 from pipeplan.solvers.ilp.linear_program import (
     NEGLIGIBLE,
@@ -47,8 +48,16 @@ class PlacementModel(PlacementFacts):
     `charge_stages` and `charge_boundaries` add the objective of the schedules without a flush.
     """
 
-    def __init__(self, problem: Problem, floor_s: float, upper_s: float, deadline: Deadline = NO_DEADLINE) -> None:
-        super().__init__(problem, upper_s)
+    def __init__(
+        self,
+        problem: Problem,
+        floor_s: float,
+        upper_s: float,
+        deadline: Deadline = NO_DEADLINE,
+        choices: Choices | None = None,
+    ) -> None:
+        super().__init__(problem, upper_s, None if choices is None else choices.used)
+        self._decided = None if choices is None else choices.decided(self.workers)
         self.program = LinearProgram(deadline)
         self.floor = 1.0 if floor_s >= upper_s else floor_s / upper_s * (1 - ROOM)
         self.pace = self.program.number("T", self.floor, 1)
@@ -64,6 +73,7 @@ class PlacementModel(PlacementFacts):
             (block, worker): self.program.binary(f"z_{block}_{worker}")
             for block in range(len(self.layers))
             for worker in range(self.workers - 1)
+            if self._decided is None or not (self._decided[0][block, worker] or self._decided[1][block, worker])
         }
         self._chain()
         if self.grids is not None:
@@ -96,7 +106,12 @@ class PlacementModel(PlacementFacts):
         """The terms of Z[l,p]: whether the block's stage starts at `worker` or before."""
         if worker < 0:
             return []
-        return [(self.program.one if worker >= self.workers - 1 else self._started[block, worker], 1.0)]
+        if worker >= self.workers - 1:
+            return [(self.program.one, 1.0)]
+        if (block, worker) in self._started:
+            return [(self._started[block, worker], 1.0)]
+        assert self._decided is not None
+        return [(self.program.one, 1.0)] if self._decided[0][block, worker] else []
 
     def starts(self, block: int, worker: int) -> list[Term]:
         """The terms of z[l,p]: whether the block's stage starts at `worker`."""

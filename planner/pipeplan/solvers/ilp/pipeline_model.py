@@ -39,7 +39,7 @@ class PipelineModel(PlacementModel):
     ) -> None:
         self.charges = charges
         floor_s = min(floor_s, upper_s)
-        super().__init__(charges.inner, charges.inner_pace(floor_s), upper_s * charges.scale, deadline)
+        super().__init__(charges.inner, charges.inner_pace(floor_s), upper_s * charges.scale, deadline, choices)
         self.own = executor_work(self)
         self.flush: FlushObjective | None = None
         if self.problem.options.flushes:

@@ -36,6 +36,9 @@ CUTOFF_SLACK = 1e-6
 _RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
 _BEYOND = 2.5
 
+MOST_PLACED = 200_000
+"""Candidate placements times layers: a program with that many variables takes about a minute to build."""
+
 # Relative distance of the first pace above the lower bound for which it is asked whether any choice of stages makes a
 # pipeline; the distance grows, and shrinks again to this.
 _FIRST_STEP = 0.002
@@ -76,6 +79,10 @@ class SpaceAnswer:
     """Variables and constraints of the largest program."""
 
 
+class _TooLargeError(Exception):
+    """A program would have more than `MOST_PLACED` candidate placements times layers."""
+
+
 class _Attempt(NamedTuple):
     """One program that was solved, or none where no stages make a pipeline."""
 
@@ -107,12 +114,6 @@ class SpaceSearch:
         """The whole problem."""
         return self.charges.problem
 
-    def bound(self) -> SpaceAnswer:
-        """A lower bound on the pace, where no program can be solved."""
-        self.answer = SpaceAnswer(self.low_s)
-        self._narrow()
-        return self.answer
-
     def run(self) -> SpaceAnswer:
         """Search the space."""
         self.answer = SpaceAnswer(self.low_s)
@@ -122,6 +123,9 @@ class SpaceSearch:
                 model, outcome, bound_s = self._raise_bound()
             except TooManyChoicesError as error:
                 self.answer.refusal = f"the integer program would be too large with memory limits: {error}"
+                return self.answer
+            except _TooLargeError as error:
+                self.answer.refusal = f"the integer program would be too large: {error}"
                 return self.answer
             self.answer.interrupted = outcome.interrupted
             self.answer.refusal = outcome.failure
@@ -196,14 +200,30 @@ class SpaceSearch:
         choices = self._choices(high_s)
         if choices is not None and not len(choices):
             return _Attempt(None, MilpOutcome(found=False, proven=True, bound=math.inf), math.inf)
-        terms = {"complete": self.complete, "refined": self.refined, "choices": choices, "deadline": self.deadline}
-        model = PipelineModel(self.charges, low_s, high_s, **terms)
+        self._refuse_size(high_s, choices)
+        model = PipelineModel(
+            self.charges,
+            low_s,
+            high_s,
+            complete=self.complete,
+            refined=self.refined,
+            choices=choices,
+            deadline=self.deadline,
+        )
         self.answer.size = max(self.answer.size, model.program.size)
         limits, left = self.limits, self.deadline.left_s
         if left is not None:
             left = max(0.1, share * left)
         outcome = backend.run(model.program.lp, limits.solver, left, limits.gap, confirm=confirm)
         return _Attempt(model, outcome, outcome.bound * model.scale_s)
+
+    def _refuse_size(self, high_s: float, choices: Choices | None) -> None:
+        """Raise `_TooLargeError` if the program would take too long to build."""
+        used = None if choices is None else choices.used
+        facts = PlacementFacts(self.charges.inner, high_s * self.charges.scale, used)
+        placements, layers = len(facts.placements.all), len(facts.layers)
+        if placements * layers > MOST_PLACED:
+            raise _TooLargeError(f"{placements} candidate placements for each of {layers} layers")
 
     def _choices(self, high_s: float) -> Choices | None:
         """The stages that plans with at most this pace may have; None where there are too many to look at."""

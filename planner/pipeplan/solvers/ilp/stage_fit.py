@@ -11,9 +11,9 @@ import numpy as np
 
 from pipeplan.cost import formulas
 from pipeplan.plan.schedules import GPIPE, TRAITS, VERTICAL
-from pipeplan.solvers.ilp.cards import LoadFactors
 from pipeplan.solvers.ilp.closed_sets import ClosedSets, Flags, Floats, Ints
 from pipeplan.solvers.ilp.facts import Place, PlacementFacts
+from pipeplan.solvers.ilp.load_factors import LoadFactors
 
 # Relative slack for rounding within which a stage still keeps to a limit.
 _SLACK = 1e-9
