@@ -91,10 +91,10 @@ def choices_within(
         total += len(found[-1][0])
         if total > MOST_CHOICES:
             return None
-    place = np.repeat(np.arange(len(places)), [len(begin) for begin, _ in found])
+    numbers = np.repeat(np.arange(len(places)), [len(begin) for begin, _ in found])
     nothing = [np.zeros(0, dtype=np.intp)]
-    begin, end = (np.concatenate([*nothing, *(pair[part] for pair in found)]) for part in (0, 1))
-    choices = Choices(sets, places, place, begin, end)
+    begins, ends = (np.concatenate([*nothing, *(pair[part] for pair in found)]) for part in (0, 1))
+    choices = Choices(sets, places, numbers, begins, ends)
     choices = choices.take(_from_the_input(facts, choices))
     deadline.check()
     choices = choices.take(_to_the_output(facts, fit, choices))

@@ -1,7 +1,6 @@
 """The integer linear program for the fastest plan, on the layers of the DAG, solved through PuLP.
 
-It shares the cost formulas with the dynamic program and nothing else: it uses no cuts, no ideals and no order of the
-layers.
+It shares the cost formulas with the dynamic program and nothing else.
 
 Notation
 --------
@@ -98,6 +97,15 @@ Where the executor's own work is charged (`Cluster.executor`), it adds to c in (
      stage follows say whether there is one before and one behind), the bytes over both cuts, and the copies of w[π]
      where a stage follows.
 
+Choices of stages
+-----------------
+`choices` enumerates the stages that a plan within U may have, each with whole sets of layers at both ends, for graphs
+of up to `closed_sets.MOST_SETS` such sets (a chain of 449 layers, say). Only their places are candidates, and Z is a
+constant where all of them agree. Up to `stage_choices.MOST_CHOICES` of them are variables too, in (26) to (28) of
+`stage_choices`. Where no choices make a pipeline, there is no plan up to U and no program: before the first program the
+lower bound is raised as far as that goes (`space_search`). This is the one part that looks for paths over sets of
+layers, as the dynamic program does; it shares no code with it.
+
 Upper bound
 -----------
 The formulation has nearly no big-M terms, so its relaxation is tight if U is close to the optimum. The program is
@@ -108,8 +116,8 @@ with a smaller U, which are far easier: each that is infeasible gives a lower bo
 
 Limits
 ------
-The program does not express, and refuses, memory limits under vertical sync and problems with too many depths (on some
-40 workers and more).
+The program does not express, and refuses, memory limits under vertical sync, and it refuses problems with too many
+placements or depths (on some 40 workers and more, unless choices leave few). It then has the bound that choices give.
 """
 
 from __future__ import annotations
@@ -134,6 +142,7 @@ from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline, OutOfTime
 
 __all__ = ["IlpLimits", "solve"]
+
 
 def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) -> Result:
     """The best plan over all spaces of plans.

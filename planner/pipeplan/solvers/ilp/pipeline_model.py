@@ -8,10 +8,11 @@ from pipeplan.solvers.ilp.charged import ChargedObjective, Charges
 from pipeplan.solvers.ilp.choices import Choices
 from pipeplan.solvers.ilp.depth import DepthConstraints
 from pipeplan.solvers.ilp.executor import executor_work
+from pipeplan.solvers.ilp.facts import Place
 from pipeplan.solvers.ilp.flush import FlushObjective
 from pipeplan.solvers.ilp.linear_program import Variable, solution_value
 from pipeplan.solvers.ilp.memory import MemoryConstraints, limit_memory_at_depth_one
-from pipeplan.solvers.ilp.model import Place, PlacementModel
+from pipeplan.solvers.ilp.model import PlacementModel
 from pipeplan.solvers.ilp.stage_choices import MOST_CHOICES, StageChoices
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 

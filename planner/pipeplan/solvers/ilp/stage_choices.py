@@ -25,8 +25,9 @@ import numpy as np
 from pipeplan.solvers.ilp.cards import CardConstraints
 from pipeplan.solvers.ilp.choices import Choices
 from pipeplan.solvers.ilp.closed_sets import Floats
+from pipeplan.solvers.ilp.facts import Place
 from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, negate_terms
-from pipeplan.solvers.ilp.model import Place, PlacementModel
+from pipeplan.solvers.ilp.model import PlacementModel
 
 MOST_CHOICES = 60_000
 """The most choices for which constraints are added: a program with more takes longer to solve than they save."""

@@ -180,9 +180,10 @@ class StageFit:
         buffers, ratio = self.buffers[end] - self.buffers[begin], problem.state_ratio
         size = formulas.fixed_memory(parameters, buffers, around, ratio, problem.training)
         if problem.training:
-            copies, versions = options.copies_per_version, TRAITS[options.schedule].versions
-            stashes, everyone = copies if versions == 0 else 0, place[1] * problem.copies
+            copies, constant = options.copies_per_version, TRAITS[options.schedule].versions
+            stashes, everyone = copies if constant == 0 else 0, place[1] * problem.copies
             several = (end < self.last) | (begin > 0)
+            versions = np.full(len(end), float(constant))
             if options.schedule == VERTICAL:
                 # All minibatches in flight at the input stage are under way since (`schedules.vertical_versions`).
                 under_way = self._busy(self.work[self.last :]) - 1.0
