@@ -5,8 +5,8 @@ the input stage, which the search reaches last. So both are assumed: for every r
 depth and lag for which it finds a pipeline whose input stage needs no more. It approaches that sum from below. A search
 with too small a sum shows how much is needed at least, because more versions leave less memory for everything else.
 
-Two kinds of search come before those for each input stage, as they usually decide. Where one of them finds no pipeline, there
-is none; where it finds one that fits with all its versions, that is the answer.
+Two kinds of search come before those for each input stage, as they usually decide. Where one of them finds no pipeline,
+there is none; where it finds one that fits with all its versions, that is the answer.
 
 - With stashing: a stage keeps no fewer versions than d + lag. Depths cover what is in flight behind, so the input stage
   has d_1 r_1 ≥ r_1 + d r, and 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d.
