@@ -98,6 +98,8 @@ def choices_within(
     choices = choices.take(_from_the_input(facts, choices))
     deadline.check()
     choices = choices.take(_to_the_output(facts, fit, choices))
+    if facts.problem.options.flushes:
+        choices = choices.take(_within_a_batch(facts, fit, choices))
     return choices.take(_from_the_input(facts, choices))
 
 
@@ -132,4 +134,33 @@ def _to_the_output(facts: PlacementFacts, fit: StageFit, choices: Choices) -> Fl
         held = fit.holds(place, begin, end, depth)
         kept[mine.start + row[held]] = True
         np.minimum.at(in_flight[:, place[0]], begin[held], asked[held])
+    return kept
+
+
+def _within_a_batch(facts: PlacementFacts, fit: StageFit, choices: Choices) -> Flags:
+    """With a flush, which choices keep to U together with the messages of the path through them that has the least."""
+    ahead = np.full((len(choices.sets), facts.workers + 1), np.inf)
+    ahead[0] = 0.0
+    back = np.full_like(ahead, np.inf)
+    back[-1] = 0.0
+    until, by_place = 0, list(choices.by_place())
+    crossing = {place: fit.crossing_s(place) for place, mine in by_place if mine.stop > mine.start}
+    for place, mine in by_place:
+        for worker in range(until, place[0]):
+            ahead[:, worker + 1] = np.minimum(ahead[:, worker + 1], ahead[:, worker])
+        until = place[0]
+        if place in crossing:
+            end = choices.end[mine]
+            np.minimum.at(ahead[:, sum(place)], end, ahead[choices.begin[mine], place[0]] + crossing[place][end])
+    kept, until = np.zeros(len(choices), dtype=bool), facts.workers
+    for place, mine in reversed(by_place):
+        for worker in range(until, place[0], -1):
+            back[:, worker - 1] = np.minimum(back[:, worker - 1], back[:, worker])
+        until = place[0]
+        if place in crossing:
+            begin, end = choices.begin[mine], choices.end[mine]
+            behind = crossing[place][end] + back[end, sum(place)]
+            np.minimum.at(back[:, place[0]], begin, behind)
+            total = ahead[begin, place[0]] + behind + fit.added_s(place, begin, end)
+            kept[mine] = total <= facts.room_s + 1e-9 * facts.unit_s
     return kept

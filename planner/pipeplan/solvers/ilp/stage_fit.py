@@ -99,11 +99,15 @@ class StageFit:
 
     def _wait(self, place: Place, begin: Ints, end: Ints, pace_s: float) -> Floats:
         """The least that stages wait for their group, in minibatches."""
-        latency = self.facts.allreduce(place, 0.0)
-        rate = (self.facts.allreduce(place, self.facts.total) - latency) / self.facts.total
-        group = latency + rate * (self.parameters[end] - self.parameters[begin])
+        group = self._group(place, begin, end)
         wait = formulas.group_wait(group, pace_s, place[1], self.facts.problem.copies)
         return np.broadcast_to(np.asarray(wait, dtype=np.float64), end.shape)
+
+    def _group(self, place: Place, begin: Ints, end: Ints) -> Floats:
+        """Seconds of one all-reduce among the replicas of stages on a place."""
+        latency = self.facts.allreduce(place, 0.0)
+        rate = (self.facts.allreduce(place, self.facts.total) - latency) / self.facts.total
+        return np.asarray(latency + rate * (self.parameters[end] - self.parameters[begin]))
 
     def _transfer(self, place: Place) -> Floats:
         """By set, the least time of one message from a place to the stage behind it."""
@@ -155,17 +159,36 @@ class StageFit:
         """Whether stages keep to U on a place; with their forward work done `again`, if they recompute."""
         facts = self.facts
         work = self.work[end] - self.work[begin]
+        if facts.problem.options.flushes:
+            return np.asarray(self.added_s(place, begin, end, again=again) <= facts.room_s + _SLACK * facts.unit_s)
         if again:
             work = work + self.forward[end] - self.forward[begin]
-        if facts.problem.options.flushes:
-            rounds = float(formulas.rounds(facts.minibatches or 1, place[1])) - 1.0
-            return np.asarray(rounds * work <= (facts.room_s + _SLACK * facts.unit_s) * facts.speed(place))
         latency = facts.synchronisation(place, 0.0)
         rate = (facts.synchronisation(place, facts.total) - latency) / facts.total
         synchronisation = latency + rate * (self.parameters[end] - self.parameters[begin])
         compute = formulas.compute_time(work, place[1], facts.speed(place))
         time = formulas.overlapped(compute, synchronisation, facts.problem.options.overlap)
         return np.asarray(time <= facts.unit_s * (1 + _SLACK))
+
+    def added_s(self, place: Place, begin: Ints, end: Ints, *, again: bool = False) -> Floats:
+        """With a flush, the seconds that stages add to a batch at least, beside the first minibatch's way through all
+        stages: the other minibatches, and the exposed part of the all-reduce."""
+        facts = self.facts
+        forward = (self.forward[end] - self.forward[begin]) * again
+        work = self.work[end] - self.work[begin] + forward
+        steady = formulas.flush_steady(work, facts.minibatches or 1, place[1]) + forward
+        exposed = formulas.flush_exposed(self._group(place, begin, end), self.work[begin] / facts.fastest)
+        return np.asarray(steady / facts.speed(place) + exposed)
+
+    def crossing_s(self, place: Place) -> Floats:
+        """By set, the least seconds that a message from a place to the stage behind it and its gradient take."""
+        facts, (start, stop) = self.facts, (place[0], sum(place))
+        if stop >= facts.workers or not facts.problem.cluster.uniform:
+            return np.zeros(self.last + 1)
+        bandwidth, latency_s = facts.way(range(start, stop + 1), facts.problem.cluster.level_between(start, stop))
+        crossing = (self.sent + self.returned) / bandwidth + 2 * latency_s
+        crossing[self.last] = 0.0
+        return np.asarray(crossing)
 
     def _busy(self, work: Floats) -> Floats:
         """The least workers that do so much work within U, and one at least."""
