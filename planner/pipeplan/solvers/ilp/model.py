@@ -117,6 +117,16 @@ class PlacementModel(PlacementFacts):
         """The terms of z[l,p]: whether the block's stage starts at `worker`."""
         return [*self.started(block, worker), *negate_terms(self.started(block, worker - 1))]
 
+    def undecided(self, block: int, worker: int) -> bool:
+        """Whether choices leave open that the block's stage starts at `worker` or before."""
+        return (block, worker) in self._started
+
+    def _same(self, block: int, worker: int, other: int, following: int) -> bool:
+        """Whether it is decided that two blocks' stages both start by two workers, or that neither does."""
+        if self.undecided(block, worker) or self.undecided(other, following):
+            return False
+        return len(self.started(block, worker)) == len(self.started(other, following))
+
     def sum_at(self, worker: int, amounts: Iterable[float]) -> list[Term]:
         """The terms of the sum of the amounts, given by block, over the blocks whose stage starts at `worker`."""
         return [
@@ -185,9 +195,13 @@ class PlacementModel(PlacementFacts):
         """Add (2)."""
         for block in range(len(self.layers)):
             for worker in range(1, self.workers - 1):
+                if self._same(block, worker - 1, block, worker):
+                    continue
                 self.program.at_most([*self.started(block, worker - 1), *negate_terms(self.started(block, worker))])
         for source, target in self.layers.edges:
             for worker in range(self.workers - 1):
+                if self._same(target, worker, source, worker):
+                    continue
                 self.program.at_most([*self.started(target, worker), *negate_terms(self.started(source, worker))])
 
     # -- constraint (3) --
@@ -197,6 +211,8 @@ class PlacementModel(PlacementFacts):
         for worker in range(self.workers):
             places = self.places(worker)
             for block in range(len(self.layers)):
+                if self._same(block, worker - 1, block, worker):
+                    continue  # Its stage starts elsewhere.
                 fitting = [term for place in places if self.conceivable(block, place) for term in self.selected(place)]
                 self.program.at_most([*self.starts(block, worker), *negate_terms(fitting)])
             everything = self.sum_at(worker, [1.0] * len(self.layers))
@@ -260,6 +276,8 @@ class PlacementModel(PlacementFacts):
             for worker in range(self.workers - 1):
                 variable = variables[number, worker] = self.program.number(f"b_{number}_{worker}", 0, 1)
                 for consumer in tensor.consumers:
+                    if self._same(tensor.producer, worker, consumer, worker):
+                        continue
                     producer, consumer_started = self.started(tensor.producer, worker), self.started(consumer, worker)
                     self.program.at_most([*producer, *negate_terms(consumer_started), (variable, -1.0)])
         return variables

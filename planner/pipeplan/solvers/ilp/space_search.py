@@ -37,7 +37,8 @@ _RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
 _BEYOND = 2.5
 
 MOST_PLACED = 200_000
-"""Candidate placements times layers: a program with that many variables takes about a minute to build."""
+"""Candidate placements times layers, as far as choices leave undecided where layers start: a program with that many
+variables takes about a minute to build."""
 
 # Relative distance of the first pace above the lower bound for which it is asked whether any choice of stages makes a
 # pipeline; the distance grows, and shrinks again to this.
@@ -222,7 +223,11 @@ class SpaceSearch:
         used = None if choices is None else choices.used
         facts = PlacementFacts(self.charges.inner, high_s * self.charges.scale, used)
         placements, layers = len(facts.placements.all), len(facts.layers)
-        if placements * layers > MOST_PLACED:
+        undecided = 1.0
+        if choices is not None:
+            always, never = choices.decided(facts.workers)
+            undecided = 1.0 - float((always | never).mean())
+        if placements * layers * undecided > MOST_PLACED:
             raise _TooLargeError(f"{placements} candidate placements for each of {layers} layers")
 
     def _choices(self, high_s: float) -> Choices | None:
