@@ -277,5 +277,5 @@ def find_charged_pipeline(
         return ChargedSearch(assumed, limit, limits, shared).run()
 
     if terms.training and terms.schedule == VERTICAL and limits.memory:
-        return vertical_sync.find_vertical_sync_pipeline(terms, limits, once)
+        return vertical_sync.find_vertical_sync_pipeline(terms, limit, limits, once)
     return once(terms)

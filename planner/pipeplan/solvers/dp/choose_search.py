@@ -65,7 +65,7 @@ def find_pipeline(terms: CostTerms, limit: float, limits: SearchLimits) -> list[
         return (vertical_sync.VerticalSearch if assumed.first else UniformSearch)(assumed, limit, limits).run()
 
     if terms.training and terms.schedule == VERTICAL and limits.memory:
-        return vertical_sync.find_vertical_sync_pipeline(terms, limits, once)
+        return vertical_sync.find_vertical_sync_pipeline(terms, limit, limits, once)
     return once(terms)
 
 

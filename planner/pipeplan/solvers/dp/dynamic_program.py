@@ -91,7 +91,7 @@ class _BestSoFar:
             self.best = space.pace(problem, result.high), space, result.best
 
 
-_VERTICAL_SHARE = 0.5
+_VERTICAL_SHARE = 0.75
 """The share of the time left that a space of plans may take under vertical sync, if another one follows."""
 
 MOST_UNTIMED = 100

@@ -23,6 +23,7 @@ from pipeplan.cost import formulas
 from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits
+from pipeplan.solvers.dp.input_stages import AnyInputStage
 from pipeplan.solvers.dp.search_states import SearchStates, group_starts, no_later, time_order, undominated_rows
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 from pipeplan.solvers.dp.topology import PlacementTable, levels_between
@@ -266,7 +267,8 @@ class HeterogeneousSearch(UniformSearch):
             # One version is already included.
             versions = schedules.vertical_versions(first.delay, first.replicas, replicas)
             fixed = fixed + formulas.version_memory(stage.parameters[:, None], versions - 1)
-            fixed[stage.targets == 0] += np.where(replicas == first.replicas, 0.0, np.inf)
+            if not isinstance(first, AnyInputStage):
+                fixed[stage.targets == 0] += np.where(replicas == first.replicas, 0.0, np.inf)
         within: Flags = fixed + growing[:, None] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
         return within
 

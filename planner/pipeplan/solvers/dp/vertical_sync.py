@@ -5,9 +5,13 @@ the input stage, which the search reaches last. So both are assumed: for every r
 depth and lag for which it finds a pipeline whose input stage needs no more. It approaches that sum from below. A search
 with too small a sum shows how much is needed at least, because more versions leave less memory for everything else.
 
-A stage keeps no fewer versions than with stashing, d + lag. Depths cover what is in flight behind, so the input stage
-has d_1 r_1 ≥ r_1 + d r, and 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d. If no pipeline fits with stashing,
-none fits with vertical sync, whatever its input stage. One search decides that before those for each input stage.
+Two kinds of search come before those for each input stage, as they usually decide. Where one of them finds no pipeline,
+there is none; where it finds one that fits with all its versions, that is the answer.
+
+- With stashing: a stage keeps no fewer versions than d + lag. Depths cover what is in flight behind, so the input stage
+  has d_1 r_1 ≥ r_1 + d r, and 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d.
+- With the versions that any input stage asks for (`input_stages.AnyInputStage`), repeated with those that the pipelines
+  found need at least.
 """
 
 from __future__ import annotations
@@ -19,15 +23,25 @@ import numpy as np
 
 from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Floats
+from pipeplan.solvers.dp import placed_steps
 from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
+from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
+from pipeplan.solvers.dp.input_stages import AnyInputStage
 from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms, InputStage, StageTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch
 
 
 class VerticalSearch(UniformSearch):
-    """The search for one threshold and one assumed input stage."""
+    """The search for one threshold and one assumed input stage; with any input stage, for the least delay."""
+
+    def _undominated(self, cut: int, states: SearchStates) -> SearchStates:
+        if cut > 0 or not isinstance(self.terms.first, AnyInputStage):
+            return super()._undominated(cut, states)
+        # States in front of the same stages differ in their input stages alone, of which one asks for the least.
+        needed = AnyInputStage.delays(self.terms.problem.copies, states.depth, states.replicas)
+        return states.take(np.flatnonzero(needed == needed.min()))
 
     def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
         """More replicas keep fewer versions, so one more may help even where nothing fits."""
@@ -44,6 +58,8 @@ class VerticalSearch(UniformSearch):
     ) -> tuple[CandidateStages, Floats]:
         """Give an input stage the assumed number of replicas."""
         assert self.terms.first is not None
+        if isinstance(self.terms.first, AnyInputStage):
+            return candidates, replicas
         assumed = self.terms.first.replicas
         inputs = stage.targets[candidates.target] == 0
         kept = ~inputs | (replicas <= assumed)
@@ -54,29 +70,73 @@ class VerticalSearch(UniformSearch):
     ) -> tuple[CandidateStages, Floats, Floats, Floats]:
         candidates, replicas, depth, demand = super()._in_memory(stage, candidates, replicas)
         assert self.terms.first is not None
+        if isinstance(self.terms.first, AnyInputStage):
+            return candidates, replicas, depth, demand
         kept = (stage.targets[candidates.target] > 0) | (replicas == self.terms.first.replicas)
         return candidates.take(kept), replicas[kept], depth[kept], demand[kept]
 
 
 def find_vertical_sync_pipeline(
-    terms: CostTerms, limits: SearchLimits, once: Callable[[CostTerms], list[Step] | None]
+    terms: CostTerms, pace_s: float, limits: SearchLimits, once: Callable[[CostTerms], list[Step] | None]
 ) -> list[Step] | None:
-    """A pipeline with all weight versions in memory, or None.
+    """A pipeline within a pace with all weight versions in memory, or None.
 
-    `once` runs one search for a pipeline within a limit, with an assumed input stage or with stashing.
+    `once` runs one search for a pipeline within the pace, with an assumed input stage or with stashing.
     """
-    if once(terms.stashing) is None:
-        return None
+    steps = once(terms.stashing)
+    if steps is None or placed_steps.steady_fits(terms, steps, pace_s):
+        return steps
+    if _has_no_single_stage(terms):
+        steps = _with_any_input_stage(terms, pace_s, once)
+        if steps is None or placed_steps.steady_fits(terms, steps, pace_s):
+            return steps
     counts = range(1, terms.most_replicas + 1) if limits.shape is None else (limits.shape.replicas,)
-    for replicas in counts:
-        delay = 1
-        while True:
-            steps = once(replace(terms, first=InputStage(replicas, delay)))
-            if steps is None:
-                break
-            lag = int(schedules.update_lag(replicas * terms.problem.copies, len(steps) == 1))
-            needed = steps[0].depth + lag
-            if needed <= delay:
-                return steps
-            delay = needed
+    # The last pipeline fails by little, so its input stage is the most promising one.
+    promising = [count for count in counts if count == steps[0].replicas]
+    for replicas in (*promising, *(count for count in counts if count not in promising)):
+        found = _with_input_stage(terms, pace_s, replicas, once)
+        if found is not None:
+            return found
     return None
+
+
+def _has_no_single_stage(terms: CostTerms) -> bool:
+    """Whether no stage can have all layers. As the only stage it would keep one version whatever its replicas."""
+    if not terms.problem.cluster.uniform:
+        return False
+    whole = [terms.stage(len(terms.cuts.ideals) - 1, np.array([0]), recompute=again) for again in (False, True)]
+    return all(one.deepest(replicated=several)[0] < 1 for one in whole for several in (False, True))
+
+
+def _with_any_input_stage(
+    terms: CostTerms, pace_s: float, once: Callable[[CostTerms], list[Step] | None]
+) -> list[Step] | None:
+    """A pipeline that fits with the versions that every input stage asks for. There is none where the result is None.
+
+    Every pipeline that is found by the search for the least delay shows how much any of them needs.
+    """
+    assumed = AnyInputStage.within(terms, pace_s)
+    while True:
+        steps = once(replace(terms, first=assumed))
+        if steps is None or isinstance(terms, HeterogeneousTerms):
+            return steps
+        needed = AnyInputStage.of(terms.problem.copies, steps[0].depth, steps[0].replicas)
+        if needed.delay <= assumed.delay:
+            return steps
+        assumed = needed
+
+
+def _with_input_stage(
+    terms: CostTerms, pace_s: float, replicas: int, once: Callable[[CostTerms], list[Step] | None]
+) -> list[Step] | None:
+    """A pipeline whose input stage has so many replicas, or None."""
+    delay = AnyInputStage.least_delay(terms, pace_s, replicas)
+    while True:
+        steps = once(replace(terms, first=InputStage(replicas, delay)))
+        if steps is None:
+            return None
+        lag = int(schedules.update_lag(replicas * terms.problem.copies, len(steps) == 1))
+        needed = steps[0].depth + lag
+        if needed <= delay:
+            return steps
+        delay = needed

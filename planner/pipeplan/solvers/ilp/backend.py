@@ -30,6 +30,8 @@ _TOLERANCE = 1e-9
 _GRACE_S = 2.0
 # Relative gap between an optimal objective and its bound beyond which rounding is no explanation.
 _TELLING = 1e-7
+# How HiGHS may end beside "Infeasible". Anything else is an error, such as a "Solve error".
+_ENDS = ("Optimal", "Time limit reached", "Interrupted by user", "Interrupted by HiGHS")
 # Seconds between two checks whether HiGHS has ended; a normal end is noticed at once.
 _PATIENCE_S = 0.2
 
@@ -47,7 +49,9 @@ class MilpOutcome:
     interrupted: bool = False
     """Whether the user stopped the run."""
     doubtful: bool = False
-    """Whether the solver reports a solution as optimal that its own bound does not confirm."""
+    """Whether the solver gave up, or reports a solution as optimal that its own bound does not confirm."""
+    failure: str = ""
+    """The error with which the solver gave up, or an empty text."""
 
 
 def run(
@@ -57,7 +61,8 @@ def run(
 
     The presolve of HiGHS 1.15 reports some feasible programs as infeasible. With `confirm`, that verdict must also hold
     without presolve; otherwise it is only likely. For some programs that presolve solves completely, HiGHS returns a
-    solution worse than the optimum that it states; these are solved again without presolve. Raises `InputError` for an
+    solution worse than the optimum that it states, and for some its result violates the program, which it calls a solve
+    error. These are solved again without presolve. Raises `InputError` for an
     unknown solver.
     """
     if solver == "highs":
@@ -131,6 +136,8 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
         if waiting.interrupted:
             return MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
         return MilpOutcome(found=False, proven=True, bound=math.inf)
+    if status not in _ENDS:
+        return MilpOutcome(found=False, proven=False, bound=0.0, doubtful=True, failure=f"HiGHS ended with: {status}")
     has_solution = info.primal_solution_status == 2  # kSolutionStatusFeasible
     # Before the root is solved the bound is minus infinity, but no pace is negative.
     bound = max(0.0, float(info.mip_dual_bound))

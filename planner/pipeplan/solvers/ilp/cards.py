@@ -15,14 +15,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import formulas
+from pipeplan.solvers.ilp.facts import Place
 from pipeplan.solvers.ilp.least_crossing import WORTHWHILE, least_crossing
 from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, negate_terms, scale_terms
-from pipeplan.solvers.ilp.model import Place, PlacementModel
+from pipeplan.solvers.ilp.load_factors import LoadFactors
+from pipeplan.solvers.ilp.model import PlacementModel
 from pipeplan.solvers.ilp.placements import Placement
 
 FORWARD, BACKWARD = 0, 1
@@ -30,24 +31,6 @@ FORWARD, BACKWARD = 0, 1
 
 Boundary = tuple[int, int]
 """A cut between two workers of one component, and the level of this component."""
-
-
-@dataclass(frozen=True)
-class LoadFactors:
-    """Factors from bytes over a card, divided by its bandwidth in bytes per U, to the charged pace in units of U."""
-
-    messages: float
-    """For the messages of one minibatch."""
-    rings: float
-    """For an all-reduce among the r replicas of a stage, where no schedule says how often: to be divided by r."""
-    shared_rings: bool
-    """Whether all stages share their updates, so that `rings` is not divided by r."""
-    copies: float
-    """For an all-reduce among copies of the pipeline."""
-
-    def ring(self, replicas: int) -> float:
-        """The factor for an all-reduce among the replicas of a stage."""
-        return self.rings if self.shared_rings else self.rings / replicas
 
 
 class CardConstraints:

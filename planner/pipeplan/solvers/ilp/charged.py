@@ -17,9 +17,11 @@ from pipeplan.cost.stage_times import executor_work_s
 from pipeplan.plan.plan import Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp.cards import Boundary, CardConstraints, LoadFactors
+from pipeplan.solvers.ilp.cards import Boundary, CardConstraints
+from pipeplan.solvers.ilp.facts import Place
 from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable
-from pipeplan.solvers.ilp.model import ROOM, Place, PlacementModel
+from pipeplan.solvers.ilp.load_factors import LoadFactors
+from pipeplan.solvers.ilp.model import ROOM, PlacementModel
 from pipeplan.solvers.plan_space import PlanSpace
 
 
@@ -97,11 +99,12 @@ class ChargedObjective:
         self.charges = charges
         self.pace = model.program.number("C", 1.0 if floor >= 1 else floor * (1 - ROOM), 1)
         model.program.minimise([(self.pace, 1.0)])
+        self.cards: CardConstraints | None = None
         self._join_copies()
         if charges.problem.options.contention:
             if charges.accumulate is None:
                 self._wait()
-            CardConstraints(model, self.pace, charges.factors(), refined)
+            self.cards = CardConstraints(model, self.pace, charges.factors(), refined)
 
     def _join_copies(self) -> None:
         """Add (18): T, or T and the synchronisation among the copies, as `formulas.overlapped` joins them."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pipeplan.cost import formulas
 from pipeplan.problem.problem import Problem
+from pipeplan.solvers.ilp.facts import Place
 from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable
-from pipeplan.solvers.ilp.model import Place, PlacementModel
+from pipeplan.solvers.ilp.model import PlacementModel
 from pipeplan.solvers.ilp.placements import Placement
 
 

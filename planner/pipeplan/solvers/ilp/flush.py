@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from pipeplan.cost import formulas
 from pipeplan.plan.schedules import TRAITS
+from pipeplan.solvers.ilp.facts import Place
 from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable, negate_terms, scale_terms
-from pipeplan.solvers.ilp.model import Place, PlacementModel
+from pipeplan.solvers.ilp.model import PlacementModel
 
 
 class FlushObjective:

@@ -1,7 +1,6 @@
 """The integer linear program for the fastest plan, on the layers of the DAG, solved through PuLP.
 
-It shares the cost formulas with the dynamic program and nothing else: it uses no cuts, no ideals and no order of the
-layers.
+It shares the cost formulas with the dynamic program and nothing else.
 
 Notation
 --------
@@ -98,6 +97,15 @@ Where the executor's own work is charged (`Cluster.executor`), it adds to c in (
      stage follows say whether there is one before and one behind), the bytes over both cuts, and the copies of w[π]
      where a stage follows.
 
+Choices of stages
+-----------------
+`choices` enumerates the stages that a plan within U may have, each with whole sets of layers at both ends, for graphs
+of up to `closed_sets.MOST_SETS` such sets (a chain of 449 layers, say). Only their places are candidates, and Z is a
+constant where all of them agree. Up to `stage_choices.MOST_CHOICES` of them are variables too, in (26) to (28) of
+`stage_choices`. Where no choices make a pipeline, there is no plan up to U and no program: before the first program the
+lower bound is raised as far as that goes (`space_search`). This is the one part that looks for paths over sets of
+layers, as the dynamic program does; it shares no code with it.
+
 Upper bound
 -----------
 The formulation has nearly no big-M terms, so its relaxation is tight if U is close to the optimum. The program is
@@ -108,8 +116,8 @@ with a smaller U, which are far easier: each that is infeasible gives a lower bo
 
 Limits
 ------
-The program does not express, and refuses, memory limits under vertical sync and problems with too many depths (on some
-40 workers and more).
+The program does not express, and refuses, memory limits under vertical sync, and it refuses problems with too many
+placements or depths (on some 40 workers and more, unless choices leave few). It then has the bound that choices give.
 """
 
 from __future__ import annotations
@@ -127,16 +135,13 @@ from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp import backend
 from pipeplan.solvers.ilp.charged import Charges
 from pipeplan.solvers.ilp.executor import most_executor_work_s
-from pipeplan.solvers.ilp.model import minibatches_per_update
+from pipeplan.solvers.ilp.facts import minibatches_per_update
 from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, IlpLimits, SpaceAnswer, SpaceSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline, OutOfTime
 
-__all__ = ["MOST_CHOICES", "IlpLimits", "solve"]
-
-MOST_CHOICES = 200_000
-"""Candidate placements times layers: a program with that many variables takes about a minute to build."""
+__all__ = ["IlpLimits", "solve"]
 
 
 def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) -> Result:
@@ -154,19 +159,6 @@ def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) ->
     except OutOfTime:
         search.leave_out()
     return search.result()
-
-
-def _size_refusal(inner: Problem) -> str:
-    """The reason why the program would take too long to build, or an empty text."""
-    workers = inner.cluster.workers
-    most_replicas = min(inner.options.max_replicas or workers, workers)
-    placements = workers * most_replicas - most_replicas * (most_replicas - 1) // 2
-    if inner.options.grid:
-        placements = sum(shape.stages for shape in grid_shapes(inner))
-    if placements * len(inner.units) <= MOST_CHOICES:
-        return ""
-    size = f"{placements} candidate placements for each of {len(inner.units)} layers"
-    return f"the integer program would be too large: {size}"
 
 
 class _IlpSearch:
@@ -221,9 +213,6 @@ class _IlpSearch:
         if minibatches_per_update(inner) == 0 or (inner.options.grid and not grid_shapes(inner)):
             return
         low, high = self._bounds(charges)
-        if self._record_refusal(_size_refusal(inner)):
-            self.bound = min(self.bound, low)
-            return
         search = SpaceSearch(charges, low, high, self.limits, self.deadline, self.cutoff_s is not None)
         try:
             self._take(search.run())

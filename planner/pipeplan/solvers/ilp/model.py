@@ -9,15 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pipeplan.cluster_data.links import Links
-from pipeplan.cost import formulas
-from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.problem.grid_shapes import GridShape, grid_shapes
+from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp.layers import LayerBlocks
+from pipeplan.solvers.ilp.choices import Choices
+from pipeplan.solvers.ilp.facts import Place, PlacementFacts
 from pipeplan.solvers.ilp.linear_program import (
     NEGLIGIBLE,
     THOUSANDTHS,
@@ -28,15 +26,10 @@ from pipeplan.solvers.ilp.linear_program import (
     scale_terms,
     solution_value,
 )
-from pipeplan.solvers.ilp.placements import Placement, PlacementSet
+from pipeplan.solvers.ilp.placements import Placement
 from pipeplan.solvers.ilp.shared_weights import SharedCopies
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
-Place = tuple[int, int]
-"""First worker and number of workers of a stage, without regard to the idle workers behind them."""
-
-# Relative rounding error within which a bound still holds.
-_ROUNDING = 1e-9
 # The bounds of a variable are either equal, or farther apart than the solver's rounding.
 ROOM = 1e-7
 
@@ -49,30 +42,25 @@ class Hop(NamedTuple):
     latency_s: float
 
 
-class PlacementModel:
+class PlacementModel(PlacementFacts):
     """The placement of one pipeline's stages on one cluster, whose pace is known to lie between two bounds.
 
     `charge_stages` and `charge_boundaries` add the objective of the schedules without a flush.
     """
 
-    def __init__(self, problem: Problem, floor_s: float, upper_s: float, deadline: Deadline = NO_DEADLINE) -> None:
-        self.problem = problem
-        self.unit_s = upper_s
-        self.links = Links.of(problem.cluster)
-        self.workers = problem.cluster.workers
-        self.fastest = max(device.speed for device in problem.cluster.devices)
-        self.parallel = problem.options.boundary == "parallel"
-        self.minibatches = minibatches_per_update(problem)
-        """Minibatches of one update in one copy, if all stages share their updates; else None."""
+    def __init__(
+        self,
+        problem: Problem,
+        floor_s: float,
+        upper_s: float,
+        deadline: Deadline = NO_DEADLINE,
+        choices: Choices | None = None,
+    ) -> None:
+        super().__init__(problem, upper_s, None if choices is None else choices.used)
+        self._decided = None if choices is None else choices.decided(self.workers)
         self.program = LinearProgram(deadline)
         self.floor = 1.0 if floor_s >= upper_s else floor_s / upper_s * (1 - ROOM)
         self.pace = self.program.number("T", self.floor, 1)
-        self.layers = LayerBlocks(problem, self._largest_transfer())
-        grids = tuple(grid_shapes(problem)) if problem.options.grid else None
-        shared = problem.options.contention and len(problem.cluster.starts(1)) > 2
-        self.placements = PlacementSet(
-            problem.cluster, self._most_replicas(), grids, shared, self._most_idle(), problem.unused
-        )
         self.opening = {start: self.program.binary(f"o_{start}") for start in self.placements.firsts}
         self.used = {
             placement: self.program.binary(f"y_{placement.start}_{placement.replicas}_{placement.end}")
@@ -85,15 +73,15 @@ class PlacementModel:
             (block, worker): self.program.binary(f"z_{block}_{worker}")
             for block in range(len(self.layers))
             for worker in range(self.workers - 1)
+            if self._decided is None or not (self._decided[0][block, worker] or self._decided[1][block, worker])
         }
         self._chain()
-        if grids is not None:
-            self._grid(grids)
+        if self.grids is not None:
+            self._grid(self.grids)
         self._order()
         self._place()
         self.work = self.share("c", [block.work_s / self.unit_s / self.fastest for block in self.layers.blocks])
         """Shares c, in thousandths of U on the fastest device."""
-        self.total = max(1.0, sum(block.parameters for block in self.layers.blocks))
         self.shared = SharedCopies(self.program, problem, self.layers, self.starts)
         self.parameters = self.share(
             "w",
@@ -118,11 +106,26 @@ class PlacementModel:
         """The terms of Z[l,p]: whether the block's stage starts at `worker` or before."""
         if worker < 0:
             return []
-        return [(self.program.one if worker >= self.workers - 1 else self._started[block, worker], 1.0)]
+        if worker >= self.workers - 1:
+            return [(self.program.one, 1.0)]
+        if (block, worker) in self._started:
+            return [(self._started[block, worker], 1.0)]
+        assert self._decided is not None
+        return [(self.program.one, 1.0)] if self._decided[0][block, worker] else []
 
     def starts(self, block: int, worker: int) -> list[Term]:
         """The terms of z[l,p]: whether the block's stage starts at `worker`."""
         return [*self.started(block, worker), *negate_terms(self.started(block, worker - 1))]
+
+    def undecided(self, block: int, worker: int) -> bool:
+        """Whether choices leave open that the block's stage starts at `worker` or before."""
+        return (block, worker) in self._started
+
+    def _same(self, block: int, worker: int, other: int, following: int) -> bool:
+        """Whether it is decided that two blocks' stages both start by two workers, or that neither does."""
+        if self.undecided(block, worker) or self.undecided(other, following):
+            return False
+        return len(self.started(block, worker)) == len(self.started(other, following))
 
     def sum_at(self, worker: int, amounts: Iterable[float]) -> list[Term]:
         """The terms of the sum of the amounts, given by block, over the blocks whose stage starts at `worker`."""
@@ -149,64 +152,11 @@ class PlacementModel:
         """The placements that hold `worker`, of which one is in use at most."""
         return [placement for placement in self.placements.all if placement.covers(worker)]
 
-    def speed(self, place: Place) -> float:
-        """Speed of the slowest worker of a place."""
-        return self.problem.cluster.speed_of(range(place[0], sum(place)))
-
-    def slowness(self, place: Place) -> float:
-        """The time of work at a place as a multiple of its time on the fastest device."""
-        return self.fastest / self.speed(place)
-
-    def allreduce(self, place: Place, size: float) -> float:
-        """Seconds to all-reduce `size` bytes among the workers of a place."""
-        if not self.problem.training:
-            return 0.0
-        rate = self.links.allreduce_among(range(place[0], sum(place)))
-        return float(formulas.ring_allreduce_time(place[1], size, *rate))
-
-    def synchronisation(self, place: Place, size: float) -> float:
-        """Synchronisation of `size` bytes among the workers of a place, in seconds per minibatch."""
-        allreduce = self.allreduce(place, size)
-        if self.minibatches is not None:
-            return float(formulas.buffered_synchronisation(allreduce, self.minibatches))
-        return allreduce / place[1]
-
     def allreduce_terms(self, place: Place) -> list[Term]:
         """The terms of the all-reduce of a place, in units of U."""
         latency = self.allreduce(place, 0.0)
         rate = (self.allreduce(place, self.total) - latency) / self.unit_s / THOUSANDTHS
         return [(self.parameters[place], rate), *self.selected(place, latency / self.unit_s)]
-
-    def _most_replicas(self) -> int:
-        two_versions = None if self.problem.options.flushes else self.minibatches
-        bounds = (self.problem.options.max_replicas, two_versions, self.workers)
-        return min(bound for bound in bounds if bound is not None)
-
-    def _most_idle(self) -> float:
-        """Upper bound on the idle workers: within U the busy ones must do all the work."""
-        cluster = self.problem.cluster
-        slowest = min(device.speed for device in cluster.devices)
-        spare = cluster.total_speed * (1.0 - self.problem.work_s / self.doable_s(0, self.workers))
-        return max(0.0, math.floor(spare / slowest + _ROUNDING))
-
-    def doable_s(self, start: int, stop: int) -> float:
-        """The work on one minibatch, in seconds at speed 1, that workers can do within U; with a flush they do it for
-        all minibatches of an update."""
-        rounds = float(self.minibatches or 1) if self.problem.options.flushes else 1.0
-        return self.unit_s * (1 + _ROUNDING) * self._speeds(start, stop) / rounds
-
-    def _largest_transfer(self) -> float:
-        """Bytes that a boundary can carry within U over the fastest links, as many as it may have."""
-        upper = self.unit_s * (max(1, min(self._most_replicas(), self.workers // 2)) if self.parallel else 1)
-        if self.problem.options.flushes:
-            upper = self.room_s if self.parallel else self.room_s / (self.minibatches or 1)
-        rates = [float(rate) for level in self.links.ways for rate in level.sendrecv if math.isfinite(rate)]
-        return upper * (1 + _ROUNDING) * max(rates, default=math.inf)
-
-    @property
-    def room_s(self) -> float:
-        """With a flush, the seconds of U that the first minibatch's way through all stages leaves at least."""
-        return max(0.0, self.unit_s - self.problem.work_s / self.fastest - self.problem.copies_allreduce_s)
 
     # -- constraint (1) --
 
@@ -245,9 +195,13 @@ class PlacementModel:
         """Add (2)."""
         for block in range(len(self.layers)):
             for worker in range(1, self.workers - 1):
+                if self._same(block, worker - 1, block, worker):
+                    continue
                 self.program.at_most([*self.started(block, worker - 1), *negate_terms(self.started(block, worker))])
         for source, target in self.layers.edges:
             for worker in range(self.workers - 1):
+                if self._same(target, worker, source, worker):
+                    continue
                 self.program.at_most([*self.started(target, worker), *negate_terms(self.started(source, worker))])
 
     # -- constraint (3) --
@@ -257,33 +211,14 @@ class PlacementModel:
         for worker in range(self.workers):
             places = self.places(worker)
             for block in range(len(self.layers)):
-                fitting = [term for place in places if self._conceivable(block, place) for term in self.selected(place)]
+                if self._same(block, worker - 1, block, worker):
+                    continue  # Its stage starts elsewhere.
+                fitting = [term for place in places if self.conceivable(block, place) for term in self.selected(place)]
                 self.program.at_most([*self.starts(block, worker), *negate_terms(fitting)])
             everything = self.sum_at(worker, [1.0] * len(self.layers))
             self.program.at_most(
                 [*(term for place in places for term in self.selected(place)), *negate_terms(everything)]
             )
-
-    def _conceivable(self, index: int, place: Place) -> bool:
-        """Whether a block can be at a place within U: its own time, and the work of all blocks before and behind it."""
-        block, layers = self.layers.blocks[index], self.layers
-        limit = self.unit_s * (1 + _ROUNDING)
-        if self.minibatches is not None and self.problem.options.flushes:
-            rounds = float(formulas.rounds(self.minibatches, place[1])) - 1.0
-            return rounds * block.work_s <= (self.room_s + _ROUNDING * self.unit_s) * self.speed(place)
-        start, stop = place[0], sum(place)
-        return (
-            block.work_s <= limit * place[1] * self.speed(place)
-            and self.synchronisation(place, block.parameters) <= limit
-            and block.work_s + layers.before_s[index] <= limit * self._speeds(0, stop)
-            and block.work_s + layers.after_s[index] <= limit * self._speeds(start, self.workers)
-        )
-
-    def _speeds(self, start: int, stop: int) -> float:
-        cluster = self.problem.cluster
-        if cluster.uniform:
-            return (stop - start) * cluster.device.speed
-        return math.fsum(cluster.devices[worker].speed for worker in range(start, stop))
 
     # -- constraint (4) --
 
@@ -341,6 +276,8 @@ class PlacementModel:
             for worker in range(self.workers - 1):
                 variable = variables[number, worker] = self.program.number(f"b_{number}_{worker}", 0, 1)
                 for consumer in tensor.consumers:
+                    if self._same(tensor.producer, worker, consumer, worker):
+                        continue
                     producer, consumer_started = self.started(tensor.producer, worker), self.started(consumer, worker)
                     self.program.at_most([*producer, *negate_terms(consumer_started), (variable, -1.0)])
         return variables
@@ -385,12 +322,6 @@ class PlacementModel:
             return [Placement(cut, 1, cut)], []
         behind = [placement for placement in self.placements.all if placement.start == cut + 1]
         return self.covering(cut) or [Placement(cut, 1, cut)], behind
-
-    def way(self, workers: Sequence[int], level: int) -> tuple[float, float]:
-        """Bandwidth of messages and latency on the ways of workers up to a level."""
-        ways = self.links.ways[level]
-        mine = [0] if self.problem.cluster.uniform else list(workers)
-        return float(ways.sendrecv[mine].min()), float(ways.latency[mine].max())
 
     def _bound_rates(self, cut: int, mine: dict[tuple[int, int, int], Variable]) -> None:
         """Add the part of (6) for servers that differ: the links of both stages must be as fast as the hop."""
@@ -516,13 +447,3 @@ class PlacementModel:
         ]
         names = {name for index in blocks for name in self.layers.blocks[index].layers}
         return tuple(layer.name for layer in self.problem.profile.layers if layer.name in names)
-
-
-def minibatches_per_update(problem: Problem) -> int | None:
-    """Minibatches of one update in one copy of the pipeline, if all stages share their updates; else None."""
-    options = problem.options
-    if not problem.training or options.schedule not in ACCUMULATING or options.accumulate is None:
-        return None
-    if options.flushes:
-        return int(formulas.rounds(options.accumulate, problem.copies))
-    return options.accumulate // problem.copies

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pipeplan.plan.plan import Stage
 from pipeplan.solvers.ilp.cards import Boundary
 from pipeplan.solvers.ilp.charged import ChargedObjective, Charges
+from pipeplan.solvers.ilp.choices import Choices
 from pipeplan.solvers.ilp.depth import DepthConstraints
 from pipeplan.solvers.ilp.executor import executor_work
+from pipeplan.solvers.ilp.facts import Place
 from pipeplan.solvers.ilp.flush import FlushObjective
 from pipeplan.solvers.ilp.linear_program import Variable, solution_value
 from pipeplan.solvers.ilp.memory import MemoryConstraints, limit_memory_at_depth_one
-from pipeplan.solvers.ilp.model import Place, PlacementModel
+from pipeplan.solvers.ilp.model import PlacementModel
+from pipeplan.solvers.ilp.stage_choices import MOST_CHOICES, StageChoices
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 
@@ -20,7 +23,8 @@ class PipelineModel(PlacementModel):
     It adds to the placement of stages (`model`) an objective, the user's constraints, what a plan is charged beside the
     resources of one pipeline (`charged`) and, where it is `complete`, the depths with the memory that follows from
     them. Otherwise the only limit on memory is that of depth 1, which every plan satisfies. The shares that `refined`
-    boundaries keep inside a component are exact; those of the others have upper bounds.
+    boundaries keep inside a component are exact; those of the others have upper bounds. With `choices`, every stage is
+    one of them, where they are not too many.
     """
 
     def __init__(
@@ -31,11 +35,12 @@ class PipelineModel(PlacementModel):
         *,
         complete: bool,
         refined: frozenset[Boundary] = frozenset(),
+        choices: Choices | None = None,
         deadline: Deadline = NO_DEADLINE,
     ) -> None:
         self.charges = charges
         floor_s = min(floor_s, upper_s)
-        super().__init__(charges.inner, charges.inner_pace(floor_s), upper_s * charges.scale, deadline)
+        super().__init__(charges.inner, charges.inner_pace(floor_s), upper_s * charges.scale, deadline, choices)
         self.own = executor_work(self)
         self.flush: FlushObjective | None = None
         if self.problem.options.flushes:
@@ -53,6 +58,9 @@ class PipelineModel(PlacementModel):
         elif self.problem.options.memory:
             limit_memory_at_depth_one(self)
         self.charged.charge_cores(recomputed)
+        self.choices: StageChoices | None = None
+        if choices is not None and len(choices) <= MOST_CHOICES:
+            self.choices = StageChoices(self, self.charged.cards, choices)
 
     def _charge(self, recomputed: dict[Place, Variable]) -> None:
         """Charge the time of every place, including the forward work that it computes `recomputed`."""

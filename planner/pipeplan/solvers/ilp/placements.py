@@ -63,6 +63,8 @@ class PlacementSet:
     """No more workers than these may be idle."""
     unused: frozenset[int] = frozenset()
     """Workers that no stage may be on."""
+    only: frozenset[tuple[int, int]] | None = None
+    """The first worker and the replicas of all placements to consider, if these are known."""
 
     def of_shape(self, shape: GridShape) -> tuple[Placement, ...]:
         """The placements of a uniform grid; all workers behind it are idle."""
@@ -76,15 +78,20 @@ class PlacementSet:
             placements = {
                 placement for shape in self.shapes if shape.replicas <= self.most for placement in self.of_shape(shape)
             }
-            return tuple(sorted(placements, key=lambda placement: (placement.start, placement.replicas, placement.end)))
+            ordered = sorted(placements, key=lambda placement: (placement.start, placement.replicas, placement.end))
+            return tuple(one for one in ordered if self._considered(one.start, one.replicas))
         total = self.cluster.workers
         return tuple(
             Placement(start, count, end)
             for start in range(total)
             for count in range(1, min(self.most, total - start) + 1)
+            if self._considered(start, count)
             for end in self._ends(start + count - 1)
             if end - (start + count - 1) <= self.most_idle and self.unused.isdisjoint(range(start, start + count))
         )
+
+    def _considered(self, start: int, replicas: int) -> bool:
+        return self.only is None or (start, replicas) in self.only
 
     @cached_property
     def firsts(self) -> tuple[int, ...]:

@@ -7,8 +7,10 @@ it keeps to all constraints, and the evaluator's score is the same, the plan is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
@@ -19,7 +21,9 @@ from pipeplan.solvers.ilp import backend
 from pipeplan.solvers.ilp.backend import MilpOutcome
 from pipeplan.solvers.ilp.cards import Boundary, refinable
 from pipeplan.solvers.ilp.charged import Charges
+from pipeplan.solvers.ilp.choices import Choices, choices_within
 from pipeplan.solvers.ilp.depth import TooManyChoicesError
+from pipeplan.solvers.ilp.facts import PlacementFacts
 from pipeplan.solvers.ilp.pipeline_model import PipelineModel
 from pipeplan.util.deadline import Deadline
 
@@ -31,6 +35,14 @@ CUTOFF_SLACK = 1e-6
 # further upper bound is so many times the one before.
 _RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
 _BEYOND = 2.5
+
+MOST_PLACED = 200_000
+"""Candidate placements times layers, as far as choices leave undecided where layers start: a program with that many
+variables takes about a minute to build."""
+
+# Relative distance of the first pace above the lower bound for which it is asked whether any choice of stages makes a
+# pipeline; the distance grows, and shrinks again to this.
+_FIRST_STEP = 0.002
 
 # Share of the time for the search of an optimal plan. If it does not suffice, the rest goes to lower bounds.
 _SEARCHING = 0.75
@@ -68,6 +80,19 @@ class SpaceAnswer:
     """Variables and constraints of the largest program."""
 
 
+class _TooLargeError(Exception):
+    """A program would have more than `MOST_PLACED` candidate placements times layers."""
+
+
+class _Attempt(NamedTuple):
+    """One program that was solved, or none where no stages make a pipeline."""
+
+    model: PipelineModel | None
+    outcome: MilpOutcome
+    bound_s: float
+    """Lower bound on the pace of all plans up to the program's upper bound."""
+
+
 @dataclass
 class SpaceSearch:
     """The search of one space for a plan whose pace lies between two bounds."""
@@ -93,15 +118,20 @@ class SpaceSearch:
     def run(self) -> SpaceAnswer:
         """Search the space."""
         self.answer = SpaceAnswer(self.low_s)
+        self._narrow()
         while True:
             try:
-                model, outcome = self._raise_bound()
+                model, outcome, bound_s = self._raise_bound()
             except TooManyChoicesError as error:
                 self.answer.refusal = f"the integer program would be too large with memory limits: {error}"
                 return self.answer
+            except _TooLargeError as error:
+                self.answer.refusal = f"the integer program would be too large: {error}"
+                return self.answer
             self.answer.interrupted = outcome.interrupted
-            self.low_s = self.answer.bound_s = max(self.low_s, outcome.bound * model.scale_s)
-            if not outcome.found:
+            self.answer.refusal = outcome.failure
+            self.low_s = self.answer.bound_s = max(self.low_s, bound_s)
+            if model is None or not outcome.found:
                 self.answer.proven = outcome.proven
                 self._refute(outcome)
                 return self.answer
@@ -144,41 +174,81 @@ class SpaceSearch:
         paces = [factor * self.high_s for factor in _REFUTED] if self.is_bounded else [self._likely_s]
         for pace_s in paces:
             if self.low_s < pace_s < self.high_s and not self.deadline.passed:
-                model, outcome = self._solve_once(self.low_s, pace_s, confirm=True, share=1.0)
-                refuted_s = min(pace_s, outcome.bound * model.scale_s)
-                self.low_s = self.answer.bound_s = max(self.low_s, refuted_s)
+                _, outcome, bound_s = self._solve_once(self.low_s, pace_s, confirm=True, share=1.0)
+                self.low_s = self.answer.bound_s = max(self.low_s, min(pace_s, bound_s))
                 if outcome.found or not outcome.proven:
                     return
 
-    def _raise_bound(self) -> tuple[PipelineModel, MilpOutcome]:
-        """The program with the smallest feasible upper bound that was tried, and its outcome."""
+    def _raise_bound(self) -> _Attempt:
+        """The program with the smallest feasible upper bound that was tried."""
         is_feasible_checked = False
         low, high = self.low_s, self.high_s
         for threshold in self._thresholds():
             if self.complete and not self.is_bounded and threshold > low * _RUNGS[-1] and not is_feasible_checked:
                 # A larger upper bound never needs more memory: first find out whether there is any plan at all.
                 is_feasible_checked = True
-                model, outcome = self._solve_once(high, high, confirm=True)
-                if not outcome.found:
-                    return model, outcome if outcome.proven else replace(outcome, bound=0.0)
-            model, outcome = self._solve_once(low, threshold, confirm=threshold >= high)
-            if outcome.found or not outcome.proven:
+                attempt = self._solve_once(high, high, confirm=True)
+                if not attempt.outcome.found:
+                    return attempt if attempt.outcome.proven else attempt._replace(bound_s=0.0)
+            attempt = self._solve_once(low, threshold, confirm=threshold >= high)
+            if attempt.outcome.found or not attempt.outcome.proven:
                 break
             self._likely_s = max(self._likely_s, threshold)
-        return model, outcome
+        return attempt
 
-    def _solve_once(
-        self, low_s: float, high_s: float, *, confirm: bool, share: float = _SEARCHING
-    ) -> tuple[PipelineModel, MilpOutcome]:
+    def _solve_once(self, low_s: float, high_s: float, *, confirm: bool, share: float = _SEARCHING) -> _Attempt:
         """Build the program for two bounds and run the solver on it, for a share of the time that is left."""
+        choices = self._choices(high_s)
+        if choices is not None and not len(choices):
+            return _Attempt(None, MilpOutcome(found=False, proven=True, bound=math.inf), math.inf)
+        self._refuse_size(high_s, choices)
         model = PipelineModel(
-            self.charges, low_s, high_s, complete=self.complete, refined=self.refined, deadline=self.deadline
+            self.charges,
+            low_s,
+            high_s,
+            complete=self.complete,
+            refined=self.refined,
+            choices=choices,
+            deadline=self.deadline,
         )
         self.answer.size = max(self.answer.size, model.program.size)
         limits, left = self.limits, self.deadline.left_s
         if left is not None:
             left = max(0.1, share * left)
-        return model, backend.run(model.program.lp, limits.solver, left, limits.gap, confirm=confirm)
+        outcome = backend.run(model.program.lp, limits.solver, left, limits.gap, confirm=confirm)
+        return _Attempt(model, outcome, outcome.bound * model.scale_s)
+
+    def _refuse_size(self, high_s: float, choices: Choices | None) -> None:
+        """Raise `_TooLargeError` if the program would take too long to build."""
+        used = None if choices is None else choices.used
+        facts = PlacementFacts(self.charges.inner, high_s * self.charges.scale, used)
+        placements, layers = len(facts.placements.all), len(facts.layers)
+        undecided = 1.0
+        if choices is not None:
+            always, never = choices.decided(facts.workers)
+            undecided = 1.0 - float((always | never).mean())
+        if placements * layers * undecided > MOST_PLACED:
+            raise _TooLargeError(f"{placements} candidate placements for each of {layers} layers")
+
+    def _choices(self, high_s: float) -> Choices | None:
+        """The stages that plans with at most this pace may have; None where there are too many to look at."""
+        charges = self.charges
+        factors = charges.factors() if self.problem.options.contention else None
+        return choices_within(PlacementFacts(charges.inner, high_s * charges.scale), factors, self.deadline)
+
+    def _narrow(self) -> None:
+        """Raise the lower bound to a pace below which no choice of stages makes a pipeline."""
+        step, high = _FIRST_STEP, self.high_s
+        while self.low_s < high * (1 - _FIRST_STEP) and not self.deadline.passed:
+            pace_s = min(self.low_s * (1 + step), high * (1 - _FIRST_STEP / 2))
+            choices = self._choices(pace_s)
+            if choices is None or len(choices):
+                high, step = pace_s, step / 4
+                if step < _FIRST_STEP:
+                    return
+            else:
+                self.low_s = self.answer.bound_s = pace_s
+                step *= 2
 
     def _thresholds(self) -> Iterator[float]:
         """The upper bounds to try, ascending; the last is `high_s`."""

@@ -68,6 +68,20 @@ def test_it_finds_what_brute_force_finds_under_all_options_at_length(schedule: s
         assert_proves(solve_by_ilp(problem), brute_force.best(instance), problem)
 
 
+def test_a_program_that_highs_fails_on_with_presolve_is_solved_without() -> None:
+    # HiGHS 1.16 with presolve ends with a "Solve error" in the first space of plans.
+    instance, problem = drawn(1100, lambda number: mixed_instance(number, layers=5, schedule="gpipe"))
+    assert_proves(solve_by_ilp(problem), brute_force.best(instance), problem)
+
+
+def test_a_search_that_the_solver_fails_on_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = backend.MilpOutcome(found=False, proven=False, bound=0.0, failure="HiGHS ended with: Solve error")
+    monkeypatch.setattr(backend, "run", lambda *arguments, **named: failed)
+    result = solve_by_ilp(Problem(chain(6), cluster((2, 1e6), (2, 1e5))))
+    assert result.status != Status.OPTIMAL
+    assert result.note == "HiGHS ended with: Solve error"
+
+
 @pytest.mark.slow
 def test_vertical_sync_is_solved_where_memory_does_not_limit_and_else_refused() -> None:
     refused = 0
