@@ -1,0 +1,116 @@
+"""Finds the states of a steady-state search on equal servers cut by cut, with compiled loops.
+
+The array code of `uniform_search` spreads the states of a cut to all cuts in front of it, many at a time. The loops
+collect the states of a cut from all cuts behind it, one at a time, so that no state has to wait for its cut. Both come
+to the same states, so either can go on where the other is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeplan.problem.cuts import Floats, Ints
+from pipeplan.solvers.dp.candidate_placements import EndPositions
+from pipeplan.solvers.dp.compiled import cut_loops, front_loops
+from pipeplan.solvers.dp.compiled.cut_loops import Found, Places, fewest_states, sized_states
+from pipeplan.solvers.dp.compiled.loop_inputs import arrays_of, numbers_of
+from pipeplan.solvers.dp.search_states import SearchStates, best_first
+
+if TYPE_CHECKING:
+    from pipeplan.solvers.dp.uniform_search import UniformSearch
+
+_FIRST_ROOM = 1024
+"""Rows for which there is room at first."""
+
+
+class CompiledSearch:
+    """The states of a search, which has kept those of some cuts, from the full one on."""
+
+    def __init__(self, search: UniformSearch) -> None:
+        self._search = search
+        self._given, self._arrays = numbers_of(search), arrays_of(search)
+        levels, counting = search.layout.top + 1, search.limits.counting
+        self._places = _PlaceTable(search.last + 1, levels)
+        self._found = _room_for(_FIRST_ROOM)
+        self._intervals, self._others = np.zeros((levels, 2, 4)), np.zeros((levels, 2, 4))
+        fewer = front_loops.FEWER_STAGES if counting.stages else front_loops.ALIKE
+        self._stages = front_loops.EXACT_STAGES if counting.exact_stages else fewer
+        for cut in sorted(search.kept, reverse=True):
+            self.spread(cut, search.kept[cut])
+
+    def take(self, cut: int) -> SearchStates | None:
+        """The undominated states at a cut, or None if there are none."""
+        search = self._search
+        if cut == search.last:
+            search.limits.step(1)
+            return search.start()
+        if not search.usable[cut]:
+            return None
+        states = search.completable(np.full(len(found := self._find(cut)), cut), found)[1]
+        if not len(states):
+            return None
+        search.limits.step(len(states))
+        front, layout, workers = np.zeros(len(states), dtype=np.intp), search.layout, search.limits.counting.workers
+        kept = front_loops.undominated(
+            states.numbers, states.demand, layout.joins, layout.spans, self._stages, workers, front
+        )
+        states = states.take(front[:kept])
+        states.numbers[front_loops.ORDER] = 0
+        return best_first(states, layout, search.limits.counting)
+
+    def spread(self, cut: int, states: SearchStates) -> None:
+        """Take in the states at a cut, on which those of further cuts build."""
+        states, rows = self._search.open_states(states)
+        if len(states):
+            columns = np.stack([rows, states.first, states.level, states.stages, states.workers])
+            self._places.add(cut, columns, states.demand, self._search.end_positions(cut, states))
+
+    def _find(self, cut: int) -> SearchStates:
+        """All states at a cut, in some order."""
+        places = self._places.places
+        while True:
+            if self._search.counts_depths:
+                need = self._search.workers_for_memory(np.array([cut]), self._places.demand)[0]
+                count = sized_states(cut, self._given, self._arrays, places, need, self._found, self._intervals)
+            else:
+                inputs = self._given, self._arrays, places
+                count = fewest_states(cut, *inputs, self._found, self._intervals, self._others)
+            if count <= len(self._found.demand):
+                return SearchStates(self._found.numbers[:, :count], self._found.demand[:count])
+            self._found = _room_for(2 * count)
+
+
+class _PlaceTable:
+    """The rows of `Places`, which grow in number."""
+
+    def __init__(self, cuts: int, levels: int) -> None:
+        begins, ends = np.zeros((2, cuts), dtype=np.intp)
+        numbers = np.zeros((_FIRST_ROOM, cut_loops.ROOM + levels), dtype=np.intp)
+        self.places = Places(begins, ends, numbers, np.zeros(_FIRST_ROOM))
+        self._count = 0
+
+    @property
+    def demand(self) -> Floats:
+        """The demand of every place so far."""
+        return self.places.demand[: self._count]
+
+    def add(self, cut: int, columns: Ints, demand: Floats, at: EndPositions) -> None:
+        """Add the places in front of the states at a cut, given the first columns of the states."""
+        begin, end = self._count, self._count + len(at)
+        while end > len(self.places.demand):
+            numbers, demands = self.places.numbers, self.places.demand
+            grown = np.concatenate([numbers, np.zeros_like(numbers)]), np.concatenate([demands, np.zeros_like(demands)])
+            self.places = self.places._replace(numbers=grown[0], demand=grown[1])
+        rows = self.places.numbers[begin:end]
+        rows[:, : len(columns)] = columns[:, at.state].T
+        rows[:, cut_loops.POSITION], rows[:, cut_loops.LOWEST] = at.end, at.lowest
+        rows[:, cut_loops.ROOM :] = at.room.T
+        self.places.demand[begin:end] = demand[at.state]
+        self.places.begins[cut], self.places.ends[cut] = begin, end
+        self._count = end
+
+
+def _room_for(states: int) -> Found:
+    return Found(np.zeros((front_loops.ORDER + 1, states), dtype=np.intp), np.zeros(states))

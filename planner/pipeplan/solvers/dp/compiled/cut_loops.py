@@ -1,0 +1,235 @@
+"""All states at one cut: every stage that begins there, in front of every state behind it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.cost import formulas
+from pipeplan.problem.cuts import Floats, Ints
+from pipeplan.solvers.dp.compiled import front_loops
+from pipeplan.solvers.dp.compiled.jit import compiled, entry
+from pipeplan.solvers.dp.compiled.loop_inputs import CutArrays, Given
+from pipeplan.solvers.dp.compiled.replica_loops import least_allowed
+from pipeplan.solvers.dp.compiled.stage_loops import (
+    INFINITE,
+    Place,
+    Sized,
+    StageNumbers,
+    covering_replicas,
+    depth_at,
+    fill_levels,
+    max_depth,
+    size_stage,
+    stage_numbers,
+)
+from pipeplan.solvers.dp.replica_bounds import FEW
+
+STATE, FIRST, LEVEL, STAGES, WORKERS, POSITION, LOWEST, ROOM = range(8)
+"""Columns of `Places.numbers`: of the state its row at its cut, p, level, stages and workers; the end position and the
+lowest first worker; and from the last one on the room by level."""
+
+
+class Places(NamedTuple):
+    """The end positions in front of the states behind every cut, those of a cut in a row (`EndPositions`)."""
+
+    begins: Ints
+    """For every cut, the first of its places; `ends` is one past the last."""
+    ends: Ints
+    numbers: Ints
+    demand: Floats
+
+
+class Found(NamedTuple):
+    """Room for states, a column for each (`front_loops`), with their demands."""
+
+    numbers: Ints
+    demand: Floats
+
+
+@entry
+def sized_states(
+    cut: int, given: Given, arrays: CutArrays, places: Places, memory_need: Floats, found: Found, intervals: Floats
+) -> int:
+    """Find the states at a cut where minibatches in flight matter. Returns how many there are, for which there may be
+    no room.
+
+    `memory_need` has the least workers in front of the cut that memory needs, by place. `intervals` is overwritten.
+    """
+    totals, spans, rates, transfer_s = arrays.totals, arrays.spans, arrays.rates, arrays.transfer_s
+    numbers, demands, need, count = places.numbers, places.demand, arrays.need[cut], 0
+    for end in range(given.last, cut, -1):
+        begin, close = places.begins[end], places.ends[end]
+        if begin == close or not (given.chain or _contains(arrays.words, end, cut)):
+            continue
+        copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, cut, end)
+        for variant in range(given.variants):
+            stage = stage_numbers(given, totals, cut, end, variant == 1, copied)
+            if given.memory and stage.deepest_alone < 1:
+                continue
+            fill_levels(intervals, given, rates, stage)
+            for level in range(len(spans)):
+                fewest = least_allowed(intervals, level, 1.0, given.only)
+                for place in range(begin, close):
+                    end_at, room = numbers[place, POSITION], numbers[place, ROOM + level]
+                    inside = numbers[place, ROOM + level - 1] if level > 0 else 0
+                    most = min(room, end_at - max(need, numbers[place, LOWEST]))
+                    least = max(fewest, inside + 1.0)
+                    if least > most or least > end_at - memory_need[place]:
+                        continue
+                    if not stage.is_last:
+                        least = max(least, covering_replicas(stage.deepest_alone, demands[place]))
+                        if least > most or least > end_at - memory_need[place]:
+                            continue
+                    at = Place(level, end_at, most, demands[place], numbers[place, FIRST], numbers[place, LEVEL])
+                    after = _put_sizes(given, stage, at, intervals, rates, spans, transfer_s[end], least, found, count)
+                    _put_state(found, count, after, numbers, place, variant, end)
+                    count = after
+    return count
+
+
+@compiled
+def _contains(words: NDArray[np.uint64], large: int, small: int) -> bool:
+    """Whether a cut contains another."""
+    for word in range(words.shape[1]):
+        if words[small, word] & ~words[large, word] != 0:
+            return False
+    return True
+
+
+@compiled
+def _copied(members: Ints, first: Ints, size: Floats, start: int, end: int) -> float:
+    """`SharedInCuts.copied`."""
+    copied = 0.0
+    for weight in range(len(size)):
+        if first[weight, end] == first[weight, start] and members[weight, end] > members[weight, start]:
+            copied += size[weight]
+    return copied
+
+
+@compiled
+def _put_sizes(
+    given: Given,
+    stage: StageNumbers,
+    at: Place,
+    intervals: Floats,
+    rates: Floats,
+    spans: Ints,
+    transfer_s: Floats,
+    least: float,
+    found: Found,
+    count: int,
+) -> int:
+    """Put the numbers of replicas, from `least` on, that may lead to undominated states. Returns the new count."""
+    one = size_stage(given, stage, at, intervals, rates, spans, transfer_s, least, INFINITE)
+    if one.replicas == INFINITE:
+        return count
+    count = _put_size(found, count, at, one, 0)
+    if one.depth <= 2:
+        return count
+    # The number of further replica counts that may lower the demand: r · depth is at least r plus what it covers.
+    extra = np.ceil(one.demand - at.behind - formulas.ROUNDING) - 1 - one.replicas
+    if extra <= FEW:
+        for step in range(1, int(min(extra, at.most - one.replicas)) + 1):
+            more = one.replicas + step
+            _, depth, demand = depth_at(given, stage, at, rates, spans, transfer_s, more)
+            if demand < one.demand and depth <= max_depth(given, stage, more):
+                if least_allowed(intervals, at.level, more, given.only) == more:
+                    count = _put_size(found, count, at, Sized(more, depth, demand), 1)
+        return count
+    for depth in range(2, int(one.depth)):
+        more = max(covering_replicas(float(depth), at.behind), one.replicas + 1)
+        if more + at.behind < one.demand and more <= at.most:
+            other = size_stage(given, stage, at, intervals, rates, spans, transfer_s, more, float(depth))
+            if other.replicas < INFINITE and other.demand < one.demand:
+                count = _put_size(found, count, at, other, 2)
+    return count
+
+
+@compiled
+def _put_size(found: Found, count: int, at: Place, sized: Sized, order: int) -> int:
+    """Put a size of a stage. `order` says after which others at the cuts between the array code comes to it."""
+    if count < len(found.demand):
+        replicas = int(sized.replicas)
+        found.numbers[front_loops.FIRST, count], found.numbers[front_loops.LEVEL, count] = at.end - replicas, at.level
+        found.numbers[front_loops.REPLICAS, count], found.numbers[front_loops.DEPTH, count] = replicas, int(sized.depth)
+        found.numbers[front_loops.ORDER, count], found.demand[count] = order, sized.demand
+    return count + 1
+
+
+@compiled
+def _put_state(found: Found, begin: int, close: int, behind: Ints, place: int, variant: int, end: int) -> None:
+    """Complete the states of some sizes of one stage at a place."""
+    for column in range(begin, min(close, len(found.demand))):
+        found.numbers[front_loops.STAGES, column] = behind[place, STAGES] + 1
+        found.numbers[front_loops.WORKERS, column] = behind[place, WORKERS] + found.numbers[front_loops.REPLICAS, column]
+        found.numbers[front_loops.RECOMPUTE, column], found.numbers[front_loops.END, column] = variant, end
+        found.numbers[front_loops.SOURCE, column] = behind[place, STATE]
+        # Cuts are gone through from the last on.
+        found.numbers[front_loops.ORDER, column] += -6 * end + 3 * variant
+
+
+@entry
+def fewest_states(
+    cut: int, given: Given, arrays: CutArrays, places: Places, found: Found, intervals: Floats, others: Floats
+) -> int:
+    """Find the states at a cut where minibatches in flight do not matter, so that the fewest replicas are best.
+
+    Returns how many there are, for which there may be no room. `intervals` and `others` are overwritten.
+    """
+    totals, spans, rates, numbers, demands = (
+        arrays.totals, arrays.spans, arrays.rates, places.numbers, places.demand
+    )
+    count, need = 0, arrays.need
+    for end in range(given.last, cut, -1):
+        begin, close = places.begins[end], places.ends[end]
+        if begin == close or not (given.chain or _contains(arrays.words, end, cut)):
+            continue
+        copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, cut, end)
+        stage = stage_numbers(given, totals, cut, end, False, copied)
+        if given.memory and stage.deepest_alone < 1:
+            continue
+        fill_levels(intervals, given, rates, stage)
+        for place in range(begin, close):
+            level, replicas = _fewest_at(intervals, numbers, place, need[cut], given.only)
+            if replicas == INFINITE or (given.memory and replicas > 1 and stage.deepest_replicated < 1):
+                continue
+            if given.compares_cuts and _is_superfluous(given, arrays, others, cut, end, numbers, place, replicas):
+                continue
+            at = Place(level, numbers[place, POSITION], 0, demands[place], 0, 0)
+            _put_size(found, count, at, Sized(replicas, 1.0, 0.0), 0)
+            _put_state(found, count, count + 1, numbers, place, 0, end)
+            count += 1
+    return count
+
+
+@compiled
+def _fewest_at(intervals: Floats, numbers: Ints, place: int, need: int, only: int) -> tuple[int, float]:
+    """The level and the fewest replicas of a stage at a place; infinite where there is no room.
+
+    A lower level never needs more replicas, so the lowest level that has room decides.
+    """
+    for level in range(len(intervals)):
+        fewest = least_allowed(intervals, level, 1.0, only)
+        if fewest <= numbers[place, ROOM + level]:
+            fits = fewest <= numbers[place, POSITION] - max(need, numbers[place, LOWEST])
+            return level, fewest if fits else INFINITE
+    return 0, INFINITE
+
+
+@compiled
+def _is_superfluous(
+    given: Given, arrays: CutArrays, intervals: Floats, start: int, end: int, numbers: Ints, place: int, replicas: float
+) -> bool:
+    """Whether a stage from a smaller cut needs no more replicas (`UniformSearch._drop_dominated`)."""
+    for pair in range(arrays.downhill_begins[start], arrays.downhill_begins[start + 1]):
+        smaller = arrays.downhill[pair]
+        if not arrays.usable[smaller]:
+            continue
+        copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, smaller, end)
+        fill_levels(intervals, given, arrays.rates, stage_numbers(given, arrays.totals, smaller, end, False, copied))
+        if _fewest_at(intervals, numbers, place, arrays.need[smaller], given.only)[1] <= replicas:
+            return True
+    return False

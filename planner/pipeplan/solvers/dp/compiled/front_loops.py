@@ -1,0 +1,81 @@
+"""The states at one cut that no other dominates: the scalar form of `search_states.dominates`."""
+
+from __future__ import annotations
+
+from pipeplan.problem.cuts import Floats, Ints
+from pipeplan.solvers.dp.compiled.jit import compiled, entry
+
+FIRST, LEVEL, STAGES, WORKERS, REPLICAS, DEPTH, RECOMPUTE, END, SOURCE, ORDER = range(10)
+"""Rows of the numbers of states: the columns of `SearchStates`, and in the place of the last one when the array code
+comes to a state."""
+
+ALIKE, EXACT_STAGES, FEWER_STAGES = range(3)
+"""How the numbers of stages of two states compare (`StateCounts`)."""
+
+
+@entry
+def undominated(
+    numbers: Ints, demand: Floats, joins: Ints, spans: Ints, stages: int, workers: bool, front: Ints
+) -> int:
+    """Write the states that no other dominates to `front`. Returns how many there are.
+
+    `stages` says how their numbers of stages compare, and `workers` whether fewer busy workers are better. Of states
+    that dominate each other, those remain among which `search_states.best_first` chooses.
+    """
+    count = 0
+    for new in range(len(demand)):
+        kept, lost = 0, False
+        for place in range(count):
+            old = front[place]
+            better = demand[old] <= demand[new] and _dominates(numbers, joins, spans, stages, workers, old, new)
+            worse = demand[new] <= demand[old] and _dominates(numbers, joins, spans, stages, workers, new, old)
+            if better and (not worse or _goes_first(numbers, stages != ALIKE or workers, old, new)):
+                # No state that has lost to the new one can dominate it, so nothing has moved yet.
+                lost = True
+                break
+            if not (worse and (not better or _goes_first(numbers, stages != ALIKE or workers, new, old))):
+                front[kept] = old
+                kept += 1
+        if not lost:
+            front[kept] = new
+            count = kept + 1
+    return count
+
+
+@compiled
+def _dominates(numbers: Ints, joins: Ints, spans: Ints, stages: int, workers: bool, one: int, other: int) -> bool:
+    """Whether a state with no larger demand than another dominates it."""
+    first, other_first = numbers[FIRST, one], numbers[FIRST, other]
+    # The conditions below imply this, which is quicker.
+    if first < other_first:
+        return False
+    more = numbers[STAGES, one] - numbers[STAGES, other]
+    if (stages == EXACT_STAGES and more != 0) or (stages == FEWER_STAGES and more > 0):
+        return False
+    if workers and numbers[WORKERS, one] > numbers[WORKERS, other]:
+        return False
+    joined = max(numbers[LEVEL, other], joins[other_first])
+    if numbers[LEVEL, one] > joined:
+        return False
+    if first % spans[joined] < other_first % spans[joined] and other_first != 0:
+        return False
+    for level in range(joined + 1, len(spans)):
+        inner, outer = spans[level - 1], spans[level]
+        if first % outer // inner < other_first % outer // inner:
+            return False
+    return True
+
+
+@compiled
+def _goes_first(numbers: Ints, counting: bool, one: int, other: int) -> bool:
+    """Whether the first of two states that dominate each other is certain to be chosen."""
+    if counting:
+        for row in (WORKERS, STAGES, LEVEL):
+            if numbers[row, one] != numbers[row, other]:
+                return bool(numbers[row, one] < numbers[row, other])
+    elif numbers[LEVEL, one] != numbers[LEVEL, other]:
+        # Which of two levels is chosen depends on the first state to come to each of them.
+        return False
+    if numbers[ORDER, one] != numbers[ORDER, other]:
+        return bool(numbers[ORDER, one] < numbers[ORDER, other])
+    return one < other
