@@ -34,7 +34,9 @@ class CompiledSearch:
         levels, counting = search.layout.top + 1, search.limits.counting
         self._places = _PlaceTable(search.last + 1, levels)
         self._found = _room_for(_FIRST_ROOM)
-        self._intervals, self._others = np.zeros((levels, 2, 4)), np.zeros((levels, 2, 4))
+        self._intervals = np.zeros((levels, 2, 4))
+        rows = 0 if search.counts_depths else search.last + 1
+        self._fewest, self._fewest_below, self._fewest_of = *np.zeros((2, rows, levels)), search.last
         fewer = front_loops.FEWER_STAGES if counting.stages else front_loops.ALIKE
         self._stages = front_loops.EXACT_STAGES if counting.exact_stages else fewer
         for cut in sorted(search.kept, reverse=True):
@@ -75,11 +77,22 @@ class CompiledSearch:
                 need = self._search.workers_for_memory(np.array([cut]), self._places.demand)[0]
                 count = sized_states(cut, self._given, self._arrays, places, need, self._found, self._intervals)
             else:
-                inputs = self._given, self._arrays, places
-                count = fewest_states(cut, *inputs, self._found, self._intervals, self._others)
+                known, below = self._known_fewest(cut)
+                inputs = self._given, self._arrays, places, self._found, self._intervals
+                count = fewest_states(cut, *inputs, known, below)
             if count <= len(self._found.demand):
                 return SearchStates(self._found.numbers[:, :count], self._found.demand[:count])
             self._found = _room_for(2 * count)
+
+    def _known_fewest(self, cut: int) -> tuple[Floats, Floats]:
+        """The fewest replicas as far as they are known, for stages that begin at a cut and at the one before it."""
+        if self._fewest_of != cut:
+            self._fewest, self._fewest_below = self._fewest_below, self._fewest
+            if self._fewest_of != cut + 1:
+                self._fewest[:] = 0.0
+            self._fewest_of = cut
+        self._fewest_below[:] = 0.0
+        return self._fewest, self._fewest_below
 
 
 class _PlaceTable:

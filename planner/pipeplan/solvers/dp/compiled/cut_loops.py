@@ -20,6 +20,7 @@ from pipeplan.solvers.dp.compiled.stage_loops import (
     StageNumbers,
     covering_replicas,
     depth_at,
+    fill_fewest,
     fill_levels,
     max_depth,
     size_stage,
@@ -139,7 +140,9 @@ def _put_sizes(
                 if least_allowed(intervals, at.level, more, given.only) == more:
                     count = _put_size(found, count, at, Sized(more, depth, demand), 1)
         return count
-    for depth in range(2, int(one.depth)):
+    # At smaller depths than these, more replicas are needed than there is room for, or than lower the demand.
+    enough = min(float(at.most), one.demand - at.behind) + 1e-6
+    for depth in range(max(2, int(at.behind / enough)), int(one.depth)):
         more = max(covering_replicas(float(depth), at.behind), one.replicas + 1)
         if more + at.behind < one.demand and more <= at.most:
             other = size_stage(given, stage, at, intervals, rates, spans, transfer_s, more, float(depth))
@@ -173,30 +176,41 @@ def _put_state(found: Found, begin: int, close: int, behind: Ints, place: int, v
 
 @entry
 def fewest_states(
-    cut: int, given: Given, arrays: CutArrays, places: Places, found: Found, intervals: Floats, others: Floats
+    cut: int,
+    given: Given,
+    arrays: CutArrays,
+    places: Places,
+    found: Found,
+    intervals: Floats,
+    known: Floats,
+    below: Floats,
 ) -> int:
     """Find the states at a cut where minibatches in flight do not matter, so that the fewest replicas are best.
 
-    Returns how many there are, for which there may be no room. `intervals` and `others` are overwritten.
+    Returns how many there are, for which there may be no room. `known` has the fewest replicas that are fast enough, by
+    the cut where the stage ends and level, with zeros where they are not known. `below` gets those of the cut before
+    this one, as far as they are looked at; its first row, of which no stage has need, is overwritten.
     """
-    totals, spans, rates, numbers, demands = (
-        arrays.totals, arrays.spans, arrays.rates, places.numbers, places.demand
-    )
-    count, need = 0, arrays.need
+    numbers, demands, need, count = places.numbers, places.demand, arrays.need[cut], 0
+    shared = arrays.shared_members, arrays.shared_first, arrays.shared_bytes
     for end in range(given.last, cut, -1):
         begin, close = places.begins[end], places.ends[end]
         if begin == close or not (given.chain or _contains(arrays.words, end, cut)):
             continue
-        copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, cut, end)
-        stage = stage_numbers(given, totals, cut, end, False, copied)
-        if given.memory and stage.deepest_alone < 1:
-            continue
-        fill_levels(intervals, given, rates, stage)
-        for place in range(begin, close):
-            level, replicas = _fewest_at(intervals, numbers, place, need[cut], given.only)
-            if replicas == INFINITE or (given.memory and replicas > 1 and stage.deepest_replicated < 1):
+        several = INFINITE
+        if known[end, 0] == 0.0 or given.memory:
+            stage = stage_numbers(given, arrays.totals, cut, end, False, _copied(*shared, cut, end))
+            fill_fewest(known, end, given, arrays.rates, stage, intervals)
+            several = stage.deepest_replicated
+            if given.memory and stage.deepest_alone < 1:
                 continue
-            if given.compares_cuts and _is_superfluous(given, arrays, others, cut, end, numbers, place, replicas):
+        for place in range(begin, close):
+            level, replicas = _fewest_at(known, end, numbers, place, need)
+            if replicas == INFINITE or (given.memory and replicas > 1 and several < 1):
+                continue
+            if given.compares_cuts and _is_superfluous(
+                given, arrays, intervals, below, cut, end, numbers, place, replicas
+            ):
                 continue
             at = Place(level, numbers[place, POSITION], 0, demands[place], 0, 0)
             _put_size(found, count, at, Sized(replicas, 1.0, 0.0), 0)
@@ -206,30 +220,40 @@ def fewest_states(
 
 
 @compiled
-def _fewest_at(intervals: Floats, numbers: Ints, place: int, need: int, only: int) -> tuple[int, float]:
+def _fewest_at(fewest: Floats, row: int, numbers: Ints, place: int, need: int) -> tuple[int, float]:
     """The level and the fewest replicas of a stage at a place; infinite where there is no room.
 
     A lower level never needs more replicas, so the lowest level that has room decides.
     """
-    for level in range(len(intervals)):
-        fewest = least_allowed(intervals, level, 1.0, only)
-        if fewest <= numbers[place, ROOM + level]:
-            fits = fewest <= numbers[place, POSITION] - max(need, numbers[place, LOWEST])
-            return level, fewest if fits else INFINITE
+    for level in range(fewest.shape[1]):
+        if fewest[row, level] <= numbers[place, ROOM + level]:
+            fits = fewest[row, level] <= numbers[place, POSITION] - max(need, numbers[place, LOWEST])
+            return level, fewest[row, level] if fits else INFINITE
     return 0, INFINITE
 
 
 @compiled
 def _is_superfluous(
-    given: Given, arrays: CutArrays, intervals: Floats, start: int, end: int, numbers: Ints, place: int, replicas: float
+    given: Given,
+    arrays: CutArrays,
+    intervals: Floats,
+    below: Floats,
+    start: int,
+    end: int,
+    numbers: Ints,
+    place: int,
+    replicas: float,
 ) -> bool:
     """Whether a stage from a smaller cut needs no more replicas (`UniformSearch._drop_dominated`)."""
     for pair in range(arrays.downhill_begins[start], arrays.downhill_begins[start + 1]):
         smaller = arrays.downhill[pair]
         if not arrays.usable[smaller]:
             continue
-        copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, smaller, end)
-        fill_levels(intervals, given, arrays.rates, stage_numbers(given, arrays.totals, smaller, end, False, copied))
-        if _fewest_at(intervals, numbers, place, arrays.need[smaller], given.only)[1] <= replicas:
+        row = end if smaller == start - 1 else 0
+        if row == 0 or below[row, 0] == 0.0:
+            copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, smaller, end)
+            stage = stage_numbers(given, arrays.totals, smaller, end, False, copied)
+            fill_fewest(below, row, given, arrays.rates, stage, intervals)
+        if _fewest_at(below, row, numbers, place, arrays.need[smaller])[1] <= replicas:
             return True
     return False

@@ -20,22 +20,24 @@ def undominated(
     """Write the states that no other dominates to `front`. Returns how many there are.
 
     `stages` says how their numbers of stages compare, and `workers` whether fewer busy workers are better. Of states
-    that dominate each other, those remain among which `search_states.best_first` chooses.
+    with one position and demand, those remain among which `search_states.best_first` chooses.
     """
-    count = 0
+    count, counting = 0, stages != ALIKE or workers
     for new in range(len(demand)):
         kept, lost = 0, False
         for place in range(count):
             old = front[place]
-            better = demand[old] <= demand[new] and _dominates(numbers, joins, spans, stages, workers, old, new)
-            worse = demand[new] <= demand[old] and _dominates(numbers, joins, spans, stages, workers, new, old)
-            if better and (not worse or _goes_first(numbers, stages != ALIKE or workers, old, new)):
+            alike = demand[old] == demand[new] and numbers[FIRST, old] == numbers[FIRST, new]
+            if demand[old] <= demand[new] and (not alike or _goes_first(numbers, counting, old, new)):
                 # No state that has lost to the new one can dominate it, so nothing has moved yet.
-                lost = True
-                break
-            if not (worse and (not better or _goes_first(numbers, stages != ALIKE or workers, new, old))):
-                front[kept] = old
-                kept += 1
+                lost = _dominates(numbers, joins, spans, stages, workers, old, new)
+                if lost:
+                    break
+            if demand[new] <= demand[old] and (not alike or _goes_first(numbers, counting, new, old)):
+                if _dominates(numbers, joins, spans, stages, workers, new, old):
+                    continue
+            front[kept] = old
+            kept += 1
         if not lost:
             front[kept] = new
             count = kept + 1
@@ -68,13 +70,13 @@ def _dominates(numbers: Ints, joins: Ints, spans: Ints, stages: int, workers: bo
 
 @compiled
 def _goes_first(numbers: Ints, counting: bool, one: int, other: int) -> bool:
-    """Whether the first of two states that dominate each other is certain to be chosen."""
+    """Whether of two states with one position and demand the first is compared first (`search_states.best_first`)."""
     if counting:
         for row in (WORKERS, STAGES, LEVEL):
             if numbers[row, one] != numbers[row, other]:
                 return bool(numbers[row, one] < numbers[row, other])
     elif numbers[LEVEL, one] != numbers[LEVEL, other]:
-        # Which of two levels is chosen depends on the first state to come to each of them.
+        # Of every level, the state that came first is compared.
         return False
     if numbers[ORDER, one] != numbers[ORDER, other]:
         return bool(numbers[ORDER, one] < numbers[ORDER, other])

@@ -166,6 +166,16 @@ def fill_levels(intervals: Floats, given: Given, rates: Floats, stage: StageNumb
 
 
 @compiled
+def fill_fewest(
+    fewest: Floats, row: int, given: Given, rates: Floats, stage: StageNumbers, intervals: Floats
+) -> None:
+    """Write the fewest replicas that keep the stage within the threshold to a row, by level."""
+    fill_levels(intervals, given, rates, stage)
+    for level in range(len(rates)):
+        fewest[row, level] = least_allowed(intervals, level, 1.0, given.only)
+
+
+@compiled
 def covering_replicas(depth: float, cover: float) -> float:
     """The fewest replicas with which a depth covers the minibatches in flight behind."""
     return float(np.ceil(cover / (depth - 1) - _ROUNDING)) if depth > 1 else INFINITE
