@@ -177,11 +177,6 @@ def undominated_states(states: SearchStates, layout: ComponentLayout, counting: 
     if states.times is not None:
         places = np.stack([states.first, states.level, states.stages * counting.any, states.workers * counting.workers])
         states = states.take(thinned_rows(places, np.stack([states.demand, *states.times.T])))
-    return best_first(states, layout, counting)
-
-
-def best_first(states: SearchStates, layout: ComponentLayout, counting: StateCounts) -> SearchStates:
-    """The states that no other dominates, those with the most free workers first."""
     if len(states) == 1:
         return states
     order = np.lexsort((states.level, states.stages, states.workers, *time_order(states), states.demand, -states.first))

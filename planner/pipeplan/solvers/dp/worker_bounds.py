@@ -38,8 +38,10 @@ class WorkerBounds:
         """`per_second` is ρ for the device's own seconds; stages cover at least and at most the `demands`."""
         self._terms, self._rate, self._recompute = terms, per_second / terms.speed, recompute
         self._demands = demands
-        self.rows = np.full(0, -1, dtype=np.intp)
-        """For every demand that may be looked up, rounded down, its row in the table, or -1."""
+        self._rounded = np.zeros(0, dtype=np.intp)
+        """For every whole demand that may be looked up, the one that stands for it."""
+        self._rows_of = np.full(0, -1, dtype=np.intp)
+        """The row of each in the table, or -1."""
         self.table: Floats = np.zeros((0, len(terms.cuts.ideals)))
 
     @staticmethod
@@ -54,17 +56,19 @@ class WorkerBounds:
 
     def rows_of(self, demand: Floats) -> Ints:
         """The rows of the table for some demands."""
-        rounded = _rounded_down(np.clip(demand, *self._demands))
-        highest = int(rounded.max(initial=0))
-        if highest >= len(self.rows):
-            grown = np.full(2 * highest + 1, -1, dtype=np.intp)
-            grown[: len(self.rows)] = self.rows
-            self.rows = grown
-        missing = np.unique(rounded[self.rows[rounded] < 0])
-        if len(missing):
-            self.rows[missing] = len(self.table) + np.arange(len(missing))
+        whole = np.clip(demand, *self._demands).astype(np.intp)
+        highest = int(whole.max(initial=0))
+        if highest >= len(self._rows_of):
+            self._rounded = _rounded_down(np.arange(2 * highest + 1))
+            self._rows_of = np.concatenate([self._rows_of, np.full(2 * highest + 1 - len(self._rows_of), -1)])
+        rows = self._rows_of[whole]
+        if rows.min(initial=0) < 0:
+            missing = np.unique(self._rounded[whole[rows < 0]])
+            for row, one in enumerate(missing.tolist(), len(self.table)):
+                self._rows_of[np.searchsorted(self._rounded, one) : np.searchsorted(self._rounded, one, "right")] = row
             self.table = np.concatenate([self.table, self._rows(missing.astype(float))])
-        return self.rows[rounded]
+            rows = self._rows_of[whole]
+        return rows
 
     def _rows(self, demands: Floats) -> Floats:
         """The bounds for some demands (rows), by cut."""
@@ -131,9 +135,8 @@ class WorkerBounds:
         return inside
 
 
-def _rounded_down(demand: Floats) -> Ints:
+def _rounded_down(whole: Ints) -> Ints:
     """Whole demands no larger than the given ones, of which there are few."""
-    whole = np.floor(demand).astype(np.intp)
     step = np.maximum(whole // EXACT_DEMANDS, 1)
     power = 1 << np.floor(np.log2(step)).astype(np.intp)
     return np.asarray(whole // power * power)

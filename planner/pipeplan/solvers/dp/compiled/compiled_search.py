@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeplan.problem.cuts import Floats, Ints
-from pipeplan.solvers.dp.candidate_placements import EndPositions
 from pipeplan.solvers.dp.compiled import cut_loops, front_loops
-from pipeplan.solvers.dp.compiled.cut_loops import Found, Places, fewest_states, sized_states
+from pipeplan.solvers.dp.compiled.cut_loops import Found, Places, fewest_states, put_places, sized_states
 from pipeplan.solvers.dp.compiled.loop_inputs import arrays_of, numbers_of
-from pipeplan.solvers.dp.search_states import SearchStates, best_first
+from pipeplan.solvers.dp.search_states import SearchStates
 
 if TYPE_CHECKING:
     from pipeplan.solvers.dp.uniform_search import UniformSearch
@@ -60,21 +59,24 @@ class CompiledSearch:
         )
         states = states.take(front[:kept])
         states.numbers[front_loops.ORDER] = 0
-        return best_first(states, layout, search.limits.counting)
+        return states
 
     def spread(self, cut: int, states: SearchStates) -> None:
         """Take in the states at a cut, on which those of further cuts build."""
-        states, rows = self._search.open_states(states)
-        if len(states):
-            columns = np.stack([rows, states.first, states.level, states.stages, states.workers])
-            self._places.add(cut, columns, states.demand, self._search.end_positions(cut, states))
+        search, (states, rows) = self._search, self._search.open_states(states)
+        if not len(states):
+            return
+        bound = np.zeros(len(rows), dtype=np.intp) if search.bounds is None else search.bounds.rows_of(states.demand)
+        columns = np.stack([rows, states.first, states.level, states.stages, states.workers, bound], axis=1)
+        widest = -1 if cut == search.last else int(search.widest[cut])
+        self._places.add(columns, states.demand, cut, widest, search)
 
     def _find(self, cut: int) -> SearchStates:
         """All states at a cut, in some order."""
         places = self._places.places
         while True:
             if self._search.counts_depths:
-                need = self._search.workers_for_memory(np.array([cut]), self._places.demand)[0]
+                need = self._memory_need(cut)
                 count = sized_states(cut, self._given, self._arrays, places, need, self._found, self._intervals)
             else:
                 known, below = self._known_fewest(cut)
@@ -83,6 +85,13 @@ class CompiledSearch:
             if count <= len(self._found.demand):
                 return SearchStates(self._found.numbers[:, :count], self._found.demand[:count])
             self._found = _room_for(2 * count)
+
+    def _memory_need(self, cut: int) -> Floats:
+        """The least workers in front of a cut that memory needs, by place."""
+        bounds, count = self._search.bounds, self._places.count
+        if bounds is None:
+            return self._search.workers_for_memory(np.array([cut]), self._places.places.demand[:count])[0]
+        return bounds.table[self._places.places.numbers[:count, cut_loops.BOUND], cut]
 
     def _known_fewest(self, cut: int) -> tuple[Floats, Floats]:
         """The fewest replicas as far as they are known, for stages that begin at a cut and at the one before it."""
@@ -102,27 +111,18 @@ class _PlaceTable:
         begins, ends = np.zeros((2, cuts), dtype=np.intp)
         numbers = np.zeros((_FIRST_ROOM, cut_loops.ROOM + levels), dtype=np.intp)
         self.places = Places(begins, ends, numbers, np.zeros(_FIRST_ROOM))
-        self._count = 0
+        self.count = 0
+        self._levels = levels
 
-    @property
-    def demand(self) -> Floats:
-        """The demand of every place so far."""
-        return self.places.demand[: self._count]
-
-    def add(self, cut: int, columns: Ints, demand: Floats, at: EndPositions) -> None:
-        """Add the places in front of the states at a cut, given the first columns of the states."""
-        begin, end = self._count, self._count + len(at)
-        while end > len(self.places.demand):
+    def add(self, behind: Ints, demand: Floats, cut: int, widest: int, search: UniformSearch) -> None:
+        """Add the places in front of the states at a cut, given their first columns."""
+        begin, room = self.count, self.count + len(behind) * self._levels
+        while room > len(self.places.demand):
             numbers, demands = self.places.numbers, self.places.demand
             grown = np.concatenate([numbers, np.zeros_like(numbers)]), np.concatenate([demands, np.zeros_like(demands)])
             self.places = self.places._replace(numbers=grown[0], demand=grown[1])
-        rows = self.places.numbers[begin:end]
-        rows[:, : len(columns)] = columns[:, at.state].T
-        rows[:, cut_loops.POSITION], rows[:, cut_loops.LOWEST] = at.end, at.lowest
-        rows[:, cut_loops.ROOM :] = at.room.T
-        self.places.demand[begin:end] = demand[at.state]
-        self.places.begins[cut], self.places.ends[cut] = begin, end
-        self._count = end
+        most, idle = search.terms.most_replicas, search.limits.shape is None
+        self.count = put_places(behind, demand, widest, most, search.layout.spans, self.places, cut, begin, idle)
 
 
 def _room_for(states: int) -> Found:

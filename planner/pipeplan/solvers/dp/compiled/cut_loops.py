@@ -28,9 +28,9 @@ from pipeplan.solvers.dp.compiled.stage_loops import (
 )
 from pipeplan.solvers.dp.replica_bounds import FEW
 
-STATE, FIRST, LEVEL, STAGES, WORKERS, POSITION, LOWEST, ROOM = range(8)
-"""Columns of `Places.numbers`: of the state its row at its cut, p, level, stages and workers; the end position and the
-lowest first worker; and from the last one on the room by level."""
+STATE, FIRST, LEVEL, STAGES, WORKERS, BOUND, POSITION, LOWEST, ROOM = range(9)
+"""Columns of `Places.numbers`: of the state its row at its cut, p, level, stages, workers, and the row of its demand in
+`WorkerBounds.table`; the end position and the lowest first worker; and from the last one on the room by level."""
 
 
 class Places(NamedTuple):
@@ -89,6 +89,48 @@ def sized_states(
                     _put_state(found, count, after, numbers, place, variant, end)
                     count = after
     return count
+
+
+@entry
+def put_places(
+    behind: Ints,
+    demand: Floats,
+    widest: int,
+    most_replicas: int,
+    spans: Ints,
+    places: Places,
+    cut: int,
+    begin: int,
+    idle: bool,
+) -> int:
+    """Put the end positions in front of some states at a cut (`UniformSearch.end_positions`), from row `begin` on.
+
+    `behind` has the first columns of the states; `widest` is the widest level of the cut's boundary, or -1 for the full
+    cut. Without `idle`, no worker between stages is. Returns one past the last row.
+    """
+    numbers, top, row = places.numbers, len(spans) - 1, begin
+    for state in range(len(behind)):
+        first, lowest, before = behind[state, FIRST], 0, 0
+        if widest >= 0:
+            fits = behind[state, LEVEL] <= widest
+            lowest = first // spans[widest] * spans[widest] if fits else first
+        for step in range(top if idle else 1):
+            # The largest level first, so that ends come in increasing order.
+            level = top - 1 - step if idle else 0
+            end = first // spans[level] * spans[level]
+            if end <= max(lowest, before):
+                continue
+            before = end
+            for column in range(POSITION):
+                numbers[row, column] = behind[state, column]
+            places.demand[row] = demand[state]
+            numbers[row, POSITION], numbers[row, LOWEST] = end, lowest
+            for inside in range(top + 1):
+                room = end - (end - 1) // spans[inside] * spans[inside]
+                numbers[row, ROOM + inside] = min(room, most_replicas)
+            row += 1
+    places.begins[cut], places.ends[cut] = begin, row
+    return row
 
 
 @compiled

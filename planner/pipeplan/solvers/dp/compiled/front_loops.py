@@ -1,4 +1,4 @@
-"""The states at one cut that no other dominates: the scalar form of `search_states.dominates`."""
+"""The states at one cut that no other dominates: the scalar form of `search_states.undominated_states`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ ALIKE, EXACT_STAGES, FEWER_STAGES = range(3)
 def undominated(
     numbers: Ints, demand: Floats, joins: Ints, spans: Ints, stages: int, workers: bool, front: Ints
 ) -> int:
-    """Write the states that no other dominates to `front`. Returns how many there are.
+    """Write the states that no other dominates to `front`, in the order of the array code. Returns how many there are.
 
-    `stages` says how their numbers of stages compare, and `workers` whether fewer busy workers are better. Of states
-    with one position and demand, those remain among which `search_states.best_first` chooses.
+    `stages` says how their numbers of stages compare, and `workers` whether fewer busy workers are better.
     """
     count, counting = 0, stages != ALIKE or workers
     for new in range(len(demand)):
@@ -41,7 +40,38 @@ def undominated(
         if not lost:
             front[kept] = new
             count = kept + 1
-    return count
+    _sort(numbers, demand, front, count)
+    kept = 0
+    for place in range(count):
+        lost = False
+        for before in range(kept):
+            if demand[front[before]] <= demand[front[place]]:
+                lost = lost or _dominates(numbers, joins, spans, stages, workers, front[before], front[place])
+        if not lost:
+            front[kept] = front[place]
+            kept += 1
+    return kept
+
+
+@compiled
+def _sort(numbers: Ints, demand: Floats, front: Ints, count: int) -> None:
+    """Sort the first states of the front, the best first, by insertion, because they are few."""
+    for place in range(1, count):
+        one, at = front[place], place
+        while at > 0 and _is_before(numbers, demand, one, front[at - 1]):
+            front[at] = front[at - 1]
+            at -= 1
+        front[at] = one
+
+
+@compiled
+def _is_before(numbers: Ints, demand: Floats, one: int, other: int) -> bool:
+    """Whether the first of two states is compared first."""
+    if numbers[FIRST, one] != numbers[FIRST, other]:
+        return bool(numbers[FIRST, one] > numbers[FIRST, other])
+    if demand[one] != demand[other]:
+        return bool(demand[one] < demand[other])
+    return _goes_first(numbers, True, one, other)
 
 
 @compiled
@@ -70,13 +100,13 @@ def _dominates(numbers: Ints, joins: Ints, spans: Ints, stages: int, workers: bo
 
 @compiled
 def _goes_first(numbers: Ints, counting: bool, one: int, other: int) -> bool:
-    """Whether of two states with one position and demand the first is compared first (`search_states.best_first`)."""
+    """Whether of two states with one position and demand the first is compared first."""
     if counting:
         for row in (WORKERS, STAGES, LEVEL):
             if numbers[row, one] != numbers[row, other]:
                 return bool(numbers[row, one] < numbers[row, other])
     elif numbers[LEVEL, one] != numbers[LEVEL, other]:
-        # Of every level, the state that came first is compared.
+        # The state that came first to each level is compared, at the end.
         return False
     if numbers[ORDER, one] != numbers[ORDER, other]:
         return bool(numbers[ORDER, one] < numbers[ORDER, other])
