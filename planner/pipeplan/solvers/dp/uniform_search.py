@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
-from pipeplan.solvers.dp.budget import SearchLimits, Step
+from pipeplan.solvers.dp.budget import STEP, SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.compiled.availability import are_loops_due
 from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
@@ -80,7 +80,7 @@ class UniformSearch(StageSizing):
 
     def _compiled(self) -> CompiledSearch | None:
         """Compiled loops that go on from the states so far, where that is worth it."""
-        if type(self) is not UniformSearch or not are_loops_due(self.limits.effort.spent):
+        if type(self) is not UniformSearch or not are_loops_due(self.limits.effort.array_work):
             return None
         from pipeplan.solvers.dp.compiled.compiled_search import CompiledSearch
 
@@ -147,6 +147,7 @@ class UniformSearch(StageSizing):
         if not len(states) or not len(targets):
             return
         places = self.end_positions(cut, states)
+        self.limits.effort.array_work += STEP + len(targets) * len(places)
         variants = (False, True) if self.limits.recompute else (False,)
         for recompute in variants:
             stage = self.terms.stage(cut, targets, recompute=recompute)

@@ -17,16 +17,16 @@ from pathlib import Path
 from pipeplan.cost import formulas
 
 LONG = 3e5
-"""Rows that the searches of one solve go through (`SearchEffort`) before they import compiled loops."""
-VERY_LONG = 3e6
-"""The same before they compile them."""
+"""Work of array code (`SearchEffort.array_work`) after which compiled loops are loaded: about a second's."""
+VERY_LONG = 6e6
+"""The same after which they are compiled, if they are not on disk."""
 
 
-def are_loops_due(spent: float) -> bool:
-    """Whether searches that went through so many rows should go on with compiled loops."""
+def are_loops_due(array_work: float) -> bool:
+    """Whether a search should go on with compiled loops, after so much work without them."""
     if f"{__package__}.compiled_search" in sys.modules:
         return True
-    return spent >= LONG and has_numba() and (spent >= VERY_LONG or are_compiled())
+    return array_work >= LONG and has_numba() and (array_work >= VERY_LONG or are_compiled())
 
 
 @cache

@@ -25,6 +25,7 @@ from pipeplan.solvers.dp.compiled.stage_loops import (
     max_depth,
     size_stage,
     stage_numbers,
+    versions_suffice,
 )
 from pipeplan.solvers.dp.replica_bounds import FEW
 
@@ -169,7 +170,8 @@ def _put_sizes(
     one = size_stage(given, stage, at, intervals, rates, spans, transfer_s, least, INFINITE)
     if one.replicas == INFINITE:
         return count
-    count = _put_size(found, count, at, one, 0)
+    if versions_suffice(given, stage, at, rates, one):
+        count = _put_size(found, count, at, one, 0)
     if one.depth <= 2:
         return count
     # The number of further replica counts that may lower the demand: r · depth is at least r plus what it covers.
@@ -178,9 +180,11 @@ def _put_sizes(
         for step in range(1, int(min(extra, at.most - one.replicas)) + 1):
             more = one.replicas + step
             _, depth, demand = depth_at(given, stage, at, rates, spans, transfer_s, more)
+            other = Sized(more, depth, demand)
             if demand < one.demand and depth <= max_depth(given, stage, more):
-                if least_allowed(intervals, at.level, more, given.only) == more:
-                    count = _put_size(found, count, at, Sized(more, depth, demand), 1)
+                is_allowed = least_allowed(intervals, at.level, more, given.only) == more
+                if is_allowed and versions_suffice(given, stage, at, rates, other):
+                    count = _put_size(found, count, at, other, 1)
         return count
     # At smaller depths than these, more replicas are needed than there is room for, or than lower the demand.
     enough = min(float(at.most), one.demand - at.behind) + 1e-6
@@ -188,7 +192,8 @@ def _put_sizes(
         more = max(covering_replicas(float(depth), at.behind), one.replicas + 1)
         if more + at.behind < one.demand and more <= at.most:
             other = size_stage(given, stage, at, intervals, rates, spans, transfer_s, more, float(depth))
-            if other.replicas < INFINITE and other.demand < one.demand:
+            lowers = other.replicas < INFINITE and other.demand < one.demand
+            if lowers and versions_suffice(given, stage, at, rates, other):
                 count = _put_size(found, count, at, other, 2)
     return count
 

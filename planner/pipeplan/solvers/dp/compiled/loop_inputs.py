@@ -42,6 +42,7 @@ class Given(NamedTuple):
     state_ratio: float
     divided_ratio: float
     copied_share: float
+    copies_allreduce_s: float
     training: bool
     passes: int
     copies: int
@@ -108,6 +109,7 @@ def numbers_of(search: UniformSearch) -> Given:
         state_ratio=float(problem.state_ratio),
         divided_ratio=float(problem.divided_ratio),
         copied_share=float(problem.copied_share),
+        copies_allreduce_s=float(problem.copies_allreduce_s),
         training=bool(terms.training),
         passes=int(problem.passes),
         copies=int(problem.copies),

@@ -233,3 +233,14 @@ def size_stage(
         else:
             more = covering_replicas(most, cover) if most >= 1 else INFINITE
         count = max(more, count + 1)
+
+
+@compiled
+def versions_suffice(given: Given, stage: StageNumbers, at: Place, rates: Floats, sized: Sized) -> bool:
+    """Whether two weight versions suffice, for the schedule that keeps no more (`formulas.buffered_pace`)."""
+    if given.accumulate == 0:
+        return True
+    spare = given.accumulate - sized.demand
+    bandwidth, latency = rates[at.level, BANDWIDTH], rates[at.level, LATENCY]
+    allreduce = _ring_allreduce_time(sized.replicas, stage.parameters, bandwidth, latency) + given.copies_allreduce_s
+    return bool(spare >= 0 and allreduce <= given.within * (spare + 1 / given.copies))
