@@ -35,7 +35,8 @@ class CompiledSearch:
         self._found = _room_for(_FIRST_ROOM)
         self._intervals = np.zeros((levels, 2, 4))
         rows = 0 if search.counts_depths else search.last + 1
-        self._fewest, self._fewest_below, self._fewest_of = *np.zeros((2, rows, levels)), search.last
+        self._fewest, self._fewest_below = np.zeros((rows, levels)), np.zeros((rows, levels))
+        self._fewest_of = search.last
         fewer = front_loops.FEWER_STAGES if counting.stages else front_loops.ALIKE
         self._stages = front_loops.EXACT_STAGES if counting.exact_stages else fewer
         for cut in sorted(search.kept, reverse=True):
@@ -90,8 +91,8 @@ class CompiledSearch:
         """The least workers in front of a cut that memory needs, by place."""
         bounds, count = self._search.bounds, self._places.count
         if bounds is None:
-            return self._search.workers_for_memory(np.array([cut]), self._places.places.demand[:count])[0]
-        return bounds.table[self._places.places.numbers[:count, cut_loops.BOUND], cut]
+            return np.asarray(self._search.workers_for_memory(np.array([cut]), self._places.places.demand[:count])[0])
+        return np.asarray(bounds.table[self._places.places.numbers[:count, cut_loops.BOUND], cut])
 
     def _known_fewest(self, cut: int) -> tuple[Floats, Floats]:
         """The fewest replicas as far as they are known, for stages that begin at a cut and at the one before it."""

@@ -137,7 +137,7 @@ def put_places(
 @compiled
 def _contains(words: NDArray[np.uint64], large: int, small: int) -> bool:
     """Whether a cut contains another."""
-    for word in range(words.shape[1]):
+    for word in range(words.shape[1]):  # noqa: SIM110 (compiled code has no generators)
         if words[small, word] & ~words[large, word] != 0:
             return False
     return True
@@ -214,7 +214,9 @@ def _put_state(found: Found, begin: int, close: int, behind: Ints, place: int, v
     """Complete the states of some sizes of one stage at a place."""
     for column in range(begin, min(close, len(found.demand))):
         found.numbers[front_loops.STAGES, column] = behind[place, STAGES] + 1
-        found.numbers[front_loops.WORKERS, column] = behind[place, WORKERS] + found.numbers[front_loops.REPLICAS, column]
+        found.numbers[front_loops.WORKERS, column] = (
+            behind[place, WORKERS] + found.numbers[front_loops.REPLICAS, column]
+        )
         found.numbers[front_loops.RECOMPUTE, column], found.numbers[front_loops.END, column] = variant, end
         found.numbers[front_loops.SOURCE, column] = behind[place, STATE]
         # Cuts are gone through from the last on.

@@ -32,9 +32,9 @@ def undominated(
                 lost = _dominates(numbers, joins, spans, stages, workers, old, new)
                 if lost:
                     break
-            if demand[new] <= demand[old] and (not alike or _goes_first(numbers, counting, new, old)):
-                if _dominates(numbers, joins, spans, stages, workers, new, old):
-                    continue
+            may_win = demand[new] <= demand[old] and (not alike or _goes_first(numbers, counting, new, old))
+            if may_win and _dominates(numbers, joins, spans, stages, workers, new, old):
+                continue
             front[kept] = old
             kept += 1
         if not lost:

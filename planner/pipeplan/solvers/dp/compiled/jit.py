@@ -9,30 +9,38 @@ the environment they run as they are written.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numba
+from numba.core import options
 
 from pipeplan.solvers.dp.compiled.availability import code_folder, is_writable
 
 Loop = TypeVar("Loop", bound=Callable[..., object])
 
+_OPTIONS: dict[str, Any] = {"error_model": "numpy"}
+if hasattr(options.DefaultOptions, "_nrt"):
+    # The loops make no arrays, so that nothing has to be counted; without this they take a quarter longer.
+    _OPTIONS["_nrt"] = False
+_njit: Any = numba.njit
+_config: Any = numba.config
+
 
 def compiled(function: Loop) -> Loop:
     """A function that compiled functions call; it becomes part of their code."""
-    made: Loop = numba.njit(error_model="numpy", _nrt=False)(function)
+    made: Loop = _njit(**_OPTIONS)(function)
     return made
 
 
 def entry(function: Loop) -> Loop:
     """A function that is compiled at its first call and kept on disk."""
-    folder, before = code_folder(), numba.config.CACHE_DIR
+    folder, before = code_folder(), _config.CACHE_DIR
     if not is_writable(folder):
         return compiled(function)
     # numba reads this while it decorates, and not later.
-    numba.config.CACHE_DIR = str(folder)
+    _config.CACHE_DIR = str(folder)
     try:
-        made: Loop = numba.njit(error_model="numpy", _nrt=False, cache=True)(function)
+        made: Loop = _njit(**_OPTIONS, cache=True)(function)
     finally:
-        numba.config.CACHE_DIR = before
+        _config.CACHE_DIR = before
     return made

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from pipeplan.problem.cuts import Flags, Floats, Ints
 
 if TYPE_CHECKING:
-    from pipeplan.solvers.dp.stage_costs import CostTerms
     from pipeplan.solvers.dp.uniform_search import UniformSearch
 
 WORK, FORWARD, PARAMETERS, BUFFERS, SAVED, SENT, RETURNED = range(7)

@@ -116,8 +116,9 @@ def _work_s(given: Given, totals: Floats, start: int, end: int, recompute: bool)
         work = work + (totals[end, FORWARD] - totals[start, FORWARD])
     boundaries = (1 if start > 0 else 0) + (0 if is_last else 1)
     copied = (0.0 if is_last else totals[end, PARAMETERS] - totals[start, PARAMETERS]) * given.copied_share
+    crossing = _crossing(totals, start, end)
     # The numbers have the times of `ExecutorCosts` by their names.
-    return float(work + _executor_time(given, given.passes, boundaries, _crossing(totals, start, end), copied))
+    return float(work + _executor_time(given, given.passes, boundaries, crossing, copied))  # type: ignore[arg-type]
 
 
 @compiled
@@ -166,9 +167,7 @@ def fill_levels(intervals: Floats, given: Given, rates: Floats, stage: StageNumb
 
 
 @compiled
-def fill_fewest(
-    fewest: Floats, row: int, given: Given, rates: Floats, stage: StageNumbers, intervals: Floats
-) -> None:
+def fill_fewest(fewest: Floats, row: int, given: Given, rates: Floats, stage: StageNumbers, intervals: Floats) -> None:
     """Write the fewest replicas that keep the stage within the threshold to a row, by level."""
     fill_levels(intervals, given, rates, stage)
     for level in range(len(rates)):
