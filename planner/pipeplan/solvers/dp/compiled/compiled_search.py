@@ -7,18 +7,13 @@ to the same states, so either can go on where the other is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from pipeplan.problem.cuts import Floats, Ints
 from pipeplan.solvers.dp.compiled import cut_loops, front_loops
 from pipeplan.solvers.dp.compiled.cut_loops import Found, Places, fewest_states, put_places, sized_states
-from pipeplan.solvers.dp.compiled.loop_inputs import arrays_of, numbers_of
+from pipeplan.solvers.dp.compiled.loop_inputs import Search, arrays_of, numbers_of
 from pipeplan.solvers.dp.search_states import SearchStates
-
-if TYPE_CHECKING:
-    from pipeplan.solvers.dp.uniform_search import UniformSearch
 
 _FIRST_ROOM = 1024
 """Rows for which there is room at first."""
@@ -27,7 +22,7 @@ _FIRST_ROOM = 1024
 class CompiledSearch:
     """The states of a search, which has kept those of some cuts, from the full one on."""
 
-    def __init__(self, search: UniformSearch) -> None:
+    def __init__(self, search: Search) -> None:
         self._search = search
         self._given, self._arrays = numbers_of(search), arrays_of(search)
         levels, counting = search.layout.top + 1, search.limits.counting
@@ -115,7 +110,7 @@ class _PlaceTable:
         self.count = 0
         self._levels = levels
 
-    def add(self, behind: Ints, demand: Floats, cut: int, widest: int, search: UniformSearch) -> None:
+    def add(self, behind: Ints, demand: Floats, cut: int, widest: int, search: Search) -> None:
         """Add the places in front of the states at a cut, given their first columns."""
         begin, room = self.count, self.count + len(behind) * self._levels
         while room > len(self.places.demand):

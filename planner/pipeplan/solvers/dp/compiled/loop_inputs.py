@@ -6,21 +6,59 @@ only the arrays that they need.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
-
-if TYPE_CHECKING:
-    from pipeplan.solvers.dp.uniform_search import UniformSearch
+from pipeplan.solvers.dp.budget import SearchLimits
+from pipeplan.solvers.dp.search_states import SearchStates
+from pipeplan.solvers.dp.stage_costs import CostTerms
+from pipeplan.solvers.dp.topology import ComponentLayout
+from pipeplan.solvers.dp.worker_bounds import WorkerBounds
 
 WORK, FORWARD, PARAMETERS, BUFFERS, SAVED, SENT, RETURNED = range(7)
 """Columns of `CutArrays.totals`, by their names in `Cuts`."""
 
 BANDWIDTH, LATENCY = range(2)
 """Columns of `CutArrays.rates`."""
+
+
+class Search(Protocol):
+    """What the loops need of `UniformSearch`, which calls them."""
+
+    terms: CostTerms
+    limits: SearchLimits
+    layout: ComponentLayout
+    threshold: float
+    within: float
+    last: int
+    kept: dict[int, SearchStates]
+    need: Ints
+    widest: Ints
+    usable: Flags
+    bounds: WorkerBounds | None
+
+    @property
+    def counts_depths(self) -> bool:
+        """Whether minibatches in flight matter."""
+
+    @property
+    def compares_cuts(self) -> bool:
+        """Whether cuts may be left out that a smaller one makes superfluous."""
+
+    def start(self) -> SearchStates:
+        """The state at the full cut."""
+
+    def open_states(self, states: SearchStates) -> tuple[SearchStates, Ints]:
+        """The states that another stage may be put in front of, and their rows."""
+
+    def completable(self, targets: Ints, states: SearchStates) -> tuple[Ints, SearchStates]:
+        """The states that may still become a pipeline, with the cut of each."""
+
+    def workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
+        """The least workers that stages in front of cuts need for their memory, given the demands."""
 
 
 class Given(NamedTuple):
@@ -57,7 +95,7 @@ class Given(NamedTuple):
     memory: bool
     """Whether memory is limited."""
     compares_cuts: bool
-    """Whether cuts may be left out that a smaller one makes superfluous (`UniformSearch.compares_cuts`)."""
+    """Whether cuts may be left out that a smaller one makes superfluous (`Search.compares_cuts`)."""
     variants: int
     """2 where stages may recompute their forward pass, else 1."""
     only: int
@@ -91,7 +129,7 @@ class CutArrays(NamedTuple):
     """`ComponentLayout.spans`."""
 
 
-def numbers_of(search: UniformSearch) -> Given:
+def numbers_of(search: Search) -> Given:
     """The numbers of a search and its problem."""
     terms, limits = search.terms, search.limits
     problem, costs = terms.problem, terms.problem.cluster.executor
@@ -126,7 +164,7 @@ def numbers_of(search: UniformSearch) -> Given:
     )
 
 
-def arrays_of(search: UniformSearch) -> CutArrays:
+def arrays_of(search: Search) -> CutArrays:
     """The arrays of a search and its problem."""
     terms, cuts, shared = search.terms, search.terms.cuts, search.terms.shared
     columns = (cuts.work_s, cuts.forward_s, cuts.parameters, cuts.buffers, cuts.saved, cuts.sent, cuts.returned)
