@@ -13,7 +13,7 @@ from pipeplan.util.deadline import OutOfTime as OutOfTime  # the searches raise 
 SLACK = 1e-12
 
 
-_STEP = 1000
+STEP = 1000
 """The fixed cost of a search step, in rows."""
 
 
@@ -24,6 +24,8 @@ class SearchEffort:
     most: float = float("inf")
     """The most rows that the searches may go through."""
     spent: float = 0.0
+    array_work: float = 0.0
+    """The work that array code has done, in pairs of an end position and a cut; no answer depends on it."""
 
     @property
     def over(self) -> bool:
@@ -74,7 +76,7 @@ class SearchLimits:
 
     def step(self, rows: float = 0) -> None:
         """Count a step through so many rows. Raises `OutOfTime` after the deadline or if the effort is exceeded."""
-        self.effort.spent += _STEP + rows
+        self.effort.spent += STEP + rows
         if self.effort.over or (self.deadline is not None and time.perf_counter() > self.deadline):
             raise OutOfTime
 

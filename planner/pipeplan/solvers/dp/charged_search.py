@@ -56,7 +56,7 @@ class _Charging(HeterogeneousSearch):
     # -- extension --
 
     def _extend(self, cut: int, states: SearchStates) -> Iterator[tuple[Ints, SearchStates]]:
-        states, rows = self._open(states)
+        states, rows = self.open_states(states)
         targets = self._leading(cut)
         if not len(states) or not len(targets):
             return
@@ -137,7 +137,7 @@ class _Charging(HeterogeneousSearch):
         columns.numbers[5] = depth
         times = self._placed_times(stage, states, target, which, runs, depth)
         new_states = replace(columns, demand=demand, times=times)
-        completable = self._can_complete(stage.targets[target], new_states)
+        completable = self.can_complete(stage.targets[target], new_states)
         target, runs, new_states = target[completable], runs[completable], new_states.take(completable)
         if not len(target):
             return

@@ -165,7 +165,7 @@ class HeterogeneousSearch(UniformSearch):
 
     def _extend(self, cut: int, states: SearchStates) -> Iterator[tuple[Ints, SearchStates]]:
         """Every state that a stage in front of these states leads to, with the cut of each."""
-        states, rows = self._open(states)
+        states, rows = self.open_states(states)
         targets = self._leading(cut)
         if not len(states) or not len(targets):
             return
@@ -311,7 +311,7 @@ class HeterogeneousSearch(UniformSearch):
     def _completable(self, targets: Ints, states: SearchStates, depth: Floats) -> Iterator[tuple[Ints, SearchStates]]:
         """The states that can still become a pipeline within the user's limits, with their depths."""
         states.numbers[5] = depth
-        completable = self._can_complete(targets, states)
+        completable = self.can_complete(targets, states)
         if completable.any():
             yield targets[completable], states.take(completable)
 

@@ -14,8 +14,8 @@ from pipeplan.solvers.dp.replicas import ReplicaIntervals
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 from pipeplan.solvers.dp.topology import ComponentLayout
 
-# Up to this number of further replica counts, all of them are tried at once.
-_FEW = 40
+FEW = 40
+"""Up to this number of further replica counts, all of them are tried at once."""
 
 
 class StageSizing:
@@ -97,7 +97,7 @@ class StageSizing:
         more = depth > 2
         # The number of further replica counts that may lower the demand: r · depth is at least r plus what it covers.
         extra = np.where(more, np.ceil(demand - candidates.behind - formulas.ROUNDING) - 1 - replicas, 0.0)
-        few = more & (extra <= _FEW)
+        few = more & (extra <= FEW)
         parts_found += self._counted_up(stage, candidates.take(few), replicas[few], demand[few], extra[few])
         many = more & ~few
         parts_found += self._stepped(stage, candidates.take(many), replicas[many], depth[many], demand[many])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 # Relative rounding error within which a root counts as a whole number.
-_ROUNDING = 1e-12
+ROUNDING = 1e-12
 
 
 # Stands for the upper end of a first interval without one, for all stages; there is no second interval then.
@@ -49,7 +49,7 @@ class ReplicaIntervals:
 
         `rows` holds the index of the stage of every entry of `at_least`, where the two are not one to one.
         """
-        count = np.ceil(at_least - _ROUNDING)
+        count = np.ceil(at_least - ROUNDING)
         if self.only is not None:
             count = np.maximum(count, self.only)
         # Each sum can move the number into its second interval once. A single pass is enough for lower limits alone.
@@ -140,10 +140,10 @@ def _solve(square: Floats, linear: Floats, constant: Floats) -> tuple[Floats, Fl
 
 
 def _up(value: Floats) -> Floats:
-    rounded: Floats = np.ceil(value * (1 - _ROUNDING))
+    rounded: Floats = np.ceil(value * (1 - ROUNDING))
     return rounded
 
 
 def _down(value: Floats) -> Floats:
-    rounded: Floats = np.floor(value * (1 + _ROUNDING))
+    rounded: Floats = np.floor(value * (1 + ROUNDING))
     return rounded

@@ -128,11 +128,11 @@ class CostTerms:
         capacity = self.problem.capacity
         if not np.isfinite(capacity):
             return np.zeros((len(targets), len(demand)))
-        once, each = (memory[targets, None] for memory in self._least_memory)
+        once, each = (memory[targets, None] for memory in self.least_memory)
         return np.asarray(np.ceil((once + each * demand) / capacity - 1e-9))
 
     @cached_property
-    def _least_memory(self) -> tuple[Floats, Floats]:
+    def least_memory(self) -> tuple[Floats, Floats]:
         """Memory that all layers before a cut need once, and for every minibatch in flight: their weights at least."""
         cuts, ratio = self.cuts, self.problem.copy_state_ratio
         kept = self.problem.options.recompute

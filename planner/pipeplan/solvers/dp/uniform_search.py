@@ -15,17 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
-from pipeplan.solvers.dp.budget import SearchLimits, Step
+from pipeplan.solvers.dp.budget import STEP, SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
+from pipeplan.solvers.dp.compiled.availability import are_loops_due
 from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
 from pipeplan.solvers.dp.replica_bounds import StageSizing
 from pipeplan.solvers.dp.search_states import SearchStates, StatePool, undominated_states
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 from pipeplan.solvers.dp.worker_bounds import WorkerBounds
+
+if TYPE_CHECKING:
+    from pipeplan.solvers.dp.compiled.compiled_search import CompiledSearch
 
 
 class UniformSearch(StageSizing):
@@ -56,20 +61,38 @@ class UniformSearch(StageSizing):
 
     def run(self) -> list[Step] | None:
         """Search all cuts. Returns a pipeline, input to output, or None; raises `OutOfTime` at the deadline."""
-        pool = StatePool(self.last + 1)
+        pool, compiled = StatePool(self.last + 1), None
         pool.add(np.array([self.last]), self.start())
         for cut in range(self.last, -1, -1):
-            waiting = pool.take(cut)
-            if waiting is None:
+            compiled = compiled or self._compiled()
+            found = self._take(cut, pool) if compiled is None else compiled.take(cut)
+            if found is None:
                 continue
-            self.limits.step(len(waiting))
-            states = self._undominated(cut, waiting)
-            self.kept[cut] = states
+            self.kept[cut] = found
             if cut == 0:
                 return self._walk()
-            for targets, new_states in self._extend(cut, states):
+            if compiled is not None:
+                compiled.spread(cut, found)
+                continue
+            for targets, new_states in self._extend(cut, found):
                 pool.add(targets, new_states)
         return None
+
+    def _compiled(self) -> CompiledSearch | None:
+        """Compiled loops that go on from the states so far, where that is worth it."""
+        if type(self) is not UniformSearch or not are_loops_due(self.limits.effort.array_work):
+            return None
+        from pipeplan.solvers.dp.compiled.compiled_search import CompiledSearch
+
+        return CompiledSearch(self)
+
+    def _take(self, cut: int, pool: StatePool) -> SearchStates | None:
+        """The undominated states at a cut."""
+        waiting = pool.take(cut)
+        if waiting is None:
+            return None
+        self.limits.step(len(waiting))
+        return self._undominated(cut, waiting)
 
     def _undominated(self, cut: int, states: SearchStates) -> SearchStates:
         return undominated_states(states, self.layout, self.limits.counting)
@@ -109,7 +132,7 @@ class UniformSearch(StageSizing):
             cut, row = end, int(states.source[row])
         return steps
 
-    def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
+    def workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         """The least workers that stages in front of cuts (rows) need for their memory, given the demands (columns)."""
         if self.bounds is None:
             return self.terms.workers_for_memory(targets, demand)
@@ -119,11 +142,12 @@ class UniformSearch(StageSizing):
 
     def _extend(self, cut: int, states: SearchStates) -> Iterator[tuple[Ints, SearchStates]]:
         """Every state that a stage in front of these states leads to, with the cut of each."""
-        states, rows = self._open(states)
+        states, rows = self.open_states(states)
         targets = self._targets(cut)
         if not len(states) or not len(targets):
             return
-        places = self._places(cut, states)
+        places = self.end_positions(cut, states)
+        self.limits.effort.array_work += STEP + len(targets) * len(places)
         variants = (False, True) if self.limits.recompute else (False,)
         for recompute in variants:
             stage = self.terms.stage(cut, targets, recompute=recompute)
@@ -134,7 +158,7 @@ class UniformSearch(StageSizing):
                 stage = stage.take(np.flatnonzero(fits))
             yield from self._size_stages(stage, states, rows, places, recompute)
 
-    def _open(self, states: SearchStates) -> tuple[SearchStates, Ints]:
+    def open_states(self, states: SearchStates) -> tuple[SearchStates, Ints]:
         """The states that another stage may be put in front of, and their rows."""
         rows = np.arange(len(states))
         most = self.limits.exact_stages or self.limits.max_stages
@@ -153,7 +177,7 @@ class UniformSearch(StageSizing):
         """The cuts at which a stage in front of this one may begin."""
         return self.terms.cuts.smaller(cut)
 
-    def _places(self, cut: int, states: SearchStates) -> EndPositions:
+    def end_positions(self, cut: int, states: SearchStates) -> EndPositions:
         """All ends e for all states, without duplicates."""
         spans, first = self.layout.spans, states.first
         # In a uniform grid no worker between stages is idle.
@@ -255,7 +279,7 @@ class UniformSearch(StageSizing):
         covering = np.zeros(need.shape)
         if not stage.is_last:
             covering = self._replicas_for(stage.deepest(replicated=False)[:, None], behind)
-        need = np.maximum(need, self._workers_for_memory(stage.targets, behind))
+        need = np.maximum(need, self.workers_for_memory(stage.targets, behind))
         inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
         count = np.maximum(self._fewest(stage)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
         level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], places.end - need))
@@ -293,13 +317,16 @@ class UniformSearch(StageSizing):
         }
         times = self._times(stage, states, candidates, replicas, depth)
         new_states = SearchStates.of(columns, demand, times)
-        completable = self._can_complete(targets, new_states)
-        if self.bounds is not None:
-            completable &= candidates.end - count >= self.bounds.at(targets, demand)
-        if not completable.all():
-            targets, new_states = targets[completable], new_states.take(completable)
+        targets, new_states = self.completable(targets, new_states)
         if len(targets):
             yield targets, new_states
+
+    def completable(self, targets: Ints, states: SearchStates) -> tuple[Ints, SearchStates]:
+        """The states that may still become a pipeline, with the cut of each."""
+        completable = self.can_complete(targets, states)
+        if self.bounds is not None:
+            completable &= states.first >= self.bounds.at(targets, states.demand)
+        return (targets, states) if completable.all() else (targets[completable], states.take(completable))
 
     def _times(
         self, stage: StageTerms, states: SearchStates, candidates: CandidateStages, replicas: Floats, depth: Floats
@@ -307,7 +334,7 @@ class UniformSearch(StageSizing):
         """The parts of the batches that the new states belong to; None in the steady state."""
         return None
 
-    def _can_complete(self, targets: Ints, states: SearchStates) -> Flags:
+    def can_complete(self, targets: Ints, states: SearchStates) -> Flags:
         """Whether states can still become a pipeline within the user's limits."""
         completable = np.ones(len(targets), dtype=bool)
         limits = self.limits

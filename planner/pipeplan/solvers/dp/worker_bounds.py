@@ -23,7 +23,7 @@ from pipeplan.solvers.dp.stage_costs import CostTerms
 _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """The values of λ."""
 _ROUNDING = 1e-9
-_EXACT_DEMANDS = 64
+EXACT_DEMANDS = 64
 """Up to this demand every whole number has an entry of its own; above, this many in every power of two."""
 _LARGEST_MATRIX = 4_000_000
 """Largest number of cuts times units for which the units inside each cut are kept as a matrix."""
@@ -38,9 +38,11 @@ class WorkerBounds:
         """`per_second` is ρ for the device's own seconds; stages cover at least and at most the `demands`."""
         self._terms, self._rate, self._recompute = terms, per_second / terms.speed, recompute
         self._demands = demands
-        self._columns = np.full(0, -1, dtype=np.intp)
-        """For every demand that may be looked up, its row in the table, or -1."""
-        self._table: Floats = np.zeros((0, len(terms.cuts.ideals)))
+        self._rounded = np.zeros(0, dtype=np.intp)
+        """For every whole demand that may be looked up, the one that stands for it."""
+        self._rows_of = np.full(0, -1, dtype=np.intp)
+        """The row of each in the table, or -1."""
+        self.table: Floats = np.zeros((0, len(terms.cuts.ideals)))
 
     @staticmethod
     def suits(cuts: Cuts) -> bool:
@@ -49,17 +51,24 @@ class WorkerBounds:
 
     def at(self, targets: Ints, demand: Floats) -> Floats:
         """The least workers in front of cuts, given the demands of the stages that end there; both broadcast."""
-        rounded = _rounded_down(np.clip(demand, *self._demands))
-        highest = int(rounded.max(initial=0))
-        if highest >= len(self._columns):
-            grown = np.full(2 * highest + 1, -1, dtype=np.intp)
-            grown[: len(self._columns)] = self._columns
-            self._columns = grown
-        missing = np.unique(rounded[self._columns[rounded] < 0])
-        if len(missing):
-            self._columns[missing] = len(self._table) + np.arange(len(missing))
-            self._table = np.concatenate([self._table, self._rows(missing.astype(float))])
-        return np.asarray(self._table[self._columns[rounded], targets])
+        rows = self.rows_of(demand)
+        return np.asarray(self.table[rows, targets])
+
+    def rows_of(self, demand: Floats) -> Ints:
+        """The rows of the table for some demands."""
+        whole = np.clip(demand, *self._demands).astype(np.intp)
+        highest = int(whole.max(initial=0))
+        if highest >= len(self._rows_of):
+            self._rounded = _rounded_down(np.arange(2 * highest + 1))
+            self._rows_of = np.concatenate([self._rows_of, np.full(2 * highest + 1 - len(self._rows_of), -1)])
+        rows = self._rows_of[whole]
+        if rows.min(initial=0) < 0:
+            missing = np.unique(self._rounded[whole[rows < 0]])
+            for row, one in enumerate(missing.tolist(), len(self.table)):
+                self._rows_of[np.searchsorted(self._rounded, one) : np.searchsorted(self._rounded, one, "right")] = row
+            self.table = np.concatenate([self.table, self._rows(missing.astype(float))])
+            rows = self._rows_of[whole]
+        return rows
 
     def _rows(self, demands: Floats) -> Floats:
         """The bounds for some demands (rows), by cut."""
@@ -126,9 +135,8 @@ class WorkerBounds:
         return inside
 
 
-def _rounded_down(demand: Floats) -> Ints:
+def _rounded_down(whole: Ints) -> Ints:
     """Whole demands no larger than the given ones, of which there are few."""
-    whole = np.floor(demand).astype(np.intp)
-    step = np.maximum(whole // _EXACT_DEMANDS, 1)
+    step = np.maximum(whole // EXACT_DEMANDS, 1)
     power = 1 << np.floor(np.log2(step)).astype(np.intp)
     return np.asarray(whole // power * power)

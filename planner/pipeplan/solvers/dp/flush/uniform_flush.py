@@ -62,7 +62,7 @@ class FlushSearch(UniformSearch):
         rate = count / (self.batch.phases * self.batch.most_steady_s + longest)
         return WorkerBounds(terms, rate, recompute=recompute, demands=demands)
 
-    def _workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
+    def workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         if self.bounds is None:
             return np.zeros((len(targets), len(demand)))
         return self.bounds.at(targets[:, None], demand)
@@ -111,7 +111,7 @@ class FlushSearch(UniformSearch):
         least = np.maximum.reduce([self.batch.least_replicas(own, spare) for own in self.batch.stage_passes_s(stage)])
         need = np.maximum(self.batch.least_workers(stage.targets, spare), places.lowest)
         if self.limits.memory:
-            need = np.maximum(need, self._workers_for_memory(stage.targets, states.demand[places.state]))
+            need = np.maximum(need, self.workers_for_memory(stage.targets, states.demand[places.state]))
         room = np.minimum(places.end - need, places.room[-1])
         begin = np.asarray(np.searchsorted(counts, least))
         many = np.asarray(np.searchsorted(counts, room, side="right")) - begin

@@ -1,0 +1,60 @@
+"""Says when compiled loops are worth their start: importing numba, and once for each version compiling.
+
+Importing numba takes half a second, and compiling the loops ten times as long. So a process begins with array code, and
+goes on with loops when its searches have become long. Both have the same results, so no answer depends on this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+from pipeplan.cost import formulas
+
+LONG = 3e5
+"""Work of array code (`SearchEffort.array_work`) after which compiled loops are loaded: about a second's."""
+VERY_LONG = 6e6
+"""The same after which they are compiled, if they are not on disk."""
+
+
+def are_loops_due(array_work: float) -> bool:
+    """Whether a search should go on with compiled loops, after so much work without them."""
+    if f"{__package__}.compiled_search" in sys.modules:
+        return True
+    return array_work >= LONG and has_numba() and (array_work >= VERY_LONG or are_compiled())
+
+
+@cache
+def has_numba() -> bool:
+    """Whether numba is installed."""
+    return importlib.util.find_spec("numba") is not None
+
+
+@cache
+def are_compiled() -> bool:
+    """Whether the compiled loops are on disk."""
+    return any(code_folder().rglob("*.nbc"))
+
+
+@cache
+def code_folder() -> Path:
+    """The folder for the code that the present sources compile to."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    digest = hashlib.sha256(importlib.metadata.version("numba").encode())
+    for source in (*sorted(Path(__file__).parent.glob("*.py")), Path(formulas.__file__)):
+        digest.update(source.read_bytes())
+    return Path(root) / "pipeplan" / "compiled" / digest.hexdigest()[:16]
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether the folder exists or can be made, and files can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)

@@ -1,0 +1,82 @@
+"""The loops that numba compiles find what the array code finds, bit by bit, compiled and as they are written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from extents import slow_but_for
+from repository import ROOT
+
+from pipeplan.solvers.dp.compiled import availability
+
+pytest.importorskip("numba")
+
+SCRIPT = ROOT / "tests" / "support" / "compared_searches.py"
+
+
+def _compared(what: str, first: int, end: int, **environment: str) -> int:
+    """Compare in a process of its own. Returns how much was compared."""
+    paths = os.pathsep.join([str(SCRIPT.parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(first), str(end), what],
+        env={**os.environ, "PYTHONPATH": paths, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("first", slow_but_for([0], range(0, 600, 30)))
+def test_loops_find_the_states_of_array_code_in_small_graphs(first: int) -> None:
+    assert _compared("graphs", first, first + 30, NUMBA_DISABLE_JIT="1") > 100
+
+
+@pytest.mark.parametrize("first", slow_but_for([0], range(0, 300, 15)))
+def test_loops_alone_find_the_plan_that_brute_force_finds(first: int) -> None:
+    assert _compared("answers", first, first + 15, NUMBA_DISABLE_JIT="1") > 3
+
+
+@pytest.mark.parametrize("what", slow_but_for(["chains"], ["chains", "graphs", "answers"]))
+def test_compiled_loops_find_the_states_of_array_code(what: str) -> None:
+    assert _compared(what, 0, {"chains": 2, "graphs": 200, "answers": 40}[what]) > 20
+
+
+def test_compiled_code_is_kept_where_that_is_possible_and_not_needed(tmp_path: Path) -> None:
+    """Below a file no folder can be made."""
+    (tmp_path / "file").touch()
+    assert availability.is_writable(tmp_path / "new" / "folder")
+    assert not availability.is_writable(tmp_path / "file" / "folder")
+    assert _compared("graphs", 1, 2, NUMBA_DISABLE_JIT="1", XDG_CACHE_HOME=str(tmp_path / "file")) >= 0
+
+
+def test_loops_are_loaded_for_long_searches_and_compiled_for_longer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pipeplan.solvers.dp.compiled.compiled_search", raising=False)
+    for installed, on_disk, due in (
+        (False, False, [False, False, False]),
+        (True, False, [False, False, True]),
+        (True, True, [False, True, True]),
+    ):
+        monkeypatch.setattr(availability, "has_numba", lambda installed=installed: installed)
+        monkeypatch.setattr(availability, "are_compiled", lambda on_disk=on_disk: on_disk)
+        works = (1.0, availability.LONG, availability.VERY_LONG)
+        assert [availability.are_loops_due(work) for work in works] == due
+
+
+def test_the_name_of_the_code_folder_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = availability.code_folder.__wrapped__()
+    assert before.parent == tmp_path / "pipeplan" / "compiled"
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
+    assert availability.code_folder.__wrapped__() != before
+
+
+def test_the_command_line_does_not_import_numba() -> None:
+    code = "import sys, pipeplan.cli.solve, pipeplan.solvers.dp.dynamic_program; print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,144 @@
+"""Runs searches with array code and with the loops that numba compiles, and compares all that they find.
+
+    python tests/support/compared_searches.py FIRST END graphs
+
+goes over random problems by seed and prints how many states it compared. `chains` are long ones whose memory binds;
+`answers` are compared with brute force. With NUMBA_DISABLE_JIT=1 in the environment
+the loops run as they are written. It is run by `tests/planner/solvers/dp/test_compiled_loops.py`, in processes of their
+own, because a process that has loaded the loops uses them from then on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from dataclasses import replace
+
+import brute_force
+import numpy as np
+from instances import drawn, mixed_instance, random_instance, to_problem
+from long_chains import long_chain
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.grid_shapes import grid_shapes
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.solvers.dp import dynamic_program, uniform_search
+from pipeplan.solvers.dp.budget import SearchEffort, SearchLimits, StateCounts
+from pipeplan.solvers.dp.stage_costs import CostTerms
+from pipeplan.solvers.dp.uniform_search import UniformSearch
+from pipeplan.solvers.plan_space import plan_spaces
+
+COUNTS = (
+    StateCounts(),
+    StateCounts(stages=True),
+    StateCounts(exact_stages=True),
+    StateCounts(workers=True),
+    StateCounts(stages=True, workers=True),
+)
+
+
+def use_loops(begin: float) -> None:
+    """Have searches go on with loops as soon as array code has done so much work; infinite for never."""
+    uniform_search.are_loops_due = lambda work: work >= begin  # type: ignore[assignment]
+
+
+def assert_equal(problem: Problem, threshold: float, limits: SearchLimits) -> int:
+    """Search with array code, with loops, and with loops from some cut on. Returns the number of states."""
+    found = []
+    for begin in (math.inf, 0.0, 5000.0):
+        use_loops(begin)
+        search = UniformSearch(
+            CostTerms(problem, enumerate_cuts(problem, 1000)), threshold, replace(limits, effort=SearchEffort())
+        )
+        found.append((search.run(), search))
+    steps, arrays = found[0]
+    for other_steps, loops in found[1:]:
+        assert other_steps == steps
+        assert loops.limits.effort.spent == arrays.limits.effort.spent
+        assert loops.kept.keys() == arrays.kept.keys()
+        for cut, states in arrays.kept.items():
+            assert np.array_equal(loops.kept[cut].numbers, states.numbers), cut
+            assert np.array_equal(loops.kept[cut].demand, states.demand), cut
+    return sum(len(states) for states in arrays.kept.values())
+
+
+def drawn_problem(seed: int) -> Problem:
+    """A small problem for the search on equal servers, of a schedule without a flush."""
+    if seed % 3 == 0:
+        _, problem = drawn(seed, random_instance)
+    else:
+        schedule = ("1f1b-stashing", "2bw")[seed % 2]
+        _, problem = drawn(seed, lambda one: mixed_instance(one, layers=7, schedule=schedule))
+    options = problem.options
+    if options.flushes or options.schedule == "vertical-sync":
+        options = replace(options, schedule="1f1b-stashing", accumulate=None)
+    return replace(problem, options=replace(options, boundary="single", pins=()))
+
+
+def compare(seed: int) -> int:
+    """Compare searches for a random problem, of several kinds and thresholds. Returns the number of states."""
+    problem, rng, states = drawn_problem(seed), random.Random(seed), 0
+    if not problem.cluster.uniform:
+        return 0
+    inner = rng.choice(plan_spaces(problem)).inner(problem)
+    terms = CostTerms(inner, enumerate_cuts(inner, 1000))
+    for _ in range(3):
+        one = inner if rng.random() < 0.7 else inner.without_memory_limit()
+        counting = rng.choice(COUNTS)
+        shape = rng.choice([*grid_shapes(inner), None]) if counting.exact_stages else None
+        limits = SearchLimits(
+            memory=(memory := one.options.memory),
+            recompute=memory and one.training and rng.random() < 0.5,
+            counting=counting,
+            exact_stages=shape.stages if shape else rng.randint(1, 4) if counting.exact_stages else None,
+            max_stages=rng.randint(1, 4) if counting.stages else None,
+            max_workers=rng.randint(1, inner.cluster.workers) if counting.workers else None,
+            every_cut=rng.random() < 0.3,
+            shape=shape,
+        )
+        states += assert_equal(one, terms.floor * rng.uniform(1.0, 6.0), limits)
+    return states
+
+
+def compare_answer(seed: int) -> int:
+    """Solve a random problem with loops alone, and compare with brute force. Returns 1 if there is a plan."""
+    instance, _ = drawn(seed, lambda one: mixed_instance(one, layers=5, schedule="1f1b-stashing"))
+    instance = replace(instance, contention=False, boundary="single")
+    problem = to_problem(instance)
+    use_loops(0.0)
+    result, best_s = dynamic_program.solve(problem, enumerate_cuts(problem, 1000)), brute_force.best(instance)
+    assert result.objective_s == best_s or math.isclose(result.objective_s, best_s, rel_tol=1e-6), seed
+    return int(best_s < math.inf)
+
+
+def compare_long(seed: int) -> int:
+    """Compare searches for a chain of 60 layers on 64 workers whose memory binds. Returns the number of states."""
+    rng, profile = random.Random(seed), long_chain(60, seed=seed)
+    levels = (Level("server", 4, 2e10, 1e-6), Level("rack", 4, 5e9, 2e-6), Level("all", 4, 1e9, 2e-5))
+    whole = sum(layer.parameter_bytes * 4 + layer.saved_bytes for layer in profile.layers)
+    cluster = Cluster("c", Device("d", "cuda", int(0.3 * whole)), levels)
+    options = Options(contention=False, shard_optimizer=seed % 2 == 1)
+    problem = Problem(profile, cluster, options)
+    terms, states = CostTerms(problem, enumerate_cuts(problem, 1000)), 0
+    for memory in (False, True):
+        one = problem if memory else problem.without_memory_limit()
+        limits = SearchLimits(memory=memory, recompute=memory)
+        states += assert_equal(one, terms.floor * rng.uniform(1.0, 1.3), limits)
+    return states
+
+
+def main() -> None:
+    """Compare, and print how much was compared."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("first", type=int)
+    parser.add_argument("end", type=int)
+    parser.add_argument("what", choices=("graphs", "chains", "answers"), help="what is compared")
+    given = parser.parse_args()
+    one = {"graphs": compare, "chains": compare_long, "answers": compare_answer}[given.what]
+    print(sum(one(seed) for seed in range(given.first, given.end)))
+
+
+if __name__ == "__main__":
+    main()
