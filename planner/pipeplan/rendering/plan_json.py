@@ -6,7 +6,7 @@ Stage files hold the link rates that the plan was made for, which the executor c
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -240,10 +240,13 @@ def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
 
 
 def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
-    """Further predictions for a worker of the stage, per minibatch that this worker computes."""
-    plan, score, cluster = outcome.plan, outcome.evaluation, outcome.problem.cluster
+    """Further predictions for a worker of the stage, per minibatch that this worker computes, at the stated pace."""
+    plan, cluster = outcome.plan, outcome.problem.cluster
+    # The executor's table compares a run with the pace that the answer states, and waiting is what remains of it.
+    score = replace(outcome.evaluation, pace_s=outcome.predicted_s)
     shared = (cores for first, stop, cores in cluster.shared_cores if first <= plan.stages[index].workers[0] < stop)
     return {
+        "minibatch_s": score.pace_s,
         "exposed_s": exposed_allreduce_per_minibatch_s(plan, outcome.problem, score, index),
         "wait_s": idle_per_minibatch_s(plan, outcome.problem, score, index),
         "boundary_s": score.stages[index].boundary_s / plan.copies,
