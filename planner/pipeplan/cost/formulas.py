@@ -81,7 +81,7 @@ def executor_time(
     steps per minibatch. "The executor's own work".
     """
     messages = passes * (costs.pass_s + boundaries * costs.message_s) + steps * costs.step_s
-    messages = messages + np.where(np.less(boundaries, 2), costs.sample_s, 0.0)
+    messages = messages + np.less(boundaries, 2) * costs.sample_s
     return messages + crossing_bytes * costs.message_byte_s + versioned_bytes * costs.version_byte_s
 
 

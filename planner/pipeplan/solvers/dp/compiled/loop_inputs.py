@@ -69,10 +69,14 @@ class Given(NamedTuple):
     chain: bool
     """Whether every cut contains all before it."""
     pass_s: float
-    """The times of `ExecutorCosts`, with the next three."""
+    """The times of `ExecutorCosts`, with the next five."""
     message_s: float
     message_byte_s: float
     version_byte_s: float
+    sample_s: float
+    step_s: float
+    steps: float
+    """The optimiser's steps per minibatch (`Options.update_share`)."""
     speed: float
     overlap: float
     capacity: float
@@ -140,6 +144,9 @@ def numbers_of(search: Search) -> Given:
         message_s=float(costs.message_s),
         message_byte_s=float(costs.message_byte_s),
         version_byte_s=float(costs.version_byte_s),
+        sample_s=float(costs.sample_s),
+        step_s=float(costs.step_s),
+        steps=float(problem.options.update_share),
         speed=float(terms.speed),
         overlap=float(problem.options.overlap),
         capacity=float(problem.capacity),

@@ -118,7 +118,8 @@ def _work_s(given: Given, totals: Floats, start: int, end: int, recompute: bool)
     copied = (0.0 if is_last else totals[end, PARAMETERS] - totals[start, PARAMETERS]) * given.copied_share
     crossing = _crossing(totals, start, end)
     # The numbers have the times of `ExecutorCosts` by their names.
-    return float(work + _executor_time(given, given.passes, boundaries, crossing, copied))  # type: ignore[arg-type]
+    executor = _executor_time(given, given.passes, boundaries, crossing, copied, given.steps)  # type: ignore[arg-type]
+    return float(work + executor)
 
 
 @compiled
