@@ -22,7 +22,7 @@ import numpy as np
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import STEP, SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
-from pipeplan.solvers.dp.compiled.availability import are_loops_due
+from pipeplan.solvers.dp.compiled.availability import are_loops_due, give_up, loop_errors
 from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
 from pipeplan.solvers.dp.replica_bounds import StageSizing
 from pipeplan.solvers.dp.search_states import SearchStates, StatePool, undominated_states
@@ -61,6 +61,14 @@ class UniformSearch(StageSizing):
 
     def run(self) -> list[Step] | None:
         """Search all cuts. Returns a pipeline, input to output, or None; raises `OutOfTime` at the deadline."""
+        try:
+            return self._run()
+        except loop_errors() as error:  # Array code finds the same.
+            give_up(str(error))
+            self.kept = {}
+            return self._run()
+
+    def _run(self) -> list[Step] | None:
         pool, compiled = StatePool(self.last + 1), None
         pool.add(np.array([self.last]), self.start())
         for cut in range(self.last, -1, -1):

@@ -68,6 +68,41 @@ def test_loops_are_loaded_for_long_searches_and_compiled_for_longer_ones(monkeyp
         assert [availability.are_loops_due(work) for work in works] == due
 
 
+@pytest.mark.parametrize("error", ["ImportError('numba does not know this NumPy')", "errors.TypingError('a type')"])
+def test_array_code_does_the_work_where_loops_fail(error: str) -> None:
+    """In a process of its own, which never uses loops again."""
+    code = f"""
+from numba.core import errors
+from pipeplan.planning.solve import MAXIMUM_CUTS
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.dp.compiled import availability, compiled_search
+from instances import random_instance, to_problem
+
+def fail(self, search):
+    raise {error}
+
+problem = to_problem(random_instance(3))
+cuts = enumerate_cuts(problem, MAXIMUM_CUTS)
+before = dynamic_program.solve(problem, cuts)
+availability.LONG = availability.VERY_LONG = 0
+compiled_search.CompiledSearch.__init__ = fail
+assert availability.are_loops_due(0.0)
+after = dynamic_program.solve(problem, cuts)
+assert after.plan == before.plan and after.status == before.status
+assert not availability.are_loops_due(1e9)
+"""
+    paths = os.pathsep.join([str(SCRIPT.parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_the_name_of_the_code_folder_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = availability.code_folder.__wrapped__()

@@ -22,8 +22,28 @@ VERY_LONG = 6e6
 """The same after which they are compiled, if they are not on disk."""
 
 
+_failed: list[str] = []
+"""Why loops cannot be used in this process; empty as long as they can."""
+
+
+def loop_errors() -> tuple[type[Exception], ...]:
+    """The errors after which array code does the work of the loops.
+
+    numba refuses versions of NumPy that it does not know when it is imported, and versions of Python when it compiles.
+    """
+    loaded = sys.modules.get("numba.core.errors")
+    return (ImportError,) if loaded is None else (ImportError, loaded.NumbaError)
+
+
+def give_up(reason: str) -> None:
+    """Use array code from now on."""
+    _failed.append(reason)
+
+
 def are_loops_due(array_work: float) -> bool:
     """Whether a search should go on with compiled loops, after so much work without them."""
+    if _failed:
+        return False
     if f"{__package__}.compiled_search" in sys.modules:
         return True
     return array_work >= LONG and has_numba() and (array_work >= VERY_LONG or are_compiled())
