@@ -15,6 +15,7 @@ from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.planning.solve import Disagreement, Outcome, Settings
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
+from pipeplan.util.processes import processors
 
 _ARGUMENTS = (
     click.option(
@@ -49,6 +50,11 @@ _ARGUMENTS = (
         help="Take the simplest plan that comes this close to the fastest; 0 takes the fastest.",
     ),
     click.option("--no-simulation", is_flag=True, help="Do not simulate the plan beside its prediction."),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        help="Number of processes; the answer is the same unless time runs out  [default: one for each processor]",
+    ),
 )
 
 
@@ -72,6 +78,7 @@ def settings_of(arguments: dict[str, Any]) -> Settings:
         certify=not arguments["no_certificate"],
         simulate=not arguments["no_simulation"],
         simplest=parse_share(arguments["simplest"], "--simplest"),
+        jobs=arguments["jobs"] or processors(),
     )
 
 

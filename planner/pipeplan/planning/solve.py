@@ -16,6 +16,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import VIRTUAL
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline, satisfies_options
+from pipeplan.planning.beside import SideSearches, side_searches
 from pipeplan.planning.certify import certificate_of
 from pipeplan.planning.charge_results import charge_result, deepened
 from pipeplan.planning.choose_synchrony import SynchronyChoice
@@ -84,6 +85,10 @@ class Settings:
     """Whether to search for baselines that are only shown, because the plan is proven optimal and there is no
     simulation: the best straight pipeline, the best uniform grid, data parallelism on fewer workers. Their searches may
     take longer than the plan's own."""
+    jobs: int = 1
+    """The most processes, this one included. Others search for baselines beside the solvers, if a search is long enough
+    to start an interpreter for; a script needs its own code under `if __name__ == "__main__":` then. What is found does
+    not depend on it, but where the time limit comes first."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,9 +236,19 @@ class _Search:
         problem, means = self._problem, self._means
         with self._phase("cuts"):
             self._cuts = cuts = enumerate_cuts(problem, means.settings.maximum_cuts, means.share("cuts"))
+        with side_searches(problem, cuts, means.settings.jobs if self._compares else 1) as beside:
+            self._run_with(cuts, beside)
+
+    def _run_with(self, cuts: Cuts, beside: SideSearches | None) -> None:
+        """Run all phases after the cuts, with the searches for baselines in processes `beside` this one if any."""
+        problem, means = self._problem, self._means
         with self._phase("grid"):
             self._quick = [baselines.data_parallelism(problem)]
-            if self._compares:
+            if beside is not None:
+                # The straight pipeline mostly takes longer.
+                searches = baselines.straight_pipelines, baselines.quick_baselines
+                beside.start(searches, means.deadline, SHARES["baselines"])
+            elif self._compares:
                 self._quick = baselines.quick_baselines(problem, cuts, means.share("grid"))
         self._results = results = _run_solvers(problem, cuts, means, self._known)
         self._phases.update({result.solver: result.seconds for result in results})
@@ -245,24 +260,43 @@ class _Search:
             if means.settings.certify:
                 ends = means.share("certificate")
                 self._certificate = certificate_of(problem, cuts, results, self._best[1], ends)
-        if self._compares or not self._is_proven(self._finished()[1]):
-            with self._phase("baselines"):
-                ends = means.share("baselines")
-                if not self._compares:
-                    self._quick = baselines.quick_baselines(problem, cuts, ends.share(0.5))
-                self._compared = (*self._quick, *baselines.straight_pipelines(problem, cuts, ends))
+        if beside is not None and self._is_proven(self._best[1]):
+            # Then no baseline takes the plan's place, so the search for a simpler one need not wait for them.
+            self._phases["baselines"] = 0.0  # phases are listed in the same order in any case
+            self._find_simpler(cuts)
+            self._find_baselines(cuts, beside)
         else:
-            self._compared = tuple(self._quick)
-        if means.settings.simplest > 0:
-            with self._phase("simplest"):
-                plan, score = self._finished()
-                ends = means.share("simplest")
-                self._simpler = find_simpler(problem, cuts, plan, score, means.settings.simplest, ends)
+            self._find_baselines(cuts, beside)
+            self._find_simpler(cuts)
         if means.settings.simulate:
             with self._phase("simulation"):
                 self._simulate()
         elif self._simpler is not None:
             self._take_simpler(self._simpler, *self._finished())
+
+    def _find_baselines(self, cuts: Cuts, beside: SideSearches | None) -> None:
+        """Complete the baselines that are shown, or that may take the plan's place."""
+        if not self._compares and self._is_proven(self._finished()[1]):
+            self._compared = tuple(self._quick)
+            return
+        problem = self._problem
+        with self._phase("baselines"):
+            ends = self._means.share("baselines")
+            if beside is not None:
+                self._quick = beside.found(baselines.quick_baselines)
+                self._compared = (*self._quick, *beside.found(baselines.straight_pipelines))
+                return
+            if not self._compares:
+                self._quick = baselines.quick_baselines(problem, cuts, ends.share(0.5))
+            self._compared = (*self._quick, *baselines.straight_pipelines(problem, cuts, ends))
+
+    def _find_simpler(self, cuts: Cuts) -> None:
+        """Search for a simpler plan that is nearly as fast, if one is to be taken."""
+        within = self._means.settings.simplest
+        if within > 0:
+            with self._phase("simplest"):
+                plan, score = self._finished()
+                self._simpler = find_simpler(self._problem, cuts, plan, score, within, self._means.share("simplest"))
 
     @property
     def _compares(self) -> bool:

@@ -1,22 +1,15 @@
 """Solves the points of a sweep, several of them in parallel processes.
 
-What the searches for one point find is reused for the points that the same process solves after it. The processes are
-spawned, not forked, so that all platforms behave alike and no thread is copied. They ignore Ctrl-C; the process that
-started them ends them.
+What the searches for one point find is reused for the points that the same process solves after it.
 """
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import DisagreementError, PipeplanError
@@ -29,6 +22,7 @@ from pipeplan.solvers.result import Status
 from pipeplan.sweeps.points import SweepPoint
 from pipeplan.util import interrupts
 from pipeplan.util.deadline import Deadline
+from pipeplan.util.processes import interrupts_ignored, processors, spawned
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,7 @@ def solve_points(
 
     The settings limit the time of each point; `together_s` is how long all points may take together.
     """
-    jobs = min(jobs or len(os.sched_getaffinity(0)), len(points))
+    jobs = min(jobs or processors(), len(points))
     time_left = None if together_s is None else SharedTime(time.monotonic() + together_s, len(points), max(1, jobs))
     try:
         if jobs <= 1:
@@ -180,24 +174,14 @@ def _solve_in_turn(turn: int, point: SweepPoint, settings: Settings, time_left: 
 def _in_processes(
     points: Sequence[SweepPoint], settings: Settings, jobs: int, tell: OnAnswer, time_left: SharedTime | None
 ) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=keep_answers)
-    before = {process.pid for process in multiprocessing.active_children()}
-    try:
-        with _interrupts_ignored():
+    with spawned(jobs, keep_answers) as executor:
+        with interrupts_ignored():
             futures = {
                 executor.submit(_solve_in_turn, turn, points[number], settings, time_left): number
                 for turn, number in enumerate(_in_order(points))
             }
         for future in as_completed(futures):
             tell(futures[future], _answer(future))
-    except BaseException:
-        for process in multiprocessing.active_children():
-            if process.pid not in before:
-                process.terminate()
-        raise
-    finally:
-        executor.shutdown(cancel_futures=True)
 
 
 def _answer(future: Future[PointAnswer]) -> PointAnswer:
@@ -205,16 +189,3 @@ def _answer(future: Future[PointAnswer]) -> PointAnswer:
         return future.result()
     except BrokenProcessPool:
         return PointAnswer(why="the process that solved it, or another one of this sweep, was killed (out of memory?)")
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Make processes that are started inside ignore Ctrl-C for good, because they inherit ignored signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
