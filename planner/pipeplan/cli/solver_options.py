@@ -15,7 +15,6 @@ from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.planning.solve import Disagreement, Outcome, Settings
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
-from pipeplan.util.processes import processors
 
 _ARGUMENTS = (
     click.option(
@@ -53,7 +52,9 @@ _ARGUMENTS = (
     click.option(
         "--jobs",
         type=click.IntRange(min=1),
-        help="Number of processes; the answer is the same unless time runs out  [default: one for each processor]",
+        default=1,
+        show_default=True,
+        help="Number of processes; the answer is the same unless time runs out.",
     ),
 )
 
@@ -78,7 +79,7 @@ def settings_of(arguments: dict[str, Any]) -> Settings:
         certify=not arguments["no_certificate"],
         simulate=not arguments["no_simulation"],
         simplest=parse_share(arguments["simplest"], "--simplest"),
-        jobs=arguments["jobs"] or processors(),
+        jobs=arguments["jobs"],
     )
 
 
