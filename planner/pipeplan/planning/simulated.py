@@ -13,7 +13,7 @@ from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import GPIPE
+from pipeplan.plan.schedules import FLUSHING, GPIPE
 from pipeplan.plan.updates import MOST_STALE, Updates
 from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.simplest import SimplerPlan
@@ -94,6 +94,8 @@ class PlanSimulation:
     """Other plans that were simulated because they may be as fast."""
     shallower_s: float | None = None
     """The simulated pace of the next shallower plan that was tried, where the plan was made deeper; else None."""
+    least_s: float = 0.0
+    """The shortest pace that is stated, in seconds per minibatch (`_least_stated_s`)."""
 
     @property
     def stated_s(self) -> float | None:
@@ -101,7 +103,7 @@ class PlanSimulation:
 
         Replays gain less from depth than simulations (docs/replay.md), so that of the next shallower plan counts.
         """
-        return None if self.simulated_s is None else max(self.simulated_s, self.shallower_s or 0.0)
+        return None if self.simulated_s is None else max(self.simulated_s, self.shallower_s or 0.0, self.least_s)
 
     @property
     def stated_ratio(self) -> float | None:
@@ -163,8 +165,19 @@ def choose_by_simulation(
     if simpler is not None:
         best = _unless_slower(found[1], best, simpler.within)
     slower = tuple(one for one, _ in known if one is not best)
-    told = PlanSimulation(best.simulated_s, best.ratio, best.minibatches, "", slower, _shallower_s(best, found))
+    shallower_s, least_s = _shallower_s(best, found), _least_stated_s(best)
+    told = PlanSimulation(best.simulated_s, best.ratio, best.minibatches, "", slower, shallower_s, least_s)
     return best.plan, best.score, told
+
+
+def _least_stated_s(best: SimulatedPlan) -> float:
+    """The pace of the formulas for one pipeline without a flush, and 0 for other plans.
+
+    Messages of several replicas at once may make a simulation faster than the formulas, but no replay of such a plan
+    was. Formulas of copies and of a flush charge more than the executor needs.
+    """
+    one = best.plan.copies == 1 and best.plan.schedule not in FLUSHING
+    return best.predicted_s if one else 0.0
 
 
 def _depths_tried(found: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:

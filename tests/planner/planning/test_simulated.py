@@ -171,3 +171,17 @@ def test_a_deeper_plan_has_a_reserve_unless_that_is_slower() -> None:
     ):
         assert simulated._with_reserve(best, found) is taken
         assert simulated._shallower_s(taken, found) == before_s
+
+
+@pytest.mark.parametrize(("options", "bounded"), [({}, True), ({"schedule": "gpipe", "accumulate": 16}, False)])
+def test_one_pipeline_without_a_flush_is_not_stated_faster_than_by_the_formulas(
+    options: dict[str, object], bounded: bool
+) -> None:
+    outcome = _outcome("vgg16-v100", "B", **options)
+    plan, score = outcome.plan, outcome.evaluation
+    quicker = SimulatedPlan("the plan", plan, score, score.pace_s / 2)
+    least_s = simulated._least_stated_s(quicker)
+    assert least_s == (score.pace_s if bounded else 0.0)
+    told = simulated.PlanSimulation(quicker.simulated_s, 0.5, least_s=least_s)
+    assert told.stated_s == score.pace_s / (1 if bounded else 2)
+    assert told.differs is not bounded
