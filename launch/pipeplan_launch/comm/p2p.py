@@ -67,9 +67,11 @@ class Transport:
         timeout_s: float = 600.0,
         group: dist.ProcessGroup | None = None,
         stages: int = 1,
+        gradients: dist.ProcessGroup | None = None,
     ) -> None:
         """`neighbours`: ranks that exchange messages with this one. `timeout_s`: how long to wait for one message.
-        `stages`: the number of stages where `stage_transport` numbers messages by stage too, else 1.
+        `stages`: the number of stages where `stage_transport` numbers messages by stage too, else 1. `gradients`: a
+        process group whose connections carry gradients; None where those of `group` carry all messages.
         """
         self._worker_name = f"stage {stage} (rank {rank})"
         self._stages = stages
@@ -78,6 +80,8 @@ class Transport:
         self._neighbours = neighbours
         self._timeout_s = timeout_s
         self._group = group
+        returning = group if gradients is None else gradients
+        self._groups = {Direction.ACTIVATIONS: group, Direction.GRADIENTS: returning}
         self._is_open = False
         self._channels: dict[int, SharedMemoryChannel] = {}
         self._slots = SlotPool()
@@ -136,7 +140,7 @@ class Transport:
                 for index, tensor in enumerate(ready):
                     if tensor.numel():
                         tag = _tag(direction, minibatch, index, self._tags_of_message(len(ready)))
-                        transfer.works.append(_started(dist.isend(tensor, destination, self._group, tag)))
+                        transfer.works.append(_started(dist.isend(tensor, destination, self._groups[direction], tag)))
         self._sending[direction, minibatch] = transfer
 
     def settle(self, direction: Direction, minibatch: int) -> None:
@@ -190,7 +194,7 @@ class Transport:
         for index, tensor in enumerate(tensors):
             if tensor.numel():
                 tag = _tag(direction, minibatch, index, self._tags_of_message(len(tensors)))
-                transfer.works.append(_started(dist.irecv(tensor, source, self._group, tag)))
+                transfer.works.append(_started(dist.irecv(tensor, source, self._groups[direction], tag)))
         return transfer
 
     def _not_received(self, direction: Direction, number: int, peer: int) -> str:

@@ -60,6 +60,13 @@ class Groups:
     """The replicas of this worker's stage; None if the stage has one."""
     flush: dist.ProcessGroup | None
     """The workers that belong to a stage, if the schedule flushes and there are several stages; else None."""
+    gradients: dist.ProcessGroup | None
+    """All workers, connected a second time for gradients between stages; None where no messages cross a network.
+
+    Gloo announces a receive to the sender on the connection that the message will take. Where gradients come back on the
+    connection of the activations, an announcement waits behind the data of the other direction, and a link that should
+    be busy all the time idles between messages.
+    """
     attempt: Attempt
     assignment: RankAssignment
     """The assignment of processes to workers, servers and devices."""
@@ -106,13 +113,16 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> G
         flush = None
         if plan.schedule.flushes and len(plan.pipeline) > 1:
             flush = _group(list(plan.active), "gloo", timeout)
+        gradients = None
+        if plan.schedule.trains and len(plan.pipeline) > 1 and transport == HOST and not assignment.is_one_network:
+            gradients = _group(list(range(plan.world)), "gloo", timeout)
         own_replicas = None
         for workers in plan.device_workers:
             if len(workers) > 1:
                 group = _group(list(workers), backend, timeout)
                 own_replicas = group if rank in workers else own_replicas
         edges = None if transport == HOST else make_edge_groups(plan, transport, backend, timeout)
-    return Groups(everyone, active, own_replicas, flush, attempt, assignment, edges, backend)
+    return Groups(everyone, active, own_replicas, flush, gradients, attempt, assignment, edges, backend)
 
 
 def shared_groups(

@@ -89,7 +89,7 @@ def build_own_stage(options: RunOptions, plan: LaunchPlan, groups: Groups, start
         return None
     transport = stage_setup.own_transport(options, plan, rank, groups)
     stage = stage_setup.build_stage(
-        options, plan, rank, groups.replicas, start.seed, start.run, groups.flush, transport
+        options, plan, rank, groups.replicas, start.seed, start.run, groups.flush, transport, groups.gradients
     )
     if stage.training is not None:
         # An optimiser that cannot be saved is reported now, not at the first checkpoint. The modules for saving are

@@ -195,10 +195,12 @@ def build_stage(
     run: Path,
     flush: dist.ProcessGroup | None = None,
     transport: Transport | OrderedTransport | None = None,
+    gradients: dist.ProcessGroup | None = None,
 ) -> WorkerStage:
     """Build the stage of an active worker, with its engines and data; its last one if it runs several.
 
-    `transport`: None for one in mode `host`. Raises `LaunchError`.
+    `transport`: None for one in mode `host`, which sends gradients by the group `gradients` if there is one. Raises
+    `LaunchError`.
     """
     places, device = plan.places(rank), device_of(plan)
     numbers = [stage for stage, _ in places]
@@ -223,7 +225,7 @@ def build_stage(
     ordered: Any = data.train if data.order is None or not trains else order_of_samples(data, seed, 0)
     train_sizes = minibatch_sizes(ordered, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
     test_sizes = None if test is None else minibatch_sizes(test, plan.minibatch, dynamic, training=False, limit=limit)
-    transports = _transports(options, plan, rank, device, transport)
+    transports = _transports(options, plan, rank, device, transport, gradients)
     built: list[WorkerStage] = []
     for (stage, replica), program, own_transport in zip(places, programs, transports, strict=True):
         place = WorkerPlace(plan, stage, replica, rank, device, program, job, seed)
@@ -251,7 +253,12 @@ def build_stage(
 
 
 def _transports(
-    options: RunOptions, plan: LaunchPlan, rank: int, device: torch.device, given: OrderedTransport | Transport | None
+    options: RunOptions,
+    plan: LaunchPlan,
+    rank: int,
+    device: torch.device,
+    given: OrderedTransport | Transport | None,
+    gradients: dist.ProcessGroup | None,
 ) -> Sequence[Transport | StageTransport | OrderedTransport]:
     """The transport of each stage of a worker."""
     numbers, stages = [stage for stage, _ in plan.places(rank)], len(plan.pipeline)
@@ -259,8 +266,8 @@ def _transports(
         return [given]
     neighbours = _neighbours(plan, numbers, rank)
     if plan.schedule.virtual is None:
-        return [Transport(numbers[0], rank, device, neighbours, options.timeout_s)]
-    transport = Transport(numbers[-1], rank, device, neighbours, options.timeout_s, stages=stages)
+        return [Transport(numbers[0], rank, device, neighbours, options.timeout_s, gradients=gradients)]
+    transport = Transport(numbers[-1], rank, device, neighbours, options.timeout_s, stages=stages, gradients=gradients)
     mailbox: Mailbox = {}
     return [StageTransport(transport, mailbox, rank, stage, stages) for stage in numbers]
 

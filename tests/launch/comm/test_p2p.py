@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from toy_workers import Toy, run_plan, stage_contents, write_plan
 from pipeplan_launch.checkpoint import tensor_store
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
+from pipeplan_launch.comm import p2p
 from pipeplan_launch.comm.p2p import Transport, _tag
+from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.plan.one_order import Direction
 
 
@@ -33,6 +36,27 @@ def test_tags_of_messages_under_way_differ() -> None:
 
 def test_a_worker_without_neighbours_meets_nobody() -> None:
     Transport(0, 0, torch.device("cpu")).open()  # there is no process group here
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_gradients_travel_by_connections_of_their_own_where_there_are_any(
+    apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process groups are stand-ins: what is tested is which of them carries a message."""
+    used: list[tuple[str, object]] = []
+
+    def record(name: str) -> Callable[..., object]:
+        return lambda tensor, peer, group, tag: used.append((name, group)) or object()
+
+    monkeypatch.setattr(p2p.dist, "isend", record("send"))
+    monkeypatch.setattr(p2p.dist, "irecv", record("receive"))
+    transport = Transport(0, 0, torch.device("cpu"), gradients="second" if apart else None)  # type: ignore[arg-type]
+    layout = [MessageTensor((2,), torch.float32)]
+    for direction in (Direction.ACTIVATIONS, Direction.GRADIENTS):
+        transport.post(direction, 0, 1, layout)
+        transport.send(direction, 1, 1, [torch.zeros(2)])
+    returning = "second" if apart else None
+    assert used == [("receive", None), ("send", None), ("receive", returning), ("send", returning)]
 
 
 @pytest.mark.parametrize("replicas", slow_but_for([[2, 1]], [[1, 1, 1], [2, 1], [1, 2]]), ids=str)
