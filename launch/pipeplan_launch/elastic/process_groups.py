@@ -63,9 +63,9 @@ class Groups:
     gradients: dist.ProcessGroup | None
     """All workers, connected a second time for gradients between stages; None where no messages cross a network.
 
-    Gloo announces a receive to the sender on the connection that the message will take. Where gradients come back on the
-    connection of the activations, an announcement waits behind the data of the other direction, and a link that should
-    be busy all the time idles between messages.
+    Gloo announces a receive to the sender on the connection that the message will take. Where gradients come back on
+    the connection of the activations, an announcement waits behind the data of the other direction, and a link that
+    should be busy all the time idles between messages.
     """
     attempt: Attempt
     assignment: RankAssignment
