@@ -41,7 +41,7 @@ QUIET = 0.05
 """Cores that other programs may use during a trial that is not repeated."""
 LIMIT_S = 20.0
 READY = "ready"
-"""What the program prints when the trials can begin."""
+"""The line that the program prints when the trials can begin."""
 
 
 @dataclass(frozen=True)

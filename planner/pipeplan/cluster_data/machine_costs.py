@@ -43,8 +43,8 @@ class MachineCosts:
     """Whether other programs used the machine meanwhile."""
 
     def busy_workers(self, workers: int) -> float:
-        """What so many workers get done together: as measured, linear between two numbers that were measured, and no
-        more than the largest of them beyond it."""
+        """The work that so many workers get done together: as measured, linear between two numbers that were measured,
+        and no more than the largest of them beyond it."""
         below = max((count for count in self.throughput if count <= workers), default=0)
         above = min((count for count in self.throughput if count >= workers), default=below)
         if not below:

@@ -62,7 +62,7 @@ class LearningCase:
     epochs: Epochs | None
     """None if no seed reaches it, or if their epochs are not recorded."""
     alone: Epochs | None
-    """The same figure of one process; None if it is not recorded."""
+    """The result of one process by the same measure; None if it is not recorded."""
 
     @property
     def ratio(self) -> tuple[float, float] | None:

@@ -67,7 +67,7 @@ class SideSearches:
                 self._executor.submit(_be_ready).add_done_callback(self._go_on)
 
     def found(self, search: Search) -> list[Baseline]:
-        """What a search found, in a process, or here if none has begun it, or if its process was killed."""
+        """The baselines of a search, made in a process, or here if none has begun it or its process was killed."""
         with self._lock:
             if search in self._waiting:
                 self._waiting.remove(search)

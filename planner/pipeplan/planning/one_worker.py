@@ -17,7 +17,7 @@ from pipeplan.util.units import show_pace
 
 @dataclass(frozen=True)
 class OneWorkerChoice:
-    """That one worker was taken, and in whose place."""
+    """A sentence that says that one worker was taken, and in whose place."""
 
     workers: int
     """Workers of the cluster that was asked for."""

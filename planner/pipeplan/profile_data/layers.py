@@ -53,9 +53,9 @@ class Layer:
     """Median time of the forward pass with all cores busy (`Provenance.load_processes`); 0 where that was not
     measured."""
     loaded_backward_s: Amount = 0.0
-    """The same of the backward pass."""
+    """The time of the backward pass with all cores busy."""
     loaded_update_s: Amount = 0.0
-    """The same of the optimiser's step."""
+    """The time of the optimiser's step with all cores busy."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)

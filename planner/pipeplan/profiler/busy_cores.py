@@ -24,7 +24,7 @@ from pipeplan_launch.telemetry.memory import resident_bytes
 
 
 class CoreLoad(Protocol):
-    """What keeps the other cores busy."""
+    """The load that keeps the other cores busy."""
 
     processes: int
     """Busy processes, the measuring one included."""

@@ -96,7 +96,7 @@ class _WholeStep:
     peak_bytes: int
     """Peak memory of a whole training step."""
     between: Callable[[], None]
-    """What ran before each step."""
+    """The passes that ran before each step."""
 
 
 def _time_together(

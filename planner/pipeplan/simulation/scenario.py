@@ -51,7 +51,7 @@ class StageLoad:
     per_update: float = 1.0
     """Average number of minibatches that a replica computes for one update."""
     left_s: float | None = None
-    """What is left of an all-reduce when the backward pass ends during which it starts, in plain data parallelism and
+    """The rest of an all-reduce when the backward pass ends during which it starts, in plain data parallelism and
     under a flush; None elsewhere, where it starts after the pass."""
     update_share: float = 0.0
     """Share of `backward_s` that is the optimiser's step."""
@@ -308,7 +308,7 @@ def _load(plan: Plan, index: int, figures: PredictedStage, model: CostModel) -> 
 
 
 def _left_s(plan: Plan, figures: PredictedStage, model: CostModel) -> float | None:
-    """What is left of an all-reduce at the end of the backward pass during which it starts, in seconds."""
+    """The rest of an all-reduce at the end of the backward pass during which it starts, in seconds."""
     left_s = figures.exposed_sync_s
     if plan.schedule in FLUSHING and left_s is not None:
         return left_s + (1.0 - model.overlap) * max(0.0, figures.sync_s - left_s)

@@ -1,4 +1,4 @@
-"""What searches of similar problems have found, for the next ones: plans, bounds, and answers to the same question.
+"""Results of searches that the next similar problems reuse: plans, bounds, and answers to the same question.
 
 Where `planning.reuse` says so, `dynamic_program.solve` keeps what it finds, and begins with what it knows. Problems are
 similar if they differ in the cluster alone. Then
@@ -41,7 +41,7 @@ Question = tuple[Kind, Cluster, float, float]
 
 @dataclass
 class KnownAnswers:
-    """What the searches so far have found, by the kind of the problem."""
+    """Results of the searches so far, by the kind of the problem."""
 
     pace_of: Callable[[Plan, Problem], float]
     """The pace of a plan under a problem, in seconds per minibatch; infinite if it does not fit in memory."""
@@ -115,7 +115,7 @@ class KnownAnswers:
 
 
 KNOWN: ContextVar[KnownAnswers | None] = ContextVar("known answers", default=None)
-"""What is known here; None where searches do not reuse anything (`planning.reuse` sets it)."""
+"""The answers that are known here; None where searches do not reuse anything (`planning.reuse` sets it)."""
 
 
 def question_of(problem: Problem, cuts: Cuts, gap: float, most_effort: float) -> Question:

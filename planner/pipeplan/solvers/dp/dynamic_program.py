@@ -302,7 +302,7 @@ def _searched(
     *,
     near: bool,
 ) -> Result:
-    """What the searches find, first with every shared resource to itself, and then with everything charged.
+    """The results of the searches, first with every shared resource to itself, and then with everything charged.
 
     All plans have at least the pace `above_s`, in seconds per minibatch.
     """

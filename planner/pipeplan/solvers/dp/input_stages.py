@@ -1,4 +1,4 @@
-"""What the searches under vertical sync assume about input stages beyond one with known replicas and depth."""
+"""The assumptions of searches under vertical sync about input stages beyond one with known replicas and depth."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def least_near(
     *,
     finds_least: bool = False,
 ) -> BisectionResult[Found]:
-    """The same as `least_threshold` where the least is probably right below the `limit`, and nothing above it counts.
+    """A variant of `least_threshold` where the least is probably right below the `limit`, and nothing above it counts.
 
     If nothing is found within the limit, its lower end is the limit. What is found is followed by a search right below
     it, and by a bisection only if that succeeds.

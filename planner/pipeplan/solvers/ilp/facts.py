@@ -1,4 +1,4 @@
-"""What is known of a pipeline within an upper bound on its pace, before any program.
+"""The facts about a pipeline within an upper bound on its pace, before any program.
 
 That is: its blocks of layers, the candidate placements, and what their workers can do.
 

@@ -19,7 +19,7 @@ from pipeplan.cost import formulas
 LONG = 3e5
 """Work of array code (`SearchEffort.array_work`) after which compiled loops are loaded: about a second's."""
 VERY_LONG = 6e6
-"""The same after which they are compiled, if they are not on disk."""
+"""Work of array code after which the loops are compiled, if they are not on disk."""
 
 
 _failed: list[str] = []

@@ -10,7 +10,7 @@ FIRST, LEVEL, STAGES, WORKERS, REPLICAS, DEPTH, RECOMPUTE, END, SOURCE, ORDER = 
 comes to a state."""
 
 ALIKE, EXACT_STAGES, FEWER_STAGES = range(3)
-"""How the numbers of stages of two states compare (`StateCounts`)."""
+"""Ways in which the numbers of stages of two states compare (`StateCounts`)."""
 
 
 @entry

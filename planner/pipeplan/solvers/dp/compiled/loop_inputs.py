@@ -1,4 +1,4 @@
-"""What the loops read: the terms of the cost model and the limits of one search, as plain numbers and arrays.
+"""The input of the loops: the terms of the cost model and the limits of one search, as plain numbers and arrays.
 
 Compiled functions pass numbers at no cost, and every array at some; so all numbers are in one tuple, and functions get
 only the arrays that they need.
@@ -26,7 +26,7 @@ BANDWIDTH, LATENCY = range(2)
 
 
 class Search(Protocol):
-    """What the loops need of `UniformSearch`, which calls them."""
+    """The part of `UniformSearch`, which calls the loops, that they need."""
 
     terms: CostTerms
     limits: SearchLimits
