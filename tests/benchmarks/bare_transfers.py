@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 from sleeping import How, Load, depths_of, place, start
 
-from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
-from pipeplan_launch.runtime.engine import POSTED_RECEIVES
+from pipeplan_launch.plan.schedule import POSTED_RECEIVES, SCHEDULES, ActionKind, StageShape
 
 
 def pace_s(stages: int, load: Load, minibatches: int) -> float:

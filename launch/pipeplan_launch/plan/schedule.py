@@ -81,6 +81,10 @@ class ActionKind(StrEnum):
     UPDATE = "U"
 
 
+POSTED_RECEIVES = 2
+"""Receives of activations that a worker posts in advance: one in use and one under way. Each costs the memory of a
+minibatch."""
+
 _ACTION = re.compile(rf"([{''.join(ActionKind)}])(0|[1-9][0-9]*)")
 
 

@@ -36,7 +36,14 @@ from pipeplan_launch.plan.one_order import (
     stays,
     takes_part,
 )
-from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, StageShape, own_minibatches
+from pipeplan_launch.plan.schedule import (
+    POSTED_RECEIVES,
+    Action,
+    ActionKind,
+    Schedule,
+    StageShape,
+    own_minibatches,
+)
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.nested_tensors import to_device
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch
@@ -50,8 +57,6 @@ SegmentLimit = Callable[[int], int | None]
 """Returns the index at which the segment ends, or None to go on. Called with the index of a minibatch before its
 forward, and with that of a group's first minibatch before the group's all-reduce; the end is at most that index. All
 workers of a segment must get the same end."""
-POSTED_RECEIVES = 2
-"""Receives of activations posted in advance: one in use and one under way. Each costs the memory of a minibatch."""
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pipeplan_launch.plan.schedule import Action, ActionKind
-
-POSTED_RECEIVES = 2
-"""Receives that a worker posts ahead, as in the executor (`pipeplan_launch.runtime.engine`)."""
+from pipeplan_launch.plan.schedule import POSTED_RECEIVES, Action, ActionKind
 
 
 class PostedReceives:
