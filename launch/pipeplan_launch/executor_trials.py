@@ -58,6 +58,8 @@ class Trial:
     """Matrix products of a forward pass; a backward pass makes twice as many."""
     message_bytes: int = SMALL_BYTES
     parameter_bytes: int = 4
+    pipelines: int = 1
+    """Pipelines of this kind that run at the same time. The first is measured; another only shares its caches."""
 
     @property
     def minibatches(self) -> int:
@@ -70,7 +72,8 @@ def trials(cores: int, products: int, physical: int | None = None) -> list[Trial
     most = min(cores, MOST_WORKERS)
     counts = sorted({1, 2, min(physical or most, most), most, most + 1})
     return [
-        Trial("pass", 1),
+        # Beside another one, so that it differs from two stages in the messages, and not in what shares its caches.
+        Trial("pass", 1, pipelines=min(cores, 2)),
         Trial("message", 2),
         Trial("large", 2, message_bytes=LARGE_BYTES, parameter_bytes=VERSION_BYTES),
         *(Trial("busy", count, products) for count in counts),
@@ -129,18 +132,25 @@ def _calibrated() -> int:
 
 
 def _run(trial: Trial, folder: Path) -> dict[str, Any]:
-    write_plan(trial, folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    places = [folder / str(number) for number in range(trial.pipelines)]
+    for place in places:
+        write_plan(trial, place)
     began, busy_before, own_before = time.monotonic(), busy_s(), _own_cpu_s()
-    workers = [_start(rank, trial.workers, port, folder) for rank in range(trial.workers)]
+    workers = [pid for place in places for pid in _start_all(trial, place)]
     peak_bytes = _finish(workers, trial.name)
     others_s = busy_s() - busy_before - (_own_cpu_s() - own_before)
     others = max(0.0, others_s) / (time.monotonic() - began)
-    measured = _measured(folder, trial)
+    measured = _measured(places[0], trial)
     kind = {"name": trial.name, "workers": trial.workers, "products": trial.products}
     return {**kind, "peak_bytes": peak_bytes, "others": others, **measured}
+
+
+def _start_all(trial: Trial, folder: Path) -> list[int]:
+    """Fork the workers of a pipeline; returns their process ids."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [_start(rank, trial.workers, port, folder) for rank in range(trial.workers)]
 
 
 def _start(rank: int, world: int, port: int, folder: Path) -> int:
