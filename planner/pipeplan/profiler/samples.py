@@ -17,7 +17,7 @@ DRIFT_BOUND = 0.05
 """Relative change of the total, from the first to the last third of the passes, above which it is reported."""
 DRIFT_STANDARD_ERRORS = 4.0
 """Number of standard errors that a change must exceed to count as drift."""
-MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 200
+MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 120
 """Smallest and largest number of measured passes if the number is not given."""
 
 
