@@ -179,6 +179,7 @@ def command(
             maximum_cuts=settings.maximum_cuts,
             deadline=deadline,
             simplest=settings.simplest,
+            simulate=settings.simulate,
             **fields,
         )
         if built.synchrony is None:

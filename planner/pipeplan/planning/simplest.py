@@ -39,18 +39,19 @@ class SimplerPlan:
 
 @dataclass(frozen=True)
 class Simplification:
-    """The fastest plan of a solve, in whose place a simpler one was taken."""
+    """The fastest plan of a solve by the formulas, in whose place another was taken."""
 
     fastest: Plan
     fastest_score: Evaluation
-    within: float
-    """The share of the fastest plan's pace by which the simpler one may be slower."""
+    within: float | None
+    """The share of the fastest plan's pace by which the other may be slower, as it is simpler; None where the other was
+    taken because its stated pace is shorter."""
     kind: str
-    """A description of the simpler plan in a few words."""
+    """A description of the plan that was taken, in a few words."""
 
     @property
     def baseline(self) -> Baseline:
-        """The fastest plan as one that the simpler plan is compared with."""
+        """The fastest plan as one that the plan that was taken is compared with."""
         return Baseline("fastest plan", self.fastest_score.pace_s, self.fastest.config, "", self.fastest)
 
     def to_json(self) -> dict[str, object]:
