@@ -22,6 +22,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 PARALLEL, ON_FEWER = "data parallelism", "data parallelism on fewer workers"
 UNIFORM_GRID, STRAIGHT, UNPIPELINED = "best uniform grid", "best straight pipeline", "model parallelism"
+FASTEST = "fastest plan"
+"""The plan that is fastest by the formulas, where another was taken."""
 NO_TIME = "there was no time left to search for it; give more with --time-limit"
 STOPPED = "not searched for, as Ctrl-C came before"
 LEAST_DIFFERENCE = 1e-6

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import Baseline, satisfies_options, uniform_grid
+from pipeplan.planning.baselines import FASTEST, Baseline, satisfies_options, uniform_grid
 from pipeplan.planning.fast import MANY_CUTS, USEFUL, ScoredPlan, best_plan
 from pipeplan.planning.keep_whole import kept_whole
 from pipeplan.problem.cuts import Cuts
@@ -52,7 +52,7 @@ class Simplification:
     @property
     def baseline(self) -> Baseline:
         """The fastest plan as one that the plan that was taken is compared with."""
-        return Baseline("fastest plan", self.fastest_score.pace_s, self.fastest.config, "", self.fastest)
+        return Baseline(FASTEST, self.fastest_score.pace_s, self.fastest.config, "", self.fastest)
 
     def to_json(self) -> dict[str, object]:
         """The field `simplest` of plan.json; the fastest plan is the last of its baselines."""
