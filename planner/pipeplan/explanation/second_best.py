@@ -34,7 +34,7 @@ class Alternative:
     behind: float
     """How much slower it is than the best plan by the formulas, relative."""
     stated_s: float | None = None
-    """The stated pace, in seconds per minibatch: simulated where that differs from the formulas; None: not asked for."""
+    """The stated pace, in seconds per minibatch: simulated where that differs from the formulas; None: not known."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class TimeBreakdown:
 
 
 def break_down_time(name: str, plan: Plan, problem: Problem, stated_s: float | None = None) -> TimeBreakdown:
-    """Break the time of a plan for a problem down, under a name for tables; the stated pace is given or the formulas'."""
+    """Break the time of a plan for a problem down, under a name for tables; `stated_s` is its stated pace, if known."""
     score = evaluate(plan, problem)
     free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).pace_s
     computing = ideal_pace(problem) / score.pace_s

@@ -46,7 +46,7 @@ def read_plan_document(path: Path) -> Node:
 
 
 def stated_pace_s(root: Node) -> float:
-    """The pace that a plan.json states, in seconds per minibatch; in older ones that of the formulas, its prediction."""
+    """The pace that a plan.json states, in seconds per minibatch; in older ones that is the prediction by formulas."""
     stated = root.get("stated")
     return (root["prediction"] if stated is None else stated)["minibatch_s"].number()
 
