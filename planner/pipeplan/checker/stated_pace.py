@@ -32,9 +32,10 @@ def check_stated_pace(document: PlanDocument, same: Callable[[Node, float], None
 
     Raises an `InputError` that names the first field that is wrong.
     """
-    stated, simulation = document.root.get("stated"), document.root["simulation"]
+    stated = document.root.get("stated")
     if stated is None:
         return None
+    simulation = document.root["simulation"]
     paces = [found.number() for key in ("minibatch_s", "shallower_s") if (found := simulation.get(key)) is not None]
     if paces:
         same(simulation["ratio"], simulation["minibatch_s"].number() / document.pace_s)

@@ -230,14 +230,14 @@ def _gains(baselines: tuple[Baseline, ...], stated_s: float) -> list[Text]:
     """The speedup over each baseline by stated paces, a line for each."""
     lines = []
     # A factor is over the best plan of its kind on any workers.
-    fewer = any(baseline.name == ON_FEWER for baseline in baselines)
+    fewer_s = min((one.stated_s for one in baselines if one.name == ON_FEWER and one.stated_s), default=float("inf"))
     for baseline in baselines:
         gain = baseline.gain(stated_s)
         name = baseline.name + (f" ({short_config(baseline.config, LONGEST_CONFIG)})" if baseline.config else "")
         line = Text(f"  over {name:<41} ")
         if baseline.stated_s is None or gain is None:
             line.append("-", "dim")
-        elif baseline.name == PARALLEL and fewer:
+        elif baseline.name == PARALLEL and fewer_s < baseline.stated_s:
             line.append("-", "dim").append(f"  {show_time(baseline.stated_s)}  slower than on fewer workers", "dim")
         else:
             line.append(f"{gain:.2f}x" if gain >= 1 else f"{gain:.3f}x", "bold")
