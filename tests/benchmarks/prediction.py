@@ -3,13 +3,13 @@
     python tests/benchmarks/prediction.py [--only MODEL] [--plan 2-1] [--repeats N] [--folder F] [--stages]
 
 Each model is profiled once, as its users do, with times alone and under load, and with the costs of the executor.
-Messages and all-reduces are measured with as many workers as the plan has (`pipeplan profile --links --workers`). A plan
-has the shape that the table names and, of all places to cut the model, those that the planner takes for the fastest;
-`uneven` ones give their first stage about three quarters of the computing. launch.sh then trains it, by 1F1B with
-weight stashing. The pace is that of the last stage, without the minibatches while memory grows and the pipeline fills,
-and without those while it drains. The error is predicted over measured minibatches a second, less one. All plans are
-run in turn, several times, and the median of a plan's runs counts. What others used of the machine decides whether
-something is measured again (`peers_load`).
+Messages and all-reduces are measured with as many workers as the plan has (`pipeplan profile --links --workers`). A
+plan has the shape that the table names and, of all places to cut the model, those that the planner takes for the
+fastest; `uneven` ones give their first stage about three quarters of the computing. launch.sh then trains it, by 1F1B
+with weight stashing. The pace is that of the last stage, without the minibatches while memory grows and the pipeline
+fills, and without those while it drains. The error is predicted over measured minibatches a second, less one. All
+plans are run in turn, several times, and the median of a plan's runs counts. What others used of the machine decides
+whether something is measured again (`peers_load`).
 
 --folder keeps profiles, clusters and run folders, and takes profiles and clusters that are there already. --stages
 prints what each stage was to take and took.
