@@ -229,7 +229,7 @@ def test_evaluations_as_often_as_asked(tmp_path: Path) -> None:
 def test_a_request_to_stop_leaves_a_checkpoint(tmp_path: Path) -> None:
     """All workers end at the same minibatch, with status 0, and the run goes on from there."""
     run = tmp_path / "run"
-    toy = Toy(samples=300)
+    toy = Toy(samples=1000)
     stopper = threading.Thread(target=_stop_when_under_way, args=(tmp_path, run / "metrics" / "rank-2.jsonl"))
     stopper.start()
     said = train(tmp_path, toy, [2, 1], "--epochs", "1000")
@@ -242,7 +242,7 @@ def test_a_request_to_stop_leaves_a_checkpoint(tmp_path: Path) -> None:
     last = found.position.epoch + 1
     said = train(tmp_path, toy, [2, 1], "--epochs", str(last), "--resume")
     assert [(epoch, number) for epoch, number, _ in lines(run, 2)] == [
-        (epoch, number) for epoch in range(last) for number in range(150)
+        (epoch, number) for epoch in range(last) for number in range(500)
     ]
     assert len(epochs(run)) == last
 

@@ -30,8 +30,7 @@ def profile(run: Run) -> None:
 
 
 def solved(run: Run, *arguments: str) -> dict[str, Any]:
-    """The answer for four workers."""
-    done = run("solve", "--cluster", "A", "--servers", "1", "--solver", "dp", "--no-write", "--json", *arguments)
+    done = run("solve", "--cluster", "A", "--solver", "dp", "--no-write", "--json", *arguments)
     assert done.code == 0, done.err
     document: dict[str, Any] = json.loads(done.out)
     return document

@@ -14,7 +14,7 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.planning.solve import solve
 
 
-@pytest.mark.parametrize("seeds", first_few(range(300), 15))
+@pytest.mark.parametrize("seeds", first_few(range(300), 25))
 def test_the_dynamic_program_finds_what_brute_force_finds(seeds: range) -> None:
     splits = 0
     for seed in seeds:
