@@ -57,7 +57,7 @@ def test_the_answer_states_the_pace_that_the_command_simulates() -> None:
     assert told.simulated_s == pytest.approx(steady.pace_s)
     assert told.ratio == pytest.approx(steady.pace_s / outcome.objective_s)
     assert told.differs
-    assert told.ratio > 1 + TELLING
+    assert (told.stated_ratio or 0.0) > 1 + TELLING
     assert plan_document(outcome)["simulation"]["minibatch_s"] == told.simulated_s
 
 
