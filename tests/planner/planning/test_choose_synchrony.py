@@ -44,12 +44,14 @@ def test_a_small_gain_is_not_worth_staleness() -> None:
 
 
 def test_a_plan_whose_gradients_are_very_old_is_taken_only_where_any_staleness_is_tolerated() -> None:
-    choice = _choice("awd-lm-v100", "A")
+    choice = _choice("s2vt-v100", "B")
     assert choice.asynchronous is not None
-    assert max(choice.asynchronous.updates.stale_by) == 7
+    assert max(choice.asynchronous.updates.stale_by) == 5
     assert choice.taken is choice.synchronous
-    assert "because its gradients are up to 7 updates old, and beyond 3 most models that were measured" in choice.reason
-    assert _choice("awd-lm-v100", "A", staleness="any").taken.plan == choice.asynchronous.plan
+    assert "because its gradients are up to 5 updates old, and beyond 3 most models that were measured" in choice.reason
+    taken = _choice("s2vt-v100", "B", staleness="any").taken
+    assert taken.plan.config == choice.asynchronous.plan.config
+    assert taken.formulas_s == pytest.approx(choice.asynchronous.formulas_s), "it has more in flight where that helps"
     assert max(_choice("gnmt16-v100", "B").taken.updates.stale_by) == 3, "which is not too old"
 
 

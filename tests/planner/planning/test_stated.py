@@ -6,7 +6,9 @@ flush.
 
 - Data parallelism: four minibatches on each worker take 48 ms. The all-reduce begins when the last backward pass leaves
   `heavy`, 5 ms before its end, so 3 ms remain: 51 / 8 = 6.375 ms. By the formulas all of it remains: 56 / 8 = 7 ms.
-- A pipeline of two stages: 12 ms for the first minibatch, and 6.2 ms for each other: 55.4 / 8 = 6.925 ms.
+- A pipeline of two stages, by the formulas: 12 ms for the first minibatch, 6.2 ms for each other: 55.4 / 8 = 6.925 ms.
+  As it runs, with three in flight, the second and the third forward pass of 1.2 ms each end before the first gradient
+  comes: 53 / 8 = 6.625 ms.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ import pytest
 import pipeplan
 from pipeplan.checker.verify import check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan
 from pipeplan.from_options import build_problem
 from pipeplan.planning.choose_synchrony import SynchronyChoice
@@ -46,7 +47,8 @@ from pipeplan.sweeps.sweep import solve_point
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.files import Node
 
-PARALLEL_S, PARALLEL_FORMULAS_S, PIPELINE_S = 6.375e-3, 7e-3, 6.925e-3
+PARALLEL_S, PARALLEL_FORMULAS_S = 6.375e-3, 7e-3
+PIPELINE_S, PIPELINE_FORMULAS_S = 6.625e-3, 6.925e-3
 PLAIN = Settings(solver="dp", certify=False)
 
 
@@ -71,7 +73,7 @@ def test_a_flush_is_stated_without_what_its_last_backward_pass_hides() -> None:
 def test_what_is_fastest_as_stated_is_taken_and_the_proof_stays_with_the_formulas() -> None:
     problem = _problem(allow_copies=False)
     by_formulas = solve(problem, replace(PLAIN, simulate=False))
-    assert (by_formulas.plan.config, by_formulas.predicted_s) == ("1-1", pytest.approx(PIPELINE_S))
+    assert (by_formulas.plan.config, by_formulas.predicted_s) == ("1-1", pytest.approx(PIPELINE_FORMULAS_S, rel=1e-5))
     outcome = solve(problem, replace(PLAIN, certify=True))
     assert (outcome.plan.config, outcome.predicted_s) == ("2", pytest.approx(PARALLEL_S, rel=1e-3))
     assert not outcome.verdict.proven
@@ -79,7 +81,11 @@ def test_what_is_fastest_as_stated_is_taken_and_the_proof_stays_with_the_formula
         "by the formulas 1.08% slower than the fastest plan, and taken as it is faster"
     )
     fastest = outcome.baselines[-1]
-    assert (fastest.name, fastest.config, fastest.pace_s) == ("fastest plan", "1-1", pytest.approx(PIPELINE_S))
+    assert (fastest.name, fastest.config, fastest.pace_s) == (
+        "fastest plan",
+        "1-1",
+        pytest.approx(PIPELINE_FORMULAS_S, rel=1e-5),
+    )
     assert fastest.gain(outcome.predicted_s) == pytest.approx(PIPELINE_S / PARALLEL_S, rel=1e-3)
     checked = check_plan(Node(_document(outcome), "plan.json"), problem.profile)
     assert checked.wrong is None
@@ -196,11 +202,11 @@ def test_the_choice_states_the_pace_that_the_answer_states() -> None:
     assert stale.formulas_s * 1.15 < parallel.pace_s < stale.pace_s
     assert "fewer samples/s than the fastest synchronous one" in choice.reason
     assert choice.to_json()["asynchronous"]["minibatch_s"] == stale.pace_s
-    taken = _choice("awd-lm-v100", "B", staleness="any").asynchronous
+    taken = _choice("awd-lm-v100", "B", staleness="any", asynchronous_gain=0).asynchronous
     assert taken is not None
-    _, score, told = choose_by_simulation(
-        taken.problem, taken.plan, evaluate(taken.plan, taken.problem), [], None, Deadline()
-    )
+    own = solve(taken.problem, replace(PLAIN, simulate=False, compare=False))
+    plan, score, told = choose_by_simulation(taken.problem, own.plan, own.evaluation, [], None, Deadline())
+    assert plan == taken.plan
     assert told.pace_s(score.pace_s) == pytest.approx(taken.pace_s)
 
 
