@@ -16,11 +16,12 @@ MOST_TRAFFIC = 1e8
 """Most bytes/s of all workers together: on two cores 16 workers reach 1.3 Gbit/s without computing."""
 LEAST_BYTES_BY = 20.0
 LEAST_TIME_BY = 3.0
-OWN_S = 0.002
-"""The executor's own time of a worker per minibatch."""
+OWN_S = 0.005
+"""The executor's own time of a worker per minibatch, with its waits for a core: 4 to 6 ms where 16 workers share two
+slow cores."""
 OWN_SHARE = 0.02
 """Most share of it in the time of a worker that never waits."""
-CPU_S = 0.003
+CPU_S = 0.006
 """Processor time of the executor per minibatch and stage, which the pace must exceed for all stages together."""
 
 
@@ -51,7 +52,7 @@ def scaling_for(scenario: Scenario, inflations: Sequence[float]) -> Scaling:
 def _spare_s(stage: StageLoad, pace_s: float) -> float:
     """The part of a worker's time per minibatch that the executor may take: its waiting time, and a little more."""
     whole = stage.replicas * pace_s
-    return max(0.0, whole - stage.forward_s - stage.backward_s) + OWN_SHARE * whole
+    return max(0.0, whole - stage.busy_s) + OWN_SHARE * whole
 
 
 def _traffic(scenario: Scenario, inflations: Sequence[float]) -> float:
