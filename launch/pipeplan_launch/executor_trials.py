@@ -31,6 +31,9 @@ from pipeplan_launch.telemetry.cores_in_use import busy_s
 
 SMALL_BYTES, LARGE_BYTES = 4096, 1 << 18
 VERSION_BYTES = 1 << 21
+EVICTING_BYTES = 1 << 22
+"""Memory that each pass of a stage without compute reads and writes. A small model's pass, and its update, leave as
+little of the executor in the caches; with warm caches its work would take a third less than in training."""
 COMPUTE_S = 0.0015
 """What the products of a minibatch take on one worker alone, forward and backward together."""
 IDLE_MINIBATCHES, BUSY_MINIBATCHES = 120, 90
@@ -55,6 +58,8 @@ class Trial:
     """Matrix products of a forward pass; a backward pass makes twice as many."""
     message_bytes: int = SMALL_BYTES
     parameter_bytes: int = 4
+    pipelines: int = 1
+    """Pipelines of this kind that run at the same time. The first is measured; another only shares its caches."""
 
     @property
     def minibatches(self) -> int:
@@ -67,7 +72,8 @@ def trials(cores: int, products: int, physical: int | None = None) -> list[Trial
     most = min(cores, MOST_WORKERS)
     counts = sorted({1, 2, min(physical or most, most), most, most + 1})
     return [
-        Trial("pass", 1),
+        # Beside another one, so that it differs from two stages in the messages, and not in what shares its caches.
+        Trial("pass", 1, pipelines=min(cores, 2)),
         Trial("message", 2),
         Trial("large", 2, message_bytes=LARGE_BYTES, parameter_bytes=VERSION_BYTES),
         *(Trial("busy", count, products) for count in counts),
@@ -126,18 +132,25 @@ def _calibrated() -> int:
 
 
 def _run(trial: Trial, folder: Path) -> dict[str, Any]:
-    write_plan(trial, folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    places = [folder / str(number) for number in range(trial.pipelines)]
+    for place in places:
+        write_plan(trial, place)
     began, busy_before, own_before = time.monotonic(), busy_s(), _own_cpu_s()
-    workers = [_start(rank, trial.workers, port, folder) for rank in range(trial.workers)]
+    workers = [pid for place in places for pid in _start_all(trial, place)]
     peak_bytes = _finish(workers, trial.name)
     others_s = busy_s() - busy_before - (_own_cpu_s() - own_before)
     others = max(0.0, others_s) / (time.monotonic() - began)
-    measured = _measured(folder / "run", trial)
+    measured = _measured(places[0], trial)
     kind = {"name": trial.name, "workers": trial.workers, "products": trial.products}
     return {**kind, "peak_bytes": peak_bytes, "others": others, **measured}
+
+
+def _start_all(trial: Trial, folder: Path) -> list[int]:
+    """Fork the workers of a pipeline; returns their process ids."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [_start(rank, trial.workers, port, folder) for rank in range(trial.workers)]
 
 
 def _start(rank: int, world: int, port: int, folder: Path) -> int:
@@ -155,11 +168,23 @@ def _start(rank: int, world: int, port: int, folder: Path) -> int:
 
         arguments = ["--epochs", "1", "--threads", "1", "--log-every", "0", "--run-dir", str(folder / "run")]
         status = executor.main([str(folder), *arguments])
+        _eviction_file(folder, rank).write_text(str(_evicted_s()))
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
     finally:
         sys.stderr.flush()
         os._exit(status)
+
+
+def _eviction_file(folder: Path, rank: int) -> Path:
+    """Where a worker leaves the processor time that evicting the caches has taken."""
+    return folder / f"eviction-{rank}"
+
+
+def _evicted_s() -> float:
+    from pipeplan_launch.runtime.cache_eviction import CacheEviction
+
+    return CacheEviction.spent_s
 
 
 def _finish(workers: Sequence[int], name: str) -> int:
@@ -183,17 +208,22 @@ def _finish(workers: Sequence[int], name: str) -> int:
     return peak
 
 
-def _measured(run: Path, trial: Trial) -> dict[str, Any]:
-    """The pace, the least of several parts of the steady state, and the processor time of each worker."""
-    found = []
+def _measured(folder: Path, trial: Trial) -> dict[str, Any]:
+    """The pace, the least of several parts of the steady state, and the processor time of each worker.
+
+    The processor time leaves out what evicting the caches has taken.
+    """
+    found, evicted_s = [], []
     for rank in range(trial.workers):
-        lines = (run / "metrics" / f"rank-{rank}.jsonl").read_text().splitlines()
+        lines = (folder / "run" / "metrics" / f"rank-{rank}.jsonl").read_text().splitlines()
         found.append([json.loads(line) for line in lines])
+        evicted_s.append(float(_eviction_file(folder, rank).read_text()) / trial.minibatches)
     first = round(trial.minibatches * WARM_UP)
     ends = [step["time_s"] for step in found[-1]][first:]
     marks = [round(part * (len(ends) - 1) / PARTS) for part in range(PARTS + 1)]
     paces = [(ends[stop] - ends[start]) / (stop - start) for start, stop in itertools.pairwise(marks)]
-    return {"pace_s": min(paces), "cpu_s": [_typical([step["cpu_s"] for step in steps][first:]) for steps in found]}
+    cpu_s = [_typical([step["cpu_s"] for step in steps][first:]) for steps in found]
+    return {"pace_s": min(paces), "cpu_s": [max(0.0, a - b) for a, b in zip(cpu_s, evicted_s, strict=True)]}
 
 
 def _typical(values: Sequence[float]) -> float:
@@ -231,6 +261,7 @@ def write_plan(trial: Trial, folder: Path) -> None:
                 "minibatches": trial.minibatches * SAMPLES,
                 "bucket_bytes": 1 << 20,
                 "products": trial.products,
+                "evicting_bytes": 0 if trial.products else EVICTING_BYTES,
             },
         }
         (folder / "stages" / f"stage-{stage}.json").write_text(json.dumps(content))

@@ -192,9 +192,10 @@ def solve(
     `progress` is called whenever the phase, the best plan or the bound changes. The search ends with the best plan so
     far after `settings.time_limit_s` seconds, or at Ctrl-C.
 
-    The pace is `outcome.objective_s`, in seconds per minibatch. `outcome.verdict.proven` says whether two solvers, or a
-    reason that needs none, show that no plan of the searched space is faster, with everything charged; `outcome.gap` is
-    by how much one could be. Raises `InputError`, `InfeasibleError` if no plan fits, and
+    The pace to expect is `outcome.predicted_s`, in seconds per minibatch: simulated where that differs from
+    `outcome.objective_s`, the pace by the formulas, which the proof is about. `outcome.verdict.proven` says whether two
+    solvers, or a reason that needs none, show that no plan of the searched space is faster, with everything charged;
+    `outcome.gap` is by how much one could be. Raises `InputError`, `InfeasibleError` if no plan fits, and
     `DisagreementError` if the two solvers contradict each other, which is a defect of pipeplan.
     """
     if not isinstance(profile, Profile):
@@ -220,6 +221,7 @@ def solve(
         maximum_cuts=settings.maximum_cuts,
         deadline=deadline,
         simplest=simplest,
+        simulate=settings.simulate,
         **checked_keywords(options),
     )
     if fewest_workers_within is not None:

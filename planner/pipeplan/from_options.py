@@ -115,6 +115,7 @@ class _Request:
     objective: str = RATE
     server_order: str = "any"
     simplest: float = 0.0
+    simulate: bool = True
 
     def charged(self) -> _Request:
         """The request with the times that layers take beside all other workers that may be busy."""
@@ -219,6 +220,7 @@ def build_problem(
     deadline: Deadline = NO_DEADLINE,
     objective: str = RATE,
     simplest: float = 0.0,
+    simulate: bool = True,
     **options: Any,
 ) -> BuiltProblem:
     """The problem that the user describes; `options` are fields of `Options`.
@@ -234,7 +236,8 @@ def build_problem(
     `listed` or the plan is for a `target`, which numbers them itself. Where workers share the processors of a machine
     and the profile has times under load, the problem is that of one worker if its plan is as fast, or slower by less
     than what makes a plan of several stages worth its trouble (`simplest`, as in `Settings`). A choice that takes
-    searches has a share of the time until the deadline.
+    searches has a share of the time until the deadline. Plans are compared by their stated paces, or without `simulate`
+    by the formulas; orders of the servers by the formulas.
 
     Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
     """
@@ -256,6 +259,7 @@ def build_problem(
         objective,
         server_order,
         simplest,
+        simulate,
     )
     charged = request.charged()
     built = _in_best_order(charged)
@@ -292,7 +296,8 @@ def _sample_s(built: BuiltProblem, request: _Request) -> float | None:
     """Seconds per sample of the best plan of a problem; None where there is none, or none is found in time."""
     if built.synchrony is not None:
         return built.synchrony.taken.sample_s
-    return best_sample_s(built.problem, request.maximum_cuts, request.deadline.share(SHARES["choice"]))
+    ends = request.deadline.share(SHARES["choice"])
+    return best_sample_s(built.problem, request.maximum_cuts, ends, simulate=request.simulate)
 
 
 def _worth_its_trouble(built: BuiltProblem, request: _Request) -> float:
@@ -332,7 +337,8 @@ def _in_listed_order(request: _Request) -> BuiltProblem:
     problem = unrestricted if targeted is None else targeted.problem
     if minibatch != AUTO:
         return BuiltProblem(problem, targeted=targeted)
-    problem, tried = choose_minibatch(problem, request.maximum_cuts, batch, request.deadline.share(SHARES["choice"]))
+    ends = request.deadline.share(SHARES["choice"])
+    problem, tried = choose_minibatch(problem, request.maximum_cuts, batch, ends, simulate=request.simulate)
     if targeted is not None:
         chosen = replace(unrestricted.options, accumulate=problem.options.accumulate)
         targeted = replace(targeted, unrestricted=replace(unrestricted, profile=problem.profile, options=chosen))
@@ -367,6 +373,7 @@ def _with_best_schedule(request: _Request) -> BuiltProblem:
         (request.staleness or "any").lower(),
         request.maximum_cuts,
         deadline,
+        simulate=request.simulate,
     )
     return BuiltProblem(problem, schedules=tuple(choices))
 
@@ -390,6 +397,7 @@ def _synchronous_or_not(request: _Request) -> BuiltProblem:
             request.deadline.share(SHARES["choice"]),
             may_correct=request.options.get("correction") is None,
             objective=request.objective,
+            simulate=request.simulate,
         )
     except InfeasibleError:
         # The solve of any of the problems finds out why.

@@ -24,8 +24,8 @@ from pipeplan.replanning.replan import RELAXED, ReplanReport
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.units import parse_rate, parse_size
 
-SEARCH = Settings(solver="dp", certify=False, simulate=False, simplest=WITHIN)
-"""The dynamic program alone, as `explain` and `sweep` of the command line use it."""
+SEARCH = Settings(solver="dp", certify=False, simplest=WITHIN)
+"""The dynamic program alone, and the simulation, as `explain` and `sweep` of the command line use it."""
 
 
 def explain(
@@ -49,11 +49,13 @@ def explain(
 
     wishes = RobustnessSettings(samples, seed, spread)
     if isinstance(plan, Outcome):
-        return explain_plan(plan.problem, settings, wishes, plan.plan, progress, proof=plan.verdict.text)
+        proof, stated_s = plan.verdict.text, plan.predicted_s
+        return explain_plan(plan.problem, settings, wishes, plan.plan, progress, proof=proof, stated_s=stated_s)
     path = Path(plan)
     problem, read = plan_file.read_plan(path, None if profile is None else Path(profile))
-    proof = check_readable_plan(plan_file.read_plan_document(path), problem.profile).proof
-    return explain_plan(problem, settings, wishes, read, progress, proof=proof)
+    root = plan_file.read_plan_document(path)
+    proof, stated_s = check_readable_plan(root, problem.profile).proof, plan_file.stated_pace_s(root)
+    return explain_plan(problem, settings, wishes, read, progress, proof=proof, stated_s=stated_s)
 
 
 def sweep(

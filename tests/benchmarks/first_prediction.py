@@ -5,8 +5,10 @@
 `readme` is the README's main job (three local workers, the plan that is best without the executor's costs: three
 stages), `init` the template of `pipeplan init` on two workers; three small models follow with a plan of one worker, two
 and three stages each. Every model is profiled by itself, and the executor's costs are measured unless they are known.
-Each plan is run N times (3), and the median counts. The table has predicted over measured minibatches per second. The
-processor's load average is printed with it: on a machine that others use the measured paces are theirs as well.
+Profile, plan and run are made N times (3) one after the other, so that a machine whose speed changes within minutes has
+the same speed in a prediction and in its run, and the median counts. The table has predicted over measured minibatches
+per second. The processor's load average is printed with it: on a machine that others use the measured paces are theirs
+as well.
 """
 
 from __future__ import annotations
@@ -57,35 +59,30 @@ def run(*arguments: object, folder: Path) -> None:
         raise SystemExit(f"{arguments}: {done.stdout}{done.stderr}")
 
 
-def paces(case: Case, folder: Path, runs: int) -> tuple[float, list[float]]:
-    """Predicted seconds per minibatch of the best plan with so many stages, and those of its runs."""
+def paces(case: Case, folder: Path) -> tuple[float, float]:
+    """Predicted and measured seconds per minibatch of the best plan with so many stages."""
     pipeplan = [sys.executable, "-m", "pipeplan"]
-    profile, plan = folder / f"{case.name}.json", folder / f"{case.name}-{case.stages}"
-    if not profile.exists():
-        run(*pipeplan, "profile", case.ref, "-o", profile, folder=folder)
+    profile, plan = folder / f"{case.name}-{case.stages}.json", folder / f"{case.name}-{case.stages}"
+    run(*pipeplan, "profile", case.ref, "--force", "-o", profile, folder=folder)
     limits = ["--stages", case.stages, "--max-replicas", 1, "--force", "-o", plan]
-    workers = max(case.stages, 1)
-    run(*pipeplan, "solve", profile, "--cluster", "local", "--workers", workers, *limits, folder=folder)
-    found = []
-    for number in range(runs):
-        place = plan / "runs" / str(number)
-        epochs = -(-LEAST_MINIBATCHES // case.epoch)
-        run(plan / "launch.sh", "--epochs", epochs, "--run-dir", place, folder=folder)
-        summary = json.loads((place / "summary.json").read_text())
-        found.append(float(summary["minibatch_s"]["measured"]))
-    return float(json.loads((plan / "plan.json").read_text())["prediction"]["minibatch_s"]), found
+    run(*pipeplan, "solve", profile, "--cluster", "local", "--workers", case.stages, *limits, folder=folder)
+    epochs = -(-LEAST_MINIBATCHES // case.epoch)
+    run(plan / "launch.sh", "--epochs", epochs, folder=folder)
+    latest = max((plan / "runs").glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
+    summary = json.loads(latest.read_text())["minibatch_s"]
+    return float(summary["predicted"]), float(summary["measured"])
 
 
 def table(cases: Sequence[Case], folder: Path, runs: int) -> None:
     """Run all cases and print a line for each."""
     print(f"{'model':<14}{'stages':>6}{'predicted':>11}{'measured':>10}  minibatches/s   predicted/measured, range")
     for case in cases:
-        predicted_s, found = paces(case, folder, runs)
-        ratios = sorted(one / predicted_s for one in found)
-        measured_s = statistics.median(found)
+        found = [paces(case, folder) for _ in range(runs)]
+        predicted_s, measured_s = (statistics.median(one) for one in zip(*found, strict=True))
+        ratios = sorted(measured / predicted for predicted, measured in found)
         print(
             f"{case.name:<14}{case.stages:>6}{1 / predicted_s:>11.1f}{1 / measured_s:>10.1f}"
-            f"{measured_s / predicted_s:>31.0%}  {ratios[0]:.0%}-{ratios[-1]:.0%}  load {os.getloadavg()[0]:.1f}",
+            f"{statistics.median(ratios):>31.0%}  {ratios[0]:.0%}-{ratios[-1]:.0%}  load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
 

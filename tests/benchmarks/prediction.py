@@ -2,14 +2,14 @@
 
     python tests/benchmarks/prediction.py [--only MODEL] [--plan 2-1] [--repeats N] [--folder F] [--stages]
 
-Layers are timed under the load that the plan runs under: as many processes measure at once as the plan has workers
-(`pipeplan profile --processes`), and messages and all-reduces likewise (`pipeplan profile --links --workers`). A plan
-has the shape that the table names and, of all places to cut the model, those that the planner takes for the fastest;
-`uneven` ones give their first stage about three quarters of the computing. launch.sh then trains it, by 1F1B with
-weight stashing. The pace is that of the last stage, without the minibatches while memory grows and the pipeline fills,
-and without those while it drains. The error is predicted over measured minibatches a second, less one. All plans are
-run in turn, several times, and the median of a plan's runs counts. What others used of the machine decides whether
-something is measured again (`peers_load`).
+Each model is profiled once, as its users do, with times alone and under load, and with the costs of the executor.
+Messages and all-reduces are measured with as many workers as the plan has (`pipeplan profile --links --workers`). A
+plan has the shape that the table names and, of all places to cut the model, those that the planner takes for the
+fastest; `uneven` ones give their first stage about three quarters of the computing. launch.sh then trains it, by 1F1B
+with weight stashing. The pace is that of the last stage, without the minibatches while memory grows and the pipeline
+fills, and without those while it drains. The error is predicted over measured minibatches a second, less one. All
+plans are run in turn, several times, and the median of a plan's runs counts. What others used of the machine decides
+whether something is measured again (`peers_load`).
 
 --folder keeps profiles, clusters and run folders, and takes profiles and clusters that are there already. --stages
 prints what each stage was to take and took.
@@ -37,6 +37,7 @@ from peers_run import Here, pipeplan
 
 from pipeplan.cluster_data import cluster_toml, local
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.machine_costs import as_charged, with_machine_costs
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.plan.plan import Plan, Stage
@@ -132,14 +133,14 @@ class Bench:
             undisturbed(
                 lambda: pipeplan("profile", "--links", "--workers", workers, "--budget", 10, "-o", path, "--force")
             )
-        return cluster_toml.read_cluster(path)
+        return with_machine_costs(cluster_toml.read_cluster(path))
 
     @cache  # noqa: B019
-    def profile(self, name: str, workers: int) -> Profile:
-        """A model's layers, while so many processes measure."""
-        path, subject = self._folder / f"{name}-x{workers}.json", SUBJECTS[name]
+    def profile(self, name: str) -> Profile:
+        """A model's layers, alone and under load."""
+        path, subject = self._folder / f"{name}.json", SUBJECTS[name]
         if not path.exists():
-            given = ("--batch", subject.minibatch, "--repeats", self._repeats, "--processes", workers, "-o", path)
+            given = ("--batch", subject.minibatch, "--repeats", self._repeats, "-o", path)
             undisturbed(lambda: pipeplan("profile", HERE / subject.ref, *given))
         return Profile.load(path)
 
@@ -147,7 +148,8 @@ class Bench:
         """A plan of a shape, and its prediction; on CPUs nothing hides behind anything."""
         workers = sum(shape.replicas)
         options = Options(overlap=0.0, recompute=False)
-        problem = Problem(self.profile(name, workers), self.cluster(workers), options)
+        profile = self.profile(name)  # first, as it measures the executor's costs
+        problem = Problem(*as_charged(profile, self.cluster(workers), workers), options)
         plan, score = chosen(problem, shape)
         outcome = Outcome(problem, plan, score, (), Verdict(True, False, "of a given shape"), (), {})
         case = Case(name, shape, outcome)

@@ -93,7 +93,7 @@ def replayed(drawn: Drawn, folder: Path) -> float:
         result = replay_plan(plan, drawn.outcome.problem.profile)
         kept = evaluated | {"measured_s": result.measured_s, "predicted_s": result.predicted_s}
         known.write_text(json.dumps(kept))
-    return float(kept["measured_s"] / kept["predicted_s"] - 1)
+    return float(kept["measured_s"] / kept["evaluated_s"] - 1)
 
 
 def summary(kind: str, errors: Sequence[float]) -> str:

@@ -4,19 +4,21 @@ a search without end, never half a plan."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import bases
 import pytest
-from extents import slow_but_for
 from kinds import ALL_KINDS, run_case
 
 STEP = 25
 """Cases of one test; a case is named by its kind and its seed."""
-QUICK, LONG = 50, 1600
-"""Cases of every kind: half those that the quick tests choose from, and those at length (twelve kinds make 20,400)."""
+SEEDS, LONG = range(2000, 2100), range(100_000, 101_600)
+"""Cases of every kind: those that the quick tests take the first of, and those at length (twelve kinds make 20,400)."""
+FEW, FEWEST = 8, 2
+"""Quick cases of a kind, and of one whose every case solves a problem."""
 SOLVING = ("costs", "checkpoints")
-"""Kinds whose every case solves a problem: the default suite has only a few of them."""
 pytestmark = pytest.mark.fuzz
 
 
@@ -39,17 +41,24 @@ def _all(kind: str, seeds: range, planned: list[Path], folder: Path, monkeypatch
     assert not found, f"{len(found)} of {len(seeds)} cases:\n" + "\n\n".join(found[:5])
 
 
-@pytest.mark.parametrize("start", slow_but_for([2000], range(2000, 2000 + 2 * QUICK, STEP)))
-@pytest.mark.parametrize("kind", ALL_KINDS)
+def _quick_and_slow() -> Iterator[Any]:
+    """Every kind with its first few cases, and slow ones with all others."""
+    for kind in ALL_KINDS:
+        few = FEWEST if kind in SOLVING else FEW
+        yield pytest.param(kind, SEEDS[:few], id=f"{kind}-first")
+        for start in range(few, len(SEEDS), STEP):
+            yield pytest.param(kind, SEEDS[start : start + STEP], id=f"{kind}-{SEEDS[start]}", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "seeds"), list(_quick_and_slow()))
 def test_any_input_ends_well(
-    kind: str, start: int, planned: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, seeds: range, planned: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = 4 if kind in SOLVING and start == 2000 else STEP
-    _all(kind, range(start, start + count), planned, tmp_path, monkeypatch)
+    _all(kind, seeds, planned, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(100_000, 100_000 + LONG, STEP))
+@pytest.mark.parametrize("start", LONG[::STEP])
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_any_input_ends_well_at_length(
     kind: str, start: int, planned: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

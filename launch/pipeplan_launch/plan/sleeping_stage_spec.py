@@ -60,3 +60,5 @@ class EmulatedStage:
     """Traffic with the next stage; None for the last stage."""
     products: Natural = 0
     """Matrix products that a forward pass of each layer computes beside its sleep; a backward pass twice as many."""
+    evicting_bytes: Traffic = 0
+    """Memory that each pass reads and writes once, so that the caches are as a model would leave them."""

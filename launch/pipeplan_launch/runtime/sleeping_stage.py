@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from pipeplan_launch.comm import buckets
 from pipeplan_launch.job.job import Data, Job, StageInfo
 from pipeplan_launch.plan.sleeping_stage_spec import CutTraffic, EmulatedLayer, EmulatedStage
+from pipeplan_launch.runtime.cache_eviction import CacheEviction
 
 FLOAT_BYTES = 4
 
@@ -56,6 +57,7 @@ class SleepingStage:
         self._returned = torch.zeros(self.receives[0].size) if self.receives else None
         self._clock = _Clock()
         self._clock.forward, self._clock.backward = stage.products, 2 * stage.products
+        self._clock.eviction = CacheEviction(stage.evicting_bytes) if stage.evicting_bytes else None
 
     def parameters_by_name(self) -> Mapping[str, nn.Parameter]:
         """One parameter for each layer."""
@@ -120,10 +122,13 @@ class _Clock:
         self.products = Products()
         self.forward = self.backward = 0
         """Products of a pass of each layer."""
+        self.eviction: CacheEviction | None = None
 
     def start(self) -> None:
         """Begin a pass."""
         self._due = time.perf_counter()
+        if self.eviction is not None:
+            self.eviction.run()
 
     def sleep(self, seconds: float) -> None:
         """Sleep until the next layer of the pass, which takes `seconds`, is done."""

@@ -13,6 +13,7 @@ from pipeplan.checker.description import configuration
 from pipeplan.checker.document import FLUSH, PlanDocument, stages_from_json
 from pipeplan.checker.figures import StageFigures, stage_figures, weight_versions
 from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.stated_pace import stated_pace_s
 from pipeplan.checker.structure import check_grid, check_structure
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
@@ -71,8 +72,9 @@ def check_baselines(document: PlanDocument, model: CheckedModel, same: Same) -> 
             _check_none(entry, name, document)
             continue
         stated = straight if name == MODEL else _baseline(entry, document, model)
+        own_s = _stated_s(entry, stated or document, same)
         if entry.get("gain") is not None or stated is None:
-            same(entry["gain"], entry["minibatch_s"].number() / document.pace_s)
+            same(entry["gain"], own_s / document.stated_s)
         if stated is None:
             known = False
             continue
@@ -120,6 +122,16 @@ def _baseline(entry: Node, document: PlanDocument, model: CheckedModel) -> PlanD
         if stage.versions != (needed := weight_versions(baseline, index)):
             plan.fail(f"stage {index + 1} keeps {needed} versions of its weights, not {stage.versions}")
     return baseline
+
+
+def _stated_s(entry: Node, baseline: PlanDocument, same: Same) -> float:
+    """The stated pace of a baseline, in seconds per minibatch; in plans from before it was stated, the formulas'."""
+    formulas_s, stated, simulated = entry["minibatch_s"].number(), entry.get("stated_s"), entry.get("simulated_s")
+    if stated is None and baseline.root.get("stated") is None:
+        return formulas_s
+    found = stated_pace_s(formulas_s, None if simulated is None else simulated.number(), baseline)
+    same(entry["stated_s"], found)
+    return found
 
 
 def _check_kind(baseline: PlanDocument, name: str) -> None:

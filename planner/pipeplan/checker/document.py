@@ -104,6 +104,12 @@ class PlanDocument:
         return self.root["prediction"]
 
     @property
+    def stated_s(self) -> float:
+        """The pace that the answer states, in seconds per minibatch; that of the formulas in older plans."""
+        stated = self.root.get("stated")
+        return self.pace_s if stated is None else stated["minibatch_s"].number()
+
+    @property
     def accumulates(self) -> bool:
         """Whether all stages make one update for the same number of minibatches."""
         return self.schedule in ACCUMULATING

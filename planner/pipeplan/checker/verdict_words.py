@@ -171,6 +171,13 @@ def simplest_text(fastest: ProofState, pace_s: float, within: float) -> str:
     return f"{head}; the fastest (--simplest 0) is {fastest.text}"
 
 
+def simulated_text(fastest: ProofState, pace_s: float) -> str:
+    """The verdict on a plan of this pace by the formulas that was taken because its stated pace is shorter."""
+    slower = _percent(pace_s / fastest.pace_s - 1)
+    head = f"by the formulas {slower} slower than the fastest plan, and taken as it is faster in the simulation"
+    return f"{head}; the fastest by the formulas (--no-simulation) is {fastest.text}"
+
+
 def gap_of(pace_s: float, bound_s: float) -> float:
     """How much faster than a pace, as a fraction of it, a plan at the bound would be; 0 where the bound is no lower."""
     return max(0.0, 1.0 - bound_s / pace_s) if pace_s > 0 else 0.0

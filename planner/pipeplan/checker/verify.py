@@ -18,6 +18,7 @@ from pipeplan.checker.model import CheckedModel, checked_model
 from pipeplan.checker.pace import batch_parts, update_interval
 from pipeplan.checker.proof import NOT_SHOWN, ShownBound, check_claims
 from pipeplan.checker.searched_space import outside_space
+from pipeplan.checker.stated_pace import check_stated_pace
 from pipeplan.checker.structure import check_options, check_structure
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
@@ -127,6 +128,7 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
         structure,
         _try("constraints", lambda: check_options(document, model)),
         _try("pace", lambda: check_pace(document, model, figures)),
+        _try("stated pace", lambda: check_stated_pace(document, _same), "plan.json is older, and states none"),
         _try("stages", lambda: check_stages(document, model, figures)),
         _try("memory", lambda: check_memory(document, figures)),
         _try("description", lambda: _check_words(document, profile, pace(), figures)),
@@ -191,7 +193,7 @@ def check_pace(document: PlanDocument, model: CheckedModel, figures: tuple[Stage
     _same(prediction["minibatch_s"], pace)
     _same(prediction["minibatches_per_s"], 1.0 / pace)
     _same(prediction["copies_synchronisation_s"], among / update_interval(document))
-    return f"{show_time(pace)} for each minibatch"
+    return f"{show_time(pace)} for each minibatch by the formulas"
 
 
 def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...]) -> str:

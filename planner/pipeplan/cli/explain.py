@@ -72,7 +72,9 @@ def command(
     wishes = RobustnessSettings(samples, seed, None if spread is None else parse_share(spread, "--spread"))
     settings = replace(SEARCH, solver=solver)
     with status("choosing between synchronous and asynchronous plans …"):
-        problem, plan, origin, proof = _subject(profile_option, arguments, Deadline.after(settings.time_limit_s))
+        problem, plan, origin, (proof, stated_s) = _subject(
+            profile_option, arguments, Deadline.after(settings.time_limit_s)
+        )
     for line in origin:
         note(line, dim=True)
     try:
@@ -82,7 +84,7 @@ def command(
                 interrupted()
                 show_status(f"{text} …")
 
-            explanation = explain_plan(problem, settings, wishes, plan, progress, proof=proof)
+            explanation = explain_plan(problem, settings, wishes, plan, progress, proof=proof, stated_s=stated_s)
             interrupted()
     except InfeasibleError:
         ends = Deadline.after(settings.time_limit_s)
@@ -95,19 +97,20 @@ def command(
 
 def _subject(
     profile: Path | None, arguments: dict[str, Any], deadline: Deadline
-) -> tuple[Problem, Plan | None, list[str], str | None]:
-    """The problem, the plan to explain (None: the one that a solve takes), lines on where they come from, and what is
-    shown of the plan."""
+) -> tuple[Problem, Plan | None, list[str], tuple[str | None, float | None]]:
+    """The problem, the plan to explain (None: the one that a solve takes), lines on where they come from, what is shown
+    of the plan, and its stated pace in seconds per minibatch."""
     path: Path | None = arguments["profile"]
     if path is not None and plan_file.is_plan(path):
         _refuse_problem_options(path)
         problem, plan = plan_file.read_plan(path, profile)
-        shown = check_readable_plan(plan_file.read_plan_document(path), problem.profile).proof
-        return problem, plan, [f"plan: {path}, made from {_source(problem)}"], shown
+        root = plan_file.read_plan_document(path)
+        known = check_readable_plan(root, problem.profile).proof, plan_file.stated_pace_s(root)
+        return problem, plan, [f"plan: {path}, made from {_source(problem)}"], known
     if profile is not None and path is not None:
         raise InputError(f"{path} is not a plan but a profile: leave out --profile")
     built, origin = problem_of(arguments | {"profile": path or profile}, deadline)
-    return built.problem, None, [origin, *([] if built.synchrony is None else [built.synchrony.reason])], None
+    return built.problem, None, [origin, *([] if built.synchrony is None else [built.synchrony.reason])], (None, None)
 
 
 def _source(problem: Problem) -> str:

@@ -179,6 +179,7 @@ def command(
             maximum_cuts=settings.maximum_cuts,
             deadline=deadline,
             simplest=settings.simplest,
+            simulate=settings.simulate,
             **fields,
         )
         if built.synchrony is None:
@@ -352,5 +353,5 @@ def _fewest_line(fewest: FewestWorkers) -> str:
     less = "" if fewest.fewer_s is None else f"; one fewer takes {show_time(fewest.fewer_s)}"
     return (
         f"{fewest.workers} workers come within {fewest.slower:.2%} of the best, {fewest.best.plan.config} on "
-        f"{fewest.best.plan.busy} workers ({show_time(fewest.best.objective_s)}){less}"
+        f"{fewest.best.plan.busy} workers ({show_time(fewest.best.predicted_s)}){less}"
     )

@@ -23,8 +23,8 @@ from pipeplan.util.units import show_pace, show_size, show_time
 
 if TYPE_CHECKING:  # `describe_cluster` is imported without waiting for the solvers
     from pipeplan.planning.choose_synchrony import SynchronyChoice
-    from pipeplan.planning.simulated import PlanSimulation
     from pipeplan.planning.solve import Outcome
+    from pipeplan.planning.stated.pace import PlanSimulation
 
 EXPENDABLE = ("link", "to next", "servers", "sync", "depth")
 """Columns of the stages that are left out, the first one first, where a terminal is too narrow."""
@@ -34,7 +34,7 @@ LONGEST_CONFIG = 15
 
 def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     """An outcome as lines and a table, each to be printed from a line of its own."""
-    plan, score = outcome.plan, outcome.evaluation
+    plan = outcome.plan
     cluster, profile = outcome.problem.cluster, outcome.problem.profile
     purpose = "inference" if plan.inference else "training"
     yield Text.assemble(
@@ -57,7 +57,7 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     for line in outcome.throughput.lines:
         yield Text(f"  {line}")
     yield from _rivals(outcome.simulation)
-    yield from _gains(outcome.baselines, score.pace_s)
+    yield from _gains(outcome.baselines, outcome.predicted_s)
     yield from _simplicity(outcome)
     colour = "green" if outcome.verdict.proven else "yellow"
     yield Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})")
@@ -79,10 +79,16 @@ def _choice(choice: SynchronyChoice | None) -> Iterator[Text]:
 def _simplicity(outcome: Outcome) -> Iterator[Text]:
     """Lines on a simpler plan that was taken in place of the fastest one, and on what else runs data parallelism."""
     simplified, plan = outcome.simplification, outcome.plan
-    if simplified is not None:
+    fastest = "" if simplified is None else short_config(simplified.fastest.config, LONGEST_CONFIG)
+    if simplified is not None and simplified.within is None:
         yield Text(
-            f"Simplest: {simplified.kind} comes within {simplified.within:.0%} of the fastest plan, "
-            f"{short_config(simplified.fastest.config, LONGEST_CONFIG)}; --simplest 0 takes that."
+            f"Taken by simulation: {simplified.kind}; the plan that is fastest by the formulas, {fastest}, is slower "
+            "in it; --no-simulation takes that."
+        )
+    elif simplified is not None:
+        yield Text(
+            f"Simplest: {simplified.kind} comes within {simplified.within:.0%} of the fastest plan, {fastest}; "
+            "--simplest 0 takes that."
         )
     if len(plan.stages) == 1 and plan.busy > 1 and not plan.inference:
         if plan.copies == 1:
@@ -106,8 +112,8 @@ def _prediction(outcome: Outcome) -> Iterator[Text]:
     ratio = simulation.stated_ratio
     if simulation.differs and ratio is not None:
         yield Text.assemble(
-            f"  By the formulas, which the gains and the verdict are about: {show_time(score.pace_s)} each, bound by "
-            f"{score.bound}. The simulation takes ",
+            f"  By the formulas, which the verdict is about: {show_time(score.pace_s)} each, bound by {score.bound}. "
+            "The simulation takes ",
             (f"{ratio:.2f} x", "bold yellow" if ratio > 1 else "bold"),
             " as long; `pipeplan simulate` shows where the workers wait.",
         )
@@ -220,24 +226,26 @@ def _own_stages(numbers: Sequence[int]) -> str:
     return "+".join(map(str, numbers)) or "."
 
 
-def _gains(baselines: tuple[Baseline, ...], pace_s: float) -> list[Text]:
-    """The speedup over each baseline, a line for each."""
+def _gains(baselines: tuple[Baseline, ...], stated_s: float) -> list[Text]:
+    """The speedup over each baseline by stated paces, a line for each."""
     lines = []
     # A factor is over the best plan of its kind on any workers.
-    fewer = any(baseline.name == ON_FEWER for baseline in baselines)
+    fewer_s = min((one.stated_s for one in baselines if one.name == ON_FEWER and one.stated_s), default=float("inf"))
     for baseline in baselines:
-        gain = baseline.gain(pace_s)
+        gain = baseline.gain(stated_s)
         name = baseline.name + (f" ({short_config(baseline.config, LONGEST_CONFIG)})" if baseline.config else "")
         line = Text(f"  over {name:<41} ")
-        if baseline.pace_s is None or gain is None:
+        if baseline.stated_s is None or gain is None:
             line.append("-", "dim")
-        elif baseline.name == PARALLEL and fewer:
-            line.append("-", "dim").append(f"  {show_time(baseline.pace_s)}  slower than on fewer workers", "dim")
+        elif baseline.name == PARALLEL and fewer_s < baseline.stated_s:
+            line.append("-", "dim").append(f"  {show_time(baseline.stated_s)}  slower than on fewer workers", "dim")
         else:
             line.append(f"{gain:.2f}x" if gain >= 1 else f"{gain:.3f}x", "bold")
-            line.append(f"  {show_time(baseline.pace_s)}")
+            line.append(f"  {show_time(baseline.stated_s)}")
         if baseline.remark:
             line.append(f"  {baseline.remark}", "dim")
+        if baseline.simulation.note:
+            line.append(f"  by the formulas: {baseline.simulation.note}", "dim")
         lines.append(line)
     return lines
 

@@ -8,18 +8,22 @@ from typing import Any
 
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.explanation import sensitivity
-from pipeplan.explanation.second_best import Alternatives, find_alternatives
+from pipeplan.explanation.second_best import Alternative, Alternatives, find_alternatives, with_stated_paces
 from pipeplan.explanation.sensitivity import ChangeEffect, Robustness, change_effects
 from pipeplan.explanation.time_breakdown import ResourceLoad, TimeBreakdown, break_down_time, resource_loads
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import ON_FEWER, UNPIPELINED
+from pipeplan.planning.baselines import FASTEST, ON_FEWER, UNPIPELINED
 from pipeplan.planning.reuse import reusing
 from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.stated.pace import simulated
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
+from pipeplan.util.deadline import Deadline
 
 FORMAT, VERSION = "pipeplan-explanation", 1
+STATING_S = 5.0
+"""Seconds to simulate the second choice and the alternatives after it."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,14 @@ class Explanation:
     effects: tuple[ChangeEffect, ...]
     robustness: Robustness | None
     """None if the profile has no spread."""
+    stated_s: float
+    """The stated pace of the plan, in seconds per minibatch: simulated where that differs from the formulas."""
     proof: str = ""
     """A clause on faster plans: the solvers' verdict, or what the check of a plan file shows."""
 
     @property
     def behind_best(self) -> float:
-        """How much slower the plan is than the best, relative; 0 within the tolerance."""
+        """How much slower the plan is than the best by the formulas, relative; 0 within the tolerance."""
         behind = self.evaluation.pace_s / self.best.evaluation.pace_s - 1
         return behind if behind > TOLERANCE else 0.0
 
@@ -67,14 +73,17 @@ def explain_plan(
     progress: Callable[[str], None] = lambda _: None,
     *,
     proof: str | None = None,
+    stated_s: float | None = None,
 ) -> Explanation:
     """Explain a plan, by default the one that the solve takes; `proof` is what is shown about a given plan.
+
+    `stated_s` is its stated pace, in seconds per minibatch; without it the plan is simulated.
 
     The searches for other plans and clusters reuse what those before them have found. Raises `InfeasibleError` if no
     plan fits.
     """
     with reusing():
-        return _explained(problem, settings, wishes, plan, progress, proof)
+        return _explained(problem, settings, wishes, plan, progress, (proof, stated_s))
 
 
 def _explained(
@@ -83,17 +92,21 @@ def _explained(
     wishes: RobustnessSettings,
     plan: Plan | None,
     progress: Callable[[str], None],
-    proof: str | None,
+    known: tuple[str | None, float | None],
 ) -> Explanation:
     progress("solving")
-    best = solve(problem, settings)
+    best, (proof, stated_s) = solve(problem, settings), known
     plan = best.plan if plan is None else plan
     score, cuts = evaluate(plan, problem), enumerate_cuts(problem, settings.maximum_cuts)
-    anatomies = [break_down_time("this plan", plan, problem)]
+    if stated_s is None:
+        answered = plan == best.plan
+        stated_s = best.predicted_s if answered else simulated("", plan, score, problem, Deadline()).stated_s
+    anatomies = [break_down_time("this plan", plan, problem, stated_s)]
     for baseline in best.baselines:
-        if baseline.plan is not None and baseline.name not in (UNPIPELINED, ON_FEWER):
-            anatomies.append(break_down_time(baseline.name, baseline.plan, problem))
+        if baseline.plan is not None and baseline.name not in (UNPIPELINED, ON_FEWER, FASTEST):
+            anatomies.append(break_down_time(baseline.name, baseline.plan, problem, baseline.stated_s))
     others = find_alternatives(problem, cuts, plan, score.pace_s, progress)
+    others = with_stated_paces(others, problem, Deadline.after(STATING_S))
     changed = []
     for effect in change_effects(problem, cuts, best.plan, best.evaluation.pace_s):
         changed.append(effect)
@@ -107,6 +120,7 @@ def _explained(
         anatomies=tuple(anatomies),
         alternatives=others,
         effects=tuple(changed),
+        stated_s=stated_s,
         proof=best.verdict.text if proof is None else proof,
         robustness=_robustness(problem, cuts, plan, wishes, progress),
     )
@@ -141,25 +155,16 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "cluster": explanation.problem.cluster.name,
         "plan": explanation.plan.to_json() | {"config": explanation.plan.config},
         "minibatch_s": score.pace_s,
+        "stated_s": explanation.stated_s,
         "bound_by": score.bound,
         "behind_best": explanation.behind_best,
         "best_config": explanation.best.plan.config,
         "proof": explanation.proof,
         "resources": [asdict(load) for load in explanation.loads],
         "comparison": [asdict(anatomy) | {"sent_bytes": anatomy.sent_bytes} for anatomy in explanation.anatomies],
-        "second_choice": None
-        if second is None
-        else {"config": second.plan.config, "minibatch_s": second.pace_s, "behind": second.behind, "part": second.part},
+        "second_choice": None if second is None else _alternative_json(second),
         "second_choice_exact": explanation.alternatives.exact,
-        "alternatives": [
-            {
-                "config": alternative.plan.config,
-                "minibatch_s": alternative.pace_s,
-                "behind": alternative.behind,
-                "part": alternative.part,
-            }
-            for alternative in explanation.alternatives.found
-        ],
+        "alternatives": [_alternative_json(alternative) for alternative in explanation.alternatives.found],
         "searched": list(explanation.alternatives.searched),
         "what_if": [
             {
@@ -172,6 +177,16 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
             for effect in explanation.effects
         ],
         "robustness": _robustness_json(explanation.robustness),
+    }
+
+
+def _alternative_json(one: Alternative) -> dict[str, Any]:
+    return {
+        "config": one.plan.config,
+        "minibatch_s": one.pace_s,
+        "stated_s": one.stated_s,
+        "behind": one.behind,
+        "part": one.part,
     }
 
 

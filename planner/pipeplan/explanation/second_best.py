@@ -9,9 +9,11 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.fast import USEFUL, best_plan
+from pipeplan.planning.stated.pace import simulated
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Options, Problem
+from pipeplan.util.deadline import Deadline
 
 MOST_STAGES = 32
 """Numbers of stages are searched one by one up to this."""
@@ -30,7 +32,9 @@ class Alternative:
     plan: Plan
     pace_s: float
     behind: float
-    """How much slower it is than the best plan, relative."""
+    """How much slower it is than the best plan by the formulas, relative."""
+    stated_s: float | None = None
+    """The stated pace, in seconds per minibatch: simulated where that differs from the formulas; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,15 @@ def find_alternatives(
         _contended(plan, problem) for plan in [best, *(alternative.plan for alternative in alternatives[:1])]
     )
     return Alternatives(tuple(alternatives[:ENOUGH]), tuple(searched), certain and known)
+
+
+def with_stated_paces(alternatives: Alternatives, problem: Problem, deadline: Deadline) -> Alternatives:
+    """The alternatives with their stated paces. The order stays that of the formulas, by which they were found."""
+    found = []
+    for one in alternatives.found:
+        told = simulated(one.part, one.plan, evaluate(one.plan, problem), problem, deadline)
+        found.append(replace(one, stated_s=told.stated_s))
+    return replace(alternatives, found=tuple(found))
 
 
 def _contended(plan: Plan, problem: Problem) -> bool:

@@ -36,11 +36,13 @@ def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
         (f"Plan {short_config(explanation.plan.config, 40)}", "bold"),
         f" for {purpose} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
         f"{one_line(problem.cluster.name)} ({describe_cluster(problem.cluster)}): "
-        f"{show_time(score.pace_s)} a minibatch",
+        f"{show_time(explanation.stated_s)} a minibatch",
     )
+    if explanation.stated_s != score.pace_s:
+        yield f"That is simulated. By the formulas, to which the shares below refer, it is {show_time(score.pace_s)}."
     if explanation.behind_best:
         found = f"the best plan that was found, {explanation.best.plan.config}"
-        yield Text(f"It is {explanation.behind_best:.1%} slower than {found}.", "yellow")
+        yield Text(f"By the formulas it is {explanation.behind_best:.1%} slower than {found}.", "yellow")
     yield f"Proof: {one_line(explanation.proof)}."
     yield from _heading(f"What bounds the pace: {score.bound}")
     yield _loads(explanation)
@@ -52,7 +54,7 @@ def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
     yield from baseline_reasons(explanation.anatomies, problem.capacity)
     yield from _heading("Second choice")
     yield from _alternatives(explanation)
-    yield from _heading("What would help")
+    yield from _heading("What would help, by the formulas")
     yield _effects(explanation.effects)
     yield from _heading("How firmly it stands")
     yield _robustness(explanation.robustness)
@@ -117,7 +119,7 @@ def _anatomies(anatomies: tuple[TimeBreakdown, ...]) -> Table:
     table = _table("", *(anatomy.name for anatomy in anatomies))
     rows = [
         ("configuration", [short_config(anatomy.config, LONGEST_CONFIG) for anatomy in anatomies]),
-        ("time of a minibatch", [show_time(anatomy.pace_s) for anatomy in anatomies]),
+        ("time of a minibatch", [show_time(anatomy.stated_s) for anatomy in anatomies]),
         ("workers in use", [str(anatomy.busy) for anatomy in anatomies]),
         ("time spent computing", [f"{anatomy.computing:.0%}" for anatomy in anatomies]),
         ("lost to communication", [f"{anatomy.communication:.0%}" for anatomy in anatomies]),
@@ -138,7 +140,7 @@ def baseline_reasons(anatomies: tuple[TimeBreakdown, ...], capacity: float) -> l
         if baseline.config == plan.config:
             lines.append(f"This plan is {_named(baseline.name)}.")
             continue
-        times = baseline.pace_s / plan.pace_s
+        times = baseline.stated_s / plan.stated_s
         speed = f"{times:.2f} times as slow" if times > 1 + MATTERS else "as fast" if times > 1 - MATTERS else "faster"
         cause, share = max(
             ("communication", baseline.communication), ("idling", baseline.idle), key=lambda entry: entry[1]
@@ -163,16 +165,17 @@ def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
     else:
         table = _table("configuration", "a minibatch", "behind", "searched among")
         for alternative in alternatives.found:
-            behind = f"{alternative.behind:+.1%}" if abs(alternative.behind) > MATTERS else "0%"
+            stated_s = alternative.pace_s if alternative.stated_s is None else alternative.stated_s
+            behind = stated_s / explanation.stated_s - 1
             table.add_row(
                 Text(short_config(alternative.plan.config, LONGEST_CONFIG)),
-                show_time(alternative.pace_s),
-                behind,
+                show_time(stated_s),
+                f"{behind:+.1%}" if abs(behind) > MATTERS else "0%",
                 Text(alternative.part),
             )
         yield table
     if alternatives.exact:
-        yield "No other configuration of the searched space is better than the first of these."
+        yield "By the formulas no other configuration of the searched space is better than the first of these."
     else:
         yield f"Searched: {'; '.join(merged_parts(alternatives.searched))}. {_left_out(explanation)}"
 

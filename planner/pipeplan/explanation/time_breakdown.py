@@ -22,7 +22,9 @@ class TimeBreakdown:
     name: str
     config: str
     pace_s: float
-    """Seconds per minibatch."""
+    """Seconds per minibatch by the formulas, to which the shares refer."""
+    stated_s: float
+    """Seconds per minibatch as they are stated: simulated where that differs from the formulas."""
     bound: str
     """The slowest resource."""
     busy: int
@@ -47,8 +49,8 @@ class TimeBreakdown:
         return self.boundary_bytes + self.allreduce_bytes
 
 
-def break_down_time(name: str, plan: Plan, problem: Problem) -> TimeBreakdown:
-    """Break the time of a plan for a problem down, under a name for tables."""
+def break_down_time(name: str, plan: Plan, problem: Problem, stated_s: float | None = None) -> TimeBreakdown:
+    """Break the time of a plan for a problem down, under a name for tables; `stated_s` is its stated pace, if known."""
     score = evaluate(plan, problem)
     free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).pace_s
     computing = ideal_pace(problem) / score.pace_s
@@ -58,6 +60,7 @@ def break_down_time(name: str, plan: Plan, problem: Problem) -> TimeBreakdown:
         name=name,
         config=plan.config,
         pace_s=score.pace_s,
+        stated_s=score.pace_s if stated_s is None else stated_s,
         bound=score.bound,
         busy=plan.busy,
         computing=computing,

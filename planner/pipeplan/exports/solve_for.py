@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.exports.target import ExportFile, ExportTarget, export_files
 from pipeplan.plan.schedules import FLUSHING, STASHING
 from pipeplan.planning.fast import best_plan
 from pipeplan.planning.solve import Outcome
+from pipeplan.planning.stated.choose import stated_plan_s
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Options, Problem
+from pipeplan.util.deadline import Deadline
+
+STATING_S = 5.0
+"""Seconds to simulate a plan without the restriction."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class TargetedProblem:
         return export_files(self.target, outcome.problem, outcome.plan)
 
     def cost(self, outcome: Outcome, maximum_cuts: int) -> str:
-        """The cost of the restriction as a sentence: the best plans without it, and how much faster they are.
+        """The cost of the restriction as a sentence: the best plans without it, and how much faster they are stated.
 
         One has the schedule of the target, the other pipeplan's default one. Only the dynamic program looks for them.
         """
@@ -46,7 +52,10 @@ class TargetedProblem:
             best = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
             if best is None:
                 continue
-            gain = speedup_text(outcome.objective_s / best.pace_s)
+            pace_s = best.pace_s
+            if outcome.simulation.simulated_s is not None:
+                pace_s = stated_plan_s(problem, best.plan, evaluate(best.plan, problem), Deadline.after(STATING_S))
+            gain = speedup_text(outcome.predicted_s / pace_s)
             alternatives.append(f"{best.plan.config} by {options.schedule}, {gain}")
         return (
             f"Restricted to what {self.target.title} can express. Without the restriction: {'; '.join(alternatives)}."

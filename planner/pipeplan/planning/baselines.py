@@ -11,6 +11,7 @@ from pipeplan.cost import formulas
 from pipeplan.cost.evaluate import evaluate, memory_excess_message
 from pipeplan.cost.stage_times import grid_shape_of, plain_data_parallel
 from pipeplan.plan.plan import Plan
+from pipeplan.planning.stated.pace import NOT_SIMULATED, PlanSimulation
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
@@ -21,6 +22,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 PARALLEL, ON_FEWER = "data parallelism", "data parallelism on fewer workers"
 UNIFORM_GRID, STRAIGHT, UNPIPELINED = "best uniform grid", "best straight pipeline", "model parallelism"
+FASTEST = "fastest plan"
+"""The plan that is fastest by the formulas, where another was taken."""
 NO_TIME = "there was no time left to search for it; give more with --time-limit"
 STOPPED = "not searched for, as Ctrl-C came before"
 LEAST_DIFFERENCE = 1e-6
@@ -35,7 +38,7 @@ MOST_EFFORT = 1_000_000
 
 @dataclass(frozen=True)
 class Baseline:
-    """A simple way to use the cluster. `pace_s` is in seconds per minibatch, None where no such plan was found."""
+    """A simple way to use the cluster. `pace_s` is by the formulas, in seconds per minibatch; None without a plan."""
 
     name: str
     pace_s: float | None
@@ -45,13 +48,20 @@ class Baseline:
     """The stages of the baseline."""
     fits: bool = True
     """Whether it fits in memory. What does not fit is no plan that another one could be faster than."""
+    simulation: PlanSimulation = NOT_SIMULATED
+    """What a simulation of the baseline says."""
 
-    def gain(self, pace_s: float) -> float | None:
-        """The speed-up of a plan with the given pace over this baseline.
+    @property
+    def stated_s(self) -> float | None:
+        """The pace that is stated for it, in seconds per minibatch: simulated where that differs from the formulas."""
+        return None if self.pace_s is None else self.simulation.pace_s(self.pace_s)
+
+    def gain(self, stated_s: float) -> float | None:
+        """The speed-up over this baseline, as it is stated, of a plan with the given stated pace.
 
         It is None where either pace is unknown or zero, and where the baseline does not fit in memory.
         """
-        return None if self.pace_s is None or pace_s == 0 or not self.fits else self.pace_s / pace_s
+        return None if self.stated_s is None or stated_s == 0 or not self.fits else self.stated_s / stated_s
 
 
 def quick_baselines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:

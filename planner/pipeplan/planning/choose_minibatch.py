@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.fast import best_in_time
+from pipeplan.planning.stated.choose import stated_plan_s
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
@@ -28,13 +30,19 @@ class MinibatchChoice:
 
 
 def choose_minibatch(
-    problem: Problem, maximum_cuts: int, batch: int | None = None, deadline: Deadline = NO_DEADLINE
+    problem: Problem,
+    maximum_cuts: int,
+    batch: int | None = None,
+    deadline: Deadline = NO_DEADLINE,
+    *,
+    simulate: bool = True,
 ) -> tuple[Problem, list[MinibatchChoice]]:
     """The problem at its best size, and the results of all sizes, best first.
 
-    Among equally fast sizes the smallest is taken. A `batch`, in samples per update, restricts the sizes to its
-    divisors and sets the minibatches per update of each. The sizes share the time until the deadline. Raises
-    `InputError` if the profile holds a single size, and `InfeasibleError` if no size has a plan that fits.
+    Sizes are compared by the stated paces of their best plans, or without `simulate` by the formulas. Among equally
+    fast sizes the smallest is taken. A `batch`, in samples per update, restricts the sizes to its divisors and sets the
+    minibatches per update of each. The sizes share the time until the deadline. Raises `InputError` if the profile
+    holds a single size, and `InfeasibleError` if no size has a plan that fits.
     """
     sizes = [size.minibatch for size in problem.profile.all_sizes]
     if len(sizes) == 1:
@@ -48,8 +56,13 @@ def choose_minibatch(
         accumulate = problem.options.accumulate if batch is None else batch // size
         options = replace(problem.options, accumulate=accumulate)
         sized = replace(problem, profile=problem.profile.rescaled(size), options=options)
-        best, in_time = best_in_time(sized, maximum_cuts, deadline.share(1 / (len(tried) - number)))
-        rate, config = (None, "") if best is None else (size / best.pace_s, best.plan.config)
+        ends = deadline.share(1 / (len(tried) - number))
+        best, in_time = best_in_time(sized, maximum_cuts, ends)
+        rate, config = None, ""
+        if best is not None:
+            score = evaluate(best.plan, sized)
+            rate = size / (stated_plan_s(sized, best.plan, score, ends) if simulate else score.pace_s)
+            config = best.plan.config
         choices.append(MinibatchChoice(sized, rate, config, in_time))
     choices.sort(key=lambda choice: -(choice.samples_per_s or 0.0))
     if choices[0].samples_per_s is None and not all(choice.in_time for choice in choices):

@@ -18,11 +18,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, CORRECTED, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.planning.compare_flushes import compare_flushes, taken
 from pipeplan.planning.fast import best_in_time
+from pipeplan.planning.stated.choose import stated_plan_s
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import halved
@@ -79,8 +81,12 @@ def choose_schedule(
     staleness: str,
     maximum_cuts: int,
     deadline: Deadline = NO_DEADLINE,
+    *,
+    simulate: bool = True,
 ) -> tuple[Problem, list[ScheduleChoice]]:
     """The problem with the best schedule, and all choices that were tried, best first; extrapolated sizes come last.
+
+    Schedules are compared by the stated paces of their best plans, or without `simulate` by the formulas.
 
     `batch` is in samples per update. Among equally fast schedules the least stale one is taken. The choices share the
     time until the deadline. Raises `InputError` if the batch cannot be cut into minibatches, and `InfeasibleError` if
@@ -100,8 +106,10 @@ def choose_schedule(
         problem = Problem(sized, cluster, chosen)
         ends = deadline.share(1 / (len(tried) - number + (staleness == "none")))
         best_found, in_time = best_in_time(problem, maximum_cuts, ends, _CHOICE_GAP)
-        pace, config = (None, "") if best_found is None else (best_found.pace_s / size, best_found.plan.config)
-        plan = None if best_found is None else best_found.plan
+        pace, config, plan = None, "", None
+        if best_found is not None:
+            plan, config, score = best_found.plan, best_found.plan.config, evaluate(best_found.plan, problem)
+            pace = (stated_plan_s(problem, plan, score, ends) if simulate else score.pace_s) / size
         choices.append(ScheduleChoice(problem, pace, config, in_time, size not in {*own, *known}, plan))
     feasible = [choice for choice in choices if choice.sample_s is not None]
     if not feasible and not all(choice.in_time for choice in choices):
@@ -111,7 +119,7 @@ def choose_schedule(
     feasible = [choice for choice in feasible if not choice.extrapolated] or feasible
     least = min(choice.sample_s for choice in feasible if choice.sample_s is not None)
     best = next(choice for choice in feasible if choice.sample_s is not None and choice.sample_s <= least * (1 + 1e-9))
-    simulated = simulated_choices(best, deadline) if staleness == "none" else []
+    simulated = simulated_choices(best, deadline) if staleness == "none" and simulate else []
     choices.sort(key=lambda one: (one.sample_s is None, one.extrapolated, one.sample_s or 0.0))
     best = next((one for one in simulated if one.note.startswith(TAKEN)), best)
     return best.problem, [*choices, *simulated]

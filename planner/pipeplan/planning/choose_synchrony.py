@@ -1,11 +1,12 @@
 """`--schedule best`: the synchronous plan, unless an asynchronous one is faster by more than a given gain.
 
-Two candidates are compared by samples per second: the fastest synchronous plan and the fastest asynchronous one. The
-synchronous ones are data parallelism, which is a plan of one stage, and pipelines that drain for every update
-(`1f1b-flush`), with the batch of data parallelism on all workers unless another is given. A pipeline that drains has to
-gain a few percent over data parallelism (`simplest.LEAST_GAIN`). The asynchronous ones are
-those of `1f1b-stashing`, which update after as many minibatches as a stage has replicas, or of `2bw` with the same
-batch where staleness is to be bounded, or where a stage would otherwise update less often than the given batch asks.
+Two candidates are compared by samples per second, at the pace that an answer would state for them: the fastest
+synchronous plan and the fastest asynchronous one, which are searched for by the formulas. The synchronous ones are data
+parallelism, which is a plan of one stage, and pipelines that drain for every update (`1f1b-flush`), with the batch of
+data parallelism on all workers unless another is given. A pipeline that drains has to gain a few percent over data
+parallelism (`simplest.LEAST_GAIN`). The asynchronous ones are those of `1f1b-stashing`, which update after as many
+minibatches as a stage has replicas, or of `2bw` with the same batch where staleness is to be bounded, or where a stage
+would otherwise update less often than the given batch asks.
 
 With the objective `time-to-goal` asynchronous plans are ranked by seconds per sample times their measured cost in
 samples (`pipeplan.plan.learning_cost`). Where nothing is measured the choice falls back to the rate, and says so.
@@ -87,8 +88,11 @@ def choose_synchrony(
     may_correct: bool = False,
     objective: str = RATE,
     shown: bool = True,
+    simulate: bool = True,
 ) -> SynchronyChoice:
     """The choice between the fastest synchronous and the fastest asynchronous plan.
+
+    Plans are compared by their stated paces, or without `simulate` by the formulas.
 
     With `may_correct` the asynchronous plan is one whose updates are corrected, where that was seen to help. The
     `objective` is one of `OBJECTIVES`. Where the choice is not `shown`, only the plan that is taken has to be exact: a
@@ -106,7 +110,7 @@ def choose_synchrony(
     workers = min(cluster.workers, options.max_workers or cluster.workers)
     samples = workers * profile.minibatch if batch is None else batch
     corrects = may_correct and is_helped(profile.optimizer_name, profile.optimizer_state_ratio)
-    kinds = PlanKinds(profile, cluster, options, samples, maximum_cuts, corrects)
+    kinds = PlanKinds(profile, cluster, options, samples, maximum_cuts, corrects, simulate)
     most_stale = MOST_STALE if staleness is None else None
     keeps_batch = batch is not None
     try:
@@ -130,7 +134,7 @@ def _compare_goals(
         return choice
     stale = [choice.asynchronous]
     if staleness == "any" and (buffered := kinds.best(kinds.asynchronous("bounded"), deadline.share(0.4))):
-        stale.append(buffered)
+        stale.append(kinds.as_answered(buffered, deadline.share(0.2)))
     for one in tuple(stale):
         if kinds.corrects and one.problem.options.correction == "none":
             corrected = kinds.best(kinds.corrected(one), deadline.share(0.4))
@@ -138,7 +142,7 @@ def _compare_goals(
             corrected = kinds.best(kinds.corrected(one, "none"), deadline.share(0.4))
         else:
             corrected = None
-        stale += [] if corrected is None else [corrected]
+        stale += [] if corrected is None else [kinds.as_answered(corrected, deadline.share(0.2))]
     ranked = [
         (one.goal_sample_s, one)
         for one in stale
@@ -207,6 +211,8 @@ def _compare(
     if asynchronous is not None and kinds.corrects and max(asynchronous.updates.stale_by) <= CORRECTED_DELAY:
         # Where memory is too short for a correction, the plan goes without.
         asynchronous = kinds.best(kinds.corrected(asynchronous), deadline.share(0.2)) or asynchronous
+    if asynchronous is not None and _may_be_taken(asynchronous, most_stale):
+        asynchronous = kinds.as_answered(asynchronous, deadline.share(0.2))
     known, others = known_sizes(kinds.profile, minibatch_sizes(kinds.profile.minibatch, kinds.samples))
     parallel = kinds.best(kinds.data_parallel(), deadline.share(0.2))
     # A pipeline that drains has to gain so much over data parallelism to be taken.
@@ -220,6 +226,8 @@ def _compare(
         return SynchronyChoice(None, asynchronous, gain, asynchronous, reason + kept)
     if synchronous is None:
         synchronous = kinds.best(kinds.flushing(others, extrapolated=True), deadline)
+    if synchronous is not None and synchronous is not parallel:
+        synchronous = kinds.as_answered(synchronous, deadline.share(0.2))
     taken = asynchronous or synchronous
     if taken is None:
         raise InfeasibleError("no schedule has a plan that fits, or none was found in time")

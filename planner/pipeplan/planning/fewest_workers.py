@@ -31,8 +31,8 @@ class FewestWorkers:
 
     @property
     def slower(self) -> float:
-        """How much slower the plan is than the best one, relative."""
-        return max(0.0, self.outcome.evaluation.pace_s / self.best.evaluation.pace_s - 1)
+        """How much slower the plan is than the best one by stated paces, relative."""
+        return max(0.0, self.outcome.predicted_s / self.best.predicted_s - 1)
 
 
 def search_fewest_workers(
@@ -44,6 +44,8 @@ def search_fewest_workers(
     deadline: Deadline | None = None,
 ) -> FewestWorkers:
     """The best plan on the fewest workers with which some plan is at most `within` (0.05: 5%) slower than the best.
+
+    How few suffice is searched by the formulas.
 
     More workers never slow the best plan down, because they may stay idle; so a binary search finds the number. Under
     contention, where the best plan is not proven, the search finds a number that suffices while no smaller number that
@@ -61,10 +63,13 @@ def search_fewest_workers(
     deadline = deadline or Deadline.after(settings.time_limit_s)
     best = solve(problem, settings, report=report, deadline=deadline.share(SHARES["choice"]))
     steps = deadline.share(SHARES["choice"])
-    limit = best.evaluation.pace_s * (1 + within)
+    fastest, score = best.plan, best.evaluation
+    if best.simplification is not None:  # The simulation took another plan; how few workers suffice, the formulas say.
+        fastest, score = best.simplification.fastest, best.simplification.fastest_score
+    limit = score.pace_s * (1 + within)
     cuts = enumerate_cuts(problem, settings.maximum_cuts, steps.share(0.5))
     # Invariant: `low` workers are too few, with the pace `fewer`, and `high` workers suffice.
-    low, fewer, high = 0, None, best.plan.busy
+    low, fewer, high = 0, None, fastest.busy
     while high - low > 1:
         middle = (low + high) // 2
         try:

@@ -43,7 +43,7 @@ def outcome_lines(outcome: _Outcome) -> list[str]:
     minibatch, cluster = problem.profile.minibatch, problem.cluster
     purpose = "inference" if plan.inference else "training"
     updates = "Inference: the forward pass only." if plan.inference else Updates.of(plan, minibatch).text
-    gains = [(one.name, one.gain(score.pace_s)) for one in outcome.baselines]
+    gains = [(one.name, one.gain(outcome.predicted_s)) for one in outcome.baselines]
     where = f"on cluster {cluster.name} ({plan.busy} of {cluster.workers} workers)"
     rate = 1 / outcome.predicted_s if outcome.predicted_s > 0 else float("inf")
     rates = f"{show_time(outcome.predicted_s)} each, {show_pace(rate * minibatch)} samples/s"

@@ -8,12 +8,15 @@ from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, FLUSHING, STASHING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.choose_schedule import EXTRAPOLATED, known_sizes, minibatch_sizes
-from pipeplan.planning.fast import USEFUL, best_in_time, best_of_known
+from pipeplan.planning.fast import USEFUL, ScoredPlan, best_in_time, best_of_known
+from pipeplan.planning.stated.choose import NEAR, choose_by_simulation
+from pipeplan.planning.stated.pace import simulated
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import Deadline
@@ -29,9 +32,11 @@ class Candidate:
     problem: Problem
     plan: Plan
     pace_s: float
-    """Seconds per minibatch."""
+    """Seconds per minibatch, as it is stated: simulated where that differs from the formulas."""
     extrapolated: bool = False
     """Whether the profile has no times for this minibatch size, nor for a smaller and a larger one."""
+    formulas_s: float = 0.0
+    """Seconds per minibatch by the formulas."""
 
     @property
     def sample_s(self) -> float:
@@ -89,6 +94,7 @@ class Candidate:
             "accumulate": self.plan.accumulate,
             "minibatch": self.problem.profile.minibatch,
             "minibatch_s": self.pace_s,
+            "formulas_s": self.formulas_s,
             "extrapolated": self.extrapolated,
             "correction": self.problem.options.correction,
             "updates": self.updates.to_json(),
@@ -107,6 +113,8 @@ class PlanKinds:
     maximum_cuts: int
     corrects: bool = False
     """Whether asynchronous plans are corrected if gradients are not too old."""
+    simulates: bool = True
+    """Whether plans are compared by their stated paces, and otherwise by the formulas."""
     found: list[Candidate] = field(default_factory=list)
     """All plans found so far."""
 
@@ -152,8 +160,10 @@ class PlanKinds:
         """
         before = len(self.found)
         for problem, extrapolated in problems:
-            best_sample_s = min((one.sample_s for one in self.found[before:]), default=useful_sample_s)
-            useful_s = best_sample_s * problem.profile.minibatch
+            limit_s = min((one.sample_s for one in self.found[before:]), default=useful_sample_s)
+            limit_s *= problem.profile.minibatch
+            # A plan that is a little too slow by the formulas of a flush may be fast enough in the simulation.
+            useful_s = limit_s * (1 + NEAR * (self.simulates and problem.options.schedule in FLUSHING))
             if _least_pace_s(problem) >= useful_s:
                 continue
             # Plans of other kinds have stages that may do well here, too.
@@ -162,8 +172,26 @@ class PlanKinds:
             found, _ = best_in_time(problem, self.maximum_cuts, deadline.share(0.5), useful_s=enough_s)
             best = min((one for one in (found, known) if one is not None), key=lambda one: one.pace_s, default=None)
             if best is not None and best.pace_s < useful_s:
-                self.found.append(Candidate(problem, best.plan, best.pace_s, extrapolated))
+                stated_s = self._stated_s(best, problem, deadline)
+                if stated_s < limit_s:
+                    self.found.append(Candidate(problem, best.plan, stated_s, extrapolated, best.pace_s))
         return min(self.found[before:], key=lambda one: one.sample_s, default=None)
+
+    def _stated_s(self, one: ScoredPlan, problem: Problem, deadline: Deadline) -> float:
+        """The stated pace of a plan, as it is, in seconds per minibatch."""
+        if not self.simulates:
+            return one.pace_s
+        return simulated("", one.plan, evaluate(one.plan, problem), problem, deadline).stated_s
+
+    def as_answered(self, candidate: Candidate, deadline: Deadline) -> Candidate:
+        """The candidate as a solve would answer it: at the depths that are best in the simulation, with their pace."""
+        if not self.simulates:
+            return candidate
+        problem, score = candidate.problem, evaluate(candidate.plan, candidate.problem)
+        plan, score, told = choose_by_simulation(problem, candidate.plan, score, [], None, deadline)
+        answered = replace(candidate, plan=plan, pace_s=told.pace_s(score.pace_s), formulas_s=score.pace_s)
+        self.found.append(answered)
+        return answered
 
     def _problem(self, profile: Profile, **changes: Any) -> Problem:
         return Problem(profile, self.cluster, replace(self.options, **changes))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import Baseline, satisfies_options, uniform_grid
+from pipeplan.planning.baselines import FASTEST, Baseline, satisfies_options, uniform_grid
 from pipeplan.planning.fast import MANY_CUTS, USEFUL, ScoredPlan, best_plan
 from pipeplan.planning.keep_whole import kept_whole
 from pipeplan.problem.cuts import Cuts
@@ -39,19 +39,20 @@ class SimplerPlan:
 
 @dataclass(frozen=True)
 class Simplification:
-    """The fastest plan of a solve, in whose place a simpler one was taken."""
+    """The fastest plan of a solve by the formulas, in whose place another was taken."""
 
     fastest: Plan
     fastest_score: Evaluation
-    within: float
-    """The share of the fastest plan's pace by which the simpler one may be slower."""
+    within: float | None
+    """The share of the fastest plan's pace by which the other may be slower, as it is simpler; None where the other was
+    taken because its stated pace is shorter."""
     kind: str
-    """A description of the simpler plan in a few words."""
+    """A description of the plan that was taken, in a few words."""
 
     @property
     def baseline(self) -> Baseline:
-        """The fastest plan as one that the simpler plan is compared with."""
-        return Baseline("fastest plan", self.fastest_score.pace_s, self.fastest.config, "", self.fastest)
+        """The fastest plan as one that the plan that was taken is compared with."""
+        return Baseline(FASTEST, self.fastest_score.pace_s, self.fastest.config, "", self.fastest)
 
     def to_json(self) -> dict[str, object]:
         """The field `simplest` of plan.json; the fastest plan is the last of its baselines."""

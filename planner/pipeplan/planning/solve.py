@@ -25,8 +25,10 @@ from pipeplan.planning.infeasibility import why_infeasible
 from pipeplan.planning.outcome_views import outcome_html, outcome_lines, stage_rows
 from pipeplan.planning.progress import ProgressTracker, Report
 from pipeplan.planning.simplest import SimplerPlan, Simplification, find_simpler, kind_of
-from pipeplan.planning.simulated import NOT_SIMULATED, STOPPED, PlanSimulation, choose_by_simulation
 from pipeplan.planning.solve_virtual import NO_PROOF, solve_with_virtual_stages
+from pipeplan.planning.stated.choose import choose_by_simulation
+from pipeplan.planning.stated.comparisons import state_baselines
+from pipeplan.planning.stated.pace import NOT_SIMULATED, STOPPED, PlanSimulation
 from pipeplan.planning.verdict import TOLERANCE, Verdict, contradiction, state_verdict
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
@@ -77,14 +79,15 @@ class Settings:
     certify: bool = True
     """Whether to record a certificate that `pipeplan check` can verify."""
     simulate: bool = True
-    """Whether to simulate the plan and plans nearly as fast. Among equally fast ones the simulation decides."""
+    """Whether to simulate the plan, plans nearly as fast and the baselines, and to choose and compare by what is stated
+    then."""
     simplest: float = 0.0
     """The share of the fastest plan's pace by which the simplest plan, which is taken, may be slower; 0 takes the
     fastest plan. The commands have `simplest.WITHIN`."""
     compare: bool = True
-    """Whether to search for baselines that are only shown, because the plan is proven optimal and there is no
-    simulation: the best straight pipeline, the best uniform grid, data parallelism on fewer workers. Their searches may
-    take longer than the plan's own."""
+    """Whether to search for baselines where the plan is proven optimal by the formulas: the best straight pipeline, the
+    best uniform grid, data parallelism on fewer workers. They are shown, and one is taken if it is faster in the
+    simulation. Their searches may take longer than the plan's own."""
     jobs: int = 1
     """The most processes, this one included. Others search for baselines beside the solvers, if a search is long enough
     to start an interpreter for; a script needs its own code under `if __name__ == "__main__":` then. What is found does
@@ -133,8 +136,7 @@ class Outcome:
     @property
     def predicted_s(self) -> float:
         """The pace to expect, in seconds per minibatch: simulated where that differs from `objective_s`."""
-        stated_s = self.simulation.stated_s
-        return self.objective_s if stated_s is None or not self.simulation.differs else stated_s
+        return self.simulation.pace_s(self.objective_s)
 
     @property
     def throughput(self) -> Throughput:
@@ -301,22 +303,25 @@ class _Search:
     @property
     def _compares(self) -> bool:
         """Whether baselines are shown, or may take the place of a plan that is proven optimal."""
-        return self._means.settings.compare or self._means.settings.simulate
+        return self._means.settings.compare
 
     def _is_proven(self, score: Evaluation) -> bool:
         """Whether the solvers' bound shows that no plan is faster than one with this score."""
         return max(result.bound_s for result in self._results) >= score.pace_s * (1 - TOLERANCE)
 
     def _simulate(self) -> None:
-        """Simulate the plan, and choose by that among plans with the same predicted pace and a simpler one."""
+        """Simulate the plan, and choose by stated paces among it, equally fast ones, a simpler one and baselines."""
         fastest = plan, score = self._finished()
         others = [(f"the plan of the {result.solver}", result.plan) for result in self._results if result.plan]
-        others += [(one.name, one.plan) for one in self._baselines() if one.plan is not None]
+        others += [(one.name, one.plan) for one in self._baselines() if one.plan is not None and one.fits]
         ends = self._means.share("simulation")
-        plan, score, self._simulation = choose_by_simulation(self._problem, plan, score, others, self._simpler, ends)
-        self._best = plan, score
+        plan, score, told = choose_by_simulation(self._problem, plan, score, others, self._simpler, ends)
+        self._best, self._simulation = (plan, score), told
         if self._simpler is not None and plan is self._simpler.plan:
             self._take_simpler(self._simpler, *fastest)
+        elif score.pace_s > fastest[1].pace_s * (1 + TOLERANCE):
+            self._simplification = Simplification(*fastest, None, kind_of(plan, self._problem))
+        self._compared = state_baselines(self._baselines(), self._problem, plan, told, ends)
 
     def _take_simpler(self, simpler: SimplerPlan, fastest: Plan, score: Evaluation) -> None:
         """Take the simpler plan; the fastest plan is kept to compare with, unless both are equally fast."""
@@ -352,13 +357,17 @@ class _Search:
         bound = min(max(result.bound_s for result in self._results), score.pace_s)
         bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
         simplified = self._simplification
+        compared = self._baselines()
+        if simplified is not None:
+            fastest = (simplified.baseline,)
+            compared += state_baselines(fastest, problem, plan, self._simulation, self._means.share("simulation"))
         return Outcome(
             problem,
             plan,
             score,
             self._results,
             state_verdict(problem, score, bound, self._results, simplified),
-            self._baselines() if simplified is None else (*self._baselines(), simplified.baseline),
+            compared,
             self._phases,
             bound,
             certificate,

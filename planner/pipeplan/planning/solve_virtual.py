@@ -12,7 +12,8 @@ from pipeplan.plan.schedules import FLUSH
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.fast import best_in_time
-from pipeplan.planning.simulated import PlanSimulation, SimulatedPlan
+from pipeplan.planning.stated.comparisons import state_baselines
+from pipeplan.planning.stated.pace import PlanSimulation, SimulatedPlan
 from pipeplan.planning.verdict import Verdict
 from pipeplan.planning.virtual_search import VirtualPlans, search_virtual
 from pipeplan.problem.cuts import enumerate_cuts
@@ -47,7 +48,17 @@ def solve_with_virtual_stages(problem: Problem, maximum_cuts: int, deadline: Dea
     found = search_virtual(problem, deadline.share(0.6))
     searched_s = time.perf_counter() - began
     best, *others = found.plans
-    compared = _baselines(problem, maximum_cuts, deadline)
+    told = PlanSimulation(
+        best.simulated_s,
+        None if best.simulated_s is None else best.simulated_s / best.score.pace_s,
+        best.minibatches,
+        "" if best.simulated_s is not None else "there was no time left",
+        tuple(
+            SimulatedPlan("another shape", one.plan, one.score, one.simulated_s, "", one.minibatches) for one in others
+        ),
+    )
+    flushing = replace(problem, options=replace(problem.options, schedule=FLUSH, virtual_stages=None, stages=None))
+    compared = state_baselines(_baselines(flushing, maximum_cuts, deadline), flushing, best.plan, told, deadline)
     status = Status.FEASIBLE if best.score.pace_s > found.bound_s * (1 + 1e-6) else Status.OPTIMAL
     result = Result("search", status, best.plan, best.score.pace_s, found.bound_s, searched_s, charged=True)
     return VirtualSolution(
@@ -56,16 +67,7 @@ def solve_with_virtual_stages(problem: Problem, maximum_cuts: int, deadline: Dea
         (result,),
         _verdict(found),
         compared,
-        PlanSimulation(
-            best.simulated_s,
-            None if best.simulated_s is None else best.simulated_s / best.score.pace_s,
-            best.minibatches,
-            "" if best.simulated_s is not None else "there was no time left",
-            tuple(
-                SimulatedPlan("another shape", one.plan, one.score, one.simulated_s, "", one.minibatches)
-                for one in others
-            ),
-        ),
+        told,
         min(found.bound_s, best.score.pace_s),
         {"search": searched_s, "baselines": time.perf_counter() - began - searched_s},
     )
@@ -78,9 +80,8 @@ def _verdict(found: VirtualPlans) -> Verdict:
     return Verdict(True, False, search_text(best.score.pace_s, min(found.bound_s, best.score.pace_s), simulated))
 
 
-def _baselines(problem: Problem, maximum_cuts: int, deadline: Deadline) -> tuple[Baseline, ...]:
+def _baselines(flushing: Problem, maximum_cuts: int, deadline: Deadline) -> tuple[Baseline, ...]:
     """Data parallelism and grids as ever, and the best plan of 1f1b-flush, whose workers have one stage each."""
-    flushing = replace(problem, options=replace(problem.options, schedule=FLUSH, virtual_stages=None, stages=None))
     try:
         cuts = enumerate_cuts(flushing, maximum_cuts, deadline.share(0.2))
     except OutOfTime:

@@ -42,7 +42,7 @@ def state_verdict(
     results: Sequence[Result],
     simplification: Simplification | None = None,
 ) -> Verdict:
-    """The verdict on a plan with this score, which may be a simpler one than the fastest.
+    """The verdict on a plan with this score, which may be another one than the fastest by the formulas.
 
     `bound_s` is a lower bound on the pace of every plan of the searched space, with everything charged, in seconds per
     minibatch.
@@ -58,7 +58,10 @@ def state_verdict(
     )
     if simplification is None:
         return Verdict(True, state.proven, state.text, state.provers)
-    text = verdict_words.simplest_text(state, score.pace_s, simplification.within)
+    if simplification.within is None:
+        text = verdict_words.simulated_text(state, score.pace_s)
+    else:
+        text = verdict_words.simplest_text(state, score.pace_s, simplification.within)
     return Verdict(True, False, text, state.provers)
 
 

@@ -250,7 +250,7 @@ def optimizer_state(job: Job) -> tuple[str, float]:
         optimizer = job.make_optimizer(list(parameters), stage)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+    _step(optimizer)
     state_bytes = sum(
         value.nbytes
         for parameter in parameters

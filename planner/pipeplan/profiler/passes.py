@@ -20,12 +20,13 @@ from pipeplan.profiler.concurrent import MeasuringGroup
 from pipeplan.profiler.duplicate_layers import DuplicateFinder
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import SavedBytes, measure_workspaces
-from pipeplan.profiler.optimizer_step import StepCost, measure_steps
+from pipeplan.profiler.optimizer_step import StepCost, measure_steps, optimizer_state
 from pipeplan.profiler.options import Progress
-from pipeplan.profiler.samples import LOADED, THOROUGH, Aim, Samples, Series
+from pipeplan.profiler.samples import THOROUGH, Aim, Samples, Series
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.runtime.cache_eviction import CacheEviction
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 
 LONG_PASS_S = 1.0
@@ -33,6 +34,8 @@ LONG_PASS_S = 1.0
 so that the whole model need not run after every pass over the layers."""
 TURN_S = 0.2
 """Passes alone and passes under load take turns of so many seconds, so that both meet the same speed of the machine."""
+MOST_EVICTING_BYTES = 1 << 25
+"""Most memory that is read and written to evict the caches before a pass; more would evict no more."""
 WHOLE_EVERY = 3
 """If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after one in so many."""
 
@@ -42,6 +45,11 @@ class Passes:
 
     def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, company: MeasuringGroup) -> None:
         self.job, self.run, self.clock, self.progress, self.company = job, run, clock, progress, company
+        _, state_ratio = optimizer_state(job)
+        trained = sum(parameter.nbytes for parameter in job.model.parameters() if parameter.requires_grad)
+        updated = int(trained * (2 + state_ratio))
+        self._eviction = CacheEviction(min(updated, MOST_EVICTING_BYTES), run.device)
+        """Stands for the update before a pass, which reads weights, gradients and the optimiser's state."""
         self.overhead = Overhead(0.0, 0.0)
         self.warmed = 0
         """Number of passes that warmed up, layer by layer and as a whole."""
@@ -91,18 +99,16 @@ class Passes:
     ) -> tuple[Samples, Samples | None]:
         """Run `repeats` measured passes, or, if it is None, until the aim is reached or its time is spent.
 
-        With a `load` as many passes again run under it, in turns with the others, and the second result has their
-        times. They are aimed at less precisely.
+        With a `load` other passes run under it, and the second result has their times. Both kinds take turns until
+        there are enough of both, so that a machine whose speed changes changes both alike.
         """
         alone = Series(Samples(self.run.weights), aim, repeats)
-        loaded = (
-            None if load is None else Series(Samples(self.run.weights), LOADED if aim is THOROUGH else aim, repeats)
-        )
+        loaded = None if load is None else Series(Samples(self.run.weights), aim, repeats)
         self.company.start()
         while not alone.enough or not (loaded is None or loaded.enough):
-            if not alone.enough:
+            if not alone.full:
                 self._take_turn(alone, "measuring")
-            if load is not None and loaded is not None and not loaded.enough:
+            if load is not None and loaded is not None and not loaded.full:
                 load.start()
                 if loaded.samples.passes == 0:
                     self._run_both(None)
@@ -125,7 +131,7 @@ class Passes:
             self._run_both(series.samples)
             taken_s = time.perf_counter() - began
             series.spent_s = before_s + taken_s
-            if series.enough or taken_s >= TURN_S:
+            if series.full or taken_s >= TURN_S:
                 return
 
     def workspaces(self) -> dict[str, int]:
@@ -154,10 +160,14 @@ class Passes:
     def _run_both(self, samples: Samples | None) -> None:
         """Run the layers, then the whole model: in turn, so that a machine that becomes slower slows both down."""
         done = samples.passes if samples is not None else 0
+        self._eviction.run()
         forward = self.run.forward(self.clock.measure)
         backward = self.run.backward(self.clock.measure)
         self._clear()
-        whole = self.whole() if not self._long or done < WHOLE_EVERY or done % WHOLE_EVERY == 0 else ()
+        whole: tuple[Callable[[], float], ...] = ()
+        if not self._long or done < WHOLE_EVERY or done % WHOLE_EVERY == 0:
+            self._eviction.run()
+            whole = self.whole()
         self._clear()
         self.clock.settle()
         if samples is not None:

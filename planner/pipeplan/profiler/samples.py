@@ -17,7 +17,7 @@ DRIFT_BOUND = 0.05
 """Relative change of the total, from the first to the last third of the passes, above which it is reported."""
 DRIFT_STANDARD_ERRORS = 4.0
 """Number of standard errors that a change must exceed to count as drift."""
-MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 200
+MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 120
 """Smallest and largest number of measured passes if the number is not given."""
 
 
@@ -38,8 +38,6 @@ class Aim:
 THOROUGH = Aim(0.01, 0.03, 1.0, 25.0)
 BRIEF = Aim(0.02, 0.06, 0.25, 3.0)
 """For the sizes that are measured beside the profile's own without having been asked for."""
-LOADED = Aim(0.02, 0.06, 0.5, 25.0)
-"""For times under load, whose passes alternate with those of the times alone."""
 
 
 @dataclass
@@ -156,11 +154,17 @@ class Series:
     """Time that the passes have taken, by the clock on the wall."""
 
     @property
-    def enough(self) -> bool:
-        """Whether the number of passes is reached, or the aim, or its time is spent."""
+    def full(self) -> bool:
+        """Whether there must be no more passes: their number is reached, or their time is spent."""
         done = self.samples.passes
         if self.repeats is not None or done == 0:
             return done >= (self.repeats or 1)
         spent = self.spent_s * (done + 1) / done > self.aim.budget_s
-        precise = self.spent_s >= self.aim.least_s and is_precise_enough(self.samples, self.aim)
-        return done >= MIN_MEASURED_PASSES and (spent or done >= MAX_MEASURED_PASSES or precise)
+        return done >= MAX_MEASURED_PASSES or (done >= MIN_MEASURED_PASSES and spent)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there need be no more passes: there must not, or the aim is reached."""
+        if self.full or self.repeats is not None or self.samples.passes < MIN_MEASURED_PASSES:
+            return self.full
+        return self.spent_s >= self.aim.least_s and is_precise_enough(self.samples, self.aim)

@@ -25,8 +25,8 @@ from pipeplan.simulation.from_plan import exposed_sync_s
 
 if TYPE_CHECKING:
     from pipeplan.planning.baselines import Baseline
-    from pipeplan.planning.simulated import PlanSimulation
     from pipeplan.planning.solve import Outcome
+    from pipeplan.planning.stated.pace import PlanSimulation
     from pipeplan.solvers.result import Result
 
 PLAN_FORMAT, STAGE_FORMAT = "pipeplan-plan", "pipeplan-stage"
@@ -57,6 +57,11 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "updates": None if outcome.plan.inference else _updates(outcome),
         "simplest": None if outcome.simplification is None else outcome.simplification.to_json(),
         "choice": None if outcome.synchrony is None else outcome.synchrony.to_json(),
+        "stated": {
+            "minibatch_s": outcome.predicted_s,
+            "minibatches_per_s": 1 / outcome.predicted_s if outcome.predicted_s > 0 else math.inf,
+            "simulated": outcome.simulation.differs,
+        },
         "prediction": {
             "minibatch_s": score.pace_s,
             "minibatches_per_s": score.rate,
@@ -72,7 +77,9 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
                 "name": baseline.name,
                 "config": baseline.config,
                 "minibatch_s": baseline.pace_s,
-                "gain": baseline.gain(score.pace_s),
+                "simulated_s": baseline.simulation.stated_s,
+                "stated_s": baseline.stated_s,
+                "gain": baseline.gain(outcome.predicted_s),
                 "remark": baseline.remark,
                 "plan": _baseline_plan(baseline),
             }
@@ -117,6 +124,7 @@ def _simulation(simulation: PlanSimulation) -> dict[str, Any]:
     """The simulated paces of the plan and of its rivals; `minibatch_s` is null where there was no simulation."""
     return {
         "minibatch_s": simulation.simulated_s,
+        "shallower_s": simulation.shallower_s,
         "ratio": simulation.ratio,
         "minibatches": simulation.minibatches,
         "note": simulation.note,

@@ -93,7 +93,7 @@ class ReplanReport:
     @property
     def samples_per_s(self) -> tuple[float, float]:
         """Samples per second of the old plan and of the new one."""
-        now = self.outcome.problem.profile.minibatch / self.outcome.objective_s
+        now = self.outcome.problem.profile.minibatch / self.outcome.predicted_s
         return self.old.minibatch / self.old.pace_s, now
 
     @property
@@ -151,7 +151,7 @@ class ReplanReport:
             "now": {
                 "config": self.outcome.plan.config,
                 "workers": self.left.cluster.workers,
-                "minibatch_s": self.outcome.objective_s,
+                "minibatch_s": self.outcome.predicted_s,
                 "samples_per_s": now,
             },
             "pace": now / before,

@@ -135,11 +135,12 @@ def _learning(source: ReportSource) -> str:
 
 
 def predicted_pace(source: ReportSource) -> dict[str, Any]:
-    """The predicted pace, and the resource that bounds it."""
-    pace = source.pace_s
+    """The stated pace, that of the formulas, and the resource that bounds that."""
+    pace = source.stated_s
     samples = source.root["profile"]["minibatch"].integer(minimum=1)
     return {
         "minibatch_s": pace,
+        "formulas_s": source.pace_s,
         "minibatches_per_s": 1 / pace if pace else None,
         "samples_per_s": samples / pace if pace else None,
         "bound_by": one_line(source.root["prediction"]["bound_by"].text()),

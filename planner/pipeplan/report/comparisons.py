@@ -11,7 +11,8 @@ from msgspec import Struct
 from pipeplan.checker.proof import NOT_SHOWN
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
-from pipeplan.explanation.second_best import Alternatives, find_alternatives
+from pipeplan.explanation.explain import STATING_S
+from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_stated_paces
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import data_parallelism
 from pipeplan.planning.fast import ScoredPlan, best_plan
@@ -20,6 +21,7 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.report.document import Comparison, table_columns
 from pipeplan.report.labels import short_config
 from pipeplan.report.source import ProfiledProblem, ReportSource
+from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import one_line
 from pipeplan.util.typed import Amount, decode
 
@@ -37,7 +39,13 @@ class StatedBaseline(Struct):
     config: str
     remark: str
     minibatch_s: Amount | None = None
+    stated_s: Amount | None = None
     gain: Amount | None = None
+
+    @property
+    def pace_s(self) -> float | None:
+        """Its stated pace, in seconds per minibatch; in older plans that of the formulas."""
+        return self.minibatch_s if self.stated_s is None else self.stated_s
 
 
 def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[Comparison]:
@@ -47,16 +55,20 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
     says so.
     """
     known = source.checked is not None and source.checked.wrong is None and source.checked.holds("baselines")
-    rows = [Comparison("this plan", short_config(source.plan.config), source.pace_s, 1.0, "")]
+    rows = [Comparison("this plan", short_config(source.plan.config), source.stated_s, 1.0, "")]
     for one in decode(source.root["baselines"], tuple[StatedBaseline, ...]):
         name = one_line(one.name.removeprefix(BEST))
-        rows.append(Comparison(name, short_config(one.config), one.minibatch_s, one.gain, _remark(one, known)))
+        rows.append(Comparison(name, short_config(one.config), one.pace_s, one.gain, _remark(one, known)))
     if others is not None and others.second is not None:
         second = others.second
         remark = "the best plan of another configuration" if others.exact else "the best other plan that was found"
         if abs(second.behind) <= TOLERANCE:
             remark = "as fast, in another configuration"
-        rows.append(Comparison("runner-up", short_config(second.plan.config), second.pace_s, 1 + second.behind, remark))
+        pace_s = second.pace_s if second.stated_s is None else second.stated_s
+        if pace_s != second.pace_s or source.stated_s != source.pace_s:
+            remark += ", by the formulas"
+        config, gain = short_config(second.plan.config), pace_s / source.stated_s
+        rows.append(Comparison("runner-up", config, pace_s, gain, remark))
     return rows
 
 
@@ -70,7 +82,8 @@ def _remark(baseline: StatedBaseline, known: bool) -> str:
 
 def find_runner_up(source: ReportSource, known: ProfiledProblem, cuts: Cuts, *, thorough: bool) -> Alternatives:
     """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`."""
-    return find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
+    found = find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
+    return with_stated_paces(found, known.problem, Deadline.after(STATING_S))
 
 
 def scaling_points(known: ProfiledProblem, cuts: Cuts, plan: Plan, pace_s: float) -> dict[str, Any] | None:

@@ -48,8 +48,13 @@ class ReportSource:
 
     @property
     def pace_s(self) -> float:
-        """Seconds per minibatch, as predicted."""
+        """Seconds per minibatch by the formulas."""
         return self.scenario.predicted_s
+
+    @property
+    def stated_s(self) -> float:
+        """Seconds per minibatch as plan.json states them: simulated where that differs from the formulas."""
+        return plan_file.stated_pace_s(self.root)
 
     @cached_property
     def predictions(self) -> tuple[PredictedStage, ...]:
@@ -69,6 +74,8 @@ def read_report_source(root: Node, profile: Profile | None) -> ReportSource:
     simulated = scenario.scenario_from_document(root)
     if simulated.predicted_s <= 0:
         root["prediction"]["minibatch_s"].fail("expected more than 0 seconds: solve again with --force")
+    if plan_file.stated_pace_s(root) <= 0:
+        root["stated"]["minibatch_s"].fail("expected more than 0 seconds: solve again with --force")
     known = checked = None
     if profile is not None:
         checked = check_readable_plan(root, profile)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from pipeplan.explanation.second_best import Alternatives
 from pipeplan.planning.verdict import TOLERANCE
@@ -65,7 +66,7 @@ def _summary(report: PlanReport) -> Iterator[str]:
         yield (
             f"Predicted are {show_pace(prediction['minibatches_per_s'])} minibatches/s "
             f"({show_pace(prediction['samples_per_s'])} samples/s), "
-            f"{time_text(prediction['minibatch_s'])} each, bound by {prediction['bound_by']}."
+            f"{time_text(prediction['minibatch_s'])} each, {_origin(prediction)}."
         )
     for row in report.comparisons[1:]:
         if row.name == "data parallelism" and row.gain is not None:
@@ -76,6 +77,16 @@ def _summary(report: PlanReport) -> Iterator[str]:
     yield certificate_summary(report.certificate)
     if report.measured is not None and report.measured["ratio"]:
         yield f"Measured is {1 / report.measured['ratio']:.0%} of the predicted pace."
+
+
+def _origin(prediction: dict[str, Any]) -> str:
+    """The bound of the pace by the formulas, and that it is simulated where it differs from them."""
+    if prediction["minibatch_s"] == prediction["formulas_s"]:
+        return f"bound by {prediction['bound_by']}"
+    return (
+        f"simulated; by the formulas, to which all shares of the pace refer, {time_text(prediction['formulas_s'])}, "
+        f"bound by {prediction['bound_by']}"
+    )
 
 
 def _placement(report: PlanReport) -> Iterator[str]:
@@ -181,8 +192,8 @@ def timeline_sentences(report: PlanReport, source: ReportSource, simulated: Repo
 
 def _relative_pace(ratio: float) -> str:
     if abs(ratio - 1) <= EQUAL_TIME:
-        return "as predicted"
-    return f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than predicted"
+        return "as by the formulas"
+    return f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than by the formulas"
 
 
 def memory_sentences(report: PlanReport) -> Iterator[str]:
@@ -247,7 +258,7 @@ def comparison_sentences(report: PlanReport, second: Alternatives | None) -> Ite
     elif second.second is None:
         yield "No plan of another configuration was found."
     else:
-        behind = second.second.behind
+        behind = (report.comparisons[-1].gain or 1.0) - 1.0
         slower = "as fast" if abs(behind) <= TOLERANCE else f"{_small_share(behind)} slower"
         yield f"The runner-up, {report.comparisons[-1].config}, is {slower} ({report.comparisons[-1].remark})."
 
@@ -274,7 +285,10 @@ def scaling_sentences(report: PlanReport) -> Iterator[str]:
         return
     points, current = report.scaling["points"], report.scaling["here"]
     pace = points["minibatch_s"][current]
-    yield "Shown are the best plan that the dynamic program finds for each size of the cluster, and data parallelism."
+    yield (
+        "Shown are the best plan that the dynamic program finds for each size of the cluster, and data parallelism, by "
+        "the formulas."
+    )
     for index, (workers, other_pace) in enumerate(zip(points["workers"], points["minibatch_s"], strict=True)):
         if index == current:
             continue

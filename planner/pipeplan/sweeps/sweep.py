@@ -30,7 +30,8 @@ class PointAnswer:
     """The result of solving a point."""
 
     pace_s: float | None = None
-    """Seconds per minibatch; None if there is no plan."""
+    """Seconds per minibatch, as they are stated: simulated where that differs from the formulas. None if there is no
+    plan."""
     over_parallelism: float | None = None
     """Speedup over data parallelism, whether that fits in memory or not."""
     parallelism_fits: bool = True
@@ -66,8 +67,8 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
         return PointAnswer(why=str(error), contradiction=isinstance(error, DisagreementError))
     baseline = outcome.baselines[0]
     return PointAnswer(
-        pace_s=outcome.evaluation.pace_s,
-        over_parallelism=baseline.gain(outcome.evaluation.pace_s),
+        pace_s=outcome.predicted_s,
+        over_parallelism=baseline.gain(outcome.predicted_s),
         parallelism_fits=baseline.pace_s is None or not baseline.remark,
         config=outcome.plan.config,
         minibatch=outcome.problem.profile.minibatch,
@@ -95,6 +96,7 @@ def _solved(point: SweepPoint, settings: Settings) -> Outcome:
         deadline.share(SHARES["choice"]),
         may_correct=point.options.correction == "none",
         shown=False,
+        simulate=settings.simulate,
     ).taken
     return solve(taken.problem, settings, deadline=deadline, known=(taken.plan,))
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
-from pipeplan.planning.simulated import CONFIRMED
 from pipeplan.planning.solve import NO_CERTIFICATE, Outcome
+from pipeplan.planning.stated.pace import CONFIRMED
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util.files import read_document, write_json
@@ -32,7 +32,7 @@ class ReplayResult(Protocol):
 
     @property
     def predicted_s(self) -> float:
-        """Predicted seconds per minibatch, by the formulas."""
+        """Predicted seconds per minibatch, as plan.json states them."""
 
     @property
     def simulated_s(self) -> float | None:
@@ -107,7 +107,7 @@ def _replay(row: Row, plan_name: str, predicted: Predicted, folder: Path, run: R
     plan_folder.write_plan(outcome, folder)
     row.source.profile.save(folder / "profile.json")
     result = run(folder, row.source.profile)
-    times = result.predicted_s, result.measured_s, result.spread
+    times = predicted.pace_s, result.measured_s, result.spread
     replay = Replay(row.published.name, plan_name, predicted.config, *times, simulated_s=result.simulated_s)
     fields = {name: value for name, value in asdict(replay).items() if name != "failure"}
     write_json(folder / RESULT_FILE, {"format": FORMAT, "version": VERSION} | fields)

@@ -104,7 +104,8 @@ def _is_one_line(ran: object) -> None:
 def test_names_do_not_reach_the_terminal_as_they_are(run: Run, tmp_path: Path) -> None:
     cluster, profile = tmp_path / "cluster.toml", tmp_path / "profile.json"
     evil = json.dumps(EVIL).replace("\\u009b", "\x9b")
-    cluster.write_text(re.sub("^name = .*", lambda _: f"name = {evil}", CLUSTER, flags=re.MULTILINE))
+    small = CLUSTER.replace("count = 4", "count = 2", 1)
+    cluster.write_text(re.sub("^name = .*", lambda _: f"name = {evil}", small, flags=re.MULTILINE))
     document = json.loads(PROFILE)
     document["model"]["name"] = EVIL
     document["layers"][0]["name"] = EVIL

@@ -30,7 +30,8 @@ def profile(run: Run) -> None:
 
 
 def solved(run: Run, *arguments: str) -> dict[str, Any]:
-    done = run("solve", "--cluster", "A", "--solver", "dp", "--no-write", "--json", *arguments)
+    """The answer for four workers."""
+    done = run("solve", "--cluster", "A", "--servers", "1", "--solver", "dp", "--no-write", "--json", *arguments)
     assert done.code == 0, done.err
     document: dict[str, Any] = json.loads(done.out)
     return document

@@ -15,8 +15,8 @@ import pipeplan
 from pipeplan.checker.verify import verify_plan
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.planning.simplest import LEAST_GAIN, SimplerPlan
-from pipeplan.planning.simulated import choose_by_simulation
 from pipeplan.planning.solve import Outcome, Settings
+from pipeplan.planning.stated.choose import choose_by_simulation
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.util.deadline import Deadline

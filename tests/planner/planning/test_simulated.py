@@ -1,4 +1,4 @@
-"""The simulation beside an answer: it tells where a prediction is off, and decides only among equal predictions."""
+"""The simulation beside an answer: it tells where a prediction is off, and decides by a few percent or among equals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from commandline import Run
 import pipeplan
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.updates import MOST_STALE, Updates
-from pipeplan.planning import simulated
-from pipeplan.planning.simulated import EQUAL, TELLING, SimulatedPlan, choose_by_simulation
 from pipeplan.planning.solve import Outcome, Settings
+from pipeplan.planning.stated import choose, pace
+from pipeplan.planning.stated.choose import EQUAL, choose_by_simulation
+from pipeplan.planning.stated.pace import TELLING, PlanSimulation, SimulatedPlan
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import scenario
 from pipeplan.simulation.from_plan import scenario_of_plan
@@ -78,25 +79,24 @@ def test_among_equal_predictions_the_faster_in_the_simulation_is_taken() -> None
     assert evaluate(plan, plain.problem).fits
 
 
-def test_a_slower_prediction_is_named_and_not_taken() -> None:
+def test_a_slower_prediction_is_taken_where_the_simulation_is_clearly_faster() -> None:
     """GNMT-8 on A under 2BW: a grid that is predicted 2% slower is a sixth faster in the simulation."""
     plain = _outcome("gnmt8-v100", "A", schedule="2bw", accumulate=32)
     others = [(one.name, one.plan) for one in plain.baselines if one.plan is not None]
     plan, score, told = choose_by_simulation(plain.problem, plain.plan, plain.evaluation, others, None, Deadline())
-    assert score.pace_s == pytest.approx(plain.objective_s, rel=EQUAL)
-    assert plan.config == plain.plan.config
-    assert [(rival.name, rival.plan.config) for rival in told.faster][:1] == [("best uniform grid", "4-4-4-4")]
-    assert told.faster[0].predicted_s > score.pace_s
-    assert told.simulated_s is not None
-    assert told.faster[0].simulated_s is not None
-    assert told.faster[0].simulated_s < told.simulated_s / 1.15
+    assert plan.config == "4-4-4-4"
+    assert plain.objective_s < score.pace_s < 1.05 * plain.objective_s
+    assert told.faster == ()
+    (own,) = [rival for rival in told.rivals if rival.plan == plain.plan]
+    assert told.stated_s is not None
+    assert told.stated_s < own.stated_s / 1.15
 
 
 def test_of_plans_that_are_simulated_alike_the_one_with_fewer_workers_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The grid, with one more minibatch in flight, is 1.6% faster in the simulation."""
-    monkeypatch.setattr(simulated, "ALIKE", 0.03)
+    monkeypatch.setattr(choose, "ALIKE", 0.03)
     plain = _outcome("gnmt8-v100", "A")
     (grid,) = [one.plan for one in plain.baselines if one.name == "best uniform grid"]
     assert grid is not None
@@ -108,7 +108,8 @@ def test_of_plans_that_are_simulated_alike_the_one_with_fewer_workers_is_taken(
 
 
 def test_what_takes_long_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    monkeypatch.setattr(simulated, "MOST_PASSES", 10)
+    pace._REMEMBERED.clear()
+    monkeypatch.setattr(pace, "affordable", lambda scenario, plan, most: None)
     done = run("solve", "s2vt-v100", "--cluster", "B", "--solver", "dp", "--no-write", "--schedule", "1f1b-stashing")
     assert done.code == 0
     assert "Not simulated: a simulation of a plan of this size takes long." in done.out
@@ -117,6 +118,7 @@ def test_what_takes_long_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch, r
 
 def test_without_time_nothing_is_simulated() -> None:
     plain = _outcome("s2vt-v100", "B")
+    pace._REMEMBERED.clear()
     told = choose_by_simulation(plain.problem, plain.plan, plain.evaluation, [], None, Deadline.after(0.0))[2]
     assert (told.simulated_s, told.note) == (None, "there was no time left")
 
@@ -125,7 +127,7 @@ def test_the_command_says_by_how_much_and_can_leave_it_out(run: Run) -> None:
     words = ("solve", "s2vt-v100", "--cluster", "B", "--solver", "dp", "--no-write", "--schedule", "1f1b-stashing")
     told = run(*words).out
     assert "samples/s), simulated." in told
-    assert "By the formulas, which the gains and the verdict are about: " in told
+    assert "By the formulas, which the verdict is about: " in told
     assert "imulat" not in run(*words, "--no-simulation").out
 
 
@@ -148,10 +150,10 @@ def test_gradients_do_not_become_older_than_models_learn_from() -> None:
     plain = _outcome("s2vt-v100", "A").plan
     shallow = replace(plain, stages=(replace(plain.stages[0], depth=2, versions=3), plain.stages[1]))
     assert max(Updates.of(shallow, 1).stale_by) == MOST_STALE - 1
-    own = [plan.stages[0].depth for _, plan in simulated._deeper(shallow)]
+    own = [plan.stages[0].depth for _, plan in choose._deeper(shallow)]
     assert own == [3]
-    beyond = [plan.stages[0].depth for _, plan in simulated._deeper(plain)]
-    assert beyond == [plain.stages[0].depth + more for more in simulated.DEEPER]
+    beyond = [plan.stages[0].depth for _, plan in choose._deeper(plain)]
+    assert beyond == [plain.stages[0].depth + more for more in choose.DEEPER]
 
 
 def test_a_deeper_plan_has_a_reserve_unless_that_is_slower() -> None:
@@ -169,8 +171,8 @@ def test_a_deeper_plan_has_a_reserve_unless_that_is_slower() -> None:
         (own, [own, one, two], own, None),
         (other, [own, one, two, other], other, None),
     ):
-        assert simulated._with_reserve(best, found) is taken
-        assert simulated._shallower_s(taken, found) == before_s
+        assert choose._with_reserve(best, found) is taken
+        assert choose._shallower_s(taken, found) == before_s
 
 
 @pytest.mark.parametrize(("options", "bounded"), [({}, True), ({"schedule": "gpipe", "accumulate": 16}, False)])
@@ -179,9 +181,7 @@ def test_one_pipeline_without_a_flush_is_not_stated_faster_than_by_the_formulas(
 ) -> None:
     outcome = _outcome("vgg16-v100", "B", **options)
     plan, score = outcome.plan, outcome.evaluation
-    quicker = SimulatedPlan("the plan", plan, score, score.pace_s / 2)
-    least_s = simulated._least_stated_s(quicker)
-    assert least_s == (score.pace_s if bounded else 0.0)
-    told = simulated.PlanSimulation(quicker.simulated_s, 0.5, least_s=least_s)
+    told = PlanSimulation.of(SimulatedPlan("the plan", plan, score, score.pace_s / 2))
+    assert told.least_s == (score.pace_s if bounded else 0.0)
     assert told.stated_s == score.pace_s / (1 if bounded else 2)
     assert told.differs is not bounded

@@ -90,6 +90,12 @@ def test_every_machine_is_loaded_beyond_its_cores() -> None:
     assert max(trial.workers for trial in trials(64, 9)) == 9
 
 
+def test_a_pass_is_measured_beside_another_worker_as_messages_are() -> None:
+    busy = {trial.name: trial.pipelines * trial.workers for trial in trials(4, 9)}
+    assert busy["pass"] == busy["message"] == 2
+    assert all(trial.pipelines == 1 for trial in trials(1, 9)), "a single core would have to be shared"
+
+
 @pytest.mark.slow
 def test_the_trials_run_on_this_machine() -> None:
     found = measure_executor()

@@ -21,9 +21,24 @@ from pipeplan_launch.job.bundled_models import BUNDLED
 QUICK = ProfilerOptions(batches=(8,), repeats=2, warmup=1)
 
 
-def test_profile_of_mnist() -> None:
-    steps: list[tuple[int, int, str]] = []
-    profile = profile_model("mnist", QUICK, lambda done, total, what: steps.append((done, total, what)))
+Step = tuple[int, int, str]
+
+
+@pytest.fixture(scope="module")
+def mnist() -> tuple[Profile, list[Step]]:
+    """The profile of a model, and what was said while it was made."""
+    steps: list[Step] = []
+    return profile_model("mnist", QUICK, lambda done, total, what: steps.append((done, total, what))), steps
+
+
+@pytest.fixture(scope="module")
+def resnet() -> Profile:
+    """Of a model with skips and BatchNorm, at three minibatch sizes."""
+    return profile_model("resnet-tiny", ProfilerOptions(batches=(12,), repeats=2, warmup=1, halvings=3))
+
+
+def test_profile_of_mnist(mnist: tuple[Profile, list[Step]]) -> None:
+    profile, steps = mnist
     layers = {layer.name: layer for layer in profile.layers}
     assert list(layers)[:3] == ["conv1", "relu", "conv2"]
     assert (layers["fc1"].parameter_bytes, layers["fc1"].op) == ((1568 + 1) * 200 * 4, "Linear")
@@ -48,14 +63,15 @@ def test_profile_of_mnist() -> None:
     assert steps[-1] == (1, 1, "done")
 
 
-def test_buffers_skips_and_ties_are_charged_once(tmp_path: Path) -> None:
-    profile = profile_model("resnet-tiny", QUICK)
-    assert (profile.optimizer_name, profile.optimizer_state_ratio) == ("SGD", 1.0)
-    layers = {layer.name: layer for layer in profile.layers}
+def test_buffers_and_skips_are_charged_once(resnet: Profile) -> None:
+    assert (resnet.optimizer_name, resnet.optimizer_state_ratio) == ("SGD", 1.0)
+    layers = {layer.name: layer for layer in resnet.layers}
     assert layers["bn"].buffer_bytes == 2 * 16 * 4 + 8
-    relu = next(tensor for tensor in profile.tensors if tensor.name == "relu")
+    relu = next(tensor for tensor in resnet.tensors if tensor.name == "relu")
     assert relu.consumers == ("stages.0.0.conv1", "stages.0.0.add")
 
+
+def test_ties_are_charged_once(tmp_path: Path) -> None:
     job = tmp_path / "tied.py"
     job.write_text(
         "import torch\nfrom torch import nn\nfrom pipeplan_launch import Job\n"
@@ -78,9 +94,10 @@ def test_buffers_skips_and_ties_are_charged_once(tmp_path: Path) -> None:
     assert "sum of the outputs" in profile.provenance.how
 
 
-def test_halves_of_the_minibatch_are_measured_as_well(tmp_path: Path) -> None:
-    options = ProfilerOptions(batches=(12,), repeats=2, warmup=1, halvings=3)
-    profile = profile_model("resnet-tiny", options)
+def test_halves_of_the_minibatch_are_measured_as_well(
+    tmp_path: Path, resnet: Profile, mnist: tuple[Profile, list[Step]]
+) -> None:
+    profile, (alone, _) = resnet, mnist
     assert [size.minibatch for size in profile.sizes] == [6, 3]
     assert profile.sizes[0].tensors[0].bytes * 2 == profile.tensors[0].bytes
     assert all(sum(layer.forward_s for layer in size.layers) > 0 for size in profile.sizes)
@@ -88,7 +105,6 @@ def test_halves_of_the_minibatch_are_measured_as_well(tmp_path: Path) -> None:
     assert any(note.startswith("BatchNorm normalises over one minibatch") for note in profile.provenance.notes)
     profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == profile
-    alone = profile_model("mnist", QUICK)
     assert (alone.sizes, alone.batch_norm) == ((), False)
 
 

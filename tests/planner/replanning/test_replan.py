@@ -165,7 +165,7 @@ def test_the_plan_is_that_of_a_fresh_solve_for_what_is_left(run: Run, options: l
     assert replanned["verdict"]["proven"] is fresh["verdict"]["proven"]
     assert {worker for stage in replanned["plan"]["stages"] for worker in stage["workers"]} <= set(range(5))
     assert [worker["was"] for worker in report["workers"]] == [0, 1, 3, 4, 5]
-    assert report["now"]["minibatch_s"] == fresh["prediction"]["minibatch_s"]
+    assert report["now"]["minibatch_s"] == fresh["stated"]["minibatch_s"]
     assert report["plan"]["plan"] == replanned["plan"]
     assert run("check", "plan-replanned").code == 0
 
@@ -179,7 +179,7 @@ def test_a_server_less_is_a_cluster_with_fewer(run: Run) -> None:
     assert _plan("plan-replanned")["certificate"] == _plan("fresh")["certificate"] is not None
     assert report["servers"] == [{"server": 0, "was": 1}]
     assert (report["before"]["workers"], report["now"]["workers"]) == (6, 2)
-    pace = before["prediction"]["minibatch_s"] / _plan("fresh")["prediction"]["minibatch_s"]
+    pace = before["stated"]["minibatch_s"] / _plan("fresh")["stated"]["minibatch_s"]
     assert report["pace"] == pytest.approx(pace)
     assert _plan("plan") == before
 

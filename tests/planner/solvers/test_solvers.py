@@ -51,7 +51,7 @@ def _problem(seed: int, layers: int) -> tuple[Instance, Problem]:
     return drawn(seed, lambda number: random_instance(number, layers=layers))
 
 
-@pytest.mark.parametrize("seeds", first_few(range(30), 8))
+@pytest.mark.parametrize("seeds", first_few(range(30), 4))
 @_named
 def test_the_evaluator_scores_as_the_oracle_does(draw: Draw, schedule: str | None, seeds: range) -> None:
     for seed in seeds:
@@ -79,13 +79,13 @@ def test_the_evaluator_charges_cards_as_the_oracle_does(schedule: str) -> None:
     assert bound > 5
 
 
-@pytest.mark.parametrize("seeds", first_few(range(40), 10))
+@pytest.mark.parametrize("seeds", first_few(range(40), 6))
 def test_dp_and_ilp_find_what_brute_force_finds(seeds: range) -> None:
     for seed in seeds:
         check_solvers(*_problem(seed, layers=5), ilp=("cold", "bounded"))
 
 
-@pytest.mark.parametrize("seeds", first_few(range(15), 4))
+@pytest.mark.parametrize("seeds", first_few(range(15), 3))
 @_named
 def test_dp_finds_what_brute_force_finds(draw: Draw, schedule: str | None, seeds: range) -> None:
     for seed in seeds:
@@ -97,7 +97,7 @@ def test_copies_of_a_pipeline_divide_the_optimisers_state_too() -> None:
     check_solvers(*_drawn(8038, divided_instance, None, layers=5))
 
 
-@pytest.mark.parametrize("seeds", first_few(range(100, 105), 2))
+@pytest.mark.parametrize("seeds", first_few(range(100, 105), 1))
 @_named
 def test_ilp_finds_what_brute_force_finds(draw: Draw, schedule: str | None, seeds: range) -> None:
     for seed in seeds:

@@ -49,7 +49,7 @@ def cluster(*levels: tuple[int, float], memory: int = 1 << 40) -> Cluster:
 
 
 @pytest.mark.parametrize("schedule", EXPRESSED)
-@pytest.mark.parametrize("seeds", first_few(range(12), 4))
+@pytest.mark.parametrize("seeds", first_few(range(12), 2))
 def test_it_finds_what_brute_force_finds_under_all_options(schedule: str, seeds: range) -> None:
     for seed in seeds:
         instance, problem = drawn(seed, lambda number: mixed_instance(number, layers=4, schedule=schedule))

@@ -63,11 +63,15 @@ def are_compiled() -> bool:
 
 @cache
 def code_folder() -> Path:
-    """The folder for the code that the present sources compile to."""
+    """The folder for the code that the present sources compile to.
+
+    numba finds its code again only for sources in the same place and of the same time, so both are part of the name:
+    code of another installation would count as compiled, and every process would compile for a search of a second.
+    """
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     digest = hashlib.sha256(importlib.metadata.version("numba").encode())
     for source in (*sorted(Path(__file__).parent.glob("*.py")), Path(formulas.__file__)):
-        digest.update(source.read_bytes())
+        digest.update(source.read_bytes() + f"{source} {source.stat().st_mtime_ns}".encode())
     return Path(root) / "pipeplan" / "compiled" / digest.hexdigest()[:16]
 
 

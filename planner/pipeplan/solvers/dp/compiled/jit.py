@@ -1,9 +1,9 @@
 """Compiles plain functions with numba, and keeps the code of those that others call on disk.
 
-The code is kept in `$XDG_CACHE_HOME/pipeplan/compiled` (`~/.cache/pipeplan/compiled`), in a folder named by the content
-of every source file that may be compiled into it, because numba itself notices changes of one file only. Where no such
-folder can be written, the functions are compiled anew in every process that needs them. With `NUMBA_DISABLE_JIT=1` in
-the environment they run as they are written.
+The code is kept in `$XDG_CACHE_HOME/pipeplan/compiled` (`~/.cache/pipeplan/compiled`), in a folder named by the
+content, place and time of every source file that may be compiled into it, because numba itself notices changes of one
+file only. Where no such folder can be written, the functions are compiled anew in every process that needs them. With
+`NUMBA_DISABLE_JIT=1` in the environment they run as they are written.
 """
 
 from __future__ import annotations

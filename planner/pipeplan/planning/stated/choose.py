@@ -1,0 +1,210 @@
+"""Simulates the plan of a solve and its runners-up, and chooses by their stated paces.
+
+The cost model adds up averages; a simulation of the executor's schedule (`pipeplan.simulation`) also has the waits of
+single messages. Among plans that are equally fast by the formulas the simulation decides. A plan that is slower by the
+formulas is taken where its stated pace is shorter by a few percent; what is proven stays with the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import FLUSHING, GPIPE
+from pipeplan.plan.updates import MOST_STALE, Updates
+from pipeplan.planning.baselines import satisfies_options
+from pipeplan.planning.simplest import SimplerPlan
+from pipeplan.planning.stated.pace import MOST_PASSES, TELLING, PlanSimulation, SimulatedPlan, simulated
+from pipeplan.problem.problem import Problem
+from pipeplan.util.deadline import Deadline
+
+DEEPER = (1, 2, 4)
+"""More minibatches in flight that are tried where the simulation is slower than the formulas."""
+NUMBERS = {1: "one", 2: "two", 4: "four"}
+NEAR = 0.05
+"""Relative. Plans whose predicted pace is this much longer than the best one are simulated too."""
+EQUAL = 1e-9
+"""Relative. Predicted paces that differ by less are equal."""
+ALIKE = 0.01
+"""Relative. Simulated paces that differ by less are equal."""
+FLUSH_SLACK = 0.25
+"""Relative. The formulas of a flush charge all-reduces whose buckets leave before it ends: plans of one stage are up to
+a fifth faster."""
+MOST_RIVALS = 8
+OWN_PLAN = "the solvers' plan"
+
+
+def choose_by_simulation(
+    problem: Problem,
+    plan: Plan,
+    score: Evaluation,
+    others: Iterable[tuple[str, Plan]],
+    simpler: SimplerPlan | None,
+    deadline: Deadline,
+) -> tuple[Plan, Evaluation, PlanSimulation]:
+    """The plan, or one with the same predicted pace that is faster in the simulation, or that has fewer workers.
+
+    A `simpler` plan is taken instead, unless the simulation finds it slower than its share allows, and in place of
+    either a plan that is slower by the formulas, if its stated pace is shorter by `TELLING` and its gradients are not
+    too old.
+
+    `others` are plans by name that may be nearly as fast. The same plan with one worker fewer at a stage, and with more
+    minibatches in flight at each stage, is tried as well. Returns the plan with its score and its simulation.
+    """
+    own = simulated(OWN_PLAN, plan, score, problem, deadline)
+    if own.simulated_s is None:
+        taken = (plan, score) if simpler is None else (simpler.plan, simpler.score)
+        return *taken, PlanSimulation(note=own.note)
+    found = _rivals_simulated(problem, own, others, simpler, deadline)
+    known = [(one, one.simulated_s) for one in found if one.simulated_s is not None]
+    tied = [(one, pace) for one, pace in known if one.predicted_s <= own.predicted_s * (1 + EQUAL)]
+    least = min(pace for _, pace in tied)
+    best = min((one for one, pace in tied if pace <= least * (1 + ALIKE)), key=lambda one: one.plan.busy)
+    best = _with_reserve(best, found)
+    if simpler is not None:
+        best = _unless_slower(found[1], best, simpler.within)
+    best = _or_faster_as_stated(best, found)
+    slower = tuple(one for one, _ in known if one is not best)
+    return best.plan, best.score, PlanSimulation.of(best, slower, _shallower_s(best, found))
+
+
+def stated_plan_s(problem: Problem, plan: Plan, score: Evaluation, deadline: Deadline) -> float:
+    """The pace that an answer with this plan states, in seconds per minibatch: at the depths that it would have."""
+    _, answered, told = choose_by_simulation(problem, plan, score, [], None, deadline)
+    return told.pace_s(answered.pace_s)
+
+
+def _rivals_simulated(
+    problem: Problem,
+    own: SimulatedPlan,
+    others: Iterable[tuple[str, Plan]],
+    simpler: SimplerPlan | None,
+    deadline: Deadline,
+) -> list[SimulatedPlan]:
+    """The plan, the simpler one if there is one, and rivals, as far as a limit on all their passes allows."""
+    rivals = [] if simpler is None else [("the simplest plan", simpler.plan, simpler.score)]
+    known_plans = {own.plan, *(rival for _, rival, _ in rivals)}
+    near = [*_near(problem, own, others), *_near(problem, own, _neighbours(problem, own))]
+    rivals += [entry for entry in near if entry[1] not in known_plans]
+    found, passes = [own], MOST_PASSES
+    for name, rival, score in rivals[:MOST_RIVALS]:
+        found.append(simulated(name, rival, score, problem, deadline, passes))
+        passes -= found[-1].passes
+    return found
+
+
+def _or_faster_as_stated(best: SimulatedPlan, found: Sequence[SimulatedPlan]) -> SimulatedPlan:
+    """The best plan, or a rival whose stated pace is shorter by more than `TELLING`, though not by the formulas.
+
+    Its gradients may be no older than most models learn from, unless the best plan's are.
+    """
+    stated_s = PlanSimulation.of(best, (), _shallower_s(best, found)).pace_s(best.predicted_s)
+    oldest = max(MOST_STALE, _oldest(best.plan))
+    rivals = [
+        one
+        for one in found
+        if one.simulated_s is not None
+        and one.stated_s * (1 + TELLING) < stated_s
+        and one.predicted_s > best.predicted_s * (1 + EQUAL)
+        and _oldest(one.plan) <= oldest
+    ]
+    return min(rivals, key=lambda one: one.stated_s, default=best)
+
+
+def _oldest(plan: Plan) -> int:
+    """The age of the oldest gradients of a plan, in updates."""
+    return 0 if plan.inference else max(Updates.of(plan, 1).stale_by)
+
+
+def _depths_tried(found: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
+    """The first plan that was simulated, and it with more minibatches in flight, from the shallowest to the deepest."""
+    by_name = {one.name: one for one in found}
+    return [found[0], *(by_name[name] for name in map(_name_of_deeper, DEEPER) if name in by_name)]
+
+
+def _with_reserve(best: SimulatedPlan, found: Sequence[SimulatedPlan]) -> SimulatedPlan:
+    """A plan that was made deeper, or the next deeper one if it is simulated alike: replays need more than suffices."""
+    tried = _depths_tried(found)
+    place = next((number for number, one in enumerate(tried) if one is best), 0)
+    if not place or place + 1 == len(tried):
+        return best
+    deeper = tried[place + 1]
+    alike = deeper.simulated_s is not None and deeper.simulated_s <= (best.simulated_s or 0.0) * (1 + ALIKE)
+    return deeper if alike and deeper.predicted_s <= best.predicted_s * (1 + EQUAL) else best
+
+
+def _shallower_s(best: SimulatedPlan, found: Sequence[SimulatedPlan]) -> float | None:
+    """The simulated pace of the next shallower plan of those that were tried; None where the plan was not deepened."""
+    tried = _depths_tried(found)
+    place = next((number for number, one in enumerate(tried) if one is best), 0)
+    return tried[place - 1].simulated_s if place else None
+
+
+def _unless_slower(simplest: SimulatedPlan, best: SimulatedPlan, within: float) -> SimulatedPlan:
+    """The simplest plan, or the best one where the simulation finds the simplest one slower by more than a share."""
+    if simplest.simulated_s is None or best.simulated_s is None:
+        return simplest
+    return best if simplest.simulated_s > best.simulated_s * (1 + within) else simplest
+
+
+def _near(
+    problem: Problem, own: SimulatedPlan, others: Iterable[tuple[str, Plan]]
+) -> list[tuple[str, Plan, Evaluation]]:
+    """The different plans of `others` that satisfy the options and may be as fast in a simulation, best first.
+
+    Their predicted pace is within `NEAR` of the plan's, or no longer than the plan's simulated pace; with a flush
+    `FLUSH_SLACK` is added, by which a simulation may be faster.
+    """
+    seen, found = {own.plan}, []
+    limit = max(own.predicted_s * (1 + NEAR), own.simulated_s or 0.0)
+    limit *= 1 + FLUSH_SLACK * (own.plan.schedule in FLUSHING)
+    for name, plan in others:
+        if plan in seen or not satisfies_options(plan, problem):
+            continue
+        seen.add(plan)
+        score = evaluate(plan, problem)
+        if score.pace_s <= limit and (score.fits or not problem.options.memory):
+            found.append((name, plan, score))
+    return sorted(found, key=lambda entry: entry[2].pace_s)
+
+
+def _neighbours(problem: Problem, own: SimulatedPlan) -> Iterator[tuple[str, Plan]]:
+    """The plan with more minibatches in flight, if its simulation is slow, and with one worker fewer at a stage."""
+    plan, stages = own.plan, own.plan.stages
+    if (own.ratio or 0.0) > 1 + TELLING:  # gradients become older with it, which a gain of less is not worth
+        yield from _deeper(plan)
+    if plan.copies > 1 or problem.options.grid:
+        return
+    for index, stage in enumerate(stages):
+        if stage.replicas > 1:
+            fewer = replace(stage, workers=stage.workers[:-1])
+            smaller = replace(plan, stages=(*stages[:index], fewer, *stages[index + 1 :]))
+            yield "a worker fewer", depths.assign_depths(smaller, problem, own.predicted_s)
+
+
+def _deeper(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """The plan with more minibatches in flight at every stage but the last.
+
+    Gradients that most models learn from do not become older than that.
+    """
+    stages = plan.stages
+    if len(stages) == 1 or plan.inference or plan.virtual or plan.schedule == GPIPE:
+        return
+    oldest = _oldest(plan)
+    for more in DEEPER:
+        deeper = [replace(stage, depth=stage.depth + more) for stage in stages[:-1]]
+        found = _with_versions(replace(plan, stages=(*deeper, stages[-1])))
+        if oldest > MOST_STALE or _oldest(found) <= MOST_STALE:
+            yield _name_of_deeper(more), found
+
+
+def _name_of_deeper(more: int) -> str:
+    return f"{NUMBERS[more]} more in flight"
+
+
+def _with_versions(plan: Plan) -> Plan:
+    stages = [replace(stage, versions=plan.versions(index)) for index, stage in enumerate(plan.stages)]
+    return replace(plan, stages=tuple(stages))
