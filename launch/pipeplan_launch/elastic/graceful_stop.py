@@ -1,13 +1,15 @@
 """Graceful stop: after a request to any worker, all workers end a segment at the same minibatch.
 
 A minibatch of a segment may begin if its index is below the segment's *grant*, a number in the store that all workers
-share. A worker that reaches the end of the grant it knows looks the grant up and, if no other worker has, raises it by
-about `GRANT_S` seconds of its own minibatches. Most minibatches therefore cost one comparison. A worker that is asked
-to stop, or that learns at a look-up of a request to another worker, makes the grant final. No minibatch beyond it has
-begun in any worker, so all of them end there. The first worker at the end of the segment closes the grant, unless it is
-final; the others find the grant closed or final.
+share. A worker that has half of `GRANT_S` left of the grant it knows looks the grant up and, if no other worker has,
+raises it to `GRANT_S` seconds of its own minibatches. Most minibatches therefore cost one comparison. A worker that is
+asked to stop, or that learns at a look-up of a request to another worker, makes the grant final. No minibatch beyond it
+has begun in any worker, so all of them end there. The first worker at the end of the segment closes the grant, unless
+it is final; the others find the grant closed or final.
 
-The grant is changed by the store's compare-and-set, and no worker waits for another.
+The grant is changed by the store's compare-and-set, and no worker waits for another. A look-up asks the store up to
+three times, over the network that the workers' messages keep busy, so it is made in another thread while training goes
+on. Only a worker that has come to the end of the grant it knows waits for it.
 
     key             value
     stop            the launch's stop token (`launch_secret`), once a worker has been asked to stop
@@ -18,10 +20,12 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from hmac import compare_digest
+from typing import Protocol
 
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import signals
@@ -30,13 +34,48 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launch_secret import stop_token
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 
-GRANT_S = 0.5
-"""Time for which a worker raises the grant ahead of its own minibatches."""
+GRANT_S = 1.0
+"""Time for which a worker raises the grant ahead of its own minibatches. Half of it is left for a look-up."""
 STOP_KEY = "stop"
 FINAL, CLOSED = "final", "closed"
+_UNLIMITED = 2**63
 _GRANT = re.compile(rf"(\d{{1,18}})(?: ({FINAL}|{CLOSED}))?")
 MAX_GRANT = 10_000
 """Most minibatches by which a grant is raised at once."""
+
+
+class LookUp(Protocol):
+    """A look-up of the grant that has begun."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    def wait(self) -> None:
+        """Wait for its end. Raises the error that it ended with, if any."""
+
+
+class _InThread:
+    """A look-up in a thread of its own, which the end of the process does not wait for."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="grant")
+        self._thread.start()
+
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
 
 
 def forward_stop_requests(store: KeyValueStore) -> None:
@@ -52,15 +91,28 @@ def forward_stop_requests(store: KeyValueStore) -> None:
 class GracefulStop:
     """One worker's view of the grants. All active workers begin and end the same segments in the same order."""
 
-    def __init__(self, store: KeyValueStore, plan: LaunchPlan, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`store`: the store with the keys of this attempt only. From now on a signal is a request to stop."""
+    def __init__(
+        self,
+        store: KeyValueStore,
+        plan: LaunchPlan,
+        clock: Callable[[], float] = time.perf_counter,
+        begin_look_up: Callable[[Callable[[], None]], LookUp] = _InThread,
+    ) -> None:
+        """`store`: the store with the keys of this attempt only. From now on a signal is a request to stop.
+        `begin_look_up` runs what it is given beside the caller.
+        """
         self._store = store
         self._token = stop_token(os.environ)
         self._group_size = (plan.accumulate or 1) if plan.schedule.accumulates else 1
-        self._clock = clock
+        self._clock, self._begin_look_up = clock, begin_look_up
         self._segment = -1
         self._granted = 0
         self._end: int | None = None
+        self._look_up_at = 0
+        """Index from which on the grant is looked up again."""
+        self._looking: LookUp | None = None
+        self._newest, self._stride = 0, 1
+        """The largest index so far, and the largest step between two of them: the number of replicas."""
         self._last_look_up = (0, 0.0)
         self._requested = False
         signals.handle_requests_with(self.request)
@@ -74,7 +126,8 @@ class GracefulStop:
     def begin(self) -> None:
         """Begin the next segment."""
         self._segment += 1
-        self._granted, self._end = 0, None
+        self._granted, self._end, self._look_up_at = 0, None, 0
+        self._newest, self._stride = 0, 1
         self._last_look_up = (0, self._clock())
 
     def limit(self, index: int) -> int | None:
@@ -82,13 +135,22 @@ class GracefulStop:
 
         To be used as `Engine.limit`.
         """
+        self._stride = max(self._stride, index - self._newest)
+        self._newest = max(self._newest, index)
+        if index >= self._look_up_at and (self._looking is None or self._looking.done()):
+            self._wait()
+            self._look_ahead(index)
         if index < self._granted:
             return None
-        self._look_up(index)
+        self._wait()
+        if index >= self._granted and self._end is None:
+            self._look_ahead(index)
+            self._wait()
         return self._end if self._end is not None and index >= self._end else None
 
     def end(self) -> bool:
         """End a segment that has drained. Returns whether training stops here, the same in all workers."""
+        self._wait()
         granted, state = self._change(lambda granted: (granted, FINAL if self._stop_requested() else CLOSED))
         self._end = granted if state == FINAL else None
         return state == FINAL
@@ -97,20 +159,36 @@ class GracefulStop:
         """Number of minibatches that were run of a segment of `count`, the same in all workers. Valid after `end`."""
         return count if self._end is None else min(count, self._end)
 
-    def _look_up(self, index: int) -> None:
-        step = self._step(index)
+    def _look_ahead(self, index: int) -> None:
+        """Begin to look the grant up, and to raise it, unless it is known to be final or closed."""
+        if self._end is not None or self._granted == _UNLIMITED:
+            return
+        ahead = max(self._ahead(index), self._stride)
+        self._look_up_at = index + 1  # until the look-up says more
+        self._looking = self._begin_look_up(lambda: self._look_up(index, ahead))
+
+    def _wait(self) -> None:
+        """Wait for the look-up that has begun, if any."""
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.wait()
+
+    def _look_up(self, index: int, ahead: int) -> None:
+        """Look the grant up, and raise it for this minibatch and `ahead` more where it does not reach so far."""
+        wanted = index + 1 + ahead
 
         def raise_grant(granted: int) -> tuple[int, str]:
             if self._stop_requested():
                 return granted, FINAL
-            wanted = index + step
-            return max(granted, wanted + -wanted % self._group_size) if granted <= index else granted, ""
+            return max(granted, wanted + -wanted % self._group_size), ""
 
         granted, state = self._change(raise_grant)
+        # The other thread reads these without a lock: it must not see a grant before it can see that this is the end.
         self._end = granted if state == FINAL else None
-        self._granted = granted if state != CLOSED else 2**63  # another worker has reached the end of the segment
+        self._granted = granted if state != CLOSED else _UNLIMITED  # another worker has reached the end of the segment
+        self._look_up_at = max(index + 1, granted - max(ahead // 2, self._stride))
 
-    def _step(self, index: int) -> int:
+    def _ahead(self, index: int) -> int:
         """Number of minibatches that this worker runs in `GRANT_S`, by its pace since the last look-up."""
         now, (last_index, last) = self._clock(), self._last_look_up
         self._last_look_up = (index, now)

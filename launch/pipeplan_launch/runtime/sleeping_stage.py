@@ -225,16 +225,20 @@ class _EmptySamples(Dataset[Any]):
         return torch.zeros(1), torch.zeros((), dtype=torch.long)
 
 
-def load_emulated_stage(index: int, stage: EmulatedStage) -> tuple[Job, SleepingStage]:
-    """(job without a model, program) of an emulated stage. Sets the bucket size of all of this process's reducers."""
-    buckets.set_bucket_size(stage.bucket_bytes)
+def load_emulated_stages(stages: Mapping[int, EmulatedStage]) -> tuple[Job, list[SleepingStage]]:
+    """(job without a model, programs) of a worker's emulated stages by number.
 
-    def optimizer(parameters: list[Tensor], _info: StageInfo) -> Optimizer:
-        return _SleepingOptimizer(parameters, stage.update_s)
+    Sets the bucket size of all of this process's reducers: the stages of a worker have rings over the same links.
+    """
+    for stage in stages.values():
+        buckets.set_bucket_size(stage.bucket_bytes)
 
-    data = Data(_EmptySamples(stage.minibatches))
+    def optimizer(parameters: list[Tensor], info: StageInfo) -> Optimizer:
+        return _SleepingOptimizer(parameters, stages[info.stage].update_s)
+
+    data = Data(_EmptySamples(next(iter(stages.values())).minibatches))
     job = Job(nn.Module(), loss=lambda output, _: output.sum(), optimizer=optimizer, data=lambda: data)
-    return job, SleepingStage(index, stage)
+    return job, [SleepingStage(index, stage) for index, stage in stages.items()]
 
 
 def _messages(cut: str, crossing: CutTraffic | None) -> tuple[EmulatedTensor, ...]:

@@ -30,7 +30,7 @@ from pipeplan_launch.plan.transport_modes import AUTO
 from pipeplan_launch.runtime.data import MinibatchSizes, minibatch_sizes, order_of_samples
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
-from pipeplan_launch.runtime.sleeping_stage import load_emulated_stage
+from pipeplan_launch.runtime.sleeping_stage import load_emulated_stages
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.telemetry.run_folder import recorded_name
@@ -108,8 +108,8 @@ def load_stages(
     keeps only the parameters of its own stages.
     """
     if plan.emulated:
-        emulated = [load_emulated_stage(stage, plan.emulated[stage]) for stage in stages]
-        return emulated[-1][0], [program for _, program in emulated], "emulated", True
+        job, emulated = load_emulated_stages({stage: plan.emulated[stage] for stage in stages})
+        return job, [*emulated], "emulated", True
     with _one_garbage_collection():
         return _load_stages(plan, stages, seed, device)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,18 +48,19 @@ MOST_INSIDE = 2.0
 """Largest ratio of the rate inside a server to that of its card. One machine cannot carry bursts of faster links."""
 
 
-def parts_of(cluster: Cluster) -> NetworkPart:
-    """The tree of the whole cluster.
+def parts_of(cluster: Cluster, workers: Collection[int] | None = None) -> NetworkPart:
+    """The tree of the whole cluster, for a plan that runs on these workers, by default all.
 
-    Links inside servers are cables too where there is a single server, or where they are not much faster than those
-    between servers. Otherwise messages inside a server are as fast as this machine.
+    Links inside servers are cables too where the plan runs on a single server, or where they are not much faster than
+    those between servers. Otherwise messages inside a server are as fast as this machine.
     """
     links = Links.of(cluster)
     own = links.card(cluster.server_level, 0)[0]
     inside = [links.card(0, first)[0] for first in cluster.starts(cluster.server_level)[:-1]]
     # The rate is infinite in a server with one worker, which has no links inside.
     slow = max((rate for rate in inside if math.isfinite(rate)), default=math.inf) <= MOST_INSIDE * own
-    lowest = 0 if cluster.servers == 1 or slow else cluster.server_level
+    servers = {cluster.server_of(worker) for worker in (range(cluster.workers) if workers is None else workers)}
+    lowest = 0 if len(servers) == 1 or slow else cluster.server_level
     return _part(cluster, links, len(cluster.levels), 0, lowest)
 
 

@@ -93,7 +93,7 @@ def stage_times(
     for index, load in enumerate(scenario.stages):
         mine = [step for step in steps if step["stage"] == index and window.first < step["minibatch"] <= window.last]
         means = {name: sum(step[name] for step in mine) / len(mine) / scaling.time_by for name in TIMES}
-        times.append(ReplayedStage(load.replicas, load.forward_s + load.backward_s, **means))
+        times.append(ReplayedStage(load.replicas, load.busy_s, **means))
     return tuple(times)
 
 

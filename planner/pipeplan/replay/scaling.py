@@ -16,11 +16,12 @@ MOST_TRAFFIC = 1e8
 """Most bytes/s of all workers together: on two cores 16 workers reach 1.3 Gbit/s without computing."""
 LEAST_BYTES_BY = 20.0
 LEAST_TIME_BY = 3.0
-OWN_S = 0.002
-"""The executor's own time of a worker per minibatch."""
+OWN_S = 0.005
+"""The executor's own time of a worker per minibatch, with its waits for a core: 4 to 6 ms where 16 workers share two
+slow cores."""
 OWN_SHARE = 0.02
 """Most share of it in the time of a worker that never waits."""
-CPU_S = 0.003
+CPU_S = 0.006
 """Processor time of the executor per minibatch and stage, which the pace must exceed for all stages together."""
 
 
@@ -43,15 +44,29 @@ class Scaling:
 def scaling_for(scenario: Scenario, inflations: Sequence[float]) -> Scaling:
     """The factors for a plan. `inflations` are the stages' factors on the bytes of all-reduces (`Rings.inflation`)."""
     pace = scenario.predicted_s
-    spare = min(_spare_s(stage, pace) for stage in scenario.stages)
-    time_by = max(LEAST_TIME_BY, OWN_S / spare, CPU_S * len(scenario.stages) / pace)
+    own = max(OWN_S / _spare_s(stage, pace) for stage in scenario.stages)
+    if scenario.drains and scenario.accumulate:
+        own = OWN_S * _passed_one_by_one(scenario) / (OWN_SHARE * scenario.accumulate * pace)
+    time_by = max(LEAST_TIME_BY, own, CPU_S * len(scenario.stages) / pace)
     return Scaling(max(LEAST_BYTES_BY, _traffic(scenario, inflations) / time_by / MOST_TRAFFIC), time_by)
 
 
 def _spare_s(stage: StageLoad, pace_s: float) -> float:
     """The part of a worker's time per minibatch that the executor may take: its waiting time, and a little more."""
     whole = stage.replicas * pace_s
-    return max(0.0, whole - stage.forward_s - stage.backward_s) + OWN_SHARE * whole
+    return max(0.0, whole - stage.busy_s) + OWN_SHARE * whole
+
+
+def _passed_one_by_one(scenario: Scenario) -> int:
+    """Minibatches of stages whose passes follow each other in a batch that drains, so that no waiting makes up for the
+    executor's own time: those of a worker, and one through the stages of all other workers."""
+    assert scenario.accumulate is not None
+    stages = len(scenario.stages)
+    most = 0
+    for load in scenario.stages:
+        own = sum(other.workers == load.workers for other in scenario.stages)
+        most = max(most, -(-scenario.accumulate // load.replicas) * own + stages - own)
+    return most
 
 
 def _traffic(scenario: Scenario, inflations: Sequence[float]) -> float:

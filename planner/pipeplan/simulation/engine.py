@@ -8,9 +8,9 @@ link     A link carries one message at a time, first come, first served. It is b
          link in each direction, and activations wait for their receive (`posted_receives`); otherwise a boundary has
          links that the minibatches of a copy take in turn.
 R        R joins the all-reduce of the group, which starts once all replicas have joined and the previous one has ended.
-U        U keeps the worker busy for exposed_s; the rest of the all-reduce, hidden_s, runs beside computing. Where U
-         directly follows its R, the hidden part runs after the exposed one. Where the schedule put other actions
-         between them, it runs before, and U waits for its end.
+U        U keeps the worker busy for exposed_s, and for the optimiser's step where B does not have it; the rest of the
+         all-reduce, hidden_s, runs beside computing. Where U directly follows its R, the hidden part runs after the
+         exposed one. Where the schedule put other actions between them, it runs before, and U waits for its end.
 order    With a `Scenario.transport` that keeps one order, a message starts when `message_order` lets it.
 card     With `Scenario.cards`, a message or the hidden part of an all-reduce is a flow that shares the network cards
          that it crosses (`fair_share`), and takes as long as these allow. Under a flush the whole all-reduce is such a
@@ -259,7 +259,7 @@ class _Engine:
                     self._join(worker, action.index)
                 case ActionKind.UPDATE:
                     began_s = self._waited.get((worker.stage, action.index))
-                    self._compute(worker, action, self._parts(load)[1], began_s)
+                    self._compute(worker, action, self._parts(load)[1] + load.step_s, began_s)
 
     def _is_joined(self, seat: _Seat, worker: _Worker, action: Action) -> bool:
         """Whether W directly follows B on a worker with several stages, and no other worker waits for B's gradient."""

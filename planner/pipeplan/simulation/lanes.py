@@ -1,7 +1,7 @@
 """The activity of each worker over time, in one form for simulations and runs, and its drawing as rows of characters.
 
 A run records its activity (`pipeplan.run_data`); a simulation plays actions with the times of the plan. In a simulation
-the optimiser's step, which the plan charges to each backward pass, is the end of that pass; the exposed part of an
+the optimiser's step is the end of a backward pass, or under schedules that accumulate that of U; the exposed part of an
 all-reduce is a wait; and a worker waits whenever it plays no action.
 """
 
@@ -100,12 +100,13 @@ def _played(scenario: Scenario, stage: int, replica: int, passes: Sequence[Pass]
             continue
         done = next(queue)
         if action.kind is ActionKind.UPDATE:
-            if done.end_s - now >= BRIEF_S:
-                yield Bar(WAIT, action, now, done.end_s)
+            averaged_s = done.end_s - load.step_s
+            if averaged_s - now >= BRIEF_S:
+                yield Bar(WAIT, action, now, averaged_s)
             if load.replicas > 1:
-                yield Bar(ALL_REDUCE, Action(ActionKind.REDUCE, action.index), begun.pop(action.index), done.end_s)
+                yield Bar(ALL_REDUCE, Action(ActionKind.REDUCE, action.index), begun.pop(action.index), averaged_s)
             if action.index not in updated:
-                yield Bar(UPDATE, action, done.end_s, done.end_s)
+                yield Bar(UPDATE, action, averaged_s, done.end_s)
         else:
             if done.start_s - now >= BRIEF_S:
                 yield Bar(WAIT, action, now, done.start_s)

@@ -156,7 +156,10 @@ def summarise_simulation(scenario: Scenario, replayed: SimulatedEvents, minibatc
     busy: dict[tuple[int, bool], float] = defaultdict(float)
     begun, done = defaultdict[int, float](lambda: math.inf), defaultdict[int, float](float)
     for stage, _, action, since, until in replayed.passes:
-        busy[stage, action.kind is ActionKind.UPDATE] += _inside(since, until, start, end)
+        updates = action.kind is ActionKind.UPDATE
+        waited = until - scenario.stages[stage].step_s if updates else since  # the optimiser's step is computing
+        busy[stage, True] += _inside(since, waited, start, end)
+        busy[stage, False] += _inside(waited, until, start, end)
         begun[stage] = min(begun[stage], since)
         done[stage] = max(done[stage], until)
     length = max(end - start, 0.0)

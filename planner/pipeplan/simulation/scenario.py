@@ -19,7 +19,7 @@ from pipeplan.cost import formulas
 from pipeplan.cost.virtual_stages import check_devices
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE
+from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE, update_share
 from pipeplan.simulation.fair_share import SharedCards
 from pipeplan.util.files import Node, read_document
 from pipeplan.util.typed import Amount, Bytes, decode
@@ -37,7 +37,7 @@ class StageLoad:
     depth: int
     forward_s: float
     backward_s: float
-    """Backward time, including the share of the optimiser's step that is charged to one minibatch."""
+    """Backward time, including the optimiser's step, unless `step_s` has it."""
     sync_s: float
     """Time of one all-reduce of a group of minibatches among all replicas."""
     minibatch_bytes: int = 0
@@ -55,6 +55,8 @@ class StageLoad:
     under a flush; None elsewhere, where it starts after the pass."""
     update_share: float = 0.0
     """Share of `backward_s` that is the optimiser's step."""
+    step_s: float = 0.0
+    """The optimiser's step, under schedules that make one for several minibatches: every replica makes it whole."""
     deferred: int = 0
     """Most minibatches whose gradients of the weights are put off."""
     weights_s: float = 0.0
@@ -65,12 +67,17 @@ class StageLoad:
         """Number of workers that hold this stage."""
         return len(self.workers)
 
+    @property
+    def busy_s(self) -> float:
+        """Time for which a replica computes for one minibatch, with its share of the optimiser's step."""
+        return self.forward_s + self.backward_s + self.step_s / self.per_update
+
     def exposed_s(self, overlap: float) -> float:
         """Time for which an all-reduce holds up its replicas. With it a group takes the time that the cost model
         predicts."""
         if self.left_s is not None:
             return self.left_s + (1.0 - overlap) * max(0.0, self.sync_s - self.left_s)
-        work = (self.forward_s + self.backward_s) * self.per_update
+        work = self.busy_s * self.per_update
         return float(formulas.overlapped(work, self.sync_s, overlap)) - max(work, self.hidden_s(overlap))
 
     def hidden_s(self, overlap: float) -> float:
@@ -288,7 +295,12 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
 
 def _load(plan: Plan, index: int, figures: PredictedStage, model: CostModel) -> StageLoad:
     stage, own_s = plan.stages[index], figures.executor_s / (1 if plan.inference else 2)
-    backward_s = figures.backward_s + figures.update_s + (0.0 if plan.inference else own_s)
+    backward_s, step_s = figures.backward_s + (0.0 if plan.inference else own_s), figures.update_s
+    accumulates = plan.schedule in ACCUMULATING and not plan.inference
+    if accumulates:  # `update_s` is a share by the minibatches of the whole pipeline
+        step_s /= update_share(plan.accumulate)
+    else:
+        backward_s += step_s
     return StageLoad(
         workers=stage.workers,
         depth=stage.depth,
@@ -303,7 +315,8 @@ def _load(plan: Plan, index: int, figures: PredictedStage, model: CostModel) -> 
         per_update=plan.accumulate / stage.replicas if plan.schedule in ACCUMULATING and plan.accumulate else 1.0,
         deferred=stage.deferred,
         weights_s=figures.weights_s,
-        update_share=figures.update_s / backward_s if figures.update_s else 0.0,
+        update_share=step_s / backward_s if step_s and not accumulates else 0.0,
+        step_s=step_s if accumulates else 0.0,
     )
 
 

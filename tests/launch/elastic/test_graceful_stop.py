@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -99,17 +99,38 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return handed
 
 
-def worker(store: Memory, accumulate: int = 1, seconds: float = 0.0) -> GracefulStop:
+class Later:
+    """A look-up that runs when it is waited for, or earlier if the test lets it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work: Callable[[], None] | None = work
+
+    def done(self) -> bool:
+        return self._work is None
+
+    def wait(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
+
+def worker(store: Memory, accumulate: int = 1, seconds: float = 0.0, begin: Any = Later) -> GracefulStop:
     """One worker's view; every time that it looks at its clock, so many seconds have passed."""
     ticks = itertools.count()
     plan: Any = SimpleNamespace(accumulate=accumulate, schedule=SimpleNamespace(accumulates=accumulate > 1))
-    return GracefulStop(store, plan, clock=lambda: next(ticks) * seconds)
+    return GracefulStop(store, plan, clock=lambda: next(ticks) * seconds, begin_look_up=begin)
 
 
 def run_together(
-    seed: int, workers: list[GracefulStop], replicas: list[tuple[int, int]], planned: int, signal_at: int
+    seed: int,
+    workers: list[GracefulStop],
+    replicas: list[tuple[int, int]],
+    planned: int,
+    signal_at: int,
+    look_ups: list[Later],
 ) -> list[tuple[bool, int]]:
-    """All workers' forwards, in a random order; at some moment one is asked to stop. What each is told at its end."""
+    """All workers' forwards and look-ups, in a random order; at some moment one is asked to stop. What each is told at
+    its end."""
     draw = random.Random(seed)
     todo = [list(own_minibatches(replica, count, planned)) for replica, count in replicas]
     ends: list[tuple[bool, int] | None] = [None] * len(workers)
@@ -122,6 +143,8 @@ def run_together(
         running = [one for one, end in enumerate(ends) if end is None]
         if not running:
             break
+        if look_ups and draw.random() < 0.3:
+            look_ups.pop(draw.randrange(len(look_ups))).wait()
         one = draw.choice(running)
         if todo[one] and workers[one].limit(todo[one][0]) is None:
             begun.add(todo[one].pop(0))
@@ -137,9 +160,14 @@ def test_all_workers_stop_at_the_same_minibatch(accumulate: int) -> None:
     replicas = [(0, 2), (1, 2), (0, 1), (0, 3), (1, 3), (2, 3)]
     early = 0
     for seed in range(300):
-        store = Memory()
-        workers = [worker(store, accumulate, seconds=GRANT_S / (1 + seed % 7)) for _ in replicas]
-        ends = run_together(seed, workers, replicas, planned=24, signal_at=seed % 90)
+        store, look_ups = Memory(), list[Later]()
+
+        def begin(work: Callable[[], None], begun: list[Later] = look_ups) -> Later:
+            begun.append(Later(work))
+            return begun[-1]
+
+        workers = [worker(store, accumulate, GRANT_S / (1 + seed % 7), begin) for _ in replicas]
+        ends = run_together(seed, workers, replicas, 24, seed % 90, look_ups)
         ((stop, end),) = set(ends)
         assert end == 24 or end % accumulate == 0
         assert stop or end == 24
@@ -168,7 +196,7 @@ def test_asking_is_rare_and_as_far_ahead_as_the_pace_says() -> None:
     store = Memory()
     seconds = [0.0]
     plan: Any = SimpleNamespace(accumulate=None, schedule=SCHEDULES["1f1b-stashing"])
-    stopping = GracefulStop(store, plan, clock=lambda: seconds[0])
+    stopping = GracefulStop(store, plan, clock=lambda: seconds[0], begin_look_up=Later)
     stopping.begin()
     for index in range(1000):
         assert stopping.limit(index) is None
@@ -177,13 +205,59 @@ def test_asking_is_rare_and_as_far_ahead_as_the_pace_says() -> None:
     assert store.changes < 50
 
 
+def test_training_goes_on_while_the_grant_is_looked_up() -> None:
+    """A look-up that takes half of a grant's time or longer holds up every fifth minibatch at most."""
+    store, begun, seconds = Memory(), list[Later](), [0.0]
+
+    def begin(work: Callable[[], None]) -> Later:
+        begun.append(Later(work))
+        return begun[-1]
+
+    plan: Any = SimpleNamespace(accumulate=None, schedule=SCHEDULES["1f1b-stashing"])
+    stopping = GracefulStop(store, plan, clock=lambda: seconds[0], begin_look_up=begin)
+    stopping.begin()
+    held_up = []
+    for index in range(40):
+        under_way = [one for one in begun if not one.done()]
+        assert stopping.limit(index) is None
+        held_up += [index] if any(one.done() for one in under_way) else []
+        seconds[0] += GRANT_S / 10
+    # Minibatch 0 is granted with minibatch 1, and 2 with 3. From then on the pace is known: a look-up grants ten more.
+    assert held_up[0] == 2
+    assert all(late - early >= 5 for early, late in itertools.pairwise(held_up[1:]))
+
+
+def test_each_minibatch_asks_one_ahead_where_it_takes_longer_than_a_grant() -> None:
+    """A worker of four replicas: its next minibatch is granted before it begins."""
+    store, seconds = Memory(), [0.0]
+    plan: Any = SimpleNamespace(accumulate=None, schedule=SCHEDULES["1f1b-stashing"])
+    stopping = GracefulStop(store, plan, clock=lambda: seconds[0], begin_look_up=Later)
+    stopping.begin()
+    for index in range(1, 40, 4):
+        assert stopping.limit(index) is None
+        seconds[0] += 10 * GRANT_S
+    assert int(store.values["grant/0"]) == 37 + 1
+
+
+def test_an_error_of_a_look_up_comes_at_the_next_minibatch() -> None:
+    store = Memory()
+    stopping = worker(store)
+    stopping.begin()
+    assert stopping.limit(0) is None
+    assert stopping.limit(1) is None  # begins a look-up, which finds a wrong value
+    store.values["grant/0"] = "x"
+    with pytest.raises(LaunchError, match="a wrong value"):
+        stopping.limit(2)
+
+
 def test_a_signal_is_a_request(requests: list[Any]) -> None:
     store = Memory()
     stopping = worker(store)
     stopping.begin()
     assert stopping.limit(0) is None
     requests[0]()
-    assert stopping.limit(1) == 1
+    assert stopping.limit(1) is None  # granted with minibatch 0
+    assert stopping.limit(2) == 2
     assert STOP_KEY in store.values
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipeplan_launch.job.job import StageInfo
 from pipeplan_launch.plan.sleeping_stage_spec import CutTraffic, EmulatedLayer, EmulatedStage
 from pipeplan_launch.runtime import sleeping_stage
-from pipeplan_launch.runtime.sleeping_stage import SleepingStage
+from pipeplan_launch.runtime.sleeping_stage import SleepingStage, load_emulated_stages
 from pipeplan_launch.runtime.split_backward import SplitBackward
 
 FORWARD_S, BACKWARD_S, WEIGHTS_S = 1.0, 4.0, 1.5
@@ -76,3 +77,18 @@ def test_a_whole_backward_pass_takes_as_long_however_it_could_be_divided(clock: 
 def test_a_part_of_a_backward_pass_is_no_longer_than_the_pass() -> None:
     with pytest.raises(ValueError, match=r"5\.0 s of a backward pass of 4\.0 s"):
         EmulatedLayer(FORWARD_S, BACKWARD_S, 40, 5.0)
+
+
+def test_each_stage_of_a_worker_has_an_optimiser_of_its_own(clock: _Time) -> None:
+    layer = EmulatedLayer(FORWARD_S, BACKWARD_S, 40, 0.0)
+    stages = {
+        number: EmulatedStage((layer,), update_s, 8, 1 << 20, None, None) for number, update_s in ((0, 3.0), (3, 7.0))
+    }
+    job, programs = load_emulated_stages(stages)
+    for (number, stage), program in zip(stages.items(), programs, strict=True):
+        parameters = program.parameters_by_name()
+        info = StageInfo(number, 4, 2, 1, 8, "zb-v", 0, tuple(parameters.items()))
+        optimizer = job.make_optimizer(list(parameters.values()), info)
+        clock.lap()
+        optimizer.step()
+        assert clock.lap() == stage.update_s

@@ -16,8 +16,10 @@ from pipeplan.replay.emulated_network import NetworkPart, network_tree, parts_of
 from pipeplan.replay.outcome import LinkUse
 from pipeplan.replay.predicted_links import Rings, unshaped_levels, with_predictions
 from pipeplan.replay.run import prepare_replay
-from pipeplan.replay.scaling import Scaling
+from pipeplan.replay.scaling import LEAST_TIME_BY, OWN_S, OWN_SHARE, Scaling, scaling_for
+from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan.util.files import read_document
+from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.plan.stage_files import load_plan
 
 
@@ -36,6 +38,16 @@ def test_a_single_server_has_a_cable_for_every_worker() -> None:
     on = cluster(("server", 3, GIGABIT))
     assert cables(on) == [(f"worker {number}", GIGABIT) for number in range(3)]
     assert unshaped_levels(on, parts_of(on)) == ()
+
+
+def test_a_plan_on_one_of_several_servers_has_a_cable_for_every_worker() -> None:
+    on = two_servers(each=2)
+    assert [part.name for part in parts_of(on, {2, 3}).cables] == [
+        "server 0", "worker 0", "worker 1", "server 1", "worker 2", "worker 3"
+    ]  # fmt: skip
+    assert parts_of(on, {2, 3}).cables[1].rate == 12e9
+    assert unshaped_levels(on, parts_of(on, {2, 3})) == ()
+    assert not parts_of(on, {1, 2}).shapes_inside
 
 
 def test_racks_have_cables_above_those_of_servers() -> None:
@@ -129,3 +141,28 @@ def test_more_workers_than_the_machine_can_emulate_are_refused(tmp_path: Path, m
     prepare_replay(write(tmp_path / "most", two_servers(each=16), stages=1), PROFILE, 5.0)
     with pytest.raises(InputError, match="the cluster has 34 workers, and this machine can emulate 32"):
         prepare_replay(write(tmp_path / "more", two_servers(each=17), stages=1), PROFILE, 5.0)
+
+
+def _loaded(*stages: tuple[int, float], schedule: str, pace_s: float, accumulate: int | None = None) -> Scenario:
+    """Stages as (replicas, seconds of a forward and a backward pass) that exchange nothing."""
+    loads, worker = [], 0
+    for replicas, seconds in stages:
+        loads.append(StageLoad(tuple(range(worker, worker + replicas)), 1, seconds / 3, 2 * seconds / 3, 0.0))
+        worker += replicas
+    hops = ((StageBoundary(0.0, 0.0),),) * (len(stages) - 1)
+    return Scenario("t", tuple(loads), hops, SCHEDULES[schedule], 1.0, pace_s, accumulate=accumulate)
+
+
+def test_a_stage_that_hardly_waits_is_stretched_until_the_executor_does_not_count() -> None:
+    """Of 20 ms the second stage waits 0.1 ms, and 2% more may be lost: 0.5 ms for the executor's 5."""
+    tight = _loaded((1, 0.010), (1, 0.0199), schedule="1f1b-stashing", pace_s=0.020)
+    assert scaling_for(tight, [1.0, 1.0]).time_by == pytest.approx(OWN_S / (0.0001 + OWN_SHARE * 0.020))
+    # Two replicas that wait for half of the time have no need of it.
+    idle = _loaded((1, 0.010), (2, 0.020), schedule="1f1b-stashing", pace_s=0.020)
+    assert scaling_for(idle, [1.0, 1.0]).time_by == LEAST_TIME_BY
+
+
+def test_waiting_does_not_make_up_for_the_executor_where_the_pipeline_drains() -> None:
+    """Two minibatches on a replica of the first stage, and one through the other: 3 times 5 ms, in 2% of 4 × 10 ms."""
+    drained = _loaded((2, 0.010), (4, 0.010), schedule="gpipe", pace_s=0.010, accumulate=4)
+    assert scaling_for(drained, [1.0, 1.0]).time_by == pytest.approx(3 * OWN_S / (OWN_SHARE * 0.040))

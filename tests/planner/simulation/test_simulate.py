@@ -236,6 +236,22 @@ def test_an_all_reduce_after_a_flush_holds_its_replicas_up() -> None:
     )
 
 
+def test_every_replica_makes_the_whole_step_of_an_update() -> None:
+    """Four minibatches of 3 s on two replicas, and a step of 1 s: 2 · 3 + 1 s, where a quarter of the step for each
+    minibatch would be half a step."""
+    layers = (Layer("a", 1.0, 2.0, 8, 1, update_s=1.0),)
+    cluster = Cluster("t", Device("d", "cuda", 10**12), (Level("server", 1, 0.0), Level("cluster", 2, 1e15)))
+    for schedule in ("gpipe", "1f1b-flush", "2bw"):
+        problem = Problem(Profile(layers, (), 1), cluster, Options(schedule=schedule, accumulate=4))
+        plan = plain_data_parallel(problem, 2)
+        scenario = scenario_of_plan(plan, problem, evaluate(plan, problem))
+        assert scenario.stages[0].busy_s == pytest.approx(3.0 + 1.0 / 2)
+        assert 4 * _pace(scenario) == pytest.approx(2 * 3.0 + 1.0)
+        _, report = _run(scenario)
+        assert report.stages[0].computing == pytest.approx(1.0)
+        assert report.stages[0].synchronising == pytest.approx(0.0)
+
+
 def test_an_all_reduce_of_two_buffers_hides_behind_a_whole_group() -> None:
     """6 minibatches per update, 1.5 s each: with 4 in flight 3 of them are left to hide an all-reduce: 4.5 s."""
     stages = ((2, 2, 1.0, 2.0), (1, 1, 0.5, 1.0))
