@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeplan.planning.fast import best_in_time
-from pipeplan.problem.problem import Problem
-from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_pace
 
 
@@ -34,9 +31,3 @@ class OneWorkerChoice:
             f"and the best plan for {self.workers} workers {show_pace(1 / self.best_sample_s)}: the plan is for one "
             "worker"
         )
-
-
-def best_sample_s(problem: Problem, maximum_cuts: int, deadline: Deadline) -> float | None:
-    """Seconds per sample of the fastest plan by the DP; None where there is none, or none is found in time."""
-    found, _ = best_in_time(problem, maximum_cuts, deadline)
-    return None if found is None else found.pace_s / problem.profile.minibatch

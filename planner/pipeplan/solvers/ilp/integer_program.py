@@ -54,7 +54,8 @@ weight versions are too few (2BW). The optimum without depths is then a lower bo
      (`formulas.buffered_pace`).
 (11) Weights, gradients, optimiser state, buffers, and d·m over all d fit the device; m[ρ,d] ≤ memory/d · δ[ρ,d].
 
-A stage that recomputes has its forward work twice in (4); in (11) its saved bytes and its output count once.
+A stage that recomputes has its forward work twice in (4); in (11) its saved bytes and its output count once. Under
+vertical sync the versions of the weights follow from the input stage: `vertical_versions` has (29) and (30).
 
 With a flush the objective differs: `flush` has it in (12) to (15), and `shared_weights` copies of weights in (20). T in
 (8) to (10) is then the pace within a batch, and a stage that holds all minibatches of an update is exempt from (10).
@@ -101,10 +102,11 @@ Choices of stages
 -----------------
 `choices` enumerates the stages that a plan within U may have, each with whole sets of layers at both ends, for graphs
 of up to `closed_sets.MOST_SETS` such sets (a chain of 449 layers, say). Only their places are candidates, and Z is a
-constant where all of them agree. Up to `stage_choices.MOST_CHOICES` of them are variables too, in (26) to (28) of
-`stage_choices`. Where no choices make a pipeline, there is no plan up to U and no program: before the first program the
-lower bound is raised as far as that goes (`space_search`). This is the one part that looks for paths over sets of
-layers, as the dynamic program does; it shares no code with it.
+constant where all of them agree; the depths that they can have are the only ones in (8). Up to
+`stage_choices.MOST_CHOICES` of them are variables too, in (26) to (28) of `stage_choices`. Where no choices make a
+pipeline, there is no plan up to U and no program: before the first program the lower bound is raised as far as that
+goes (`space_search`). This is the one part that looks for paths over sets of layers, as the dynamic program does; it
+shares no code with it.
 
 Upper bound
 -----------
@@ -116,8 +118,8 @@ with a smaller U, which are far easier: each that is infeasible gives a lower bo
 
 Limits
 ------
-The program does not express, and refuses, memory limits under vertical sync, and it refuses problems with too many
-placements or depths (on some 40 workers and more, unless choices leave few). It then has the bound that choices give.
+The program refuses problems with too many placements or depths (on some 40 workers and more, unless choices leave
+few). It then has the bound that choices give.
 """
 
 from __future__ import annotations

@@ -80,14 +80,24 @@ class PlacementSet:
             }
             ordered = sorted(placements, key=lambda placement: (placement.start, placement.replicas, placement.end))
             return tuple(one for one in ordered if self._considered(one.start, one.replicas))
-        total = self.cluster.workers
         return tuple(
             Placement(start, count, end)
+            for start, count in self.places
+            for end in self._ends(start + count - 1)
+            if end - (start + count - 1) <= self.most_idle
+        )
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """The first worker and the replicas of all placements, ascending."""
+        if self.shapes is not None:
+            return tuple(sorted({(one.start, one.replicas) for one in self.all}))
+        total = self.cluster.workers
+        return tuple(
+            (start, count)
             for start in range(total)
             for count in range(1, min(self.most, total - start) + 1)
-            if self._considered(start, count)
-            for end in self._ends(start + count - 1)
-            if end - (start + count - 1) <= self.most_idle and self.unused.isdisjoint(range(start, start + count))
+            if self._considered(start, count) and self.unused.isdisjoint(range(start, start + count))
         )
 
     def _considered(self, start: int, replicas: int) -> bool:
