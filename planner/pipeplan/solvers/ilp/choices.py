@@ -53,10 +53,20 @@ class Choices:
         """First worker and replicas of every place, by index."""
         return self.table.places
 
-    @property
-    def used(self) -> frozenset[Place]:
-        """The places of all choices."""
-        return frozenset(self.places[number] for number in np.unique(self.stages.place).tolist())
+    @cached_property
+    def used(self) -> dict[Place, frozenset[int]]:
+        """The places of all choices, with the last idle workers behind each: the next stage goes on with its layers."""
+        (place, begin, end), workers = self.stages, len(self.table.bounds) - 1
+        follows = np.zeros((len(self.sets), workers + 1), dtype=bool)
+        follows[begin, self.table.start[place]] = True
+        follows[-1, workers] = True
+        numbers, first = np.unique(place, return_index=True)
+        behind = np.logical_or.reduceat(follows[end], first) if len(first) else follows[:0]
+        found = {}
+        for number, flags in zip(numbers.tolist(), behind, strict=True):
+            stop = int(self.table.stop[number])
+            found[self.places[number]] = frozenset(int(one) - 1 for one in np.flatnonzero(flags) if one >= stop)
+        return found
 
     @cached_property
     def from_worker(self) -> list[slice]:

@@ -8,7 +8,7 @@ That is: its blocks of layers, the candidate placements, and what their workers 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
@@ -28,8 +28,9 @@ _ROUNDING = 1e-9
 class PlacementFacts:
     """One pipeline on one cluster that takes at most `upper_s` seconds per minibatch, or with a flush per update."""
 
-    def __init__(self, problem: Problem, upper_s: float, only: frozenset[Place] | None = None) -> None:
-        """`only` has the places of all stages to consider, if these are known."""
+    def __init__(self, problem: Problem, upper_s: float, only: Mapping[Place, frozenset[int]] | None = None) -> None:
+        """`only` has the places of all stages to consider, with the last idle workers behind them, if these are
+        known."""
         self.problem = problem
         self.unit_s = upper_s
         self.links = Links.of(problem.cluster)

@@ -109,6 +109,7 @@ class SpaceSearch:
     complete: bool = False
     refined: frozenset[Boundary] = frozenset()
     answer: SpaceAnswer = field(init=False)
+    _is_narrowed: bool = False
     _likely_s: float = 0.0
     """The largest pace that seems to be impossible, by a verdict that is not confirmed."""
     _table: PlaceTable | None = None
@@ -120,10 +121,12 @@ class SpaceSearch:
         """The whole problem."""
         return self.charges.problem
 
+    def __post_init__(self) -> None:
+        self.answer = SpaceAnswer(self.low_s)
+
     def run(self) -> SpaceAnswer:
         """Search the space."""
-        self.answer = SpaceAnswer(self.low_s)
-        self._narrow()
+        self.narrow()
         while True:
             try:
                 model, outcome, bound_s = self._raise_bound()
@@ -245,8 +248,11 @@ class SpaceSearch:
             self._known = sorted([*self._known[-1:], (high_s, found)], key=lambda known: known[0])
         return found
 
-    def _narrow(self) -> None:
-        """Raise the lower bound to a pace below which no choice of stages makes a pipeline."""
+    def narrow(self) -> None:
+        """Raise the lower bound to a pace below which no choice of stages makes a pipeline, if that is still to do."""
+        if self._is_narrowed:
+            return
+        self._is_narrowed = True
         if not self.is_bounded or self._choices(self.high_s) is None:
             self._narrow_from_below()
             return

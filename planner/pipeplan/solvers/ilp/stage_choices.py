@@ -42,6 +42,9 @@ class StageChoices:
         for number, place in enumerate(choices.stages.place.tolist()):
             self.at_place[choices.places[place]].append(number)
         self.taken = [model.program.number(f"v_{number}", 0, 1) for number in range(len(choices))]
+        for place in [place for place in self.at_place if place not in model.at]:
+            # No plan needs idle workers where they would have to be behind it.
+            model.program.equal([(self.taken[number], 1.0) for number in self.at_place.pop(place)])
         for place in model.at:
             numbers = self.at_place[place]
             model.program.equal([*((self.taken[number], 1.0) for number in numbers), *model.selected(place, -1.0)])
