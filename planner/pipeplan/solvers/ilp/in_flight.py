@@ -1,7 +1,8 @@
-"""Which choices of stages fit in memory with what is in flight behind them, on a path to the output.
+"""Which choices of stages fit in memory with what is in flight behind them, on a path from the input to the output.
 
 Memory grows with the depth, and the depth with what is in flight behind a stage. Of all paths behind a pair of a set
-and a worker, the least that is in flight bounds the depth of a stage in front of it.
+and a worker, the least that is in flight bounds the depth of a stage in front of it. The other way round, of all paths
+in front of a pair, the largest depth that fits bounds what may be in flight behind it.
 
 Under vertical sync the weight versions of a stage follow from what the input stage has under way, which comes last. The
 least that any input stage has under way excludes choices, and those excluded raise that least, until nothing changes;
@@ -29,6 +30,7 @@ def fitting(fit: StageFit, choices: Choices, deadline: Deadline) -> Flags:
     """Which choices fit in memory on a path from them to the output."""
     options = fit.facts.problem.options
     kept, depth = _to_the_output(fit, choices, None)
+    kept[kept] = _from_the_input(fit, choices.take(kept), depth[kept])[0]
     if options.schedule != VERTICAL or not options.memory or not fit.facts.problem.training:
         return kept
     left = _settled(fit, choices, np.flatnonzero(kept), depth, deadline)
@@ -49,18 +51,19 @@ def depth_ranges(fit: StageFit, choices: Choices, pace_s: float) -> dict[Place, 
     one."""
     stages, count = choices.stages, len(choices.table.places)
     _, least = _to_the_output(fit, choices, None)
+    _, most = _from_the_input(fit, choices, least)
     low, high = np.full(count, np.inf), np.zeros(count)
     np.minimum.at(low, stages.place, least)
-    np.maximum.at(high, stages.place, _most(fit, choices, pace_s))
+    np.maximum.at(high, stages.place, _most(fit, choices, most, pace_s))
     return {fit.table.places[place]: (low[place], high[place]) for place in np.unique(stages.place).tolist()}
 
 
-def _most(fit: StageFit, choices: Choices, pace_s: float) -> Floats:
-    """The largest depths that choices can need at this pace, of all paths behind them."""
+def _most(fit: StageFit, choices: Choices, most: Floats, pace_s: float) -> Floats:
+    """The largest depths that choices can need at this pace, of all paths behind them, and `most` at the most."""
     in_flight = np.full((len(choices.sets), fit.facts.workers + 1), -np.inf)
     in_flight[len(choices.sets) - 1] = 0.0
     stages, stop = choices.stages, choices.table.stop[choices.stages.place]
-    most = fit.most_depth(stages)
+    most = most.copy()
     for worker, mine in reversed(list(enumerate(choices.from_worker))):
         in_flight[:, worker] = np.maximum(in_flight[:, worker], in_flight[:, worker + 1])
         here = stages.take(mine)
@@ -109,6 +112,24 @@ def _under_way(fit: StageFit, choices: Choices, left: Ints, depth: Floats) -> Fl
     counts = np.flatnonzero(np.isfinite(least))
     every = np.arange(fit.facts.workers + 1)
     return np.asarray((least[counts][:, None] - np.gcd(counts[:, None], every)).min(axis=0))
+
+
+def _from_the_input(fit: StageFit, choices: Choices, least: Floats) -> tuple[Flags, Floats]:
+    """Which choices have depths of at least `least` that fit in memory, and are covered by the largest that fit on a
+    path in front of them; and the most that each may have."""
+    allowed = np.full((len(choices.sets), fit.facts.workers + 1), -np.inf)
+    allowed[0] = np.inf
+    stages, stop = choices.stages, choices.table.stop[choices.stages.place]
+    most = np.minimum(fit.most_depth(stages), fit.most_in_time(stages))
+    kept = np.zeros(len(choices), dtype=bool)
+    for worker, mine in enumerate(choices.from_worker):
+        here = stages.take(mine)
+        most[mine] = np.minimum(most[mine], fit.depth_of(here, allowed[here.begin, worker]))
+        kept[mine] = most[mine] >= least[mine]
+        row = mine.start + np.flatnonzero(kept[mine])
+        np.maximum.at(allowed, (stages.end[row], stop[row]), fit.covered(stages.take(row), most[row]))
+        allowed[:, worker + 1] = np.maximum(allowed[:, worker + 1], allowed[:, worker])
+    return kept, most
 
 
 def _to_the_output(fit: StageFit, choices: Choices, under_way: Floats | None) -> tuple[Flags, Floats]:

@@ -79,6 +79,35 @@ class StageMemory:
             depth = np.where(end == self.last, 1.0, np.minimum(everything, needed))
         return depth, np.asarray(formulas.in_flight_behind(depth, replicas, wait))
 
+    def covered(self, stages: Stages, depth: Floats) -> Floats:
+        """The most that may be in flight behind stages of these depths (`formulas.in_flight_depth` the other way
+        round), at the pace U; infinite where that is no matter."""
+        facts, table, (place, _, end) = self.facts, self.table, stages
+        pace_s = facts.unit_s * (1 + SLACK)
+        if facts.problem.options.flushes:
+            pace_s = float(formulas.flush_pace(facts.room_s + SLACK * facts.unit_s, facts.minibatches or 1))
+        if not facts.problem.training or facts.problem.options.schedule == GPIPE or pace_s <= 0:
+            return np.full(len(end), np.inf)
+        busier = np.maximum(self.sent, self.returned)[end]
+        transfer = formulas.transfer_time(busier, table.behind_rate[place], table.behind_latency_s[place])
+        wait = self._wait(stages, facts.unit_s * (1 + SLACK))
+        behind = (depth - 1.0) * table.replicas[place] - wait - 2 * transfer / pace_s + 1e-6
+        return np.where(depth >= self._everything(stages), np.inf, behind)
+
+    def depth_of(self, stages: Stages, in_flight: Floats) -> Floats:
+        """The largest depths of stages with at most so much in flight, their wait for the group included."""
+        wait = self._wait(stages, self.facts.unit_s * (1 + SLACK))
+        return np.asarray(np.floor((in_flight - wait) / self.table.replicas[stages.place] + 1e-6))
+
+    def most_in_time(self, stages: Stages) -> Floats:
+        """Upper bounds on the depths under 2BW (`is_in_time`); infinite under other schedules."""
+        facts, problem = self.facts, self.facts.problem
+        if problem.options.schedule != DOUBLE_BUFFERED or not problem.training or facts.minibatches is None:
+            return np.full(len(stages.end), np.inf)
+        late = (self.group_s(stages) + problem.copies_allreduce_s) / (facts.unit_s * (1 + SLACK)) - 1.0 / problem.copies
+        spare = (facts.minibatches - np.maximum(0.0, late)) / self.table.replicas[stages.place]
+        return np.asarray(np.floor(spare + 1e-6))
+
     def deepest(self, stages: Stages, behind: Floats, pace_s: float) -> tuple[Floats, Floats]:
         """The most minibatches in flight that stages need at this pace or a slower one, given the most behind them, and
         the longest that they wait for their group."""
