@@ -210,7 +210,7 @@ class StageMemory:
         if under_way is None:
             # All minibatches in flight at the input stage are under way since.
             least = self.busy(self.work[self.last :]) - 1.0
-            return constant + several * np.ceil(least / replicas)
+            return np.asarray(constant + several * np.ceil(least / replicas), dtype=np.float64)
         behind = constant + several * np.ceil(np.maximum(0.0, under_way[replicas]) / replicas)
         lag = update_lag(replicas * self.facts.problem.copies, ~several)
-        return np.where(begin == 0, depth + lag, behind)
+        return np.asarray(np.where(begin == 0, depth + lag, behind), dtype=np.float64)
