@@ -153,11 +153,8 @@ def _kept_of(fit: StageFit, parts: list[Stages]) -> Stages:
 
 def _joined(parts: list[Stages]) -> Stages:
     nothing = np.zeros(0, dtype=np.intp)
-    return (
-        Stages(*(np.concatenate([nothing, *arrays]) for arrays in zip(*parts, strict=True)))
-        if parts
-        else Stages(nothing, nothing, nothing)
-    )
+    arrays = zip(*(parts or [Stages(nothing, nothing, nothing)]), strict=True)
+    return Stages(*(np.concatenate(one) for one in arrays))
 
 
 def _pairs(fit: StageFit) -> Iterator[Stages]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -40,8 +41,8 @@ class PlaceTable:
         self.cards = [] if factors is None else _columns(_Cards(facts, factors).rows(place) for place in self.places)
         """For each further card of a place, four arrays by place (`CardRow`)."""
 
-    def _figures(self, figure: object) -> Floats:
-        return np.array([figure(place) for place in self.places], dtype=np.float64)  # type: ignore[operator]
+    def _figures(self, figure: Callable[[Place], float]) -> Floats:
+        return np.array([figure(place) for place in self.places], dtype=np.float64)
 
 
 def _way(facts: PlacementFacts, first: int, last: int) -> tuple[float, float]:
@@ -57,16 +58,14 @@ class _Cards:
     def __init__(self, facts: PlacementFacts, factors: LoadFactors) -> None:
         self._facts, self._factors, cluster = facts, factors, facts.problem.cluster
         self._edges = [[int(one) for one in cluster.starts(level)] for level in range(len(cluster.levels))]
-        self._rates = [[facts.links.card(level, first) for first in edges[:-1]] for level, edges in self._around()]
-
-    def _around(self) -> list[tuple[int, list[int]]]:
-        return list(enumerate(self._edges))
+        by_level = enumerate(self._edges)
+        self._rates = [[facts.links.card(level, first) for first in edges[:-1]] for level, edges in by_level]
 
     def rows(self, place: Place) -> set[CardRow]:
         """The loads of all cards that a stage on this place uses; equal ones are alike."""
         facts, (start, stop) = self._facts, (place[0], sum(place))
         cluster, found = facts.problem.cluster, set()
-        for level, edges in self._around():
+        for level, edges in enumerate(self._edges):
             for number in range(cluster.component(level, start), cluster.component(level, stop - 1) + 1):
                 first, behind = edges[number], edges[number + 1]
                 share = (min(stop, behind) - max(start, first)) / place[1]
@@ -88,13 +87,12 @@ def _ring_bytes(members: int) -> float:
     return float(formulas.ring_allreduce_time(members, 1.0, 1.0, 0.0))
 
 
-def _columns(rows: object) -> list[tuple[Floats, Floats, Floats, Floats]]:
+def _columns(rows: Iterable[set[CardRow]]) -> list[tuple[Floats, ...]]:
     """The n-th rows of all places as arrays; places with fewer rows have rows of zeros."""
-    by_place = [sorted(one) for one in rows]  # type: ignore[attr-defined]
-    longest = max(map(len, by_place), default=0)
+    by_place = [sorted(one) for one in rows]
     nothing: CardRow = (0.0, 0.0, False, False)
     columns = []
-    for number in range(longest):
+    for number in range(max(map(len, by_place), default=0)):
         mine = [one[number] if number < len(one) else nothing for one in by_place]
         columns.append(tuple(np.array(part, dtype=np.float64) for part in zip(*mine, strict=True)))
-    return columns  # type: ignore[return-value]
+    return columns
