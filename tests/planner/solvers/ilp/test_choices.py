@@ -92,7 +92,7 @@ def test_under_2bw_none_are_left_that_have_more_in_flight_than_an_update() -> No
 
 
 def test_under_vertical_sync_few_are_left_below_the_best_pace() -> None:
-    problem = chain_problem(schedule="vertical-sync")
+    problem = chain_problem(10, schedule="vertical-sync")
     best = solve_by_dp(problem)
     assert not len(_choices(problem, best.objective_s * 0.98)[0])
 

@@ -222,6 +222,7 @@ def test_a_solver_that_does_not_stop_is_left_behind(monkeypatch: pytest.MonkeyPa
 
 def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(chain(6), cluster((2, 1e6), (2, 1e5)))
+    best = solve_by_ilp(problem)
     asked = []
 
     def interrupted(*arguments: object, **named: object) -> backend.MilpOutcome:
@@ -237,7 +238,7 @@ def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> 
     assert result.plan is not None
     assert result.plan.config == "4"
     assert result.objective_s == pytest.approx(evaluate(result.plan, problem).pace_s)
-    assert result.bound_s == pytest.approx(problem.work_s / 4)
+    assert problem.work_s / 4 <= result.bound_s <= best.objective_s
 
 
 def test_a_gap_is_a_promise() -> None:
