@@ -19,10 +19,9 @@ from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import formulas
-from pipeplan.solvers.ilp.facts import Place
+from pipeplan.solvers.ilp.facts import LoadFactors, Place
 from pipeplan.solvers.ilp.least_crossing import WORTHWHILE, least_crossing
 from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, negate_terms, scale_terms
-from pipeplan.solvers.ilp.load_factors import LoadFactors
 from pipeplan.solvers.ilp.model import PlacementModel
 from pipeplan.solvers.ilp.placements import Placement
 

@@ -10,7 +10,6 @@ at all stages once, for the largest bound, and from there on only at those that 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,8 +70,7 @@ class Choices:
     @cached_property
     def from_worker(self) -> list[slice]:
         """By worker, the choices that start there."""
-        bounds = np.searchsorted(self.stages.place, self.table.bounds).tolist()
-        return [slice(first, stop) for first, stop in itertools.pairwise(bounds)]
+        return self.table.by_worker(self.stages.place)
 
     def decided(self, workers: int) -> tuple[Flags, Flags]:
         """For every block and worker, whether the block's stage starts at the worker or before: in all plans, in none.
@@ -195,7 +193,7 @@ def _on_paths(fit: StageFit, choices: Choices, deadline: Deadline) -> Choices:
     while True:
         deadline.check()
         choices = choices.take(_from_the_input(fit, choices))
-        kept = in_flight.fitting(fit, choices, deadline)
+        kept = in_flight.fitting(fit, choices.stages, deadline)
         if fit.facts.problem.options.flushes:
             kept[kept] = _within_a_batch(fit, choices.take(kept))
         if kept.all():

@@ -101,7 +101,7 @@ class DepthConstraints:
         if choices is None or not model.problem.options.memory:
             return {}
         fit = StageFit(model, choices.sets, choices.table)
-        return depth_ranges(fit, choices, self.floor * model.unit_s)
+        return depth_ranges(fit, choices.stages, self.floor * model.unit_s)
 
     def _needed(self, placement: Placement, least: float, most: float) -> tuple[int, int]:
         """The least and the largest depth that a stage can need, given what is in flight behind it."""

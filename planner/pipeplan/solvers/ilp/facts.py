@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
@@ -23,6 +24,24 @@ Place = tuple[int, int]
 
 # Relative rounding error within which a bound still holds.
 _ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class LoadFactors:
+    """Factors from bytes over a card, divided by its bandwidth in bytes per U, to the charged pace in units of U."""
+
+    messages: float
+    """For the messages of one minibatch."""
+    rings: float
+    """For an all-reduce among the r replicas of a stage, where no schedule says how often: to be divided by r."""
+    shared_rings: bool
+    """Whether all stages share their updates, so that `rings` is not divided by r."""
+    copies: float
+    """For an all-reduce among copies of the pipeline."""
+
+    def ring(self, replicas: int) -> float:
+        """The factor for an all-reduce among the replicas of a stage."""
+        return self.rings if self.shared_rings else self.rings / replicas
 
 
 class PlacementFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 
@@ -9,8 +10,7 @@ import numpy as np
 
 from pipeplan.cost import formulas
 from pipeplan.solvers.ilp.closed_sets import Floats, Ints
-from pipeplan.solvers.ilp.facts import Place, PlacementFacts
-from pipeplan.solvers.ilp.load_factors import LoadFactors
+from pipeplan.solvers.ilp.facts import LoadFactors, Place, PlacementFacts
 
 CardRow = tuple[float, float, bool, bool]
 """Load of one card: charged seconds per byte of parameters and of messages, and whether the stage reaches the card's
@@ -40,6 +40,11 @@ class PlaceTable:
         self.behind_latency_s: Floats = np.array([latency for _, latency in behind])
         self.cards = [] if factors is None else _columns(_Cards(facts, factors).rows(place) for place in self.places)
         """For each further card of a place, four arrays by place (`CardRow`)."""
+
+    def by_worker(self, place: Ints) -> list[slice]:
+        """By worker, the entries of ascending places that start there."""
+        bounds = np.searchsorted(place, self.bounds).tolist()
+        return [slice(first, stop) for first, stop in itertools.pairwise(bounds)]
 
     def _figures(self, figure: Callable[[Place], float]) -> Floats:
         return np.array([figure(place) for place in self.places], dtype=np.float64)

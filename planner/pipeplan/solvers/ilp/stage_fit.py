@@ -13,10 +13,10 @@ from pipeplan.cost import formulas
 from pipeplan.solvers.ilp.closed_sets import ClosedSets, Flags, Floats, Ints
 from pipeplan.solvers.ilp.facts import PlacementFacts
 from pipeplan.solvers.ilp.place_table import PlaceTable
-from pipeplan.solvers.ilp.stage_memory import SLACK, StageMemory, Stages
+from pipeplan.solvers.ilp.stage_memory import SLACK, StageDepths, Stages
 
 
-class StageFit(StageMemory):
+class StageFit(StageDepths):
     """Which stages keep to U and to the memory by themselves."""
 
     def __init__(self, facts: PlacementFacts, sets: ClosedSets, table: PlaceTable) -> None:

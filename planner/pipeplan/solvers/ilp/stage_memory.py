@@ -31,7 +31,7 @@ class Stages(NamedTuple):
         return Stages(self.place[kept], self.begin[kept], self.end[kept])
 
 
-class StageMemory:
+class StageDepths:
     """The depths and the memory of stages, from what every set of layers adds up to."""
 
     def __init__(self, facts: PlacementFacts, sets: ClosedSets, table: PlaceTable) -> None:
