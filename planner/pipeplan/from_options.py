@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.machine_costs import as_charged, with_one_worker
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
@@ -16,9 +17,11 @@ from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
 from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
 from pipeplan.planning.choose_synchrony import BEST, GAIN, RATE, SynchronyChoice, choose_synchrony
-from pipeplan.planning.one_worker import OneWorkerChoice, best_sample_s
+from pipeplan.planning.fast import ScoredPlan, best_in_time
+from pipeplan.planning.one_worker import OneWorkerChoice
 from pipeplan.planning.simplest import LEAST_GAIN
 from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
+from pipeplan.planning.stated.choose import stated_plan_s
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
@@ -90,10 +93,14 @@ class BuiltProblem:
     """All orders of the servers that were tried, best first; empty where there was nothing to choose."""
     one_worker: OneWorkerChoice | None = None
     """Why the problem is that of one worker, where the cluster has more."""
+    compared: ScoredPlan | None = None
+    """The best plan, where it was compared with that of one worker, or is that one."""
 
     @property
     def known(self) -> tuple[Plan, ...]:
         """The plan of this problem by which it was chosen, if there is one."""
+        if self.compared is not None:
+            return (self.compared.plan,)
         taken = None if self.synchrony is None else self.synchrony.taken
         return (taken.plan,) if taken is not None and taken.problem.cluster == self.problem.cluster else ()
 
@@ -280,10 +287,13 @@ def _or_one_worker(built: BuiltProblem, request: _Request) -> BuiltProblem:
     if request.target is not None or request.objective != RATE or request.options.get("stages") not in (None, 1):
         return built
     try:
-        alone = _in_listed_order(replace(request, cluster=with_one_worker(request.cluster)).charged())
-        alone_s, best_s = _sample_s(alone, request), _sample_s(built, request)
+        built = _compared(built, request)
+        alone = _compared(
+            _in_listed_order(replace(request, cluster=with_one_worker(request.cluster)).charged()), request
+        )
     except (InputError, InfeasibleError):
         return built  # The options are for several workers.
+    alone_s, best_s = _sample_s(alone, request), _sample_s(built, request)
     if alone_s is None or best_s is None or alone_s > best_s * (1 + _worth_its_trouble(built, request)):
         return built
     choice = OneWorkerChoice(request.cluster.workers, alone_s, best_s)
@@ -292,12 +302,28 @@ def _or_one_worker(built: BuiltProblem, request: _Request) -> BuiltProblem:
     return replace(alone, synchrony=synchrony, one_worker=choice)
 
 
+def _compared(built: BuiltProblem, request: _Request) -> BuiltProblem:
+    """The problem with its best plan by the DP, which the solve need not search for again, if one is found in time."""
+    if built.synchrony is not None:
+        return built
+    found, _ = best_in_time(built.problem, request.maximum_cuts, request.deadline.share(SHARES["choice"]))
+    return replace(built, compared=found)
+
+
 def _sample_s(built: BuiltProblem, request: _Request) -> float | None:
-    """Seconds per sample of the best plan of a problem; None where there is none, or none is found in time."""
+    """Seconds per sample of the best plan of a problem, as they are stated, or by the formulas without `simulate`.
+
+    None where there is no plan, or none was found in time.
+    """
     if built.synchrony is not None:
         return built.synchrony.taken.sample_s
-    ends = request.deadline.share(SHARES["choice"])
-    return best_sample_s(built.problem, request.maximum_cuts, ends, simulate=request.simulate)
+    if built.compared is None:
+        return None
+    problem, plan, pace_s = built.problem, built.compared.plan, built.compared.pace_s
+    if request.simulate:
+        ends = request.deadline.share(SHARES["choice"])
+        pace_s = stated_plan_s(problem, plan, evaluate(plan, problem), ends)
+    return pace_s / problem.profile.minibatch
 
 
 def _worth_its_trouble(built: BuiltProblem, request: _Request) -> float:

@@ -9,11 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeplan.cost.evaluate import evaluate
-from pipeplan.planning.fast import best_in_time
-from pipeplan.planning.stated.choose import stated_plan_s
-from pipeplan.problem.problem import Problem
-from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_pace
 
 
@@ -36,17 +31,3 @@ class OneWorkerChoice:
             f"and the best plan for {self.workers} workers {show_pace(1 / self.best_sample_s)}: the plan is for one "
             "worker"
         )
-
-
-def best_sample_s(problem: Problem, maximum_cuts: int, deadline: Deadline, *, simulate: bool = True) -> float | None:
-    """Seconds per sample, as they are stated, of the fastest plan by the DP; None where none is found in time.
-
-    Without `simulate` they are those of the formulas.
-    """
-    found, _ = best_in_time(problem, maximum_cuts, deadline)
-    if found is None:
-        return None
-    pace_s = found.pace_s
-    if simulate:
-        pace_s = stated_plan_s(problem, found.plan, evaluate(found.plan, problem), deadline)
-    return pace_s / problem.profile.minibatch

@@ -66,6 +66,14 @@ def test_one_worker_is_taken_where_two_are_no_faster(slower: float, alone: bool)
     assert outcome.objective_s == pytest.approx(4 * 3e-3 if alone else 2 * 3e-3 * slower)
 
 
+@pytest.mark.parametrize("slower", [1.9, 2.1])
+def test_the_plan_by_which_one_worker_was_compared_is_not_searched_for_again(slower: float) -> None:
+    built = build_problem(profile(slower), machine(2), **ASYNCHRONOUS)
+    outcome = solve(built.problem, Settings(solver="dp"))
+    assert built.known == (outcome.plan,)
+    assert solve(built.problem, Settings(solver="dp"), known=built.known).plan == outcome.plan
+
+
 def test_a_pipeline_has_to_be_worth_its_trouble() -> None:
     """By what makes plans simple (5%), and an asynchronous one by what is asked for (10%)."""
     assert build_problem(profile(1.94), machine(2), **ASYNCHRONOUS).one_worker is None

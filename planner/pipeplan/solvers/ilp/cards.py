@@ -19,10 +19,9 @@ from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import formulas
-from pipeplan.solvers.ilp.facts import Place
+from pipeplan.solvers.ilp.facts import LoadFactors, Place
 from pipeplan.solvers.ilp.least_crossing import WORTHWHILE, least_crossing
 from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, negate_terms, scale_terms
-from pipeplan.solvers.ilp.load_factors import LoadFactors
 from pipeplan.solvers.ilp.model import PlacementModel
 from pipeplan.solvers.ilp.placements import Placement
 
@@ -96,8 +95,12 @@ class CardConstraints:
             if place[0] > 0:
                 before[place] = program.number(f"P{way}_{place[0]}_{place[1]}")
                 program.at_most([(before[place], 1.0), *model.selected(place, -total)])
-        if len(model.layers) * model.workers in WORTHWHILE:
-            least = [size / self.unit for size in least_crossing(model, sizes)]
+        if model.choices is not None or len(model.layers) * model.workers in WORTHWHILE:
+            if model.choices is not None:
+                fewest = model.choices.least_crossing(sizes, model.workers)
+            else:
+                fewest = least_crossing(model, sizes)
+            least = [size / self.unit for size in fewest]
             for placement, variable in behind.items():
                 if math.isinf(least[placement.end]):
                     program.at_most(model.in_use([placement]))

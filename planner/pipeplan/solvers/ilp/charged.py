@@ -18,9 +18,8 @@ from pipeplan.plan.plan import Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp.cards import Boundary, CardConstraints
-from pipeplan.solvers.ilp.facts import Place
+from pipeplan.solvers.ilp.facts import LoadFactors, Place
 from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable
-from pipeplan.solvers.ilp.load_factors import LoadFactors
 from pipeplan.solvers.ilp.model import ROOM, PlacementModel
 from pipeplan.solvers.plan_space import PlanSpace
 

@@ -28,6 +28,8 @@ class ClosedSets:
         self._layers, count = layers, len(layers)
         self.has: Flags = np.array([[mask >> block & 1 for block in range(count)] for mask in masks], dtype=bool)
         """Which blocks every set has."""
+        self.home = layers.home
+        """The block of every layer."""
 
     def __len__(self) -> int:
         return len(self.has)
@@ -58,7 +60,7 @@ class ClosedSets:
     @cached_property
     def larger(self) -> Flags:
         """For every set, which others have all of its blocks and more."""
-        missing = self.has.astype(np.int32) @ (~self.has).T.astype(np.int32)
+        missing = self.has.astype(np.float32) @ (~self.has).T.astype(np.float32)
         return np.asarray((missing == 0) & ~np.eye(len(self), dtype=bool))
 
 

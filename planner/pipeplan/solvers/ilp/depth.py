@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 from pipeplan.cost import formulas
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, GPIPE
+from pipeplan.solvers.ilp.facts import Place
+from pipeplan.solvers.ilp.in_flight import depth_ranges
 from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable, negate_terms, scale_terms, solution_value
 from pipeplan.solvers.ilp.model import PlacementModel
 from pipeplan.solvers.ilp.placements import Placement
+from pipeplan.solvers.ilp.stage_fit import StageFit
 
 MAXIMUM_CHOICES = 20_000
 """The most choices of a depth for a placement. A program with more of them takes too long to build."""
@@ -68,6 +71,7 @@ class DepthConstraints:
         least = [math.inf] * total + [0.0]
         most = [0.0] * (total + 1)
         ranges: dict[Placement, range] = {}
+        chosen = self._chosen_ranges()
         if model.problem.options.schedule == GPIPE:
             return {
                 placement: range(self._all(placement), self._all(placement) + 1) for placement in model.placements.all
@@ -82,12 +86,22 @@ class DepthConstraints:
                 low, high = self._needed(placement, least[placement.end + 1], most[placement.end + 1])
             if self.buffered and self.minibatches is not None:
                 high = min(high, self.minibatches // placement.replicas)
+            if place_range := chosen.get((placement.start, placement.replicas)):
+                low, high = max(low, math.ceil(place_range[0])), math.floor(min(high, place_range[1]))
             ranges[placement] = range(low, high + 1)
             if low <= high:
                 wait = self._longest_wait(placement)
                 least[placement.start] = min(least[placement.start], low * placement.replicas)
                 most[placement.start] = max(most[placement.start], high * placement.replicas + wait)
         return ranges
+
+    def _chosen_ranges(self) -> dict[Place, tuple[float, float]]:
+        """The least and the largest depth on every place, where the stages are known that plans may have."""
+        model, choices = self.model, self.model.choices
+        if choices is None or not model.problem.options.memory:
+            return {}
+        fit = StageFit(model, choices.sets, choices.table)
+        return depth_ranges(fit, choices.stages, self.floor * model.unit_s)
 
     def _needed(self, placement: Placement, least: float, most: float) -> tuple[int, int]:
         """The least and the largest depth that a stage can need, given what is in flight behind it."""

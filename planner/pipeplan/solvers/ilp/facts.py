@@ -8,7 +8,8 @@ That is: its blocks of layers, the candidate placements, and what their workers 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
@@ -25,11 +26,30 @@ Place = tuple[int, int]
 _ROUNDING = 1e-9
 
 
+@dataclass(frozen=True)
+class LoadFactors:
+    """Factors from bytes over a card, divided by its bandwidth in bytes per U, to the charged pace in units of U."""
+
+    messages: float
+    """For the messages of one minibatch."""
+    rings: float
+    """For an all-reduce among the r replicas of a stage, where no schedule says how often: to be divided by r."""
+    shared_rings: bool
+    """Whether all stages share their updates, so that `rings` is not divided by r."""
+    copies: float
+    """For an all-reduce among copies of the pipeline."""
+
+    def ring(self, replicas: int) -> float:
+        """The factor for an all-reduce among the replicas of a stage."""
+        return self.rings if self.shared_rings else self.rings / replicas
+
+
 class PlacementFacts:
     """One pipeline on one cluster that takes at most `upper_s` seconds per minibatch, or with a flush per update."""
 
-    def __init__(self, problem: Problem, upper_s: float, only: frozenset[Place] | None = None) -> None:
-        """`only` has the places of all stages to consider, if these are known."""
+    def __init__(self, problem: Problem, upper_s: float, only: Mapping[Place, frozenset[int]] | None = None) -> None:
+        """`only` has the places of all stages to consider, with the last idle workers behind them, if these are
+        known."""
         self.problem = problem
         self.unit_s = upper_s
         self.links = Links.of(problem.cluster)

@@ -54,7 +54,8 @@ weight versions are too few (2BW). The optimum without depths is then a lower bo
      (`formulas.buffered_pace`).
 (11) Weights, gradients, optimiser state, buffers, and d·m over all d fit the device; m[ρ,d] ≤ memory/d · δ[ρ,d].
 
-A stage that recomputes has its forward work twice in (4); in (11) its saved bytes and its output count once.
+A stage that recomputes has its forward work twice in (4); in (11) its saved bytes and its output count once. Under
+vertical sync the versions of the weights follow from the input stage: `vertical_versions` has (29) and (30).
 
 With a flush the objective differs: `flush` has it in (12) to (15), and `shared_weights` copies of weights in (20). T in
 (8) to (10) is then the pace within a batch, and a stage that holds all minibatches of an update is exempt from (10).
@@ -101,10 +102,11 @@ Choices of stages
 -----------------
 `choices` enumerates the stages that a plan within U may have, each with whole sets of layers at both ends, for graphs
 of up to `closed_sets.MOST_SETS` such sets (a chain of 449 layers, say). Only their places are candidates, and Z is a
-constant where all of them agree. Up to `stage_choices.MOST_CHOICES` of them are variables too, in (26) to (28) of
-`stage_choices`. Where no choices make a pipeline, there is no plan up to U and no program: before the first program the
-lower bound is raised as far as that goes (`space_search`). This is the one part that looks for paths over sets of
-layers, as the dynamic program does; it shares no code with it.
+constant where all of them agree; the depths that they can have are the only ones in (8). Up to
+`stage_choices.MOST_CHOICES` of them are variables too, in (26) to (28) of `stage_choices`. Where no choices make a
+pipeline, there is no plan up to U and no program: before the first program the lower bound is raised as far as that
+goes (`space_search`). This is the one part that looks for paths over sets of layers, as the dynamic program does; it
+shares no code with it.
 
 Upper bound
 -----------
@@ -116,8 +118,8 @@ with a smaller U, which are far easier: each that is infeasible gives a lower bo
 
 Limits
 ------
-The program does not express, and refuses, memory limits under vertical sync, and it refuses problems with too many
-placements or depths (on some 40 workers and more, unless choices leave few). It then has the bound that choices give.
+The program refuses problems with too many placements or depths (on some 40 workers and more, unless choices leave
+few). It then has the bound that choices give.
 """
 
 from __future__ import annotations
@@ -152,8 +154,7 @@ def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) ->
     """
     search = _IlpSearch(problem, limits, cutoff_s)
     try:
-        for space in plan_spaces(problem):
-            search.search_space(space)
+        search.run()
     except KeyboardInterrupt:
         search.stop()
     except OutOfTime:
@@ -188,6 +189,18 @@ class _IlpSearch:
             problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem)
         )
         self.size = (0, 0)
+        self.left: list[SpaceSearch] = []
+        """The searches of the spaces that are still to be searched."""
+
+    def run(self) -> None:
+        """Search all spaces. Below another solver's pace all lower bounds are raised before the first program, which
+        may take all of the time."""
+        self.left = [search for space in plan_spaces(self.problem) if (search := self._prepared(space)) is not None]
+        if self.cutoff_s is not None:
+            for search in self.left:
+                search.narrow()
+        while self.left:
+            self._search_next()
 
     def stop(self) -> None:
         """Leave out the spaces that have not been searched, because Ctrl-C came."""
@@ -197,23 +210,31 @@ class _IlpSearch:
     def leave_out(self) -> None:
         """Leave out the spaces that have not been searched."""
         self.proven = False
-        self.bound = min(self.bound, self.floor_s)
+        self.bound = min([self.bound, *(max(self.floor_s, search.low_s) for search in self.left)])
+        self.left = []
 
-    def search_space(self, space: PlanSpace) -> None:
-        """Search one space for a plan that is better than the best so far."""
+    def _prepared(self, space: PlanSpace) -> SpaceSearch | None:
+        """The search of a space; None where it has no plan below the upper bound."""
+        charges = Charges(self.problem, space)
+        if max(charges.least_pace_s(), space.floor(self.problem)) > self.upper:
+            return None
+        inner = charges.inner
+        if minibatches_per_update(inner) == 0 or (inner.options.grid and not grid_shapes(inner)):
+            return None
+        low, high = self._bounds(charges)
+        return SpaceSearch(charges, low, high, self.limits, self.deadline, self.cutoff_s is not None)
+
+    def _search_next(self) -> None:
+        """Search the next space for a plan that is better than the best so far."""
         if self.interrupted:
             self.stop()
             return
+        search = self.left.pop(0)
         if self.best and self.best[0] <= self.floor_s * (1 + 1e-9):
             return  # All workers of the best plan are busy all the time, so nothing is better.
-        charges = Charges(self.problem, space)
-        if max(charges.least_pace_s(), space.floor(self.problem)) > self.upper:
+        if search.low_s > self.upper:
             return
-        inner = charges.inner
-        if minibatches_per_update(inner) == 0 or (inner.options.grid and not grid_shapes(inner)):
-            return
-        low, high = self._bounds(charges)
-        search = SpaceSearch(charges, low, high, self.limits, self.deadline, self.cutoff_s is not None)
+        search.high_s = min(search.high_s, self.upper)
         try:
             self._take(search.run())
         except (KeyboardInterrupt, OutOfTime):

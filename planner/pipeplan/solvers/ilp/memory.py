@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeplan.cost import formulas
-from pipeplan.plan.schedules import TRAITS
+from pipeplan.plan.schedules import TRAITS, VERTICAL
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp.depth import DepthChoice, DepthConstraints
 from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable
 from pipeplan.solvers.ilp.model import PlacementModel
 from pipeplan.solvers.ilp.placements import Placement
+from pipeplan.solvers.ilp.vertical_versions import VerticalVersions
 
 
 def memory_unit(problem: Problem) -> float:
@@ -69,6 +70,9 @@ class MemoryConstraints:
             self._per_cut([tensor.sent for tensor in model.layers.tensors]),
             self._per_cut([tensor.sent + tensor.returned for tensor in model.layers.tensors]),
         ]
+        self.older: VerticalVersions | None = None
+        if schedule == VERTICAL and depths is not None:
+            self.older = VerticalVersions(model, depths)
         for worker in range(model.workers):
             self._limit(worker)
             if depths is not None:
@@ -104,6 +108,10 @@ class MemoryConstraints:
             *model.shared.bytes_at(worker, self._fixed_of(1.0, 0.0)),
             (self._where_used(f"u_{worker}", [*both[before], *both[worker]], placements), 1.0),
         ]
+        if self.older is not None:
+            capacity = {(one.start, one.replicas): self._capacity(one) for one in placements}
+            copied = [size * self.copies_per_version for size in self.parameters]
+            terms += self.older.memory(worker, copied, capacity)
         if self.depths is not None:
             terms += self._replication(placements)
             if self.recompute:

@@ -57,6 +57,8 @@ class PlacementModel(PlacementFacts):
         choices: Choices | None = None,
     ) -> None:
         super().__init__(problem, upper_s, None if choices is None else choices.used)
+        self.choices = choices
+        """The only stages that plans may have, where these are known."""
         self._decided = None if choices is None else choices.decided(self.workers)
         self.program = LinearProgram(deadline)
         self.floor = 1.0 if floor_s >= upper_s else floor_s / upper_s * (1 - ROOM)

@@ -58,9 +58,8 @@ class PipelineModel(PlacementModel):
         elif self.problem.options.memory:
             limit_memory_at_depth_one(self)
         self.charged.charge_cores(recomputed)
-        self.choices: StageChoices | None = None
         if choices is not None and len(choices) <= MOST_CHOICES:
-            self.choices = StageChoices(self, self.charged.cards, choices)
+            StageChoices(self, self.charged.cards, choices)
 
     def _charge(self, recomputed: dict[Place, Variable]) -> None:
         """Charge the time of every place, including the forward work that it computes `recomputed`."""

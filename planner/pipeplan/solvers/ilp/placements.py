@@ -17,7 +17,7 @@ No more workers are idle than the work and the upper bound on the pace allow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,8 +63,8 @@ class PlacementSet:
     """No more workers than these may be idle."""
     unused: frozenset[int] = frozenset()
     """Workers that no stage may be on."""
-    only: frozenset[tuple[int, int]] | None = None
-    """The first worker and the replicas of all placements to consider, if these are known."""
+    only: Mapping[tuple[int, int], frozenset[int]] | None = None
+    """By the first worker and the replicas, the ends of all placements to consider, if these are known."""
 
     def of_shape(self, shape: GridShape) -> tuple[Placement, ...]:
         """The placements of a uniform grid; all workers behind it are idle."""
@@ -79,19 +79,30 @@ class PlacementSet:
                 placement for shape in self.shapes if shape.replicas <= self.most for placement in self.of_shape(shape)
             }
             ordered = sorted(placements, key=lambda placement: (placement.start, placement.replicas, placement.end))
-            return tuple(one for one in ordered if self._considered(one.start, one.replicas))
-        total = self.cluster.workers
+            return tuple(one for one in ordered if self._considered(one.start, one.replicas, one.end))
         return tuple(
             Placement(start, count, end)
-            for start in range(total)
-            for count in range(1, min(self.most, total - start) + 1)
-            if self._considered(start, count)
+            for start, count in self.places
             for end in self._ends(start + count - 1)
-            if end - (start + count - 1) <= self.most_idle and self.unused.isdisjoint(range(start, start + count))
+            if end - (start + count - 1) <= self.most_idle and self._considered(start, count, end)
         )
 
-    def _considered(self, start: int, replicas: int) -> bool:
-        return self.only is None or (start, replicas) in self.only
+    @cached_property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """The first worker and the replicas of all placements, ascending."""
+        if self.shapes is not None:
+            return tuple(sorted({(one.start, one.replicas) for one in self.all}))
+        total = self.cluster.workers
+        return tuple(
+            (start, count)
+            for start in range(total)
+            for count in range(1, min(self.most, total - start) + 1)
+            if (self.only is None or (start, count) in self.only)
+            and self.unused.isdisjoint(range(start, start + count))
+        )
+
+    def _considered(self, start: int, replicas: int, end: int) -> bool:
+        return self.only is None or end in self.only.get((start, replicas), ())
 
     @cached_property
     def firsts(self) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp import backend
 from pipeplan.solvers.ilp.backend import MilpOutcome
@@ -25,6 +24,7 @@ from pipeplan.solvers.ilp.choices import Choices, choices_within
 from pipeplan.solvers.ilp.depth import TooManyChoicesError
 from pipeplan.solvers.ilp.facts import PlacementFacts
 from pipeplan.solvers.ilp.pipeline_model import PipelineModel
+from pipeplan.solvers.ilp.place_table import PlaceTable
 from pipeplan.util.deadline import Deadline
 
 # Relative margin above another solver's objective within which the program still searches. A bound that is too low then
@@ -43,6 +43,8 @@ variables takes about a minute to build."""
 # Relative distance of the first pace above the lower bound for which it is asked whether any choice of stages makes a
 # pipeline; the distance grows, and shrinks again to this.
 _FIRST_STEP = 0.002
+# Where another solver's objective is the upper bound, how far below it this is asked for, in turn.
+_BELOW = (0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95)
 
 # Share of the time for the search of an optimal plan. If it does not suffice, the rest goes to lower bounds.
 _SEARCHING = 0.75
@@ -107,18 +109,24 @@ class SpaceSearch:
     complete: bool = False
     refined: frozenset[Boundary] = frozenset()
     answer: SpaceAnswer = field(init=False)
+    _is_narrowed: bool = False
     _likely_s: float = 0.0
     """The largest pace that seems to be impossible, by a verdict that is not confirmed."""
+    _table: PlaceTable | None = None
+    _known: list[tuple[float, Choices]] = field(default_factory=list)
+    """Choices that were found, by their pace."""
 
     @property
     def problem(self) -> Problem:
         """The whole problem."""
         return self.charges.problem
 
+    def __post_init__(self) -> None:
+        self.answer = SpaceAnswer(self.low_s)
+
     def run(self) -> SpaceAnswer:
         """Search the space."""
-        self.answer = SpaceAnswer(self.low_s)
-        self._narrow()
+        self.narrow()
         while True:
             try:
                 model, outcome, bound_s = self._raise_bound()
@@ -151,8 +159,6 @@ class SpaceSearch:
         """Extend the program by what the plan with this score shows to be missing. Returns whether there is any."""
         if not self.complete and not (score.fits and score.alone_s <= pace_s * (1 + CUTOFF_SLACK)):
             self.complete = True
-            if self.problem.training and self.problem.options.schedule == VERTICAL:
-                self.answer.refusal = "the integer program does not express memory limits under vertical-sync"
             return True
         found = refinable(model.chosen(), self.charges.inner.cluster)
         added, self.refined = found - self.refined, self.refined | found
@@ -232,23 +238,55 @@ class SpaceSearch:
 
     def _choices(self, high_s: float) -> Choices | None:
         """The stages that plans with at most this pace may have; None where there are too many to look at."""
-        charges = self.charges
-        factors = charges.factors() if self.problem.options.contention else None
-        return choices_within(PlacementFacts(charges.inner, high_s * charges.scale), factors, self.deadline)
+        facts = PlacementFacts(self.charges.inner, high_s * self.charges.scale)
+        if self._table is None:
+            self._table = PlaceTable(facts, self.charges.factors() if self.problem.options.contention else None)
+        among = next((known for pace_s, known in self._known if pace_s >= high_s), None)
+        found = choices_within(facts, self._table, self.deadline, among=among)
+        if found is not None and len(found):
+            # Those of the least and of the largest pace; a search asks for paces between them only on its way down.
+            self._known = sorted([*self._known[-1:], (high_s, found)], key=lambda known: known[0])
+        return found
 
-    def _narrow(self) -> None:
-        """Raise the lower bound to a pace below which no choice of stages makes a pipeline."""
+    def narrow(self) -> None:
+        """Raise the lower bound to a pace below which no choice of stages makes a pipeline, if that is still to do."""
+        if self._is_narrowed:
+            return
+        self._is_narrowed = True
+        if not self.is_bounded or self._choices(self.high_s) is None:
+            self._narrow_from_below()
+            return
+        high = self.high_s
+        for share in _BELOW:
+            pace_s = self.high_s * (1 - share)
+            if pace_s <= self.low_s or not self._may_be_within(pace_s):
+                break
+            high = pace_s
+        while self.low_s < high * (1 - _FIRST_STEP / 2):
+            pace_s = math.sqrt(self.low_s * high)
+            if self._may_be_within(pace_s):
+                high = pace_s
+
+    def _narrow_from_below(self) -> None:
+        """The same in growing steps from the lower bound, where choices are too many at the upper one."""
         step, high = _FIRST_STEP, self.high_s
         while self.low_s < high * (1 - _FIRST_STEP) and not self.deadline.passed:
             pace_s = min(self.low_s * (1 + step), high * (1 - _FIRST_STEP / 2))
-            choices = self._choices(pace_s)
-            if choices is None or len(choices):
+            if self._may_be_within(pace_s):
                 high, step = pace_s, step / 4
                 if step < _FIRST_STEP:
                     return
             else:
-                self.low_s = self.answer.bound_s = pace_s
                 step *= 2
+
+    def _may_be_within(self, pace_s: float) -> bool:
+        """Whether choices of stages, as far as they can be looked at, make a pipeline within a pace. If none do, the
+        pace is the lower bound."""
+        choices = self._choices(pace_s)
+        if choices is not None and not len(choices):
+            self.low_s = self.answer.bound_s = max(self.low_s, pace_s)
+            return False
+        return True
 
     def _thresholds(self) -> Iterator[float]:
         """The upper bounds to try, ascending; the last is `high_s`."""

@@ -39,9 +39,12 @@ class StageChoices:
     def __init__(self, model: PlacementModel, cards: CardConstraints | None, choices: Choices) -> None:
         self.model, self.sets, self.choices = model, choices.sets, choices
         self.at_place: dict[Place, list[int]] = defaultdict(list)
-        for number, place in enumerate(choices.place.tolist()):
+        for number, place in enumerate(choices.stages.place.tolist()):
             self.at_place[choices.places[place]].append(number)
         self.taken = [model.program.number(f"v_{number}", 0, 1) for number in range(len(choices))]
+        for place in [place for place in self.at_place if place not in model.at]:
+            # No plan needs idle workers where they would have to be behind it.
+            model.program.equal([(self.taken[number], 1.0) for number in self.at_place.pop(place)])
         for place in model.at:
             numbers = self.at_place[place]
             model.program.equal([*((self.taken[number], 1.0) for number in numbers), *model.selected(place, -1.0)])
@@ -61,8 +64,8 @@ class StageChoices:
         """Add (26), and as many idle workers as the placements leave."""
         model, count = self.model, len(self.sets)
         balance: dict[tuple[int, int], list[Term]] = defaultdict(list)
-        begin, end = self.choices.begin.tolist(), self.choices.end.tolist()
-        for number, index in enumerate(self.choices.place.tolist()):
+        begin, end = self.choices.stages.begin.tolist(), self.choices.stages.end.tolist()
+        for number, index in enumerate(self.choices.stages.place.tolist()):
             place = self.choices.places[index]
             balance[begin[number], place[0]].append((self.taken[number], -1.0))
             balance[end[number], sum(place)].append((self.taken[number], 1.0))
@@ -89,8 +92,8 @@ class StageChoices:
         """Add (27). Returns S by set and worker, but for the last worker, which all layers have reached."""
         model, count = self.model, len(self.sets)
         starting: dict[tuple[int, int], list[Term]] = defaultdict(list)
-        begin, end = self.choices.begin.tolist(), self.choices.end.tolist()
-        for number, index in enumerate(self.choices.place.tolist()):
+        begin, end = self.choices.stages.begin.tolist(), self.choices.stages.end.tolist()
+        for number, index in enumerate(self.choices.stages.place.tolist()):
             worker = self.choices.places[index][0]
             starting[end[number], worker].append((self.taken[number], 1.0))
             starting[begin[number], worker].append((self.taken[number], -1.0))
@@ -125,7 +128,7 @@ class StageChoices:
         for share, amounts in shares:
             counted = [THOUSANDTHS * amount for amount in amounts]
             sums = self.sets.sums(amount if amount > NEGLIGIBLE else 0.0 for amount in counted)
-            self._equal_sums(share, sums[self.choices.end] - sums[self.choices.begin])
+            self._equal_sums(share, sums[self.choices.stages.end] - sums[self.choices.stages.begin])
         for sizes in model.layers.directions():
             largest, crossing = max(sizes, default=0.0), self.sets.crossing(sizes)
             for worker in range(model.workers - 1 if largest else 0):
@@ -145,7 +148,7 @@ class StageChoices:
         """Add (28) for the bytes before and behind every place, in the unit of the cards."""
         for way, sizes in cards.ways.items():
             crossing = self.sets.crossing(sizes) / cards.unit
-            behind, before = crossing[self.choices.end], crossing[self.choices.begin]
+            behind, before = crossing[self.choices.stages.end], crossing[self.choices.stages.begin]
             flows: dict[Place, list[Term]] = defaultdict(list)
             for placement, variable in cards.behind[way].items():
                 flows[placement.start, placement.replicas].append((variable, -1.0))

@@ -82,19 +82,14 @@ def test_a_search_that_the_solver_fails_on_says_so(monkeypatch: pytest.MonkeyPat
     assert result.note == "HiGHS ended with: Solve error"
 
 
-@pytest.mark.slow
-def test_vertical_sync_is_solved_where_memory_does_not_limit_and_else_refused() -> None:
-    refused = 0
-    for seed in range(40):
+@pytest.mark.parametrize("seeds", first_few(range(60), 12))
+def test_vertical_sync_is_solved_where_memory_limits_the_versions(seeds: range) -> None:
+    limited = 0
+    for seed in seeds:
         instance, problem = drawn(seed, lambda number: mixed_instance(number, layers=4, schedule="vertical-sync"))
-        result = solve_by_ilp(problem)
-        if result.note.startswith("the integer program"):
-            refused += 1
-            assert not math.isinf(instance.memory)
-            assert result.bound_s <= brute_force.best(instance) * (1 + 1e-6)
-        else:
-            assert_proves(result, brute_force.best(instance), problem)
-    assert 0 < refused < 30
+        limited += not math.isinf(instance.memory)
+        assert_proves(solve_by_ilp(problem), brute_force.best(instance), problem)
+    assert limited
 
 
 def test_parallel_links_are_those_of_the_boundary_not_of_the_workers_before_it() -> None:
@@ -193,12 +188,13 @@ def test_ctrl_c_while_the_program_is_written_down_ends_the_search(monkeypatch: p
     def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(space_search, "PipelineModel", interrupted)
     problem = Problem(chain(6), cluster((2, 1e6), (2, 1e5)))
+    best = solve_by_ilp(problem)
+    monkeypatch.setattr(space_search, "PipelineModel", interrupted)
     result = solve_by_ilp(problem)
     assert result.interrupted
     assert result.status == Status.FEASIBLE
-    assert result.bound_s == pytest.approx(problem.work_s / 4)
+    assert problem.work_s / 4 <= result.bound_s <= best.objective_s
 
 
 def test_a_solver_that_does_not_stop_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +222,7 @@ def test_a_solver_that_does_not_stop_is_left_behind(monkeypatch: pytest.MonkeyPa
 
 def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem(chain(6), cluster((2, 1e6), (2, 1e5)))
+    best = solve_by_ilp(problem)
     asked = []
 
     def interrupted(*arguments: object, **named: object) -> backend.MilpOutcome:
@@ -241,7 +238,7 @@ def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> 
     assert result.plan is not None
     assert result.plan.config == "4"
     assert result.objective_s == pytest.approx(evaluate(result.plan, problem).pace_s)
-    assert result.bound_s == pytest.approx(problem.work_s / 4)
+    assert problem.work_s / 4 <= result.bound_s <= best.objective_s
 
 
 def test_a_gap_is_a_promise() -> None:
