@@ -25,6 +25,8 @@ _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _ROUNDING = 1e-9
 _FIRST_ROWS = 16
 """Rows of the table for which there is room at first."""
+_TOGETHER = 16
+"""Rows that are computed together."""
 EXACT_DEMANDS = 64
 """Up to this demand every whole number has an entry of its own; above, this many in every power of two."""
 _LARGEST_MATRIX = 4_000_000
@@ -71,9 +73,16 @@ class WorkerBounds:
             self.known_rows = np.concatenate([self.known_rows, np.full(2 * highest + 1 - len(self.known_rows), -1)])
         rows = self.known_rows[whole]
         if rows.min(initial=0) < 0:
-            self._add(np.unique(self._rounded[whole[rows < 0]]))
+            self._add(self._with_next(np.unique(self._rounded[whole[rows < 0]])))
             rows = self.known_rows[whole]
         return rows
+
+    def _with_next(self, demands: Ints) -> Ints:
+        """Some rounded demands and those above them that are not in the table, because many at a time take little."""
+        steps = np.maximum(demands // EXACT_DEMANDS, 1)
+        above = (demands[:, None] + steps[:, None] * np.arange(1, _TOGETHER)).ravel()
+        above = self._rounded[above[above < len(self._rounded)]]
+        return np.union1d(demands, above[self.known_rows[above] < 0])
 
     def _add(self, demands: Ints) -> None:
         """Add a row to the table for each of some rounded demands."""
