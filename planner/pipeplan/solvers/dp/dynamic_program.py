@@ -104,7 +104,6 @@ def _search_spaces(
     """Search all spaces of plans, one after another."""
     spaces, options = plan_spaces(problem), problem.options
     floors = {space: space.floor(problem) for space in spaces}
-    searches = {space: PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort) for space in spaces}
     # Without a memory limit the number of copies makes no difference to one of them, unless they share something.
     shares = options.max_workers is not None or (problem.training and options.schedule in ACCUMULATING)
     without_memory: dict[PlanSpace, BisectionResult[FoundPipeline]] = {}
@@ -122,7 +121,7 @@ def _search_spaces(
         if number >= MOST_UNTIMED and Deadline(deadline).passed:
             so_far.leave(low)
             continue
-        one = searches[space]
+        one = PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort)
         if options.schedule == VERTICAL and number + 1 < len(spaces):
             # Its searches may take long without a plan; copies of a smaller pipeline have one sooner.
             one.deadline = Deadline(deadline).share(_VERTICAL_SHARE).at
