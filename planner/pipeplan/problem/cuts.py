@@ -163,6 +163,7 @@ def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLIN
     units = problem.units
     inside = _membership(ideals, count)
     work_s, forward_s = _times(problem, inside)
+    sent, returned = _crossing(inside, problem)
     return Cuts(
         ideals=tuple(ideals),
         complete=complete,
@@ -171,8 +172,8 @@ def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLIN
         parameters=inside @ np.array([unit.parameter_bytes for unit in units], float),
         buffers=inside @ np.array([unit.buffer_bytes for unit in units], float),
         saved=inside @ np.array([unit.saved_bytes for unit in units], float),
-        sent=_crossing(inside, problem, backward=False),
-        returned=_crossing(inside, problem, backward=True),
+        sent=sent,
+        returned=returned,
         readers=_readers(problem),
     )
 
@@ -198,14 +199,15 @@ def _membership(ideals: list[int], count: int) -> Floats:
     return np.unpackbits(bits, axis=1, count=count, bitorder="little").astype(float)
 
 
-def _crossing(inside: Floats, problem: Problem, *, backward: bool) -> Floats:
-    """Bytes that cross every cut: of each tensor whose producer is inside and that has a consumer outside."""
-    totals, members = np.zeros(len(inside)), np.ascontiguousarray(inside.T)
+def _crossing(inside: Floats, problem: Problem) -> tuple[Floats, Floats]:
+    """Bytes that cross every cut, forward and backward: of each tensor that is made inside and read outside."""
+    sent, returned = np.zeros((2, len(inside)))
+    members = np.ascontiguousarray(inside.T != 0)
     for flow in problem.flows:
-        size = flow.gradient_bytes if backward else flow.bytes
-        missing = members[list(flow.consumers)].min(axis=0) == 0
-        totals += size * (members[flow.producer] * missing)
-    return totals
+        crossed = members[flow.producer] & ~members[list(flow.consumers)].all(axis=0)
+        sent[crossed] += flow.bytes
+        returned[crossed] += flow.gradient_bytes
+    return sent, returned
 
 
 def _cheapest_cuts(problem: Problem, limit: int, deadline: Deadline) -> list[int]:

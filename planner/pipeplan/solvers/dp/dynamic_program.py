@@ -23,7 +23,7 @@ from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
-from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_s
+from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_alone_s, least_pace_s
 from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
@@ -104,7 +104,6 @@ def _search_spaces(
     """Search all spaces of plans, one after another."""
     spaces, options = plan_spaces(problem), problem.options
     floors = {space: space.floor(problem) for space in spaces}
-    searches = {space: PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort) for space in spaces}
     # Without a memory limit the number of copies makes no difference to one of them, unless they share something.
     shares = options.max_workers is not None or (problem.training and options.schedule in ACCUMULATING)
     without_memory: dict[PlanSpace, BisectionResult[FoundPipeline]] = {}
@@ -122,7 +121,7 @@ def _search_spaces(
         if number >= MOST_UNTIMED and Deadline(deadline).passed:
             so_far.leave(low)
             continue
-        one = searches[space]
+        one = PipelineSearches(space.inner(problem), cuts, deadline, gap, effort=effort)
         if options.schedule == VERTICAL and number + 1 < len(spaces):
             # Its searches may take long without a plan; copies of a smaller pipeline have one sooner.
             one.deadline = Deadline(deadline).share(_VERTICAL_SHARE).at
@@ -324,7 +323,7 @@ def _alone(problem: Problem, cuts: Cuts, so_far: _BestSoFar) -> Result:
     """The result of the searches without shared resources, with the proven bound."""
     finished, interrupted = so_far.finished, so_far.interrupted
     if so_far.best is None:
-        proven, floor = finished and cuts.complete, _floor(problem)
+        proven, floor = finished and cuts.complete, least_pace_alone_s(problem)
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
         bound = so_far.bound if cuts.complete and so_far.bound < float("inf") else 0.0
         least = so_far.useful_s if proven else max(floor, bound)
@@ -384,10 +383,6 @@ def _shape_floors(problem: Problem, cuts: Cuts) -> Iterator[tuple[GridShape, flo
     yield from sorted(floors, key=lambda entry: entry[1])
 
 
-def _floor(problem: Problem) -> float:
-    return problem.work_s / problem.cluster.total_speed
-
-
 def _note(cuts: Cuts, finished: bool) -> str:
     if not cuts.complete:
         return f"the search covered {len(cuts.ideals)} of the graph's cuts, not all of them"
@@ -400,7 +395,7 @@ def _result(problem: Problem, cuts: Cuts, interval: BisectionResult[Plan]) -> Re
     assert plan is not None
     if interval.finished and cuts.complete and interval.low >= pace * (1 - 4 * PRECISION):
         return Result("DP", Status.OPTIMAL, plan, pace, pace, 0.0)
-    floor = _floor(problem)
+    floor = least_pace_alone_s(problem)
     bound = min(max(interval.low if cuts.complete else floor, floor), pace)
     note = _note(cuts, interval.finished)
     return Result("DP", Status.FEASIBLE, plan, pace, bound, 0.0, note, interrupted=interval.interrupted)

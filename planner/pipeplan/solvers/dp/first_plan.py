@@ -51,9 +51,14 @@ class FirstPlan:
     """Whether everything is charged that workers share."""
 
 
+def least_pace_alone_s(problem: Problem) -> float:
+    """A lower bound on the pace of every plan with every shared resource to itself: all work on all workers."""
+    return problem.work_s / problem.cluster.total_speed
+
+
 def least_pace_s(problem: Problem) -> float:
-    """A lower bound on the pace of every plan: all work on all workers, or on the cores that they share."""
-    return max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
+    """A lower bound on the pace of every plan, also where workers share cores."""
+    return max(least_pace_alone_s(problem), contention.least_pace_of_shared_cores_s(problem))
 
 
 def first_plan(

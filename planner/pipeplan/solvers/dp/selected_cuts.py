@@ -64,22 +64,21 @@ def refined_result(
     """A result at least as good as a known one; the search ends with the first one of at most `enough`.
 
     `find(around, limit)` looks for a result within a limit, similar to another one. `report` is called with every
-    better result. Where nothing is found right below the best, nothing is found further below it either, so the first
-    step that fails is followed by the last one, and only if that succeeds by those between them.
+    better result. Steps that succeed are followed by longer ones. Where nothing is found right below the best, nothing
+    is found further below it either, so a step that fails is followed by the last one, and only if that succeeds by
+    shorter ones.
     """
-    step, around, least_step = _FIRST_STEP, known[1], False
+    step, is_last = _FIRST_STEP, False
     try:
-        while step > _LAST_STEP and known[0] > enough:
-            found = find(around, max(known[0] * (1 - (_LAST_STEP if least_step else step)), enough))
+        while known[0] > enough:
+            found = find(known[1], max(known[0] * (1 - (_LAST_STEP if is_last else step)), enough))
             if found is not None and found[0] < known[0]:
-                known, least_step = found, False
+                known, step, is_last = found, step if is_last else 2 * step, False
                 report(known[0])
-            elif around is known[1]:
-                if least_step:
-                    break
-                step, least_step = step / 4, True
+            elif is_last:
+                break
             else:
-                around = known[1]
+                step, is_last = max(step / 4, _LAST_STEP), True
     except OutOfTime:
         pass
     return known

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,9 +27,6 @@ from pipeplan.solvers.dp.replica_bounds import StageSizing
 from pipeplan.solvers.dp.search_states import SearchStates, StatePool, undominated_states
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
 from pipeplan.solvers.dp.worker_bounds import WorkerBounds
-
-if TYPE_CHECKING:
-    from pipeplan.solvers.dp.compiled.compiled_search import CompiledSearch
 
 
 class UniformSearch(StageSizing):
@@ -69,30 +65,33 @@ class UniformSearch(StageSizing):
             return self._run()
 
     def _run(self) -> list[Step] | None:
-        pool, compiled = StatePool(self.last + 1), None
+        if self._uses_loops:
+            from pipeplan.solvers.dp.compiled.compiled_search import kept_states
+
+            self.kept = kept_states(self)
+            return self._walk() if 0 in self.kept else None
+        pool = StatePool(self.last + 1)
         pool.add(np.array([self.last]), self.start())
         for cut in range(self.last, -1, -1):
-            compiled = compiled or self._compiled()
-            found = self._take(cut, pool) if compiled is None else compiled.take(cut)
+            found = self._take(cut, pool)
             if found is None:
                 continue
             self.kept[cut] = found
             if cut == 0:
                 return self._walk()
-            if compiled is not None:
-                compiled.spread(cut, found)
-                continue
             for targets, new_states in self._extend(cut, found):
                 pool.add(targets, new_states)
         return None
 
-    def _compiled(self) -> CompiledSearch | None:
-        """Compiled loops that go on from the states so far, where that is worth it."""
-        if type(self) is not UniformSearch or not are_loops_due(self.limits.effort.array_work):
-            return None
-        from pipeplan.solvers.dp.compiled.compiled_search import CompiledSearch
-
-        return CompiledSearch(self)
+    @property
+    def _uses_loops(self) -> bool:
+        """Whether compiled loops search. Where the effort is limited, it is that of array code."""
+        effort = self.limits.effort
+        if type(self) is not UniformSearch or effort.most < float("inf"):
+            return False
+        # The first search is often over soon, because what it looks for is there.
+        ahead = max(effort.array_work_ahead, self.last**2 / 2) if effort.array_work else 0.0
+        return are_loops_due(effort.array_work + ahead)
 
     def _take(self, cut: int, pool: StatePool) -> SearchStates | None:
         """The undominated states at a cut."""

@@ -23,6 +23,10 @@ from pipeplan.solvers.dp.stage_costs import CostTerms
 _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """The values of λ."""
 _ROUNDING = 1e-9
+_FIRST_ROWS = 16
+"""Rows of the table for which there is room at first."""
+_TOGETHER = 16
+"""Rows that are computed together."""
 EXACT_DEMANDS = 64
 """Up to this demand every whole number has an entry of its own; above, this many in every power of two."""
 _LARGEST_MATRIX = 4_000_000
@@ -40,14 +44,20 @@ class WorkerBounds:
         self._demands = demands
         self._rounded = np.zeros(0, dtype=np.intp)
         """For every whole demand that may be looked up, the one that stands for it."""
-        self._rows_of = np.full(0, -1, dtype=np.intp)
+        self.known_rows = np.full(0, -1, dtype=np.intp)
         """The row of each in the table, or -1."""
-        self.table: Floats = np.zeros((0, len(terms.cuts.ideals)))
+        self._room: Floats = np.zeros((_FIRST_ROWS, len(terms.cuts.ideals)))
+        self._count = 0
 
     @staticmethod
     def suits(cuts: Cuts) -> bool:
         """Whether there are few enough cuts for these bounds."""
         return cuts.chain or len(cuts.ideals) * len(cuts.readers) <= _LARGEST_MATRIX
+
+    @property
+    def table(self) -> Floats:
+        """A row for each demand that was looked up, a column for every cut."""
+        return self._room[: self._count]
 
     def at(self, targets: Ints, demand: Floats) -> Floats:
         """The least workers in front of cuts, given the demands of the stages that end there; both broadcast."""
@@ -58,17 +68,31 @@ class WorkerBounds:
         """The rows of the table for some demands."""
         whole = np.clip(demand, *self._demands).astype(np.intp)
         highest = int(whole.max(initial=0))
-        if highest >= len(self._rows_of):
+        if highest >= len(self.known_rows):
             self._rounded = _rounded_down(np.arange(2 * highest + 1))
-            self._rows_of = np.concatenate([self._rows_of, np.full(2 * highest + 1 - len(self._rows_of), -1)])
-        rows = self._rows_of[whole]
+            self.known_rows = np.concatenate([self.known_rows, np.full(2 * highest + 1 - len(self.known_rows), -1)])
+        rows = self.known_rows[whole]
         if rows.min(initial=0) < 0:
-            missing = np.unique(self._rounded[whole[rows < 0]])
-            for row, one in enumerate(missing.tolist(), len(self.table)):
-                self._rows_of[np.searchsorted(self._rounded, one) : np.searchsorted(self._rounded, one, "right")] = row
-            self.table = np.concatenate([self.table, self._rows(missing.astype(float))])
-            rows = self._rows_of[whole]
+            self._add(self._with_next(np.unique(self._rounded[whole[rows < 0]])))
+            rows = self.known_rows[whole]
         return rows
+
+    def _with_next(self, demands: Ints) -> Ints:
+        """Some rounded demands and those above them that are not in the table, because many at a time take little."""
+        steps = np.maximum(demands // EXACT_DEMANDS, 1)
+        above = (demands[:, None] + steps[:, None] * np.arange(1, _TOGETHER)).ravel()
+        above = self._rounded[above[above < len(self._rounded)]]
+        return np.union1d(demands, above[self.known_rows[above] < 0])
+
+    def _add(self, demands: Ints) -> None:
+        """Add a row to the table for each of some rounded demands."""
+        while self._count + len(demands) > len(self._room):
+            self._room = np.concatenate([self._room, np.zeros_like(self._room)])
+        self._room[self._count : self._count + len(demands)] = self._rows(demands.astype(float))
+        for row, one in enumerate(demands.tolist(), self._count):
+            begin, end = np.searchsorted(self._rounded, [one, one + 1])
+            self.known_rows[begin:end] = row
+        self._count += len(demands)
 
     def _rows(self, demands: Floats) -> Floats:
         """The bounds for some demands (rows), by cut."""

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 from extents import slow_but_for
+from long_chains import long_chain
 from repository import ROOT
 
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
+from pipeplan.solvers.dp import uniform_search
+from pipeplan.solvers.dp.budget import SearchEffort, SearchLimits
 from pipeplan.solvers.dp.compiled import availability
+from pipeplan.solvers.dp.stage_costs import CostTerms
+from pipeplan.solvers.dp.uniform_search import UniformSearch
 
 pytest.importorskip("numba")
 
@@ -68,6 +76,30 @@ def test_loops_are_loaded_for_long_searches_and_compiled_for_longer_ones(monkeyp
         assert [availability.are_loops_due(work) for work in works] == due
 
 
+@pytest.mark.parametrize(
+    ("most", "done", "ahead", "asked"),
+    [
+        (float("inf"), 5.0, 100.0, [105.0]),
+        (float("inf"), 5.0, 0.0, [5.0 + 3**2 / 2]),
+        (float("inf"), 0.0, 100.0, [0.0]),
+        (1e9, 5.0, 100.0, []),
+    ],
+)
+def test_a_search_asks_for_loops_by_the_work_so_far_and_ahead_unless_its_effort_is_limited(
+    most: float, done: float, ahead: float, asked: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(uniform_search, "are_loops_due", told.append)
+    cluster = Cluster("c", Device("d", "cuda", 1 << 30), (Level("server", 2, 1e10, 0.0),))
+    problem = Problem(long_chain(3), cluster, Options(contention=False))
+    effort = SearchEffort(most, array_work=done, array_work_ahead=ahead)
+    search = UniformSearch(
+        CostTerms(problem, enumerate_cuts(problem, 10)), 100.0, SearchLimits(memory=False, effort=effort)
+    )
+    assert search.run() is not None
+    assert told == asked
+
+
 @pytest.mark.parametrize("error", ["ImportError('numba does not know this NumPy')", "errors.TypingError('a type')"])
 def test_array_code_does_the_work_where_loops_fail(error: str) -> None:
     """In a process of its own, which never uses loops again."""
@@ -79,14 +111,14 @@ from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.compiled import availability, compiled_search
 from instances import random_instance, to_problem
 
-def fail(self, search):
+def fail(search):
     raise {error}
 
 problem = to_problem(random_instance(3))
 cuts = enumerate_cuts(problem, MAXIMUM_CUTS)
 before = dynamic_program.solve(problem, cuts)
 availability.LONG = availability.VERY_LONG = 0
-compiled_search.CompiledSearch.__init__ = fail
+compiled_search.kept_states = fail
 assert availability.are_loops_due(0.0)
 after = dynamic_program.solve(problem, cuts)
 assert after.plan == before.plan and after.status == before.status

@@ -1,6 +1,6 @@
 """Says when compiled loops are worth their start: importing numba, and once for each version compiling.
 
-Importing numba takes half a second, and compiling the loops ten times as long. So a process begins with array code, and
+Importing numba takes half a second, and compiling the loops half a minute. So a process begins with array code, and
 goes on with loops when its searches have become long. Both have the same results, so no answer depends on this.
 """
 
@@ -18,7 +18,7 @@ from pipeplan.cost import formulas
 
 LONG = 3e5
 """Work of array code (`SearchEffort.array_work`) after which compiled loops are loaded: about a second's."""
-VERY_LONG = 6e6
+VERY_LONG = 1.2e7
 """Work of array code after which the loops are compiled, if they are not on disk."""
 
 

@@ -1,4 +1,4 @@
-"""All states at one cut: every stage that begins there, in front of every state behind it."""
+"""The states at one cut that no other dominates: every stage that begins there, in front of every state behind it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Floats, Ints
 from pipeplan.solvers.dp.compiled import front_loops
-from pipeplan.solvers.dp.compiled.jit import compiled, entry
-from pipeplan.solvers.dp.compiled.loop_inputs import CutArrays, Given
+from pipeplan.solvers.dp.compiled.front_loops import Front, is_beaten, put_state
+from pipeplan.solvers.dp.compiled.jit import compiled
+from pipeplan.solvers.dp.compiled.loop_inputs import BANDWIDTH, PARAMETERS, WORK, CutArrays, Given
 from pipeplan.solvers.dp.compiled.replica_loops import least_allowed
 from pipeplan.solvers.dp.compiled.stage_loops import (
     INFINITE,
@@ -31,44 +32,84 @@ from pipeplan.solvers.dp.replica_bounds import FEW
 
 STATE, FIRST, LEVEL, STAGES, WORKERS, BOUND, POSITION, LOWEST, ROOM = range(9)
 """Columns of `Places.numbers`: of the state its row at its cut, p, level, stages, workers, and the row of its demand in
-`WorkerBounds.table`; the end position and the lowest first worker; and from the last one on the room by level."""
+`Bounds.table`; the end position and the lowest first worker; and from the last one on the room by level."""
+
+_SLACK = 1e-6
+"""Relative slack of `_may_fit`, far above rounding."""
 
 
 class Places(NamedTuple):
     """The end positions in front of the states behind every cut, those of a cut in a row (`EndPositions`)."""
 
     begins: Ints
-    """For every cut, the first of its places; `ends` is one past the last."""
+    """For every cut, the first of its places; `ends` is one past the last, `last` the last end position."""
     ends: Ints
+    last: Ints
     numbers: Ints
     demand: Floats
 
 
-class Found(NamedTuple):
-    """Room for states, a column for each (`front_loops`), with their demands."""
+class Scratch(NamedTuple):
+    """Arrays that loops overwrite."""
 
-    numbers: Ints
-    demand: Floats
+    intervals: Floats
+    """What `fill_intervals` writes, by level."""
+    memory_need: Floats
+    """By row of `Bounds.table`, the least workers in front of the present cut."""
+    fewest: Floats
+    """The fewest replicas, by the cut where the stage ends and level, with zeros where they are not known: of stages
+    that begin at cuts with an even number, then of those at others."""
 
 
-@entry
-def sized_states(
-    cut: int, given: Given, arrays: CutArrays, places: Places, memory_need: Floats, found: Found, intervals: Floats
-) -> int:
-    """Find the states at a cut where minibatches in flight matter. Returns how many there are, for which there may be
-    no room.
+class Source(NamedTuple):
+    """What a new state has of the one behind it, besides its place."""
 
-    `memory_need` has the least workers in front of the cut that memory needs, by place. `intervals` is overwritten.
+    state: int
+    """The row of that state at its cut."""
+    stages: int
+    """Stages behind the new state's cut, its own included; `workers` are those of that state."""
+    workers: int
+    variant: int
+    """Whether the stage recomputes its forward pass."""
+    end: int
+    """The cut where the stage ends."""
+
+
+@compiled
+def may_fit(given: Given, arrays: CutArrays, start: int, end: int, last: int) -> bool:
+    """Whether a stage may have few enough replicas to end at a worker up to `last`; a quick test that most fail.
+
+    A stage on r > 1 replicas that synchronise once per group takes at least 2 (r-1)/r² · w/B, so r > 2w/(BT) - 2.
     """
-    totals, spans, rates, transfer_s = arrays.totals, arrays.spans, arrays.rates, arrays.transfer_s
-    numbers, demands, need, count = places.numbers, places.demand, arrays.need[cut], 0
+    totals, room = arrays.totals, (last - arrays.need[start]) * (1 + _SLACK)
+    least = (totals[end, WORK] - totals[start, WORK]) / (given.speed * given.within)
+    if least > room:
+        return False
+    if least <= 1 or given.accumulate > 0 or not given.training:
+        return True
+    sending = 2 * (totals[end, PARAMETERS] - totals[start, PARAMETERS]) / given.within
+    for level in range(1, len(arrays.spans)):
+        most = min(room, arrays.spans[level] * (1 + _SLACK))
+        if least <= most and sending / arrays.rates[level, BANDWIDTH] - 2 <= most:
+            return True
+    return False
+
+
+@compiled
+def sized_states(cut: int, given: Given, arrays: CutArrays, places: Places, front: Front, scratch: Scratch) -> int:
+    """Find the states at a cut where minibatches in flight matter. Returns how many there are."""
+    spans, rates = arrays.spans, arrays.rates
+    numbers, demands, intervals = places.numbers, places.demand, scratch.intervals
+    need, count = arrays.need[cut], 0
     for end in range(given.last, cut, -1):
         begin, close = places.begins[end], places.ends[end]
-        if begin == close or not (given.chain or _contains(arrays.words, end, cut)):
+        if begin == close or not may_fit(given, arrays, cut, end, places.last[end]):
+            continue
+        if not (given.chain or _contains(arrays.words, end, cut)):
             continue
         copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, cut, end)
         for variant in range(given.variants):
-            stage = stage_numbers(given, totals, cut, end, variant == 1, copied)
+            stage = stage_numbers(given, arrays.totals, cut, end, variant == 1, copied)
             if given.memory and stage.deepest_alone < 1:
                 continue
             fill_levels(intervals, given, rates, stage)
@@ -79,59 +120,31 @@ def sized_states(
                     inside = numbers[place, ROOM + level - 1] if level > 0 else 0
                     most = min(room, end_at - max(need, numbers[place, LOWEST]))
                     least = max(fewest, inside + 1.0)
-                    if least > most or least > end_at - memory_need[place]:
+                    if least > most:
                         continue
                     if not stage.is_last:
                         least = max(least, covering_replicas(stage.deepest_alone, demands[place]))
-                        if least > most or least > end_at - memory_need[place]:
-                            continue
+                    if least > most or least > end_at - _memory_need(cut, given, arrays, places, scratch, place):
+                        continue
+                    # Whatever the depth is, it covers the minibatches in flight behind.
+                    demand = (demands[place] + least) * (1 - formulas.ROUNDING)
+                    stages, workers = numbers[place, STAGES] + 1, numbers[place, WORKERS] + int(least)
+                    first = end_at - int(least)
+                    if is_beaten(front, count, given, spans, level, first, demand, stages, workers):
+                        continue
                     at = Place(level, end_at, most, demands[place], numbers[place, FIRST], numbers[place, LEVEL])
-                    after = _put_sizes(given, stage, at, intervals, rates, spans, transfer_s[end], least, found, count)
-                    _put_state(found, count, after, numbers, place, variant, end)
-                    count = after
+                    source = Source(numbers[place, STATE], stages, numbers[place, WORKERS], variant, end)
+                    count = _put_sizes(given, stage, at, source, arrays, intervals, least, front, count)
     return count
 
 
-@entry
-def put_places(
-    behind: Ints,
-    demand: Floats,
-    widest: int,
-    most_replicas: int,
-    spans: Ints,
-    places: Places,
-    cut: int,
-    begin: int,
-    idle: bool,
-) -> int:
-    """Put the end positions in front of some states at a cut (`UniformSearch.end_positions`), from row `begin` on.
-
-    `behind` has the first columns of the states; `widest` is the widest level of the cut's boundary, or -1 for the full
-    cut. Without `idle`, no worker between stages is. Returns one past the last row.
-    """
-    numbers, top, row = places.numbers, len(spans) - 1, begin
-    for state in range(len(behind)):
-        first, lowest, before = behind[state, FIRST], 0, 0
-        if widest >= 0:
-            fits = behind[state, LEVEL] <= widest
-            lowest = first // spans[widest] * spans[widest] if fits else first
-        for step in range(top if idle else 1):
-            # The largest level first, so that ends come in increasing order.
-            level = top - 1 - step if idle else 0
-            end = first // spans[level] * spans[level]
-            if end <= max(lowest, before):
-                continue
-            before = end
-            for column in range(POSITION):
-                numbers[row, column] = behind[state, column]
-            places.demand[row] = demand[state]
-            numbers[row, POSITION], numbers[row, LOWEST] = end, lowest
-            for inside in range(top + 1):
-                room = end - (end - 1) // spans[inside] * spans[inside]
-                numbers[row, ROOM + inside] = min(room, most_replicas)
-            row += 1
-    places.begins[cut], places.ends[cut] = begin, row
-    return row
+@compiled
+def _memory_need(cut: int, given: Given, arrays: CutArrays, places: Places, scratch: Scratch, place: int) -> float:
+    """The least workers in front of a cut that memory needs."""
+    if given.bounded:
+        return float(scratch.memory_need[places.numbers[place, BOUND]])
+    once, each = arrays.least_memory[cut, 0], arrays.least_memory[cut, 1]
+    return float(np.ceil((once + each * places.demand[place]) / given.capacity - 1e-9))
 
 
 @compiled
@@ -158,98 +171,76 @@ def _put_sizes(
     given: Given,
     stage: StageNumbers,
     at: Place,
+    source: Source,
+    arrays: CutArrays,
     intervals: Floats,
-    rates: Floats,
-    spans: Ints,
-    transfer_s: Floats,
     least: float,
-    found: Found,
+    front: Front,
     count: int,
 ) -> int:
     """Put the numbers of replicas, from `least` on, that may lead to undominated states. Returns the new count."""
+    rates, spans, transfer_s = arrays.rates, arrays.spans, arrays.transfer_s[source.end]
     one = size_stage(given, stage, at, intervals, rates, spans, transfer_s, least, INFINITE)
     if one.replicas == INFINITE:
         return count
     if versions_suffice(given, stage, at, rates, one):
-        count = _put_size(found, count, at, one, 0)
-    if one.depth <= 2:
-        return count
-    # The number of further replica counts that may lower the demand: r · depth is at least r plus what it covers.
+        count = _put_size(given, arrays, front, count, at, source, one, 0)
+    # More replicas help only if the demand falls, which takes a smaller depth: go on to the next count that may do so.
     extra = np.ceil(one.demand - at.behind - formulas.ROUNDING) - 1 - one.replicas
-    if extra <= FEW:
-        for step in range(1, int(min(extra, at.most - one.replicas)) + 1):
-            more = one.replicas + step
-            _, depth, demand = depth_at(given, stage, at, rates, spans, transfer_s, more)
-            other = Sized(more, depth, demand)
-            if demand < one.demand and depth <= max_depth(given, stage, more):
-                is_allowed = least_allowed(intervals, at.level, more, given.only) == more
-                if is_allowed and versions_suffice(given, stage, at, rates, other):
-                    count = _put_size(found, count, at, other, 1)
-        return count
-    # At smaller depths than these, more replicas are needed than there is room for, or than lower the demand.
-    enough = min(float(at.most), one.demand - at.behind) + 1e-6
-    for depth in range(max(2, int(at.behind / enough)), int(one.depth)):
-        more = max(covering_replicas(float(depth), at.behind), one.replicas + 1)
-        if more + at.behind < one.demand and more <= at.most:
-            other = size_stage(given, stage, at, intervals, rates, spans, transfer_s, more, float(depth))
-            lowers = other.replicas < INFINITE and other.demand < one.demand
-            if lowers and versions_suffice(given, stage, at, rates, other):
-                count = _put_size(found, count, at, other, 2)
+    order = 1 if extra <= FEW else 2
+    replicas, cover, smaller = one.replicas, at.behind, min(one.depth - 1, stage.deepest_replicated)
+    while smaller >= 2:
+        covering = covering_replicas(smaller, cover * (1 - formulas.ROUNDING))
+        replicas = least_allowed(intervals, at.level, max(replicas + 1, covering), given.only)
+        if replicas > at.most or replicas + at.behind >= one.demand:
+            break
+        cover, depth, demand = depth_at(given, stage, at, rates, spans, transfer_s, replicas)
+        fits = depth <= max_depth(given, stage, replicas)
+        if fits and demand < one.demand and versions_suffice(given, stage, at, rates, Sized(replicas, depth, demand)):
+            count = _put_size(given, arrays, front, count, at, source, Sized(replicas, depth, demand), order)
+        # With the optimiser's state divided, a depth that does not fit yet may fit with more replicas.
+        smaller = min(smaller, depth - 1 if fits else depth)
     return count
 
 
 @compiled
-def _put_size(found: Found, count: int, at: Place, sized: Sized, order: int) -> int:
+def _put_size(
+    given: Given, arrays: CutArrays, front: Front, count: int, at: Place, source: Source, sized: Sized, order: int
+) -> int:
     """Put a size of a stage. `order` says after which others at the cuts between the array code comes to it."""
-    if count < len(found.demand):
-        replicas = int(sized.replicas)
-        found.numbers[front_loops.FIRST, count], found.numbers[front_loops.LEVEL, count] = at.end - replicas, at.level
-        found.numbers[front_loops.REPLICAS, count], found.numbers[front_loops.DEPTH, count] = replicas, int(sized.depth)
-        found.numbers[front_loops.ORDER, count], found.demand[count] = order, sized.demand
-    return count + 1
+    numbers, replicas = front.numbers, int(sized.replicas)
+    numbers[count, front_loops.FIRST], numbers[count, front_loops.LEVEL] = at.end - replicas, at.level
+    numbers[count, front_loops.REPLICAS], numbers[count, front_loops.DEPTH] = replicas, int(sized.depth)
+    numbers[count, front_loops.STAGES], numbers[count, front_loops.WORKERS] = source.stages, source.workers + replicas
+    numbers[count, front_loops.RECOMPUTE], numbers[count, front_loops.END] = source.variant, source.end
+    numbers[count, front_loops.SOURCE] = source.state
+    # Cuts are gone through from the last on.
+    numbers[count, front_loops.ORDER] = order - 6 * source.end + 3 * source.variant
+    front.demand[count] = sized.demand
+    return put_state(front, count, given, arrays.joins, arrays.spans)
 
 
 @compiled
-def _put_state(found: Found, begin: int, close: int, behind: Ints, place: int, variant: int, end: int) -> None:
-    """Complete the states of some sizes of one stage at a place."""
-    for column in range(begin, min(close, len(found.demand))):
-        found.numbers[front_loops.STAGES, column] = behind[place, STAGES] + 1
-        found.numbers[front_loops.WORKERS, column] = (
-            behind[place, WORKERS] + found.numbers[front_loops.REPLICAS, column]
-        )
-        found.numbers[front_loops.RECOMPUTE, column], found.numbers[front_loops.END, column] = variant, end
-        found.numbers[front_loops.SOURCE, column] = behind[place, STATE]
-        # Cuts are gone through from the last on.
-        found.numbers[front_loops.ORDER, column] += -6 * end + 3 * variant
-
-
-@entry
-def fewest_states(
-    cut: int,
-    given: Given,
-    arrays: CutArrays,
-    places: Places,
-    found: Found,
-    intervals: Floats,
-    known: Floats,
-    below: Floats,
-) -> int:
+def fewest_states(cut: int, given: Given, arrays: CutArrays, places: Places, front: Front, scratch: Scratch) -> int:
     """Find the states at a cut where minibatches in flight do not matter, so that the fewest replicas are best.
 
-    Returns how many there are, for which there may be no room. `known` has the fewest replicas that are fast enough, by
-    the cut where the stage ends and level, with zeros where they are not known. `below` gets those of the cut before
-    this one, as far as they are looked at; its first row, of which no stage has need, is overwritten.
+    Returns how many there are.
     """
     numbers, demands, need, count = places.numbers, places.demand, arrays.need[cut], 0
     shared = arrays.shared_members, arrays.shared_first, arrays.shared_bytes
+    known, below = scratch.fewest[cut % 2], scratch.fewest[1 - cut % 2]
+    for end in range(cut, given.last + 1):
+        below[end, 0] = 0.0
     for end in range(given.last, cut, -1):
         begin, close = places.begins[end], places.ends[end]
-        if begin == close or not (given.chain or _contains(arrays.words, end, cut)):
+        if begin == close or not may_fit(given, arrays, cut, end, places.last[end]):
+            continue
+        if not (given.chain or _contains(arrays.words, end, cut)):
             continue
         several = INFINITE
         if known[end, 0] == 0.0 or given.memory:
             stage = stage_numbers(given, arrays.totals, cut, end, False, _copied(*shared, cut, end))
-            fill_fewest(known, end, given, arrays.rates, stage, intervals)
+            fill_fewest(known, end, given, arrays.rates, stage, scratch.intervals)
             several = stage.deepest_replicated
             if given.memory and stage.deepest_alone < 1:
                 continue
@@ -257,14 +248,15 @@ def fewest_states(
             level, replicas = _fewest_at(known, end, numbers, place, need)
             if replicas == INFINITE or (given.memory and replicas > 1 and several < 1):
                 continue
-            if given.compares_cuts and _is_superfluous(
-                given, arrays, intervals, below, cut, end, numbers, place, replicas
-            ):
+            stages, workers = numbers[place, STAGES] + 1, numbers[place, WORKERS]
+            first, busy = numbers[place, POSITION] - int(replicas), workers + int(replicas)
+            if is_beaten(front, count, given, arrays.spans, level, first, 0.0, stages, busy):
+                continue
+            if given.compares_cuts and _is_superfluous(given, arrays, scratch, cut, end, numbers, place, replicas):
                 continue
             at = Place(level, numbers[place, POSITION], 0, demands[place], 0, 0)
-            _put_size(found, count, at, Sized(replicas, 1.0, 0.0), 0)
-            _put_state(found, count, count + 1, numbers, place, 0, end)
-            count += 1
+            source = Source(numbers[place, STATE], stages, workers, 0, end)
+            count = _put_size(given, arrays, front, count, at, source, Sized(replicas, 1.0, 0.0), 0)
     return count
 
 
@@ -285,8 +277,7 @@ def _fewest_at(fewest: Floats, row: int, numbers: Ints, place: int, need: int) -
 def _is_superfluous(
     given: Given,
     arrays: CutArrays,
-    intervals: Floats,
-    below: Floats,
+    scratch: Scratch,
     start: int,
     end: int,
     numbers: Ints,
@@ -294,15 +285,17 @@ def _is_superfluous(
     replicas: float,
 ) -> bool:
     """Whether a stage from a smaller cut needs no more replicas (`UniformSearch._drop_dominated`)."""
+    below = scratch.fewest[1 - start % 2]
     for pair in range(arrays.downhill_begins[start], arrays.downhill_begins[start + 1]):
         smaller = arrays.downhill[pair]
         if not arrays.usable[smaller]:
             continue
+        # What is found for the cut before this one is known when its turn comes; no stage has need of the first row.
         row = end if smaller == start - 1 else 0
         if row == 0 or below[row, 0] == 0.0:
             copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, smaller, end)
             stage = stage_numbers(given, arrays.totals, smaller, end, False, copied)
-            fill_fewest(below, row, given, arrays.rates, stage, intervals)
+            fill_fewest(below, row, given, arrays.rates, stage, scratch.intervals)
         if _fewest_at(below, row, numbers, place, arrays.need[smaller])[1] <= replicas:
             return True
     return False

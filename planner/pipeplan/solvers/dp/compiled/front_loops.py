@@ -1,94 +1,176 @@
-"""The states at one cut that no other dominates: the scalar form of `search_states.undominated_states`."""
+"""The states at one cut that no other dominates: the scalar form of `search_states.undominated_states`.
+
+They are collected one after another. A state that is dominated by one of those so far is dropped, and otherwise takes
+the place of those that it dominates, so that only few states are kept at any time.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pipeplan.problem.cuts import Floats, Ints
-from pipeplan.solvers.dp.compiled.jit import compiled, entry
+from pipeplan.solvers.dp.compiled.jit import compiled
+from pipeplan.solvers.dp.compiled.loop_inputs import EXACT_STAGES, FEWER_STAGES, Given
 
 FIRST, LEVEL, STAGES, WORKERS, REPLICAS, DEPTH, RECOMPUTE, END, SOURCE, ORDER = range(10)
-"""Rows of the numbers of states: the columns of `SearchStates`, and in the place of the last one when the array code
-comes to a state."""
-
-ALIKE, EXACT_STAGES, FEWER_STAGES = range(3)
-"""Ways in which the numbers of stages of two states compare (`StateCounts`)."""
+"""Columns of the numbers of states: those of `SearchStates`, and in the place of the last one when the array code comes
+to a state."""
 
 
-@entry
-def undominated(
-    numbers: Ints, demand: Floats, joins: Ints, spans: Ints, stages: int, workers: bool, front: Ints
-) -> int:
-    """Write the states that no other dominates to `front`, in the order of the array code. Returns how many there are.
+class Front(NamedTuple):
+    """Room for the states of a cut, a row for each; the row behind the last one is free for one more."""
 
-    `stages` says how their numbers of stages compare, and `workers` whether fewer busy workers are better.
+    numbers: Ints
+    demand: Floats
+
+
+@compiled
+def is_beaten(
+    front: Front,
+    count: int,
+    given: Given,
+    spans: Ints,
+    level: int,
+    first: int,
+    demand: float,
+    stages: int,
+    workers: int,
+) -> bool:
+    """Whether one of so many states dominates all that lie within a component and are no better than the given numbers.
+
+    These states span the `level`, begin at `first` or before it within the same component, and are all different from
+    the one that dominates them. At the edge of their component they may join others at a higher level. What this asks
+    of a dominating state follows from what is asked here.
     """
-    count, counting = 0, stages != ALIKE or workers
-    for new in range(len(demand)):
-        kept, lost = 0, False
-        for place in range(count):
-            old = front[place]
-            alike = demand[old] == demand[new] and numbers[FIRST, old] == numbers[FIRST, new]
-            if demand[old] <= demand[new] and (not alike or _goes_first(numbers, counting, old, new)):
-                # No state that has lost to the new one can dominate it, so nothing has moved yet.
-                lost = _dominates(numbers, joins, spans, stages, workers, old, new)
-                if lost:
-                    break
-            may_win = demand[new] <= demand[old] and (not alike or _goes_first(numbers, counting, new, old))
-            if may_win and _dominates(numbers, joins, spans, stages, workers, new, old):
-                continue
-            front[kept] = old
-            kept += 1
-        if not lost:
-            front[kept] = new
-            count = kept + 1
-    _sort(numbers, demand, front, count)
+    joined = max(level, 1)
+    for one in range(count):
+        here = front.numbers[one, FIRST]
+        is_better = front.demand[one] < demand or (front.demand[one] == demand and here > first)
+        if is_better and here >= first and front.numbers[one, LEVEL] <= joined:
+            fewer = _counts_no_more(given, front.numbers[one, STAGES], front.numbers[one, WORKERS], stages, workers)
+            if fewer and _has_room(spans, joined, here, first):
+                return True
+    return False
+
+
+@compiled
+def put_state(front: Front, count: int, given: Given, joins: Ints, spans: Ints) -> int:
+    """Take in the state in the row behind so many others, if none dominates it. Returns the new count.
+
+    A front that is full takes in no more.
+    """
+    numbers, demand, new = front.numbers, front.demand, count
+    if count == len(demand) - 1:
+        return count
+    counting = given.compared_stages or given.counts_workers
+    for old in range(count):
+        if demand[old] <= demand[new]:
+            goes_first = not _is_alike(front, old, new) or _goes_first(numbers, counting, old, new)
+            if goes_first and _dominates(numbers, given, joins, spans, old, new):
+                return count
     kept = 0
+    for old in range(count):
+        if demand[new] <= demand[old]:
+            goes_first = not _is_alike(front, old, new) or _goes_first(numbers, counting, new, old)
+            if goes_first and _dominates(numbers, given, joins, spans, new, old):
+                continue
+        _move(front, old, kept)
+        kept += 1
+    _move(front, new, kept)
+    return kept + 1
+
+
+@compiled
+def sorted_front(front: Front, count: int, given: Given, joins: Ints, spans: Ints) -> int:
+    """Sort the states, the best first, and drop those that one before them dominates. Returns the new count."""
+    numbers, demand, free, kept = front.numbers, front.demand, count, 0
+    # By insertion, because they are few.
+    for place in range(1, count):
+        at = place
+        while at > 0 and _is_before(front, place, at - 1):
+            at -= 1
+        if at < place:
+            _move(front, place, free)
+            for row in range(place, at, -1):
+                _move(front, row - 1, row)
+            _move(front, free, at)
     for place in range(count):
         lost = False
         for before in range(kept):
-            if demand[front[before]] <= demand[front[place]]:
-                lost = lost or _dominates(numbers, joins, spans, stages, workers, front[before], front[place])
+            if demand[before] <= demand[place]:
+                lost = lost or _dominates(numbers, given, joins, spans, before, place)
         if not lost:
-            front[kept] = front[place]
+            _move(front, place, kept)
             kept += 1
     return kept
 
 
 @compiled
-def _sort(numbers: Ints, demand: Floats, front: Ints, count: int) -> None:
-    """Sort the first states of the front, the best first, by insertion, because they are few."""
-    for place in range(1, count):
-        one, at = front[place], place
-        while at > 0 and _is_before(numbers, demand, one, front[at - 1]):
-            front[at] = front[at - 1]
-            at -= 1
-        front[at] = one
+def _move(front: Front, row: int, to: int) -> None:
+    if row != to:
+        for column in range(ORDER + 1):
+            front.numbers[to, column] = front.numbers[row, column]
+        front.demand[to] = front.demand[row]
 
 
 @compiled
-def _is_before(numbers: Ints, demand: Floats, one: int, other: int) -> bool:
-    """Whether the first of two states is compared first."""
-    if numbers[FIRST, one] != numbers[FIRST, other]:
-        return bool(numbers[FIRST, one] > numbers[FIRST, other])
+def _is_alike(front: Front, one: int, other: int) -> bool:
+    return bool(front.demand[one] == front.demand[other] and front.numbers[one, FIRST] == front.numbers[other, FIRST])
+
+
+@compiled
+def _is_before(front: Front, one: int, other: int) -> bool:
+    """Whether the first of two states is compared first; it has the later row."""
+    numbers, demand = front.numbers, front.demand
+    if numbers[one, FIRST] != numbers[other, FIRST]:
+        return bool(numbers[one, FIRST] > numbers[other, FIRST])
     if demand[one] != demand[other]:
         return bool(demand[one] < demand[other])
     return _goes_first(numbers, True, one, other)
 
 
 @compiled
-def _dominates(numbers: Ints, joins: Ints, spans: Ints, stages: int, workers: bool, one: int, other: int) -> bool:
+def _goes_first(numbers: Ints, counting: bool, one: int, other: int) -> bool:
+    """Whether of two states with one position and demand the first is compared first."""
+    if counting:
+        for column in (WORKERS, STAGES, LEVEL):
+            if numbers[one, column] != numbers[other, column]:
+                return bool(numbers[one, column] < numbers[other, column])
+    elif numbers[one, LEVEL] != numbers[other, LEVEL]:
+        # The state that came first to each level is compared, at the end.
+        return False
+    if numbers[one, ORDER] != numbers[other, ORDER]:
+        return bool(numbers[one, ORDER] < numbers[other, ORDER])
+    return one < other
+
+
+@compiled
+def _dominates(numbers: Ints, given: Given, joins: Ints, spans: Ints, one: int, other: int) -> bool:
     """Whether a state with no larger demand than another dominates it."""
-    first, other_first = numbers[FIRST, one], numbers[FIRST, other]
+    first, other_first = numbers[one, FIRST], numbers[other, FIRST]
     # The conditions below imply this, which is quicker.
     if first < other_first:
         return False
-    more = numbers[STAGES, one] - numbers[STAGES, other]
-    if (stages == EXACT_STAGES and more != 0) or (stages == FEWER_STAGES and more > 0):
+    stages, workers = numbers[other, STAGES], numbers[other, WORKERS]
+    if not _counts_no_more(given, numbers[one, STAGES], numbers[one, WORKERS], stages, workers):
         return False
-    if workers and numbers[WORKERS, one] > numbers[WORKERS, other]:
+    joined = max(numbers[other, LEVEL], joins[other_first])
+    return numbers[one, LEVEL] <= joined and _has_room(spans, joined, first, other_first)
+
+
+@compiled
+def _counts_no_more(given: Given, stages: int, workers: int, other_stages: int, other_workers: int) -> bool:
+    """Whether a state with so many stages and busy workers may dominate one with others."""
+    if given.compared_stages == EXACT_STAGES and stages != other_stages:
         return False
-    joined = max(numbers[LEVEL, other], joins[other_first])
-    if numbers[LEVEL, one] > joined:
+    if given.compared_stages == FEWER_STAGES and stages > other_stages:
         return False
+    return not given.counts_workers or workers <= other_workers
+
+
+@compiled
+def _has_room(spans: Ints, joined: int, first: int, other_first: int) -> bool:
+    """Whether a position has no less room in its component than another, and the components no smaller numbers."""
     if first % spans[joined] < other_first % spans[joined] and other_first != 0:
         return False
     for level in range(joined + 1, len(spans)):
@@ -96,18 +178,3 @@ def _dominates(numbers: Ints, joins: Ints, spans: Ints, stages: int, workers: bo
         if first % outer // inner < other_first % outer // inner:
             return False
     return True
-
-
-@compiled
-def _goes_first(numbers: Ints, counting: bool, one: int, other: int) -> bool:
-    """Whether of two states with one position and demand the first is compared first."""
-    if counting:
-        for row in (WORKERS, STAGES, LEVEL):
-            if numbers[row, one] != numbers[row, other]:
-                return bool(numbers[row, one] < numbers[row, other])
-    elif numbers[LEVEL, one] != numbers[LEVEL, other]:
-        # The state that came first to each level is compared, at the end.
-        return False
-    if numbers[ORDER, one] != numbers[ORDER, other]:
-        return bool(numbers[ORDER, one] < numbers[ORDER, other])
-    return one < other

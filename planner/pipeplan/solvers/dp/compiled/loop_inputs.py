@@ -24,6 +24,9 @@ WORK, FORWARD, PARAMETERS, BUFFERS, SAVED, SENT, RETURNED = range(7)
 BANDWIDTH, LATENCY = range(2)
 """Columns of `CutArrays.rates`."""
 
+ALIKE, EXACT_STAGES, FEWER_STAGES = range(3)
+"""Ways in which the numbers of stages of two states compare (`StateCounts`)."""
+
 
 class Search(Protocol):
     """The part of `UniformSearch`, which calls the loops, that they need."""
@@ -50,15 +53,6 @@ class Search(Protocol):
 
     def start(self) -> SearchStates:
         """The state at the full cut."""
-
-    def open_states(self, states: SearchStates) -> tuple[SearchStates, Ints]:
-        """The states that another stage may be put in front of, and their rows."""
-
-    def completable(self, targets: Ints, states: SearchStates) -> tuple[Ints, SearchStates]:
-        """The states that may still become a pipeline, with the cut of each."""
-
-    def workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
-        """The least workers that stages in front of cuts need for their memory, given the demands."""
 
 
 class Given(NamedTuple):
@@ -93,6 +87,8 @@ class Given(NamedTuple):
     accumulate: int
     """Minibatches per synchronisation; 0 where a stage synchronises once for its replicas' group."""
     most_replicas: int
+    workers: int
+    """The workers of the cluster, or of the uniform grid that is searched for."""
     threshold: float
     within: float
     """The threshold with the slack for rounding."""
@@ -104,6 +100,17 @@ class Given(NamedTuple):
     """2 where stages may recompute their forward pass, else 1."""
     only: int
     """The one number of replicas that is allowed; 0 for any."""
+    idle: bool
+    """Whether workers between stages may be idle."""
+    bounded: bool
+    """Whether there are bounds on the workers in front of the cuts (`Bounds`)."""
+    compared_stages: int
+    """How the numbers of stages of two states compare."""
+    counts_workers: bool
+    """Whether fewer busy workers are better."""
+    most_stages: int
+    """The most stages of a pipeline; 0 for any number. The next one is that of its workers."""
+    most_workers: int
 
 
 class CutArrays(NamedTuple):
@@ -115,6 +122,12 @@ class CutArrays(NamedTuple):
     """`Cuts.words`: the units inside every cut."""
     need: Ints
     """The workers in front of every cut that its work needs."""
+    least_memory: Floats
+    """`CostTerms.least_memory`, a row for each cut."""
+    widest: Ints
+    """The highest level over which a cut's boundary is fast enough; -1 for the full cut, which has none."""
+    pinned: Flags
+    """Whether the pinned layers allow so many stages (columns) in front of a cut (rows); no columns where none are."""
     usable: Flags
     """Whether a stage may begin at a cut."""
     downhill_begins: Ints
@@ -130,13 +143,24 @@ class CutArrays(NamedTuple):
     rates: Floats
     """Bandwidth and latency of all-reduces, by level."""
     spans: Ints
-    """`ComponentLayout.spans`."""
+    """`ComponentLayout.spans`; the next one is its `joins`."""
+    joins: Ints
+
+
+class Bounds(NamedTuple):
+    """`WorkerBounds`, as far as they are known."""
+
+    rows: Ints
+    """By whole demand, the row of the table, or -1."""
+    table: Floats
 
 
 def numbers_of(search: Search) -> Given:
     """The numbers of a search and its problem."""
     terms, limits = search.terms, search.limits
     problem, costs = terms.problem, terms.problem.cluster.executor
+    counting = limits.counting
+    compared_stages = EXACT_STAGES if counting.exact_stages else FEWER_STAGES if counting.stages else ALIKE
     return Given(
         last=search.last,
         chain=bool(terms.cuts.chain),
@@ -162,12 +186,19 @@ def numbers_of(search: Search) -> Given:
         stashes=int(terms.stashes),
         accumulate=int(terms.accumulate or 0),
         most_replicas=int(terms.most_replicas),
+        workers=int(terms.workers if limits.shape is None else limits.shape.workers),
         threshold=float(search.threshold),
         within=float(search.within),
         memory=bool(limits.memory),
         compares_cuts=bool(search.compares_cuts),
         variants=2 if limits.recompute else 1,
         only=0 if limits.shape is None else int(limits.shape.replicas),
+        idle=limits.shape is None,
+        bounded=search.bounds is not None,
+        compared_stages=compared_stages,
+        counts_workers=bool(counting.workers),
+        most_stages=int(limits.exact_stages or limits.max_stages or 0),
+        most_workers=int(limits.max_workers or 0),
     )
 
 
@@ -177,10 +208,15 @@ def arrays_of(search: Search) -> CutArrays:
     columns = (cuts.work_s, cuts.forward_s, cuts.parameters, cuts.buffers, cuts.saved, cuts.sent, cuts.returned)
     large, small = cuts.downhill if search.compares_cuts else np.zeros((2, 0), dtype=np.intp)
     none = np.zeros((0, len(cuts.ideals)), dtype=np.intp)
+    widest = np.array(search.widest, dtype=np.intp)
+    widest[search.last] = -1
     return CutArrays(
         totals=np.stack(columns, axis=1),
         words=np.array(cuts.words, dtype=np.uint64),
         need=np.array(search.need, dtype=np.intp),
+        least_memory=np.stack(terms.least_memory, axis=1).astype(float),
+        widest=widest,
+        pinned=_pinned(search),
         usable=np.array(search.usable, dtype=bool),
         downhill_begins=np.searchsorted(large, np.arange(len(cuts.ideals) + 1)),
         downhill=np.array(small, dtype=np.intp),
@@ -190,4 +226,20 @@ def arrays_of(search: Search) -> CutArrays:
         transfer_s=np.ascontiguousarray(terms.transfer_s, dtype=float),
         rates=np.stack([terms.links.allreduce_bandwidth, terms.links.allreduce_latency], axis=1).astype(float),
         spans=np.array(terms.layout.spans),
+        joins=np.array(terms.layout.joins),
     )
+
+
+def bounds_of(search: Search) -> Bounds:
+    """The bounds of a search that are known by now."""
+    if search.bounds is None:
+        return Bounds(np.zeros(0, dtype=np.intp), np.zeros((0, 0)))
+    return Bounds(search.bounds.known_rows, search.bounds.table)
+
+
+def _pinned(search: Search) -> Flags:
+    terms, stages, cuts = search.terms, search.limits.exact_stages, np.arange(search.last + 1)
+    if not terms.pinned or stages is None:
+        return np.zeros((len(cuts), 0), dtype=bool)
+    columns = [terms.respects_pins(cuts, np.full(len(cuts), before)) for before in range(stages + 1)]
+    return np.stack(columns, axis=1)
