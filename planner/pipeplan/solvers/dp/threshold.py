@@ -28,6 +28,9 @@ _FIRST_STEP, _LONGEST_STEP = 1e-3, float("inf")
 # within its limit, so the limit must not be far above the optimum.
 _LONGEST_WITH_KNOWN, _LONGEST_WITHOUT = 0.1, 0.05
 
+# Such a search first proves its best result to this relative distance, which takes less than a search right below it.
+_PROVEN_FIRST = 0.01
+
 Found = TypeVar("Found")
 
 
@@ -98,7 +101,10 @@ def least_threshold(
         report(interval.low, interval.high)
         while not interval.closed and interval.best is not None:
             if finds_least:
-                _search_below(find, interval, interval.high * (1 - PRECISION))
+                far = interval.high > interval.low * (1 + _PROVEN_FIRST) * (1 + PRECISION)
+                _search_below(
+                    find, interval, interval.high / (1 + _PROVEN_FIRST) if far else interval.high * (1 - PRECISION)
+                )
             else:
                 _narrow(find, interval)
             report(interval.low, interval.high)
