@@ -7,7 +7,7 @@ go into what it takes. Both come to the same states.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from pipeplan.solvers.dp.search_states import SearchStates
 _FIRST_ROOM, _FRONT_ROOM = 4096, 256
 """Rows of the tables and of the front at first."""
 
-Table = TypeVar("Table", bound=NamedTuple)
+Table = TypeVar("Table", Kept, Places, Front)
 
 
 def kept_states(search: Search) -> dict[int, SearchStates]:
@@ -76,6 +76,6 @@ def _numbers(rows: int, columns: int) -> np.ndarray[tuple[int, ...], np.dtype[np
 
 def _grown(table: Table) -> Table:
     """The same table with room for twice as many rows."""
-    numbers, demand = table.numbers, table.demand  # type: ignore[attr-defined]
+    numbers, demand = table.numbers, table.demand
     more, demands = np.zeros_like(numbers), np.zeros_like(demand)
     return table._replace(numbers=np.concatenate([numbers, more]), demand=np.concatenate([demand, demands]))
