@@ -62,7 +62,7 @@ def put_state(front: Front, count: int, given: Given, joins: Ints, spans: Ints) 
     numbers, demand, new = front.numbers, front.demand, count
     if count == len(demand) - 1:
         return count
-    counting = given.compared_stages or given.counts_workers
+    counting = given.compared_stages != 0 or given.counts_workers
     for old in range(count):
         if demand[old] <= demand[new]:
             goes_first = not _is_alike(front, old, new) or _goes_first(numbers, counting, old, new)
