@@ -433,6 +433,7 @@ def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
         "structure",
         "constraints",
         "pace",
+        "stated pace",
         "stages",
         "memory",
         "description",
@@ -442,7 +443,7 @@ def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
     ]
     assert "wrong" not in done.out
     found = json.loads(run("check", "plan/plan.json", "--profile", "profile.json", "--json").out)
-    assert [entry["holds"] for entry in found] == [True] * 9
+    assert [entry["holds"] for entry in found] == [True] * 10
 
 
 def test_the_command_refuses_in_one_line(run: Run) -> None:

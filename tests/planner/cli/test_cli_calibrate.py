@@ -17,13 +17,16 @@ from pipeplan.profile_data.layers import Provenance
 from pipeplan.profile_data.profile import Profile
 
 
+SOLVED = ("--straight", "--overlap", "0", "--schedule", "1f1b-stashing")
+
+
 @pytest.fixture
 def plan_folder(run: Call, tmp_path: Path) -> Path:
     """A plan of a small chain on two workers, solved in an empty folder, with its profile above it."""
     profile = chain([(0.1, 0.2, 0.01), (0.1, 0.1, 0.01), (0.1, 0.2, 0.01)])
     replace(profile, provenance=Provenance(notes=("kept",), how="stopwatch")).save(tmp_path / "profile.json")
     cluster_toml.write_cluster(cluster(2, bandwidth=1e9), tmp_path / "here.toml")
-    ran = run("solve", "profile.json", "--cluster", "here.toml", "--straight", "--overlap", "0")
+    ran = run("solve", "profile.json", "--cluster", "here.toml", *SOLVED)
     assert ran.code == 0, ran.err
     return tmp_path / "plan"
 
@@ -45,7 +48,7 @@ def test_solving_again_predicts_what_was_measured(run: Call, plan_folder: Path, 
     stages = json.loads((plan_folder / "plan.json").read_text())["plan"]["stages"]
     pins = [f"{stage['layers'][0]}={number}" for number, stage in enumerate(stages, 1)]
     again = run(
-        *("solve", "calibrated.json", "--cluster", "calibrated.toml", "--straight", "--overlap", "0", "--json"),
+        *("solve", "calibrated.json", "--cluster", "calibrated.toml", *SOLVED, "--json"),
         *(part for pin in pins for part in ("--pin", pin)),
         *("--pin", f"{stages[0]['layers'][-1]}=1", "-o", "plan-2"),
     )

@@ -183,7 +183,7 @@ def test_a_bundled_profile_is_solved_by_its_name(run: Run) -> None:
     assert "did you mean 'mnist-v100'" in done.err
 
 
-@pytest.mark.parametrize("schedule", [("--schedule", "2bw", "--accumulate", "8"), ("--staleness", "any")])
+@pytest.mark.parametrize("schedule", [("--schedule", "2bw", "--accumulate", "8"), ("--schedule", "1f1b-stashing")])
 def test_a_correction_is_charged_said_and_passed_on(run: Run, schedule: tuple[str, ...]) -> None:
     """By one step of the optimiser for each version of the weights but the newest; the check charges it, too."""
     _save()
