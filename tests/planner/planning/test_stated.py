@@ -25,6 +25,7 @@ from pipeplan.checker.verify import check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan
 from pipeplan.from_options import build_problem
+from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.choose_synchrony import SynchronyChoice
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.planning.stated import choose, pace
@@ -41,11 +42,13 @@ from pipeplan.report.comparisons import comparison_rows
 from pipeplan.report.source import read_report_source
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches
+from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan.simulation.simulate import simulate
 from pipeplan.sweeps.points import SweepPoint
 from pipeplan.sweeps.sweep import solve_point
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.files import Node
+from pipeplan_launch.plan.schedule import SCHEDULES
 
 PARALLEL_S, PARALLEL_FORMULAS_S = 6.375e-3, 7e-3
 PIPELINE_S, PIPELINE_FORMULAS_S = 6.625e-3, 6.925e-3
@@ -223,3 +226,20 @@ def test_a_plan_with_older_gradients_is_not_taken_for_its_stated_pace() -> None:
     assert choose._or_faster_as_stated(own, [own, old]) is own
     almost = replace(young, simulated_s=2e-2 / 1.02)
     assert choose._or_faster_as_stated(own, [own, almost]) is own, "which is within what simulations tell"
+
+
+@pytest.mark.parametrize("replicas", [(1, 1), (4, 4), (1, 3, 4), (2, 3, 5), (1, 3, 4, 4, 4), (7, 1)])
+@pytest.mark.parametrize("group", [1, 2, 8, 16, 60])
+def test_the_shortest_simulation_of_a_flush_has_a_steady_part(replicas: tuple[int, ...], group: int) -> None:
+    loads, worker = [], 0
+    for count in replicas:
+        depth = -(-group // count)
+        loads.append(StageLoad(tuple(range(worker, worker + count)), depth, 1.0, 2.0, 0.0))
+        worker += count
+    boundaries = tuple((StageBoundary(0.1, 0.0),) for _ in replicas[1:])
+    flushing = Scenario("", tuple(loads), boundaries, SCHEDULES["1f1b-flush"], 1.0, 1.0, accumulate=group)
+    layers = iter("abcdefgh")
+    plan = Plan(tuple(Stage((next(layers),), load.workers, load.depth, 1) for load in loads))
+    count = pace.affordable(flushing, plan, 10**6)
+    assert count is not None
+    assert simulate(flushing, count).report.steady is not None

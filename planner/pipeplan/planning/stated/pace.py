@@ -188,9 +188,11 @@ def affordable(scenario: Scenario, plan: Plan, most: int) -> int | None:
 
     None if those of a steady state take more than `most` passes. The number depends on the plan alone.
     """
-    count, length = enough_minibatches(scenario), round_length(scenario)
-    if scenario.drains and scenario.accumulate:
-        least = LEAST_FLUSHES * scenario.accumulate + length
+    count, length, group = enough_minibatches(scenario), round_length(scenario), scenario.accumulate
+    if scenario.drains and group:
+        # A whole round is left behind the updates at the start, of which there are fewer where half of all is less.
+        until_last = max((LEAST_FLUSHES - 1) * group + length, min(LEAST_FLUSHES * group + length, 2 * length))
+        least = until_last + group
     else:
         least = LEAST_TURNS * scenario.in_flight + 2 * length
     least = min(count, least)
