@@ -16,7 +16,6 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.profile_data.layers import Provenance
 from pipeplan.profile_data.profile import Profile
 
-
 SOLVED = ("--straight", "--overlap", "0", "--schedule", "1f1b-stashing")
 
 
