@@ -49,7 +49,7 @@ class Baseline:
     fits: bool = True
     """Whether it fits in memory. What does not fit is no plan that another one could be faster than."""
     simulation: PlanSimulation = NOT_SIMULATED
-    """What a simulation of the baseline says."""
+    """The simulated pace of the baseline, or why there is none."""
 
     @property
     def stated_s(self) -> float | None:

@@ -99,7 +99,7 @@ class PlanSimulation:
     def of(
         cls, one: SimulatedPlan, rivals: Sequence[SimulatedPlan] = (), shallower_s: float | None = None
     ) -> PlanSimulation:
-        """What is stated of a simulated plan."""
+        """The record that an answer keeps of a simulated plan and its rivals."""
         least_s = 0.0 if one.simulated_s is None else least_stated_s(one.plan, one.score)
         return cls(one.simulated_s, one.ratio, one.minibatches, one.note, tuple(rivals), shallower_s, least_s)
 

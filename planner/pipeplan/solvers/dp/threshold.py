@@ -28,7 +28,8 @@ _FIRST_STEP, _LONGEST_STEP = 1e-3, float("inf")
 # within its limit, so the limit must not be far above the optimum.
 _LONGEST_WITH_KNOWN, _LONGEST_WITHOUT = 0.1, 0.05
 
-# Such a search first proves its best result to this relative distance, which takes less than a search right below it.
+# A search for batches first proves its best result to this relative distance: that takes less than a search right below
+# the result.
 _PROVEN_FIRST = 0.01
 
 Found = TypeVar("Found")

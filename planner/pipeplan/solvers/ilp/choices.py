@@ -202,7 +202,7 @@ def _on_paths(fit: StageFit, choices: Choices, deadline: Deadline) -> Choices:
 
 
 def _from_the_input(fit: StageFit, choices: Choices) -> Flags:
-    """Which choices a path leads to from no layers and the first worker. Workers may stay idle."""
+    """Tell which choices a path reaches from no layers and the first worker. Workers may stay idle."""
     reached = np.zeros((len(choices.sets), fit.facts.workers + 1), dtype=bool)
     reached[0, 0] = True
     place, begin, end = choices.stages

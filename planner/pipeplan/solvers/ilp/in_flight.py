@@ -1,4 +1,4 @@
-"""Which choices of stages fit in memory with what is in flight behind them, on a path from the input to the output.
+"""Tells which choices of stages fit in memory with what is in flight behind them, on a path from input to output.
 
 Memory grows with the depth, and the depth with what is in flight behind a stage. Of all paths behind a pair of a set
 and a worker, the least that is in flight bounds the depth of a stage in front of it. The other way round, of all paths
@@ -23,7 +23,7 @@ from pipeplan.util.deadline import Deadline
 
 
 def fitting(fit: StageFit, stages: Stages, deadline: Deadline) -> Flags:
-    """Which choices fit in memory on a path from them to the output."""
+    """Tell which choices fit in memory on a path from them to the output."""
     options = fit.facts.problem.options
     kept, depth = _to_the_output(fit, stages, None)
     kept[kept] = _from_the_input(fit, stages.take(kept), depth[kept])[0]
@@ -110,8 +110,8 @@ def _under_way(fit: StageFit, stages: Stages, left: Ints, depth: Floats) -> Floa
 
 
 def _from_the_input(fit: StageFit, stages: Stages, least: Floats) -> tuple[Flags, Floats]:
-    """Which choices have depths of at least `least` that fit in memory, and are covered by the largest that fit on a
-    path in front of them; and the most that each may have."""
+    """Tell which choices have depths of at least `least` that fit in memory, and are covered by the largest that fit on
+    a path in front of them; and the most that each may have."""
     allowed = np.full((len(fit.sets), fit.facts.workers + 1), -np.inf)
     allowed[0] = np.inf
     stop = fit.table.stop[stages.place]
@@ -128,7 +128,8 @@ def _from_the_input(fit: StageFit, stages: Stages, least: Floats) -> tuple[Flags
 
 
 def _to_the_output(fit: StageFit, stages: Stages, under_way: Floats | None) -> tuple[Flags, Floats]:
-    """Which choices fit in memory with the least in flight behind them, on a path to all layers, and their depths."""
+    """Tell which choices fit in memory with the least in flight behind them, on a path to all layers, and their
+    depths."""
     in_flight = np.full((len(fit.sets), fit.facts.workers + 1), np.inf)
     in_flight[len(fit.sets) - 1] = 0.0
     stop = fit.table.stop[stages.place]

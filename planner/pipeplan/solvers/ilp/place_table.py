@@ -1,4 +1,4 @@
-"""What stages can do on every place, by the index of the place: the figures that no bound on the pace changes."""
+"""The figures of stages on every place, by the index of the place, that no bound on the pace changes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _way(facts: PlacementFacts, first: int, last: int) -> tuple[float, float]:
 
 
 class _Cards:
-    """What stages on a place put on the cards around their workers."""
+    """The load that stages on a place put on the cards around their workers."""
 
     def __init__(self, facts: PlacementFacts, factors: LoadFactors) -> None:
         self._facts, self._factors, cluster = facts, factors, facts.problem.cluster

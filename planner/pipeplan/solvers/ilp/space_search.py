@@ -244,7 +244,7 @@ class SpaceSearch:
         among = next((known for pace_s, known in self._known if pace_s >= high_s), None)
         found = choices_within(facts, self._table, self.deadline, among=among)
         if found is not None and len(found):
-            # Those of the least and of the largest pace; a search asks for paces between them only on its way down.
+            # The choices of the least and of the largest pace are kept; a search asks for others only on its way down.
             self._known = sorted([*self._known[-1:], (high_s, found)], key=lambda known: known[0])
         return found
 
@@ -268,7 +268,7 @@ class SpaceSearch:
                 high = pace_s
 
     def _narrow_from_below(self) -> None:
-        """The same in growing steps from the lower bound, where choices are too many at the upper one."""
+        """Narrow in growing steps from the lower bound, where choices are too many at the upper one."""
         step, high = _FIRST_STEP, self.high_s
         while self.low_s < high * (1 - _FIRST_STEP) and not self.deadline.passed:
             pace_s = min(self.low_s * (1 + step), high * (1 - _FIRST_STEP / 2))

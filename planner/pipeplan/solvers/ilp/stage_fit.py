@@ -17,7 +17,7 @@ from pipeplan.solvers.ilp.stage_memory import SLACK, StageDepths, Stages
 
 
 class StageFit(StageDepths):
-    """Which stages keep to U and to the memory by themselves."""
+    """Tell which stages keep to U and to the memory by themselves."""
 
     def __init__(self, facts: PlacementFacts, sets: ClosedSets, table: PlaceTable) -> None:
         super().__init__(facts, sets, table)

@@ -1,4 +1,4 @@
-"""What stages have in flight, and what that takes of their workers' memory: lower bounds within U.
+"""Lower bounds within U on the minibatches that stages have in flight, and on the memory that these take.
 
 A stage lies between two closed sets (`closed_sets`), on a place.
 """
@@ -129,7 +129,7 @@ class StageDepths:
         return np.asarray(formulas.rounds(float(self.facts.minibatches or 1), replicas))
 
     def _wait(self, stages: Stages, pace_s: float) -> Floats:
-        """What stages wait for their group at this pace, in minibatches."""
+        """The minibatches for which stages wait for their group at this pace."""
         if self.facts.minibatches is not None:
             return np.zeros(len(stages.end))
         replicas = self.table.replicas[stages.place]

@@ -75,7 +75,7 @@ def _numbers(rows: int, columns: int) -> np.ndarray[tuple[int, ...], np.dtype[np
 
 
 def _grown(table: Table) -> Table:
-    """The same table with room for twice as many rows."""
+    """Copy a table into one that has room for twice as many rows."""
     numbers, demand = table.numbers, table.demand
     more, demands = np.zeros_like(numbers), np.zeros_like(demand)
     return table._replace(numbers=np.concatenate([numbers, more]), demand=np.concatenate([demand, demands]))

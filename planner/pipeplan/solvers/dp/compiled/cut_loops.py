@@ -53,7 +53,7 @@ class Scratch(NamedTuple):
     """Arrays that loops overwrite."""
 
     intervals: Floats
-    """What `fill_intervals` writes, by level."""
+    """The intervals of replica counts that `fill_intervals` writes, by level."""
     memory_need: Floats
     """By row of `Bounds.table`, the least workers in front of the present cut."""
     fewest: Floats
@@ -62,7 +62,7 @@ class Scratch(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a new state has of the one behind it, besides its place."""
+    """The figures that a new state takes from the state behind it, besides its place."""
 
     state: int
     """The row of that state at its cut."""
@@ -290,7 +290,7 @@ def _is_superfluous(
         smaller = arrays.downhill[pair]
         if not arrays.usable[smaller]:
             continue
-        # What is found for the cut before this one is known when its turn comes; no stage has need of the first row.
+        # The search of the cut before this one reads these rows when its turn comes; no stage needs the first row.
         row = end if smaller == start - 1 else 0
         if row == 0 or below[row, 0] == 0.0:
             copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, smaller, end)

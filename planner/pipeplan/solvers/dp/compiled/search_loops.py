@@ -102,7 +102,7 @@ def _front(
         front.numbers[0, front_loops.FIRST], front.demand[0] = given.workers, 0.0
         return 1
     if not arrays.usable[cut]:
-        # What is known of stages from the cut behind says nothing on those from the one before.
+        # The fewest replicas of stages that begin at the cut behind say nothing about those of the cut before.
         scratch.fewest[1 - cut % 2, :, 0] = 0.0
         return 0
     if counts_depths:
