@@ -16,7 +16,7 @@ STEP = 25
 """Cases of one test; a case is named by its kind and its seed."""
 SEEDS, LONG = range(2000, 2100), range(100_000, 101_600)
 """Cases of every kind: those that the quick tests take the first of, and those at length (twelve kinds make 20,400)."""
-FEW, FEWEST = 8, 2
+FEW, FEWEST = 4, 1
 """Quick cases of a kind, and of one whose every case solves a problem."""
 SOLVING = ("costs", "checkpoints")
 pytestmark = pytest.mark.fuzz

@@ -17,5 +17,5 @@ SECTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "api": golden_texts.api,
     "streams": golden_streams.streams,
 }
-SLOW = ("plans", "random")
-"""The sections that take minutes. They can be asked for a part of their entries, by `every`."""
+IN_PARTS = ("plans", "random", "files")
+"""The sections that take long, and can be asked for a part of their entries, by `every`."""

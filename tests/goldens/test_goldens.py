@@ -8,17 +8,20 @@ from pathlib import Path
 
 import golden_store
 import pytest
-from golden_sections import SECTIONS, SLOW
+from golden_sections import IN_PARTS, SECTIONS
 
 COMPARE = Path(__file__).with_name("compare.py")
 
 
-@pytest.mark.parametrize(
-    "section", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in SECTIONS]
-)
-def test_a_section_is_as_it_was_frozen(section: str) -> None:
+PARTS = [*((name, "1") for name in SECTIONS if name not in IN_PARTS), ("files", "3")]
+"""Sections, and which of their plans are made: all, or one in so many."""
+WHOLE = [pytest.param(name, "1", marks=pytest.mark.slow) for name in IN_PARTS]
+
+
+@pytest.mark.parametrize(("section", "every"), [*PARTS, *WHOLE])
+def test_a_section_is_as_it_was_frozen(section: str, every: str) -> None:
     # A process of its own: click keeps the options of a command as the first context made them.
-    compared = subprocess.run([sys.executable, COMPARE, section], capture_output=True, text=True)
+    compared = subprocess.run([sys.executable, COMPARE, section, "--every", every], capture_output=True, text=True)
     assert compared.returncode == 0, compared.stdout + compared.stderr
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -15,3 +17,45 @@ class Ran(NamedTuple):
 
 
 Run = Callable[..., Ran]
+
+_Files = dict[str, tuple[bytes, int]]
+"""Content and mode of every file below a folder, by its path."""
+
+
+class _Kept(NamedTuple):
+    """What a command answered and wrote, and where that was."""
+
+    ran: Ran
+    written: _Files
+    folder: bytes
+
+
+_done: dict[tuple[tuple[str, ...], tuple[tuple[str, tuple[bytes, int]], ...]], _Kept] = {}
+
+
+def run_once(run: Run, *arguments: str) -> Ran:
+    """What `run(*arguments)` answers and writes, where a test only begins with that.
+
+    The same command among the same files is run by the first test of a process. The others get copies of what it wrote,
+    which name their own folder.
+    """
+    before = _files_here()
+    key = arguments, tuple(sorted(before.items()))
+    here = os.fsencode(Path.cwd())
+    if key not in _done:
+        ran = run(*arguments)
+        written = {name: file for name, file in _files_here().items() if before.get(name) != file}
+        _done[key] = _Kept(ran, written, here)
+        return ran
+    kept = _done[key]
+    for name, (content, mode) in kept.written.items():
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.replace(kept.folder, here))
+        path.chmod(mode)
+    return kept.ran
+
+
+def _files_here() -> _Files:
+    paths = (path for path in Path().rglob("*") if path.is_file())
+    return {str(path): (path.read_bytes(), path.stat().st_mode) for path in paths}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem.problem import Problem
@@ -11,6 +13,7 @@ from pipeplan.profile_data.profile import Profile
 NASTY = "a b\n'\"; touch pwned; $(touch pwned) `touch pwned` \\ \x1b[31m é #"
 
 
+@cache
 def outcome(model: str = "small", layer: str = "a", cluster: str = "test") -> Outcome:
     """A solved problem of two layers on three workers, with the given names."""
     profile = Profile(

@@ -64,7 +64,8 @@ def test_the_three_optima_on_cluster_a(
     reference: Path, name: str, measured_at: int, minibatch: int, pace_s: float, gain: float
 ) -> None:
     profile = pipedream.read_pipedream_profile(reference / "pipedream" / f"{name}.txt", measured_at).rescaled(minibatch)
-    outcome = solve(Problem(profile, clusters.load_cluster("A"), Options(memory=False, contention=False)), Settings())
+    problem = Problem(profile, clusters.load_cluster("A"), Options(memory=False, contention=False))
+    outcome = solve(problem, Settings("dp", certify=False, simulate=False))
     assert outcome.verdict.proven
     assert outcome.evaluation.pace_s == pytest.approx(pace_s, rel=0.5 * 10 ** -len(f"{pace_s:g}".lstrip("0.")) * 10)
     assert outcome.baselines[0].gain(outcome.evaluation.pace_s) == pytest.approx(gain, abs=5e-3)

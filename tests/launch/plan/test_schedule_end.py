@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from extents import slow_but_for
 from schedule_rules import (
     NAMES,
     SMALL,
@@ -68,17 +69,21 @@ def ended_early(schedule: Schedule, pipeline: Sequence[StageShape], count: int, 
     return found
 
 
-@pytest.mark.parametrize("workers", [range(1, 5), pytest.param(range(5, 7), marks=pytest.mark.slow)], ids=str)
+EVERY = [(range(1, 5), 4), (range(1, 5), 1), (range(5, 7), 3)]
+"""How many workers, and the step from one minibatch that ends a segment to the next."""
+
+
+@pytest.mark.parametrize("every", slow_but_for(EVERY[:1], EVERY), ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_segment_that_ends_early_is_whole(name: str, workers: range) -> None:
+def test_a_segment_that_ends_early_is_whole(name: str, every: tuple[range, int]) -> None:
     """Wherever it is told to end, each rank does what a segment of that length asks of it, and comes out."""
-    schedule = SCHEDULES[name]
+    schedule, (workers, step) = SCHEDULES[name], every
     for replicas in SMALL:
         if len(replicas) > 3 or sum(replicas) not in workers:
             continue
         for pipeline in pipelines(schedule, replicas):
             count = max(2 * max(schedule.group_size(shape) for shape in pipeline) + 1, steady(pipeline))
-            for end in range(1, count + 1, 1 if sum(replicas) < 5 else 3):
+            for end in range(1, count + 1, step):
                 streams = ended_early(schedule, pipeline, count, end)
                 where = f"{name} {[(s.replicas, s.depth, s.accumulate) for s in pipeline]}: {end} of {count}"
                 assert not deadlocked(streams, pipeline), where

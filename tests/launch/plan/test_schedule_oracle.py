@@ -51,7 +51,7 @@ def test_smaller_pipelines_with_every_number_of_minibatches(name: str, workers: 
                     check(schedule, pipeline, count)
 
 
-@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("stages", first_few(range(1, 5), 2))
 @pytest.mark.parametrize("name", slow_but_for({*NAMES} - {*ACCUMULATING, "vertical-sync"}, NAMES))
 def test_every_small_pipeline_with_every_number_of_minibatches(name: str, stages: range) -> None:
     schedule = SCHEDULES[name]
@@ -87,7 +87,7 @@ def test_many_samples_of_large_pipelines(name: str) -> None:
 def test_both_replays_find_the_same_deadlocks() -> None:
     """At depths taken at random, most of them too shallow or too deep."""
     chance, found = random.Random(3), Counter[bool]()
-    for _ in range(600):
+    for _ in range(250):
         schedule = SCHEDULES[chance.choice(NAMES)]
         replicas = [chance.randint(1, 4) for _ in range(chance.randint(1, 4))]
         accumulate = chance.randint(1, 12)
@@ -107,7 +107,7 @@ def test_both_replays_find_the_same_deadlocks() -> None:
             theirs = "deadlocks" in str(error)
         assert ours == theirs, (schedule.name, pipeline, count)
         found[ours] += 1
-    assert min(found.values()) > 50
+    assert min(found.values()) > 20
 
 
 @pytest.mark.parametrize(

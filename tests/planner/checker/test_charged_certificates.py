@@ -169,7 +169,7 @@ def test_a_certificate_of_a_pace_that_a_plan_beats_fails(monkeypatch: pytest.Mon
 def binding() -> list[tuple[Problem, Document]]:
     """Problems in which sharing binds, with what `solve` writes."""
     problems = [drawn(seed, _instance)[1] for seed in SHARED]
-    made = [(problem, solve(problem, Settings(solver="dp"))) for problem in problems]
+    made = [(problem, solve(problem, Settings(solver="dp", simulate=False))) for problem in problems]
     documents = [(problem, json.loads(json.dumps(plan_json.plan_document(outcome)))) for problem, outcome in made]
     assert all(document["certificate"]["charged"] is True for _, document in documents)
     return documents
@@ -238,7 +238,7 @@ def test_odd_values_are_complained_about(binding: list[tuple[Problem, Document]]
 
 
 def test_a_plan_whose_cards_are_shared_is_proven_to_be_the_fastest() -> None:
-    outcome = solve(Problem(load_profile("gnmt8-v100"), pipeplan.cluster("A")), Settings(solver="dp"))
+    outcome = solve(Problem(load_profile("gnmt8-v100"), pipeplan.cluster("A")), Settings(solver="dp", simulate=False))
     document = json.loads(json.dumps(plan_json.plan_document(outcome)))
     assert document["certificate"]["charged"] is True
     assert document["certificate"]["bound_s"] == pytest.approx(0.02286072, rel=1e-6)
@@ -274,7 +274,9 @@ def test_all_that_a_certificate_says_of_itself_is_checked(binding: list[tuple[Pr
 
 def _written(problem: Problem) -> Document:
     """What `solve` writes."""
-    document: Document = json.loads(json.dumps(plan_json.plan_document(solve(problem, Settings(solver="dp")))))
+    document: Document = json.loads(
+        json.dumps(plan_json.plan_document(solve(problem, Settings(solver="dp", simulate=False))))
+    )
     return document
 
 
@@ -312,7 +314,9 @@ def test_a_certificate_is_of_the_other_kind_where_sharing_does_not_bind(monkeypa
     for _, problem in (drawn(seed, lambda seed: replace(_instance(seed), boundary="single")) for seed in range(12)):
         free = replace(problem, options=replace(problem.options, contention=False, pins=()))
         try:
-            document = json.loads(json.dumps(plan_json.plan_document(solve(free, Settings(solver="dp")))))
+            document = json.loads(
+                json.dumps(plan_json.plan_document(solve(free, Settings(solver="dp", simulate=False))))
+            )
         except (InfeasibleError, InputError):
             continue
         if not free.cluster.uniform:

@@ -50,7 +50,7 @@ def problem_of(seed: int) -> Problem:
 def document_of(problem: Problem) -> Document | None:
     """plan.json as it is read from a file; None where no plan fits."""
     try:
-        outcome = solve(problem, Settings(solver="dp"))
+        outcome = solve(problem, Settings(solver="dp", simulate=False))
     except InfeasibleError:
         return None
     read: Document = json.loads(json.dumps(plan_json.plan_document(outcome)))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from commandline import Run as Call
+from commandline import run_once
 from runs import chain, cluster, summary_of, write_run
 
 from pipeplan.cluster_data import cluster_toml
@@ -25,7 +26,7 @@ def plan_folder(run: Call, tmp_path: Path) -> Path:
     profile = chain([(0.1, 0.2, 0.01), (0.1, 0.1, 0.01), (0.1, 0.2, 0.01)])
     replace(profile, provenance=Provenance(notes=("kept",), how="stopwatch")).save(tmp_path / "profile.json")
     cluster_toml.write_cluster(cluster(2, bandwidth=1e9), tmp_path / "here.toml")
-    ran = run("solve", "profile.json", "--cluster", "here.toml", *SOLVED)
+    ran = run_once(run, "solve", "profile.json", "--cluster", "here.toml", *SOLVED)
     assert ran.code == 0, ran.err
     return tmp_path / "plan"
 
@@ -200,9 +201,9 @@ def test_what_cannot_be_used_is_refused_in_a_line(
 def test_runs_of_other_models_and_clusters_are_refused(run: Call, plan_folder: Path, tmp_path: Path) -> None:
     a_run(plan_folder)
     cluster_toml.write_cluster(cluster(3, bandwidth=1e9), tmp_path / "three.toml")
-    assert run("solve", "profile.json", "--cluster", "three.toml", "--straight", "-o", "wide").code == 0
+    assert run("solve", "profile.json", "--cluster", "three.toml", *SOLVED, "-o", "wide").code == 0
     chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)]).save(tmp_path / "two.json")
-    assert run("solve", "two.json", "--cluster", "here.toml", "--straight", "-o", "short").code == 0
+    assert run("solve", "two.json", "--cluster", "here.toml", *SOLVED, "-o", "short").code == 0
     for folder in ("wide", "short"):
         stages = len(list((tmp_path / folder / "stages").iterdir()))
         write_run(tmp_path / folder, "one", summary_of(tmp_path / folder, 0.8, [MEASURED[0]] * stages))

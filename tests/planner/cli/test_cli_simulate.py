@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import Run
+from commandline import Run, run_once
 
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
@@ -27,7 +27,8 @@ def planned(run: Run) -> Path:
         model_name="small",
     )
     profile.save(Path("profile.json"))
-    assert run("solve", "--cluster", "A", "--ignore-memory", "--solver", "dp").code == 0
+    given = ("--cluster", "A", "--servers", "2", "--ignore-memory", "--schedule", "1f1b-stashing")
+    assert run_once(run, "solve", *given, "--solver", "dp", "--no-simulation").code == 0
     return Path("plan")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import Run
+from commandline import Run, run_once
 
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
@@ -36,7 +36,7 @@ def planned(run: Run) -> Path:
         minibatch=4,
         model_name="small",
     ).save(Path("profile.json"))
-    done = run("solve", "--cluster", "two.toml", "--solver", "dp")
+    done = run_once(run, "solve", "--cluster", "two.toml", "--solver", "dp")
     assert (done.code, done.out.split()[1]) == (0, "1-1"), done.err
     return Path("plan")
 

@@ -14,6 +14,8 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 
 LAYERS = "abcdef"
+CLUSTER = ("--cluster", "A", "--servers", "1")
+"""Four workers: what options do is seen on few as well."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,8 @@ def profile(run: Run) -> None:
 
 
 def solved(run: Run, *arguments: str) -> dict[str, Any]:
-    done = run("solve", "--cluster", "A", "--solver", "dp", "--no-write", "--json", *arguments)
+    named = () if "--schedule" in arguments else ("--schedule", "1f1b-stashing")
+    done = run("solve", *CLUSTER, "--no-simulation", "--solver", "dp", "--no-write", "--json", *named, *arguments)
     assert done.code == 0, done.err
     document: dict[str, Any] = json.loads(done.out)
     return document

@@ -19,7 +19,7 @@ SEEDS = range(30)
 
 def solved(seed: int) -> Outcome | None:
     try:
-        return solve(to_problem(random_instance(seed)), Settings(solver="dp", certify=False))
+        return solve(to_problem(random_instance(seed)), Settings(solver="dp", certify=False, simulate=False))
     except (InfeasibleError, InputError):
         return None
 

@@ -97,7 +97,7 @@ def test_a_worker_updates_once_for_each_of_its_minibatches_or_for_each_group(sch
     accumulate = 4 if schedule in ("2bw", "gpipe", "1f1b-flush") else None
     profile = _profile((1, 2, 0.5), (1, 2, 1.0))
     problem = Problem(profile, _cluster(1, 0), Options(schedule=schedule, accumulate=accumulate))
-    outcome = solve(problem, Settings(solver="dp"))
+    outcome = solve(problem, Settings(solver="dp", simulate=False))
     assert outcome.objective_s == pytest.approx(6 + 1.5 / (accumulate or 1))
     (stage,) = outcome.evaluation.stages
     assert stage.backward_s - stage.update_s == pytest.approx(4)
@@ -111,7 +111,7 @@ def test_replicas_share_the_updates_as_they_share_the_minibatches() -> None:
 
 def test_inference_updates_nothing() -> None:
     problem = Problem(_profile((1, 2, 5)), _cluster(1, 0), Options(inference=True))
-    assert solve(problem, Settings(solver="dp")).objective_s == pytest.approx(1)
+    assert solve(problem, Settings(solver="dp", simulate=False)).objective_s == pytest.approx(1)
 
 
 def test_what_keeps_all_cores_busy_is_proven_best() -> None:
@@ -131,7 +131,7 @@ def test_what_keeps_all_cores_busy_is_proven_best() -> None:
 @pytest.mark.parametrize("replicas", [(1, 1, 1), (2, 1)])
 def test_the_replay_shares_the_cores(replicas: tuple[int, ...]) -> None:
     problem = Problem(_profile(*[(1, 2, 0.5)] * 6, size=0), _cluster(3, 2), replace(NO_OVERLAP, stages=len(replicas)))
-    outcome = solve(problem, Settings(solver="dp"))
+    outcome = solve(problem, Settings(solver="dp", simulate=False))
     scenario = scenario_from_document(Node(json.loads(json.dumps(plan_json.plan_document(outcome))), "plan.json"))
     count = enough_minibatches(scenario)
     steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady

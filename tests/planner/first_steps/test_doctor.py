@@ -174,7 +174,9 @@ def test_the_exit_code_says_whether_anything_needed_is_missing(
 
 def test_a_plan_s_part_here(tmp_path: Path) -> None:
     made = pipeplan.solve(
-        pipeplan.read_profile("mnist-v100"), pipeplan.cluster("B"), settings=pipeplan.Settings(solver="dp")
+        pipeplan.read_profile("mnist-v100"),
+        pipeplan.cluster("B"),
+        settings=pipeplan.Settings(solver="dp", simulate=False),
     )
     pipeplan.render(made, tmp_path / "plan")
     empty = doctor_executor.check_plan_here(tmp_path)

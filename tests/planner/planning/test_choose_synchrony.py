@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ def _built(name: str, cluster: str, **options: object) -> BuiltProblem:
     return build_problem(pipeplan.read_profile(name), pipeplan.cluster(cluster), **chosen)  # type: ignore[arg-type]
 
 
+@cache
 def _choice(name: str, cluster: str, **options: object) -> SynchronyChoice:
     choice = _built(name, cluster, **options).synchrony
     assert choice is not None
@@ -52,7 +54,7 @@ def test_a_plan_whose_gradients_are_very_old_is_taken_only_where_any_staleness_i
     taken = _choice("s2vt-v100", "B", staleness="any").taken
     assert taken.plan.config == choice.asynchronous.plan.config
     assert taken.formulas_s == pytest.approx(choice.asynchronous.formulas_s), "it has more in flight where that helps"
-    assert max(_choice("gnmt16-v100", "B").taken.updates.stale_by) == 3, "which is not too old"
+    assert max(_choice("gnmt16-v100", "B", simulate=False).taken.updates.stale_by) == 3, "which is not too old"
 
 
 def test_a_large_gain_is_taken_and_staleness_can_be_ruled_out_or_bounded() -> None:
@@ -71,7 +73,7 @@ def test_a_large_gain_is_taken_and_staleness_can_be_ruled_out_or_bounded() -> No
 
 
 def test_data_parallelism_that_beats_all_pipelines_is_synchronous_and_needs_no_comparison() -> None:
-    choice = _choice("resnet50-v100", "B")
+    choice = _choice("resnet50-v100", "B", simulate=False)
     assert (choice.taken.plan.config, choice.asynchronous) == ("16", None)
     assert "faster than any pipeline" in choice.reason
 
@@ -86,7 +88,7 @@ def test_only_sizes_that_a_profile_holds_or_interpolates_are_used_unless_nothing
     assert {(one.minibatch, one.extrapolated) for one in tried} == {(80, False), (40, True), (20, True), (10, True)}
     assert [one.extrapolated for one in tried] == sorted(one.extrapolated for one in tried)
     # A batch of 40 samples holds no minibatch of 80, and no data parallelism is among plans of two stages.
-    small = _choice("s2vt-v100", "C", batch=40, stages=2, staleness="none")
+    small = _choice("s2vt-v100", "C", batch=40, stages=2, staleness="none", simulate=False)
     assert small.taken.extrapolated
     assert "(extrapolated)" in small.taken.text
 
@@ -151,7 +153,7 @@ def test_contradictions_are_one_line(more: list[str], said: str, run: Run) -> No
 
 
 def test_a_correction_is_for_the_asynchronous_plan_alone() -> None:
-    choice = _choice("s2vt-v100", "B", correction="ef")
+    choice = _choice("s2vt-v100", "B", correction="ef", simulate=False)
     assert choice.synchronous is not None
     assert choice.asynchronous is not None
     assert choice.asynchronous.problem.options.correction == "ef"
@@ -185,7 +187,7 @@ def test_a_stage_of_hardly_any_work_is_no_reason_for_stale_gradients() -> None:
 def test_asynchronous_plans_are_corrected_where_that_was_seen_to_help(
     profile: str, cluster: str, chosen: dict[str, Any], correction: str
 ) -> None:
-    choice = _choice(profile, cluster, **chosen)
+    choice = _choice(profile, cluster, simulate=False, **chosen)
     assert choice.asynchronous is not None
     assert choice.asynchronous.problem.options.correction == correction
     assert ("Error feedback corrects them." in choice.asynchronous.text) == (correction == "ef")

@@ -17,7 +17,7 @@ from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 
-DP = Settings(solver="dp")
+DP = Settings(solver="dp", simulate=False)
 
 
 def _problem(seed: int, options: Options | None = None) -> Problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from pipeplan.util.files import Node
 DP = Settings(solver="dp", simulate=False)
 
 
+@cache
 def _outcome(name: str, cluster: str, servers: int, settings: Settings = DP, **options: Any) -> Outcome:
     machines = pipeplan.cluster(cluster, servers=servers)
     return pipeplan.solve(pipeplan.read_profile(name), machines, settings=settings, **options)

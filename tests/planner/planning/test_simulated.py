@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from pipeplan.util.files import Node
 PLAIN = Settings(solver="dp", certify=False, simulate=False)
 
 
+@cache
 def _outcome(name: str, cluster: str, **options: object) -> Outcome:
     chosen: dict[str, Any] = {"simplest": 0, "staleness": "any"} | options
     return pipeplan.solve(pipeplan.read_profile(name), pipeplan.cluster(cluster), settings=PLAIN, **chosen)

@@ -29,6 +29,8 @@ from pipeplan.util.files import Node
 from pipeplan_launch.comm import buckets
 
 MIB = 2**20
+QUICK = Settings("dp", certify=False, simulate=False)
+"""The plan and its pace by the formulas, and nothing beside them."""
 
 
 def _problem(seed: int, overlap: float = 1.0, *, equal: bool = True) -> Problem:
@@ -70,18 +72,18 @@ def _least(problem: Problem) -> float:
 
 
 def _binds(problem: Problem) -> bool:
-    bare = solve(replace(problem, options=replace(problem.options, contention=False)), Settings("dp", certify=False))
+    bare = solve(replace(problem, options=replace(problem.options, contention=False)), QUICK)
     score = evaluate(bare.plan, problem)
     return ddp_overlap.waits_for_allreduce(bare.plan) and score.bound == WAITS_FOR_UPDATE
 
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_the_best_of_all_plans_is_found_and_proven(equal: bool) -> None:
-    seeds = [seed for seed in range(12 if equal else 40) if _binds(_problem(seed, equal=equal))]
+    seeds = [seed for seed in range(12 if equal else 23) if _binds(_problem(seed, equal=equal))]
     assert len(seeds) >= 3, "chosen so that waiting matters"
     kinds = set()
     for seed in seeds:
-        outcome = solve(_problem(seed, equal=equal))
+        outcome = solve(_problem(seed, equal=equal), QUICK)
         kinds.add(len(outcome.plan.stages) == 1)
         assert outcome.objective_s == pytest.approx(_least(outcome.problem), rel=1e-9)
         assert outcome.results[0].status == Status.OPTIMAL, outcome.verdict.text
@@ -91,7 +93,7 @@ def test_the_best_of_all_plans_is_found_and_proven(equal: bool) -> None:
 
 def test_the_proof_of_one_stage_is_checked() -> None:
     """Where it is the best: also that no other number of workers does better, and that no state is left out."""
-    outcomes = (solve(_problem(seed)) for seed in range(12))
+    outcomes = (solve(_problem(seed), Settings("dp", simulate=False)) for seed in range(12))
     outcome = next(one for one in outcomes if one.evaluation.bound == WAITS_FOR_UPDATE)
     document = json.loads(json.dumps(plan_json.plan_document(outcome)))
     profile = outcome.problem.profile
@@ -132,7 +134,7 @@ def test_copies_of_one_stage_count_where_replicas_are_limited() -> None:
     levels = (Level("server", 2, 400.0 * MIB), Level("cluster", 2, 200.0 * MIB))
     cluster = Cluster("t", Device("d", "cuda", 2**50), levels)
     problem = Problem(Profile(layers, tensors, 1), cluster, Options(max_replicas=2))
-    outcome = solve(problem)
+    outcome = solve(problem, Settings("dp", simulate=False))
     assert (outcome.plan.config, len(outcome.plan.stages)) == ("2×(2)", 1)
     assert outcome.evaluation.bound == WAITS_FOR_UPDATE
     assert outcome.bound_s <= outcome.objective_s * (1 + 1e-9)

@@ -273,7 +273,7 @@ def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
     where: object, name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(where, name, _raise_ctrl_c)
-    done = run("solve", "vgg16-v100", "--cluster", "A", "--solver", "dp", "-o", "new")
+    done = run("solve", "vgg16-v100", "--cluster", "C", "--solver", "dp", "-o", "new")
     assert done.code == 130
     assert "Predicted:" in done.out
     assert baselines.STOPPED in done.out

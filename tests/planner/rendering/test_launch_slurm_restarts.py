@@ -38,7 +38,7 @@ class Slurm:
         self.copy = folder / "slurm_script"  # SLURM runs a copy of launch.slurm
 
     def write(self, problem: Problem) -> None:
-        write_plan(solve(problem, Settings()), self.plan, force=True)
+        write_plan(solve(problem, Settings("dp", simulate=False)), self.plan, force=True)
         kind = LAUNCHERS["slurm"]
         script = self.plan / kind.file_name
         plan_folder.write_launch_file(script, plan_folder.launch_file_text(self.plan, kind, {}), kind, force=True)

@@ -40,7 +40,7 @@ def plan(tmp_path: Path) -> Path:
     small, folder = outcome().problem, tmp_path / "a plan"
     levels = (Level("server", 1, 100.0), Level("cluster", 2, 10.0))
     problem = Problem(small.profile, Cluster("two", small.cluster.device, levels))
-    write_plan(solve(problem, Settings()), folder)
+    write_plan(solve(problem, Settings("dp", simulate=False)), folder)
     kind = LAUNCHERS["ssh"]
     plan_folder.write_launch_file(
         folder / kind.file_name, plan_folder.launch_file_text(folder, kind, {}), kind, force=True

@@ -52,7 +52,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     profile = replace(outcome(model=NASTY, layer=NASTY).problem.profile, model_ref=f"/{NASTY}.py:{NASTY}")
     made = {}
     for name, cluster in clusters().items():
-        write_plan(solve(Problem(profile, cluster), Settings()), folder / name)
+        write_plan(solve(Problem(profile, cluster), Settings("dp", simulate=False)), folder / name)
         made[name] = folder / name
     return made
 

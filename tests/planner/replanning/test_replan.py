@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import Ran, Run
+from commandline import Ran, Run, run_once
 from manifests import write_manifest
 
 from pipeplan.profile_data.layers import Layer, Tensor
@@ -90,7 +90,7 @@ def _files(
 
 
 def _solve(run: Run, *options: str) -> dict[str, Any]:
-    done = run("solve", "--staleness", "any", "--cluster", "lab.toml", "--solver", "dp", *options)
+    done = run_once(run, "solve", "--staleness", "any", "--cluster", "lab.toml", "--solver", "dp", *options)
     assert done.code == 0, done.err
     return _plan("plan")
 
@@ -117,6 +117,8 @@ def _checkpoint(run: str, name: str, epoch: int = 0, minibatch: int = 5, **chang
 
 
 LAST = "epoch-0011-sample-00000024"
+QUICK = ("--solver", "dp", "--no-simulation")
+"""For tests that look at what is said beside the plan."""
 
 
 @pytest.mark.parametrize(
@@ -154,10 +156,11 @@ LAST = "epoch-0011-sample-00000024"
 def test_the_plan_is_that_of_a_fresh_solve_for_what_is_left(run: Run, options: list[str]) -> None:
     _files()
     before = _solve(run, *options)
-    report = _replan(run, "plan", "--lost", "server1.worker0")
+    report = _replan(run, "plan", "--lost", "server1.worker0", "--solver", "dp")
     Path("lab.toml").write_text(UNEQUAL)
     # The servers that are left keep the order in which they run.
-    assert run("solve", "--cluster", "lab.toml", "--server-order", "listed", *options, "-o", "fresh").code == 0
+    again = ("--cluster", "lab.toml", "--server-order", "listed", "--solver", "dp")
+    assert run("solve", *again, *options, "-o", "fresh").code == 0
     replanned, fresh = _plan("plan-replanned"), _plan("fresh")
     for part in ("plan", "prediction", "cluster", "options", "profile", "bound_s", "baselines"):
         assert replanned[part] == fresh[part], part
@@ -198,33 +201,33 @@ def test_launching_says_which_server_is_which(run: Run) -> None:
     name = "epoch-0001-sample-00000040"
     last = f"Last checkpoint: plan/runs/20260101T000000Z/checkpoints/{name}, after 5 of 9 minibatches of epoch 1."
     assert last in done.out.splitlines()
-    done = run("replan", "plan-replanned", "--lost", "server1", "--run", "plan/runs/20260101T000000Z")
+    done = run("replan", "plan-replanned", "--lost", "server1", "--run", "plan/runs/20260101T000000Z", *QUICK)
     assert ", on server 0 of before:\n  plan-replanned-2/launch.sh --resume-from plan/runs/" in done.out
-    assert run("replan", "plan-replanned-2", "--lost", "worker1", "--no-write").code == 0
+    assert run("replan", "plan-replanned-2", "--lost", "worker1", "--no-write", *QUICK).code == 0
     assert not Path("plan-replanned-3").exists()
-    assert run("replan", "plan-replanned-2", "--lost", "worker1").code == 0
+    assert run("replan", "plan-replanned-2", "--lost", "worker1", *QUICK).code == 0
     assert Path("plan-replanned-3/launch.sh").exists()
 
 
 def test_the_latest_complete_checkpoint_is_found(run: Run) -> None:
     _files()
     _solve(run)
-    assert _replan(run, "--lost", "server0", "--no-write")["checkpoint"] is None
-    assert "No complete checkpoint in plan/runs" in run("replan", "--lost", "server0", "--no-write").out
+    assert _replan(run, "--lost", "server0", "--no-write", *QUICK)["checkpoint"] is None
+    assert "No complete checkpoint in plan/runs" in run("replan", "--lost", "server0", "--no-write", *QUICK).out
     for epoch, minibatch in ((1, 9), (10, 3), (10, 2), (2, 8)):
         name = f"epoch-{epoch + 1:04d}-sample-{minibatch * 8:08d}"
         _checkpoint("plan/runs/20260101T000000Z", name, epoch=epoch, minibatch=minibatch)
     Path("plan/runs/20260102T000000Z/checkpoints/epoch-0001-sample-00000040").mkdir(parents=True)
-    found = _replan(run, "--lost", "server0", "--no-write")["checkpoint"]
+    found = _replan(run, "--lost", "server0", "--no-write", *QUICK)["checkpoint"]
     assert found["run"] == "plan/runs/20260101T000000Z"
     assert (found["folder"], found["epoch"], found["minibatch"]) == (f"{found['run']}/checkpoints/{LAST}", 10, 3)
     assert (found["skipped"], found["damaged"]) == (["plan/runs/20260102T000000Z"], [])
-    said = run("replan", "--lost", "server0", "--no-write").out
+    said = run("replan", "--lost", "server0", "--no-write", *QUICK).out
     assert "Left out: plan/runs/20260102T000000Z is a later run, and has no checkpoint." in said.splitlines()
     _checkpoint("elsewhere", "epoch-0004-sample-00000040", epoch=3)
     named = "elsewhere/checkpoints/epoch-0004-sample-00000040"
     for number, path in enumerate(("elsewhere", named)):
-        report = _replan(run, "--lost", "server0", "--run", path, "-o", f"new-{number}")
+        report = _replan(run, "--lost", "server0", "--run", path, "-o", f"new-{number}", *QUICK)
         assert (report["checkpoint"]["run"], report["checkpoint"]["epoch"]) == ("elsewhere", 3)
         assert report["commands"][0]["arguments"] == [f"new-{number}/launch.sh", "--resume-from", path]
 
@@ -239,7 +242,7 @@ def test_a_damaged_checkpoint_is_left_out(run: Run) -> None:
     cut_off.write_text('{"format": ')
     flipped = _checkpoint("plan/runs/b", "epoch-0001-sample-00000160")
     flipped.write_text(flipped.read_text().replace('"lr": 0.1', '"lr": 0.9'))
-    done = run("replan", "--lost", "server0,server1")
+    done = run("replan", "--lost", "server0,server1", *QUICK)
     assert done.code == 0
     lines = done.out.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("Left out: "))
@@ -250,7 +253,7 @@ def test_a_damaged_checkpoint_is_left_out(run: Run) -> None:
     # The run's latest is not the one, so that it is named itself.
     assert lines[start + 5].endswith("--resume-from plan/runs/b/checkpoints/epoch-0001-sample-00000040")
     Path("plan/runs/b/checkpoints/epoch-0001-sample-00000040/__0_0.distcp").write_text("")
-    found = _replan(run, "--lost", "server0", "--no-write")["checkpoint"]
+    found = _replan(run, "--lost", "server0", "--no-write", *QUICK)["checkpoint"]
     assert (found["run"], len(found["damaged"])) == ("plan/runs/a", 4)
     said = _refused(run, "--lost", "server0", "-o", "other", "--run", "plan/runs/b")
     assert "plan/runs/b has no complete checkpoint to go on from: " in said
@@ -293,7 +296,7 @@ def test_the_profile_has_to_be_the_plans(run: Run) -> None:
     Path("here").mkdir()
     Path("profile.json").rename("here/mine.json")
     assert "name it with --profile" in _refused(run, "--lost", "server0")
-    assert _replan(run, "--lost", "server0", "--profile", "here/mine.json", "--no-write")["lost"] == ["server0"]
+    assert _replan(run, "--lost", "server0", "--profile", "here/mine.json", "--no-write", *QUICK)["lost"] == ["server0"]
     _files(minibatch=4)
     assert "their digests differ" in _refused(run, "--lost", "server0", "--profile", "profile.json")
 
@@ -316,7 +319,7 @@ def test_the_old_plan_is_replaced_where_asked_only(run: Run) -> None:
     _files()
     before = _solve(run)
     _checkpoint("plan/runs/a", "epoch-0001-sample-00000040")
-    report = _replan(run, "--lost", "server0", "-o", "plan", "--force")
+    report = _replan(run, "--lost", "server0", "-o", "plan", "--force", *QUICK)
     assert _plan("plan")["cluster"]["levels"][1]["count"] == 2
     assert report["before"]["config"] == before["plan"]["config"]
     assert report["checkpoint"]["run"] == "plan/runs/a"
@@ -326,15 +329,16 @@ def test_the_old_plan_is_replaced_where_asked_only(run: Run) -> None:
 def test_options_given_here_replace_those_of_the_plan(run: Run) -> None:
     _files()
     before = _solve(run, "--schedule", "gpipe", "--accumulate", "4", "--stages", "4", "--straight")
-    report = _replan(run, "--lost", "server0,server1", "--relax", "stages", "--schedule", "1f1b-flush", "--no-write")
+    kept = ("--no-write", *QUICK)
+    report = _replan(run, "--lost", "server0,server1", "--relax", "stages", "--schedule", "1f1b-flush", *kept)
     options = report["plan"]["options"]
     changed = {"stages": None, "schedule": "1f1b-flush"}
     assert options == before["options"] | changed
-    options = _replan(run, "--lost", "server0", "--relax", "straight", "--stages", "2", "--no-write")["plan"]["options"]
+    options = _replan(run, "--lost", "server0", "--relax", "straight", "--stages", "2", *kept)["plan"]["options"]
     assert options == before["options"] | {"stages": 2, "max_replicas": None, "allow_copies": True}
-    options = _replan(run, "--lost", "server0", "--schedule", "1f1b-stashing", "--no-write")["plan"]["options"]
+    options = _replan(run, "--lost", "server0", "--schedule", "1f1b-stashing", *kept)["plan"]["options"]
     assert options == before["options"] | {"schedule": "1f1b-stashing", "accumulate": None}
-    report = _replan(run, "--lost", "server0", "--minibatch", "16", "--no-write")
+    report = _replan(run, "--lost", "server0", "--minibatch", "16", *kept)
     assert report["plan"]["profile"]["minibatch"] == 16
     # Four minibatches an update as before, each of twice the samples.
     assert {(batch["samples_was"], batch["samples"], batch["rate"]) for batch in report["updates"]} == {(32, 64, 2.0)}
@@ -344,11 +348,11 @@ def test_another_cluster_altogether(run: Run) -> None:
     _files()
     before = _solve(run)
     assert before["options"]["overlap"] == 0.0
-    report = _replan(run, "--cluster", "A", "--servers", "2")
+    report = _replan(run, "--cluster", "A", "--servers", "1", *QUICK)
     assert report["plan"]["cluster"]["name"] == "A"
     assert report["plan"]["options"] == before["options"] | {"overlap": 1.0}, "the usual one for devices of its kind"
     assert {worker["was"] for worker in report["workers"]} == {None}
-    done = run("replan", "--cluster", "local", "--workers", "3", "--no-write")
+    done = run("replan", "--cluster", "local", "--workers", "3", "--no-write", *QUICK)
     assert done.code == 0
     assert "Another cluster, local: 1 server instead of 3, 3 workers instead of 6." in done.out
 
@@ -363,7 +367,7 @@ def test_too_little_memory_says_what_would_do(run: Run) -> None:
     hints = said.split("of the options here ")[1].removesuffix(" would do\n").split(", ")
     assert hints == ["--relax no-recompute", "--minibatch 4"]
     for hint in hints:
-        assert run("replan", *gone, *hint.split(), "--no-write").code == 0
+        assert run("replan", *gone, *hint.split(), "--no-write", *QUICK).code == 0
 
 
 def test_replanning_never_imports_torch(run: Run, tmp_path: Path) -> None:
@@ -380,7 +384,7 @@ def test_replanning_never_imports_torch(run: Run, tmp_path: Path) -> None:
 def test_the_table_puts_like_workers_together(run: Run) -> None:
     _files(inside=4, servers=2)
     _solve(run, "--stages", "1")
-    done: Ran = run("replan", "--lost", "server1", "--no-write")
+    done: Ran = run("replan", "--lost", "server1", "--no-write", *QUICK)
     rows = [line.split() for line in done.out.splitlines()]
     assert ["0-3", "0-3", "0", "0", "1", "1", "-"] in [row[:7] for row in rows]
     assert "Batch: an update of l0 … l5 (6) averages 4 minibatches instead of 8" in " ".join(done.out.split())

@@ -76,7 +76,7 @@ SEEDS = range(110)
 def _solved(seed: int) -> Outcome | None:
     """A random problem solved by the dynamic program, or None where there is nothing to plan or no plan."""
     try:
-        return solve(to_problem(random_instance(seed)), Settings(solver="dp", certify=False))
+        return solve(to_problem(random_instance(seed)), Settings(solver="dp", certify=False, simulate=False))
     except (InfeasibleError, InputError):
         return None
 
@@ -433,7 +433,9 @@ def test_a_plan_over_two_servers_reads_its_links_from_the_cluster() -> None:
     )
     levels = (Level("server", 1, 0.0), Level("cluster", 2, 100.0, 0.25, sendrecv_efficiency=0.5))
     problem = Problem(profile, Cluster("t", Device("d", "cpu", 10_000, speed=2.0), levels), Options(stages=2))
-    scenario = scenario_from_document(Node(plan_document(solve(problem, Settings(solver="dp"))), "plan.json"))
+    scenario = scenario_from_document(
+        Node(plan_document(solve(problem, Settings(solver="dp", simulate=False))), "plan.json")
+    )
     assert scenario.hops == ((StageBoundary(0.8, 0.25, 0.8, 1, 50.0),),)
     assert [stage.forward_s for stage in scenario.stages] == [0.5, 0.5]
     assert math.isclose(_pace(scenario), 1.5)

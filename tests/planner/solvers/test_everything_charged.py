@@ -52,8 +52,9 @@ def _matters(seed: int) -> bool:
     return best(replace(instance, contention=False)) < expected_s * (1 - 1e-9)
 
 
-def test_it_finds_what_trying_every_plan_finds() -> None:
-    assert sum(_matters(seed) for seed in range(30)) > 2, "chosen so that what is shared often matters"
+@pytest.mark.parametrize("seeds", first_few(range(30), 16))
+def test_it_finds_what_trying_every_plan_finds(seeds: range) -> None:
+    assert sum(_matters(seed) for seed in seeds) > len(seeds) / 20, "chosen so that what is shared often matters"
 
 
 @pytest.mark.slow
@@ -78,6 +79,6 @@ def _ends_early(seed: int) -> bool:
     return nothing.bound_s < whole.objective_s * (1 - 1e-6)
 
 
-@pytest.mark.parametrize("seeds", first_few(range(400), 24))
+@pytest.mark.parametrize("seeds", first_few(range(400), 12))
 def test_a_search_ends_where_only_slower_plans_are_left(seeds: range) -> None:
     assert sum(_ends_early(seed) for seed in seeds) > len(seeds) / 20

@@ -46,9 +46,9 @@ def test_the_dynamic_program_finds_what_brute_force_finds(seeds: range) -> None:
         _dp(seed)
 
 
-@pytest.mark.parametrize("start", range(0, 20, 10))
-def test_the_integer_program_finds_what_brute_force_finds(start: int) -> None:
-    for seed in range(start, start + 10):
+@pytest.mark.parametrize("seeds", first_few(range(20), 10))
+def test_the_integer_program_finds_what_brute_force_finds(seeds: range) -> None:
+    for seed in seeds:
         _ilp(seed)
 
 
@@ -63,13 +63,14 @@ def _racks(seed: int) -> Instance:
     return replace(found, levels=levels, servers=tuple(rack) * count, **free)
 
 
-def test_copies_keep_to_servers_with_fast_cards() -> None:
+@pytest.mark.parametrize("seeds", first_few(range(30), 12))
+def test_copies_keep_to_servers_with_fast_cards(seeds: range) -> None:
     spared = 0
-    for seed in range(30):
+    for seed in seeds:
         instance, problem = drawn(seed, _racks)
         assert_proves(solve_by_dp(problem), brute_force.best(instance), problem)
         spared += any(space.unused for space in plan_spaces(problem))
-    assert spared > 5
+    assert spared > len(seeds) / 10
 
 
 @pytest.mark.slow
@@ -86,7 +87,7 @@ def test_the_integer_program_finds_what_brute_force_finds_at_length(start: int) 
         _ilp(seed)
 
 
-@pytest.mark.parametrize("seeds", first_few(range(300, 320), 4))
+@pytest.mark.parametrize("seeds", first_few(range(300, 320), 2))
 def test_few_stages_at_a_time_give_the_same_answer(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds:
         expected, problem = _drawn(seed)

@@ -51,7 +51,7 @@ def _problem(seed: int, layers: int) -> tuple[Instance, Problem]:
     return drawn(seed, lambda number: random_instance(number, layers=layers))
 
 
-@pytest.mark.parametrize("seeds", first_few(range(30), 4))
+@pytest.mark.parametrize("seeds", first_few(range(30), 2))
 @_named
 def test_the_evaluator_scores_as_the_oracle_does(draw: Draw, schedule: str | None, seeds: range) -> None:
     for seed in seeds:
@@ -63,10 +63,11 @@ def test_the_evaluator_scores_as_the_oracle_does(draw: Draw, schedule: str | Non
             assert score.alone_s == pytest.approx(best.pace, rel=1e-8), seed
 
 
+@pytest.mark.parametrize("seeds", first_few(range(20), 8))
 @pytest.mark.parametrize("schedule", ALL_SCHEDULES)
-def test_the_evaluator_charges_cards_as_the_oracle_does(schedule: str) -> None:
+def test_the_evaluator_charges_cards_as_the_oracle_does(schedule: str, seeds: range) -> None:
     bound = 0
-    for seed in range(20):
+    for seed in seeds:
         instance, problem = _drawn(seed, crowded_instance, schedule, layers=6)
         best = brute_force.best_plan(replace(instance, contention=False))
         if best.stages:
@@ -76,16 +77,16 @@ def test_the_evaluator_charges_cards_as_the_oracle_does(schedule: str) -> None:
             assert loads.busiest()[0] == pytest.approx(busiest, rel=1e-8), seed
             assert evaluate(plan, problem).pace_s == pytest.approx(max(best.pace, busiest), rel=1e-8), seed
             bound += busiest > best.pace / 4
-    assert bound > 5
+    assert bound > len(seeds) / 5
 
 
-@pytest.mark.parametrize("seeds", first_few(range(40), 6))
+@pytest.mark.parametrize("seeds", first_few(range(40), 4))
 def test_dp_and_ilp_find_what_brute_force_finds(seeds: range) -> None:
     for seed in seeds:
         check_solvers(*_problem(seed, layers=5), ilp=("cold", "bounded"))
 
 
-@pytest.mark.parametrize("seeds", first_few(range(15), 3))
+@pytest.mark.parametrize("seeds", first_few(range(15), 2))
 @_named
 def test_dp_finds_what_brute_force_finds(draw: Draw, schedule: str | None, seeds: range) -> None:
     for seed in seeds:
@@ -130,7 +131,7 @@ def test_ilp_finds_what_brute_force_finds_at_length(draw: Draw, schedule: str | 
 
 
 def test_cbc_agrees_with_brute_force_too() -> None:
-    for seed in range(300, 306):
+    for seed in range(300, 303):
         instance, problem = _problem(seed, 5)
         found = integer_program.solve(problem, integer_program.IlpLimits(solver="cbc"))
         assert_proves(found, brute_force.best(instance), problem)
@@ -158,12 +159,12 @@ def test_a_cutoff_that_is_too_high_is_beaten() -> None:
 
 
 def test_a_graph_with_too_many_cuts_is_still_proven_by_the_ilp() -> None:
-    for seed in range(500, 510):
+    for seed in range(500, 504):
         instance, problem = _problem(seed, 5)
         expected = brute_force.best(instance)
         if math.isinf(expected):
             continue
-        outcome = solve(problem, Settings(maximum_cuts=1))
+        outcome = solve(problem, Settings(maximum_cuts=1, simulate=False))
         assert outcome.evaluation.alone_s == pytest.approx(expected, rel=1e-6)
 
 
