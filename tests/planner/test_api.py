@@ -52,11 +52,13 @@ def test_a_profile_is_saved_and_read_by_the_text_of_its_path(tmp_path: Path) -> 
     ids=lambda one: "" if isinstance(one, dict) else "-".join(one if isinstance(one, list) else one.split()) or "plain",
 )
 def test_a_plan_is_that_of_the_command_line(words: dict[str, object], arguments: list[str] | str, run: Run) -> None:
-    settings = pipeplan.Settings(solver="dp", certify=False)
+    simulate = not words
+    settings = pipeplan.Settings(solver="dp", certify=False, simulate=simulate)
     mnist, cluster = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("local", workers=2)
     found = pipeplan.solve(mnist, cluster, settings=settings, **words)  # type: ignore[arg-type]
     arguments = arguments if isinstance(arguments, list) else arguments.split()
-    told = run("solve", "mnist-v100", "--cluster", "local", "--workers", "2", *arguments, *DP)
+    arguments = [*arguments, *DP, *([] if simulate else ["--no-simulation"])]
+    told = run("solve", "mnist-v100", "--cluster", "local", "--workers", "2", *arguments)
     document = json.loads(told.out)
     assert document["plan"]["config"] == found.plan.config
     assert document["prediction"]["minibatch_s"] == found.objective_s
@@ -65,7 +67,9 @@ def test_a_plan_is_that_of_the_command_line(words: dict[str, object], arguments:
 def test_a_written_plan_is_simulated_as_the_solved_one(tmp_path: Path) -> None:
     here = pipeplan.cluster("local", workers=2)
     outcome = pipeplan.solve(
-        pipeplan.read_profile("mnist-v100"), here, settings=pipeplan.Settings(solver="dp", certify=False)
+        pipeplan.read_profile("mnist-v100"),
+        here,
+        settings=pipeplan.Settings(solver="dp", certify=False, simulate=False),
     )
     folder = pipeplan.render(outcome, tmp_path / "plan")
     from_folder, solved = pipeplan.simulate(folder, 50), pipeplan.simulate(outcome, 50)
@@ -80,7 +84,7 @@ def test_a_written_plan_is_simulated_as_the_solved_one(tmp_path: Path) -> None:
 
 def test_a_plan_for_another_trainer_is_exported(tmp_path: Path) -> None:
     words = {"target": "torch-pipelining", "batch": 64, "minibatch": 32}
-    settings = pipeplan.Settings(solver="dp", certify=False)
+    settings = pipeplan.Settings(solver="dp", certify=False, simulate=False)
     mnist, here = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("local", workers=2)
     outcome = pipeplan.solve(mnist, here, settings=settings, stages=2, **words)  # type: ignore[arg-type]
     assert (outcome.plan.schedule in ("gpipe", "1f1b-flush"), outcome.plan.accumulate) == (True, 2)

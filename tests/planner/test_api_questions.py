@@ -20,7 +20,7 @@ def _solved(workers: int = 3, **options: Any) -> pipeplan.Outcome:
     return pipeplan.solve(pipeplan.read_profile("mnist-v100"), here, settings=DP, **options)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def outcome() -> pipeplan.Outcome:
     return _solved(stages=2, staleness="any")
 
@@ -94,8 +94,7 @@ def test_none_is_the_default_and_pins_add_up() -> None:
 
 
 def test_an_explanation_is_that_of_the_command_line(tmp_path: Path, run: Run) -> None:
-    settings = pipeplan.Settings(solver="dp", certify=False)
-    outcome = pipeplan.solve(pipeplan.read_profile("s2vt-v100"), pipeplan.cluster("C"), settings=settings)
+    outcome = pipeplan.solve(pipeplan.read_profile("mnist-v100"), pipeplan.cluster("C"), settings=DP)
     folder = pipeplan.render(outcome, tmp_path / "plan")
     told = json.loads(run("explain", str(folder), "--samples", "0", "--json").out)
     for subject in (outcome, folder):
@@ -110,14 +109,17 @@ def test_an_explanation_is_that_of_the_command_line(tmp_path: Path, run: Run) ->
 
 def test_a_sweep_is_that_of_the_command_line(run: Run) -> None:
     mnist, words = pipeplan.read_profile("mnist-v100"), ("--servers", "1,2", "--memory", "8GiB,16GiB", "--price", "3")
-    told = json.loads(run("sweep", "mnist-v100", "--cluster", "A", *words, "--straight", "--json").out)["rows"]
+    schedule = ["1f1b-stashing"]
+    told = json.loads(
+        run("sweep", "mnist-v100", "--cluster", "A", *words, "--schedule", *schedule, "--straight", "--json").out
+    )["rows"]
     clusters = [pipeplan.cluster("A", servers=count) for count in (1, 2)]
-    rows = pipeplan.sweep(mnist, clusters, memory=["8 GiB", 16 << 30], price=3.0, straight=True)
+    rows = pipeplan.sweep(mnist, clusters, memory=["8 GiB", 16 << 30], price=3.0, straight=True, schedule=schedule)
     assert rows == told
-    assert pipeplan.sweep(mnist, clusters[0], price=3.0, straight=True, memory=["8GiB"]) == [
+    assert pipeplan.sweep(mnist, clusters[0], price=3.0, straight=True, memory=["8GiB"], schedule=schedule) == [
         {**told[0], "pareto": True}
     ]
-    slow = pipeplan.sweep(mnist, clusters[1], bandwidth={"cluster": ["1Gbit/s", 10e9 / 8]}, schedule=["1f1b-stashing"])
+    slow = pipeplan.sweep(mnist, clusters[1], bandwidth={"cluster": ["1Gbit/s", 10e9 / 8]}, schedule=schedule)
     assert slow[0]["samples_per_s"] <= slow[1]["samples_per_s"]
     for mistake in ({"bandwidth": {"rack": ["1Gbit/s"]}}, {"memory": ["much"]}, {"grids": True}):
         with pytest.raises(pipeplan.InputError):
@@ -127,9 +129,10 @@ def test_a_sweep_is_that_of_the_command_line(run: Run) -> None:
 
 
 def test_a_plan_is_made_again_for_what_is_left(tmp_path: Path, run: Run) -> None:
-    before = pipeplan.solve(pipeplan.read_profile("mnist-v100"), pipeplan.cluster("A"), settings=DP, max_stages=2)
+    mnist, options = pipeplan.read_profile("mnist-v100"), {"max_stages": 2, "schedule": "1f1b-stashing"}
+    before = pipeplan.solve(mnist, pipeplan.cluster("A"), settings=DP, **options)
     folder = pipeplan.render(before, tmp_path / "plan")
-    words = ("--solver", "dp", "--no-write", "--json")
+    words = ("--solver", "dp", "--no-write", "--no-simulation", "--json")
     told = json.loads(run("replan", str(folder), "--lost", "server2", *words).out)
     report = pipeplan.replan(folder, lost="server2", settings=DP)
     assert report.outcome.plan.config == told["now"]["config"]

@@ -154,7 +154,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, operation in (("all_reduce", "all_reduce"), ("sendrecv", "sendrecv")):
         run = foreign.nccl_tests(8, 1e10, 1e-5, [2**20, 2**24, 2**26], operation=operation)
         foreign.written(folder / f"{name}.json", run)
-    here, quick = pipeplan.cluster("local", workers=3), pipeplan.Settings(solver="dp")
+    here, quick = pipeplan.cluster("local", workers=3), pipeplan.Settings(solver="dp", simulate=False)
     made = pipeplan.solve(profile, here, settings=quick, allow_copies=False, max_replicas=1, stages=3)
     pipeplan.render(made, folder / "plan")
     write_run(folder / RUN, source_of(profile, here, made.problem.options))
@@ -168,7 +168,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "large": ("A", {}),
+    "large": ("A", {"schedule": "1f1b-stashing"}),
     "flush": ("B", {"schedule": "gpipe", "accumulate": 4, "grid": True, "stages": 2}),
 }
 """Folders with another plan, for commands that go with such a plan alone."""
@@ -233,7 +233,7 @@ def test_help_of_a_command_may_be_asked_for_first(run: Run) -> None:
     "arguments",
     [
         ["solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "-o", "new"],
-        ["replan", "plan", "--lost", "server3", "--solver", "dp", "-o", "new"],
+        ["replan", "plan", "--lost", "server3", "--solver", "dp", "--no-simulation", "-o", "new"],
         ["explain", "mnist-v100", "--cluster", "C", "--samples", "0"],
         ["sweep", "mnist-v100", "--cluster", "C", "--servers", "2", "--jobs", "1"],
         ["check", "plan"],
@@ -293,7 +293,7 @@ def test_quiet_still_says_what_is_wrong(run: Run) -> None:
         ["models", "--json"],
         ["init", "new", "--json"],
         ["profile", "show", "mnist-v100", "--json"],
-        ["solve", "mnist-v100", "--cluster", "A", "--json", "--solver", "dp", "-o", "new"],
+        ["solve", "mnist-v100", "--cluster", "C", "--json", "--solver", "dp", "-o", "new"],
         ["import", "graph.txt", "--minibatch", "4", "--json"],
     ],
 )

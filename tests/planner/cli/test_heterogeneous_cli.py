@@ -41,6 +41,9 @@ bandwidth = "10 Gbit/s"
 """
 
 
+QUICK = ("--solver", "dp", "--no-simulation")
+
+
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster and a profile in the current folder."""
@@ -56,7 +59,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_gives_every_worker_what_it_can_do(run: Run) -> None:
-    done = run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--stages", "2")
+    done = run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--stages", "2", "--no-simulation")
     assert done.code == 0, done.err
     assert "on cluster mixed (3 servers: 1 small + 2 × 2 big)" in " ".join(done.out.split())
     rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("server ")]
@@ -69,7 +72,7 @@ def test_a_plan_gives_every_worker_what_it_can_do(run: Run) -> None:
 
 
 def test_the_folder_is_read_by_executor_simulator_and_shell(run: Run) -> None:
-    assert run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--stages", "2").code == 0
+    assert run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--stages", "2", *QUICK).code == 0
     plan = load_plan(Path("plan"))
     assert (plan.server_sizes, plan.world, plan.servers) == ((1, 2, 2), 5, 3)
     scenario = read_scenario(Path("plan"))
@@ -88,7 +91,7 @@ def test_the_folder_is_read_by_executor_simulator_and_shell(run: Run) -> None:
 
 def test_as_many_workers_everywhere_need_no_list(run: Run) -> None:
     Path("mixed.toml").write_text(MIXED.replace("devices = 1", 'devices = 2\nbandwidth = "1 GB/s"'))
-    assert run("solve", "--cluster", "mixed.toml").code == 0
+    assert run("solve", "--cluster", "mixed.toml", *QUICK).code == 0
     stage = json.loads(Path("plan/stages/stage-0.json").read_text())
     assert stage["workers_per_server"] == 2
     assert "server_sizes" not in stage
@@ -96,7 +99,7 @@ def test_as_many_workers_everywhere_need_no_list(run: Run) -> None:
 
 
 def test_the_first_servers_can_be_had_alone(run: Run) -> None:
-    done = run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--servers", "2", "--json", "--no-write")
+    done = run("solve", "--cluster", "mixed.toml", "--servers", "2", *QUICK, "--json", "--no-write")
     assert [server["inside"]["count"] for server in json.loads(done.out)["cluster"]["servers"]] == [1, 2]
     done = run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--servers", "4")
     assert done.code == 2
@@ -115,7 +118,7 @@ def test_servers_are_put_in_the_best_order(run: Run) -> None:
     Path("named.toml").write_text(
         MIXED.replace('[[server]]\ndevice = "small"', '[[server]]\nname = "old"\ndevice = "small"')
     )
-    named = ("solve", "--cluster", "named.toml", "--straight", "--staleness", "any")
+    named = ("solve", "--cluster", "named.toml", "--straight", "--staleness", "any", *QUICK)
     listed = run(*named, "--server-order", "listed", "-o", "listed")
     best = run(*named, "-o", "best")
     assert (listed.code, best.code) == (0, 0), listed.err + best.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,11 @@ def _raise_ctrl_c(*arguments: object, **named: object) -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+@cache
+def _uninterrupted() -> solve.Outcome:
+    return solve.solve(_problem(), Settings(solver="dp"))
+
+
 @pytest.mark.parametrize(
     ("where", "name"),
     [
@@ -226,8 +232,7 @@ def test_ctrl_c_in_any_phase_after_the_dp_keeps_its_plan(
     where: object, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first call is interrupted. A second Ctrl-C would end the command."""
-    problem = _problem()
-    best = solve.solve(problem, Settings(solver="dp"))
+    problem, best = _problem(), _uninterrupted()
     real: Callable[..., object] = getattr(where, name)
     calls: list[str] = []
 
