@@ -93,7 +93,7 @@ def test_what_crosses_those_cuts() -> None:
     assert (torch.bfloat16, True) in {(spec.dtype, spec.requires_grad) for spec in half.tensors}
 
 
-@pytest.mark.parametrize(("name", "factor"), [("line", 0.5), ("scaled_line", 1.0)])
+@pytest.mark.parametrize(("name", "factor"), [pytest.param("line", 0.5, marks=pytest.mark.slow), ("scaled_line", 1.0)])
 def test_how_far_an_epoch_moves_a_stage_with_two_replicas(tmp_path: Path, name: str, factor: float) -> None:
     """2-1 and plain SGD, with a loss that is linear in the first stage's weights.
 

