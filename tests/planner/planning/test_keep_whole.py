@@ -68,11 +68,12 @@ def test_solve_leaves_the_last_workers_idle() -> None:
     """A profile that is planned on eight workers, of which it may use two, one for each stage."""
     options: dict[str, Any] = {"stages": 2, "max_replicas": 1, "schedule": "1f1b-stashing"}
     settings = Settings(solver="dp", simplest=WITHIN, simulate=False)
-    outcome = pipeplan.solve(PROFILE, pipeplan.cluster("A", servers=2), settings=settings, **options)
+    profile = pipeplan.read_profile("alexnet-v100")
+    outcome = pipeplan.solve(profile, pipeplan.cluster("A", servers=2), settings=settings, **options)
     assert sorted(worker for stage in outcome.plan.stages for worker in stage.workers) == [0, 1]
     assert outcome.simplification is None
     document = json.loads(json.dumps(plan_document(outcome)))
-    assert all(result.holds is not False for result in verify_plan(Node(document, "plan.json"), PROFILE))
+    assert all(result.holds is not False for result in verify_plan(Node(document, "plan.json"), profile))
 
 
 def test_copies_stay_where_they_are() -> None:
