@@ -32,7 +32,6 @@ ONE_SCHEDULE = [
     for schedule in SCHEDULES
 ]
 """The others are slow tests."""
-OTHERS_BUT_FLUSH = [pytest.param(one, marks=pytest.mark.slow) for one in ("vertical-sync", "2bw", "gpipe")]
 
 
 PRESET = "nesterov"
@@ -119,7 +118,7 @@ def test_the_preset_for_stashing_equals_the_formula(tmp_path: Path, replicas: tu
 
 
 STALE = (*ASYNCHRONOUS, "2bw")
-QUICK_CORRECTED = {("resnet", "2bw", (1, 1, 1)), ("chain", "1f1b-stashing", (2, 1)), ("tied", "vertical-sync", (1, 2))}
+QUICK_CORRECTED = {("resnet", "2bw", (1, 1, 1)), ("tied", "vertical-sync", (1, 2))}
 CORRECTED = [
     pytest.param(
         replace(case, correction="ef"),
@@ -137,13 +136,13 @@ def test_corrected_updates_equal_the_formula(tmp_path: Path, case: Case) -> None
     assert max(difference(corrected[name].double(), value.double()) for name, value in plain.items()) > 1e-5
 
 
-@pytest.mark.parametrize("options", [{"clip": 0.3}, {"recompute": True}], ids=str)
+@pytest.mark.parametrize("options", slow_but_for([{"clip": 0.3}], [{"clip": 0.3}, {"recompute": True}]), ids=str)
 def test_a_correction_goes_with_clipping_and_recomputation(tmp_path: Path, options: dict[str, Any]) -> None:
     case = case_of("resnet", "1f1b-stashing", (2, 1), "adamw-fused")
     check(tmp_path, replace(case, correction="ef", **options))
 
 
-QUICK_SHARDED = {("resnet", "1f1b-stashing", (2, 1)), ("tied", "1f1b-flush", (1, 2)), ("chain", "2bw", (2, 1, 1))}
+QUICK_SHARDED = {("tied", "1f1b-flush", (1, 2)), ("chain", "2bw", (2, 1, 1))}
 
 
 @pytest.mark.parametrize("corrected", [False, True], ids=["", "ef"])
@@ -185,7 +184,7 @@ def test_an_optimiser_in_parts_goes_with_all_else(tmp_path: Path, options: dict[
     ("schedule", "replicas"),
     [
         ("1f1b-stashing", (2, 1)),
-        ("2bw", (1, 1, 1)),
+        pytest.param("2bw", (1, 1, 1), marks=pytest.mark.slow),
         pytest.param("vertical-sync", (1, 2), marks=pytest.mark.slow),
         pytest.param("2bw", (2, 1), marks=pytest.mark.slow),
         pytest.param("1f1b-stashing", (2, 1, 1), marks=pytest.mark.slow),
@@ -209,7 +208,7 @@ def test_a_synchronous_start_flushes_and_goes_on_without(
         pytest.param((1, 3), 4, 34, marks=pytest.mark.slow),
         pytest.param((2, 2), 5, 32, marks=pytest.mark.slow),
         pytest.param((1,), 2, 20, marks=pytest.mark.slow),
-        ((2,), 3, 44),
+        pytest.param((2,), 3, 44, marks=pytest.mark.slow),
         pytest.param((3, 1), 6, 7, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -227,7 +226,7 @@ def test_recomputation_changes_nothing(tmp_path: Path, schedule: str) -> None:
     check(tmp_path, replace(case_of("resnet", schedule, (2, 1), "sgd-fused"), recompute=True))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b-stashing", "1f1b-flush", *OTHERS_BUT_FLUSH])
+@pytest.mark.parametrize("schedule", slow_but_for(["1f1b-stashing"], (*ASYNCHRONOUS, "2bw", "gpipe", "1f1b-flush")))
 def test_gradients_are_clipped_by_the_norm_that_is_said(tmp_path: Path, schedule: str) -> None:
     case = case_of("chain", schedule, (2, 1, 1), "sgd-fused")
     clipped = check(tmp_path, replace(case, clip=0.3)).whole()
@@ -248,7 +247,7 @@ def test_a_flush_equals_one_process_on_the_whole_batch(tmp_path: Path, subject: 
             assert difference(value, expected[name]) <= RELATIVE, name
 
 
-@pytest.mark.parametrize("subject", slow_but_for(["chain", "tied"], SUBJECTS))
+@pytest.mark.parametrize("subject", slow_but_for(["chain"], SUBJECTS))
 def test_the_formulas_can_be_told_apart(subject: str) -> None:
     """By a million times the tolerance: a version too new or too old at any stage would be noticed."""
     ordinary = case_of(subject, "1f1b-stashing", (2, 1), "sgd-fused")
