@@ -28,13 +28,13 @@ QUICK = ("--solver", "dp", "--no-simulation")
 
 
 def test_without_a_profile_there_is_an_example_and_nothing_is_written(run: Run) -> None:
-    done = run("solve", "--cluster", "C", "--solver", "dp")
+    done = run("solve", "--cluster", "C", *QUICK)
     assert done.code == 0
     assert "vgg16 (bundled, as there is no profile.json here)" in done.err
     assert done.out.startswith("An example: there is no profile.json here, so this is VGG-16 on V100")
     assert done.err.splitlines()[-1].startswith("nothing was written: this is an example.")
     assert "pipeplan solve vgg16-v100 --cluster C" in done.err
-    document = json.loads(run("solve", "--cluster", "C", "--solver", "dp", "--json").out)
+    document = json.loads(run("solve", "--cluster", "C", "--schedule", "1f1b-stashing", *QUICK, "--json").out)
     assert document["profile"]["path"] is None
     for asked in (["-o", "here"], ["--report"]):
         done = run("solve", "--cluster", "C", *asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import subprocess
@@ -150,8 +151,9 @@ def test_a_name_is_for_one_server(run: Run) -> None:
 
 
 def test_a_sweep_says_which_servers_a_row_has(run: Run) -> None:
-    done = run("sweep", "--cluster", "mixed.toml", "--servers", "1,2", "--straight")
+    given = ("--cluster", "mixed.toml", "--servers", "1,2", "--straight", "--schedule", "1f1b-stashing")
+    done = run("sweep", *given, "--csv", "made.csv")
     assert "Point 1: 1 small." in done.out
     assert "Point 2: 2 servers: 1 small + 2 big." in done.out
-    rows = json.loads(run("sweep", "--cluster", "mixed.toml", "--servers", "1,2", "--straight", "--json").out)["rows"]
+    rows = list(csv.DictReader(Path("made.csv").read_text().splitlines()))
     assert [row["devices"] for row in rows] == ["1 small", "2 servers: 1 small + 2 big"]
