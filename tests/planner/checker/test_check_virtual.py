@@ -7,10 +7,11 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
-from extents import first_few
+from extents import first_few, slow_but_for
 
 from pipeplan.checker.verify import CheckedPlan, check_readable_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
@@ -48,14 +49,18 @@ def problem_of(seed: int) -> Problem:
     return Problem(Profile(layers, tensors, 2), cluster, Options(schedule=schedule, accumulate=accumulate))
 
 
-def document_of(problem: Problem) -> Document | None:
-    """plan.json as it is read from a file; None where no plan fits."""
-    try:
-        outcome = solve(problem, Settings(solver="dp", simulate=False))
-    except InfeasibleError:
-        return None
-    read: Document = json.loads(json.dumps(plan_json.plan_document(outcome)))
+def document_of(seed: int) -> Document | None:
+    """plan.json of a random problem as it is read from a file; None where no plan fits."""
+    read: Document | None = json.loads(_written(seed))
     return read
+
+
+@cache
+def _written(seed: int) -> str:
+    try:
+        return json.dumps(plan_json.plan_document(solve(problem_of(seed), Settings(solver="dp", simulate=False))))
+    except InfeasibleError:
+        return "null"
 
 
 def checked(document: Document, problem: Problem) -> CheckedPlan:
@@ -63,12 +68,12 @@ def checked(document: Document, problem: Problem) -> CheckedPlan:
     return check_readable_plan(Node(document, "plan.json"), problem.profile)
 
 
-@pytest.mark.parametrize("seeds", first_few(range(400), 8))
+@pytest.mark.parametrize("seeds", first_few(range(400), 5))
 def test_the_planners_figures_hold(seeds: range) -> None:
     found = 0
     for seed in seeds:
         problem = problem_of(seed)
-        if (document := document_of(problem)) is not None:
+        if (document := document_of(seed)) is not None:
             assert checked(document, problem).wrong is None, seed
             found += 1
     assert found > len(seeds) / 3
@@ -84,15 +89,17 @@ def leaves(node: Any) -> Iterator[tuple[Any, Any]]:
             yield node, key
 
 
-def test_no_changed_figure_holds() -> None:
+@pytest.mark.parametrize("step", slow_but_for([3], [3, 1]))
+def test_no_changed_figure_holds(step: int) -> None:
+    """One figure in so many."""
     problem = problem_of(11)
-    honest = document_of(problem)
+    honest = document_of(11)
     assert honest is not None
     assert problem.cluster.executor
     for part in (*FIGURES, "bound_by"):
         changed = copy.deepcopy(honest)
         held = {part: changed["prediction"][part]}
-        for holder, key in list(leaves(held)):
+        for holder, key in list(leaves(held))[::step]:
             value = holder[key]
             # A size is stated in whole bytes, and a time up to rounding.
             holder[key] = value + "x" if isinstance(value, str) else value * 1.01 + 2
@@ -141,7 +148,7 @@ def _change_stage(**fields: Any) -> Callable[[Document], None]:
 )
 def test_a_forgery_is_named(change: Callable[[Document], None], words: str) -> None:
     problem = problem_of(1)
-    document = document_of(problem)
+    document = document_of(1)
     assert document is not None
     change(document)
     wrong = checked(document, problem).wrong
