@@ -108,7 +108,7 @@ def _space(kind: str) -> ChargedSpace:
     layers = tuple(Layer(name, 1.0, 1.0, 4, 0) for name in names)
     tensors = tuple(Tensor(f"t{one}", one, (other,), 4, 4) for one, other in itertools.pairwise(names))
     problem = Problem(Profile(layers, tensors, 1), _cluster(kind), Options(memory=False))
-    outcome = solve(problem, Settings(solver="dp", certify=False, simulate=False))
+    outcome = solve(problem, Settings(solver="dp", certify=False, simulate=False, compare=False))
     document = PlanDocument.of(Node(json.loads(json.dumps(plan_json.plan_document(outcome))), "plan.json"))
     model = checked_model(problem.profile, document.options, inference=False)
     top = len(problem.cluster.levels)

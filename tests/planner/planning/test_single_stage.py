@@ -29,7 +29,7 @@ from pipeplan.util.files import Node
 from pipeplan_launch.comm import buckets
 
 MIB = 2**20
-QUICK = Settings("dp", certify=False, simulate=False)
+QUICK = Settings("dp", certify=False, simulate=False, compare=False)
 """The plan and its pace by the formulas, and nothing beside them."""
 
 

@@ -76,7 +76,9 @@ SEEDS = range(110)
 def _solved(seed: int) -> Outcome | None:
     """A random problem solved by the dynamic program, or None where there is nothing to plan or no plan."""
     try:
-        return solve(to_problem(random_instance(seed)), Settings(solver="dp", certify=False, simulate=False))
+        return solve(
+            to_problem(random_instance(seed)), Settings(solver="dp", certify=False, simulate=False, compare=False)
+        )
     except (InfeasibleError, InputError):
         return None
 
