@@ -35,8 +35,9 @@ def _outcome(name: str, cluster: str, **options: object) -> Outcome:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("vgg16-v100", {}),
-        ("resnet50-v100", {}),
+        pytest.param("vgg16-v100", {}, marks=pytest.mark.slow),
+        pytest.param("resnet50-v100", {}, marks=pytest.mark.slow),
+        ("awd-lm-v100", {}),
         ("s2vt-v100", {"schedule": "2bw", "accumulate": 32}),
         ("s2vt-v100", {"schedule": "gpipe", "accumulate": 32}),
         ("alexnet-v100", {"inference": True}),

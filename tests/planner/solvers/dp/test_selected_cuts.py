@@ -132,7 +132,7 @@ def test_a_model_of_many_layers_only_gets_better_and_begins_with_a_plan(monkeypa
     assert bounds[-1] == pytest.approx(paces[-1], rel=1e-8)
 
 
-@pytest.mark.parametrize("seeds", first_few(range(600), 12))
+@pytest.mark.parametrize("seeds", first_few(range(600), 25))
 def test_the_bounds_on_workers_change_no_answer(seeds: range) -> None:
     """A search that needs the states of all cuts leaves them out, so it is the reference."""
     differing = 0

@@ -23,7 +23,7 @@ def test_any_input_stage_asks_for_no_more_versions_than_a_real_one() -> None:
         assert least <= real, (copies, depth, first, replicas)
 
 
-@pytest.mark.parametrize("seeds", first_few(range(700, 760), 6))
+@pytest.mark.parametrize("seeds", first_few(range(700, 760), 12))
 def test_the_search_with_any_input_stage_loses_no_plan(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = []
     inner = vertical_sync._with_any_input_stage
