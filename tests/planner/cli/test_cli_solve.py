@@ -161,7 +161,7 @@ def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run: Run, argument
 
 def test_nothing_fits_names_the_layer_and_what_is_missing(run: Run) -> None:
     _save(saved=64 << 30)
-    done = run("solve", "--cluster", "A")
+    done = run("solve", "--cluster", "A", "--servers", "1")
     assert done.code == 2
     assert "layer 'c' alone needs 64 GiB, 48 GiB more than the 16 GiB of one V100 16 GB" in done.err
     assert not Path("plan").exists()

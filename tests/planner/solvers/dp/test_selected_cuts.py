@@ -33,12 +33,12 @@ def _problem(seed: int, schedule: str) -> tuple[Instance, Problem]:
 
 
 def _long_problem() -> Problem:
-    """A chain of 100 layers on 12 workers, with memory for a part of it."""
+    """A chain of 60 layers on 12 workers, with memory for a part of it."""
     rng = random.Random(7)
     layers = tuple(
-        Layer(f"l{i}", rng.uniform(1, 2), rng.uniform(1, 4), rng.randint(0, 80), rng.randint(0, 60)) for i in range(100)
+        Layer(f"l{i}", rng.uniform(1, 2), rng.uniform(1, 4), rng.randint(0, 80), rng.randint(0, 60)) for i in range(60)
     )
-    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), rng.randint(1, 20), rng.randint(1, 20)) for i in range(99))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), rng.randint(1, 20), rng.randint(1, 20)) for i in range(59))
     levels = (Level("server", 4, 100.0, 0.0), Level("cluster", 3, 20.0, 0.1))
     whole = sum(layer.parameter_bytes * 4 + layer.saved_bytes for layer in layers)
     cluster = Cluster("c", Device("d", "cuda", int(0.35 * whole)), levels)
