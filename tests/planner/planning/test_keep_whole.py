@@ -67,7 +67,7 @@ def test_a_placement_that_is_slower_than_the_limit_is_left_alone() -> None:
 def test_solve_leaves_the_last_workers_idle() -> None:
     """A profile that is planned on eight workers, of which it may use two, one for each stage."""
     options: dict[str, Any] = {"stages": 2, "max_replicas": 1, "schedule": "1f1b-stashing"}
-    settings = Settings(solver="dp", simplest=WITHIN, simulate=False)
+    settings = Settings(solver="dp", simplest=WITHIN, simulate=False, time_limit_s=None)
     profile = pipeplan.read_profile("alexnet-v100")
     outcome = pipeplan.solve(profile, pipeplan.cluster("A", servers=2), settings=settings, **options)
     assert sorted(worker for stage in outcome.plan.stages for worker in stage.workers) == [0, 1]

@@ -22,6 +22,8 @@ from pipeplan.rendering.plan_json import plan_document
 from pipeplan.sweeps.points import SweepAxes, sweep_points
 from pipeplan.util.files import Node
 
+DP = Settings(solver="dp", simulate=False, compare=False)
+
 
 def machine(workers: int, **device: float) -> Cluster:
     found = Device("cpu", "cpu", 2**40, **device)  # type: ignore[arg-type]
@@ -43,7 +45,7 @@ ASYNCHRONOUS = {"schedule": "1f1b-stashing", "max_replicas": 1}
 
 def test_two_workers_are_charged_what_layers_take_under_load() -> None:
     built = build_problem(profile(1.25), machine(2), **ASYNCHRONOUS)
-    outcome = solve(built.problem, Settings(solver="dp", simulate=False))
+    outcome = solve(built.problem, DP)
     assert built.one_worker is None
     assert outcome.plan.config == "1-1"
     assert outcome.objective_s == pytest.approx(2 * 3e-3 * 1.25)
@@ -53,14 +55,14 @@ def test_one_worker_is_charged_what_they_take_alone() -> None:
     for workers, options in ((1, {}), (2, {"max_workers": 1})):
         built = build_problem(profile(1.25), machine(workers), **ASYNCHRONOUS, **options)
         assert built.one_worker is None
-        assert solve(built.problem, Settings(solver="dp", simulate=False)).objective_s == pytest.approx(4 * 3e-3)
+        assert solve(built.problem, DP).objective_s == pytest.approx(4 * 3e-3)
 
 
 @pytest.mark.parametrize(("slower", "alone"), [(1.9, False), (2.1, True)])
 def test_one_worker_is_taken_where_two_are_no_faster(slower: float, alone: bool) -> None:
     """Two workers take half the layers each, so that they gain unless layers take twice as long beside each other."""
     built = build_problem(profile(slower), machine(2), **ASYNCHRONOUS)
-    outcome = solve(built.problem, Settings(solver="dp", simulate=False))
+    outcome = solve(built.problem, DP)
     assert (built.one_worker is not None) == alone
     assert outcome.plan.busy == (1 if alone else 2)
     assert outcome.objective_s == pytest.approx(4 * 3e-3 if alone else 2 * 3e-3 * slower)
@@ -69,9 +71,9 @@ def test_one_worker_is_taken_where_two_are_no_faster(slower: float, alone: bool)
 @pytest.mark.parametrize("slower", [1.9, 2.1])
 def test_the_plan_by_which_one_worker_was_compared_is_not_searched_for_again(slower: float) -> None:
     built = build_problem(profile(slower), machine(2), **ASYNCHRONOUS)
-    outcome = solve(built.problem, Settings(solver="dp", simulate=False))
+    outcome = solve(built.problem, DP)
     assert built.known == (outcome.plan,)
-    assert solve(built.problem, Settings(solver="dp", simulate=False), known=built.known).plan == outcome.plan
+    assert solve(built.problem, DP, known=built.known).plan == outcome.plan
 
 
 def test_a_pipeline_has_to_be_worth_its_trouble() -> None:
@@ -98,11 +100,7 @@ def test_the_loaded_layer_decides_where_to_cut() -> None:
     first = replace(even.layers[0], loaded_forward_s=3e-3, loaded_backward_s=6e-3)
     skewed = replace(even, layers=(first, *even.layers[1:]))
     cuts = [
-        len(
-            solve(build_problem(one, machine(2), **ASYNCHRONOUS).problem, Settings(solver="dp", simulate=False))
-            .plan.stages[0]
-            .layers
-        )
+        len(solve(build_problem(one, machine(2), **ASYNCHRONOUS).problem, DP).plan.stages[0].layers)
         for one in (even, skewed)
     ]
     assert cuts == [2, 1]
@@ -111,13 +109,13 @@ def test_the_loaded_layer_decides_where_to_cut() -> None:
 def test_servers_of_a_network_have_the_times_alone() -> None:
     apart = Cluster("lab", Device("cpu", "cpu", 2**40), (Level("server", 1, 1e12), Level("network", 2, 1e12)))
     built = build_problem(profile(1.5), apart, **ASYNCHRONOUS)
-    assert solve(built.problem, Settings(solver="dp", simulate=False)).objective_s == pytest.approx(2 * 3e-3)
+    assert solve(built.problem, DP).objective_s == pytest.approx(2 * 3e-3)
 
 
 def test_the_profile_of_the_plan_is_found_again(tmp_path: Path) -> None:
     profile(1.25).save(tmp_path / "profile.json")
     built = build_problem(Profile.load(tmp_path / "profile.json"), machine(2), **ASYNCHRONOUS)
-    outcome = solve(built.problem, Settings(solver="dp", simulate=False))
+    outcome = solve(built.problem, DP)
     document = json.loads(json.dumps(plan_document(outcome)))
     assert document["profile"]["processes"] == 2
     found = profile_of_plan(Node(document, "plan.json"), tmp_path / "plan" / "plan.json")
@@ -151,10 +149,8 @@ def test_loaded_layers_share_the_part_of_the_cores_that_is_in_use(
 def test_every_stage_is_charged_what_a_step_takes_whatever_its_parameters_are() -> None:
     plain = replace(profile(1.0), step_s=5e-4)
     built = build_problem(plain, machine(2), **ASYNCHRONOUS)
-    outcome = solve(built.problem, Settings(solver="dp", simulate=False))
+    outcome = solve(built.problem, DP)
     assert outcome.objective_s == pytest.approx(2 * 3e-3 + 5e-4)
     assert [stage.executor_s for stage in outcome.evaluation.stages] == [pytest.approx(5e-4)] * 2
     flushed = build_problem(plain, machine(1), schedule="gpipe", accumulate=4)
-    assert solve(flushed.problem, Settings(solver="dp", simulate=False)).objective_s == pytest.approx(
-        4 * 3e-3 + 5e-4 / 4
-    )
+    assert solve(flushed.problem, DP).objective_s == pytest.approx(4 * 3e-3 + 5e-4 / 4)

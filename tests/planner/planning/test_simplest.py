@@ -23,7 +23,7 @@ from pipeplan.rendering.plan_json import plan_document
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.files import Node
 
-DP = Settings(solver="dp", simulate=False)
+DP = Settings(solver="dp", simulate=False, time_limit_s=None)
 
 
 @cache

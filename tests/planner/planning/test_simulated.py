@@ -181,7 +181,7 @@ def test_a_deeper_plan_has_a_reserve_unless_that_is_slower() -> None:
 def test_one_pipeline_without_a_flush_is_not_stated_faster_than_by_the_formulas(
     options: dict[str, object], bounded: bool
 ) -> None:
-    outcome = _outcome("vgg16-v100", "B", **options)
+    outcome = _outcome("alexnet-v100", "B", **options)
     plan, score = outcome.plan, outcome.evaluation
     told = PlanSimulation.of(SimulatedPlan("the plan", plan, score, score.pace_s / 2))
     assert told.least_s == (score.pace_s if bounded else 0.0)
