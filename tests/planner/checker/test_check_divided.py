@@ -26,7 +26,7 @@ def honest(seed: int) -> tuple[Problem, Document] | None:
     """A problem and the file of its best plan; None where none fits."""
     _, problem = drawn(seed, lambda number: divided_instance(number, layers=5))
     try:
-        outcome = solve(problem, Settings(solver="dp", simulate=False, compare=False))
+        outcome = solve(problem, Settings(solver="dp", simulate=False))
     except InfeasibleError:
         return None
     return problem, json.loads(json.dumps(plan_json.plan_document(outcome)))
