@@ -116,7 +116,7 @@ def test_the_checker_computes_the_same_and_its_proof_holds(seeds: range) -> None
     for seed in seeds:
         _, problem = _drawn(seed)
         try:
-            outcome = solve(problem, Settings(solver="dp", simulate=False, compare=False))
+            outcome = solve(problem, Settings(solver="dp", simulate=False))
         except InfeasibleError:
             continue
         document = json.loads(json.dumps(plan_json.plan_document(outcome)))
@@ -132,9 +132,7 @@ def test_the_checker_refuses_a_plan_that_hides_the_executors_work() -> None:
     _, problem = _drawn(1)
     cluster = replace(problem.cluster, executor=ExecutorCosts(pass_s=1.0))
     charged = Problem(problem.profile, cluster, problem.options)
-    document = json.loads(
-        json.dumps(plan_json.plan_document(solve(charged, Settings(solver="dp", simulate=False, compare=False))))
-    )
+    document = json.loads(json.dumps(plan_json.plan_document(solve(charged, Settings(solver="dp", simulate=False)))))
     for node in document["prediction"]["stages"]:
         node["executor_s"] = 0.5
     found = verify_plan(Node(document, "plan.json"), charged.profile)
