@@ -80,7 +80,7 @@ def quick_baselines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLI
 def unsearched_baselines(
     problem: Problem, remark: str, others: Sequence[str] = (STRAIGHT, UNPIPELINED)
 ) -> list[Baseline]:
-    """The baselines without a search for any: data parallelism, and the names of the grid and of others, with a remark."""
+    """The baselines without a search for any: data parallelism, and the grid and others by name, with a remark."""
     names = (*(() if problem.options.grid else (UNIFORM_GRID,)), *others)
     return [data_parallelism(problem), *(Baseline(name, None, "", remark) for name in names)]
 

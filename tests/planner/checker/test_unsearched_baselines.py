@@ -1,4 +1,4 @@
-"""`pipeplan check` accepts a baseline that was not searched for to the end, and no unknown reason why one is missing."""
+"""`pipeplan check` accepts baselines that were not searched for to the end, and no unknown reason for missing ones."""
 
 from __future__ import annotations
 
