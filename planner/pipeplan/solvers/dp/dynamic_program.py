@@ -94,6 +94,9 @@ class _BestSoFar:
 _VERTICAL_SHARE = 0.75
 """The share of the time left that a space of plans may take under vertical sync, if another one follows."""
 
+_ANY_GAP = 1e6
+"""A relative gap that every plan has."""
+
 MOST_UNTIMED = 100
 """So many spaces are looked into whatever the time; thousands of servers have as many as there are servers."""
 
@@ -314,7 +317,7 @@ def _searched(
     search = _search_grids if problem.options.grid else search
     hurries = near and above_s > 0 and search is _search_spaces and charges(problem)
     # Where a bound with everything charged is known, that without is hardly of use, and any plan will do.
-    search(problem, cuts, deadline, float("inf") if hurries else gap, effort, so_far)
+    search(problem, cuts, deadline, _ANY_GAP if hurries else gap, effort, so_far)
     so_far.report = told
     if problem.options.contention and so_far.best is not None:
         return _charged(problem, cuts, so_far, deadline, gap, effort, useful_s, above_s, near=hurries)
