@@ -15,8 +15,8 @@ def load_quickly(function: Any) -> None:
 
     Nothing changes where this version of numba has no such parts by these names.
     """
-    cache = getattr(function, "_cache", None)
-    load = getattr(cache, "load_overload", None)
+    cache: Any = getattr(function, "_cache", None)
+    load: Any = getattr(cache, "load_overload", None)
     if load is None or not hasattr(getattr(function, "targetctx", None), "refresh"):
         return
 
