@@ -111,7 +111,7 @@ class WorkerBounds:
         work, memory = self._linear
         slopes = memory[1] - memory[0]
         least = np.maximum(work, memory[0] + demands[:, None] * slopes)
-        return np.ceil(least * (1 - _ROUNDING) - _ROUNDING)
+        return np.asarray(np.ceil(least * (1 - _ROUNDING) - _ROUNDING))
 
     @cached_property
     def _linear(self) -> tuple[Floats, Floats]:
