@@ -4,6 +4,7 @@ best uniform grid, the best straight pipeline, and the same straight pipeline wi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.links import Links
@@ -26,6 +27,7 @@ FASTEST = "fastest plan"
 """The plan that is fastest by the formulas, where another was taken."""
 NO_TIME = "there was no time left to search for it; give more with --time-limit"
 STOPPED = "not searched for, as Ctrl-C came before"
+IN_TIME = "the best that was found in time"
 LEAST_DIFFERENCE = 1e-6
 """Relative. Data parallelism on fewer workers is told where it is faster by more."""
 MOST_CELLS, MOST_WORKERS = 20_000, 1024
@@ -75,9 +77,11 @@ def quick_baselines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLI
     return found if problem.options.grid else [*found, uniform_grid(problem, cuts, deadline)]
 
 
-def unsearched_baselines(problem: Problem, remark: str) -> list[Baseline]:
-    """The baselines without a search for any: data parallelism, and the names of the others with a remark."""
-    names = (*(() if problem.options.grid else (UNIFORM_GRID,)), STRAIGHT, UNPIPELINED)
+def unsearched_baselines(
+    problem: Problem, remark: str, others: Sequence[str] = (STRAIGHT, UNPIPELINED)
+) -> list[Baseline]:
+    """The baselines without a search for any: data parallelism, and the grid and others by name, with a remark."""
+    names = (*(() if problem.options.grid else (UNIFORM_GRID,)), *others)
     return [data_parallelism(problem), *(Baseline(name, None, "", remark) for name in names)]
 
 
@@ -94,7 +98,7 @@ def straight_pipelines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEA
         return [Baseline(STRAIGHT, None, "", remark), Baseline(UNPIPELINED, None, "", remark)]
     # The evaluator scores one straight pipeline; with copies it would be replicated.
     pace, config = evaluate(straight.plan, problem).pace_s, straight.plan.config
-    remark = "" if straight.status == Status.OPTIMAL or not deadline.passed else "the best that was found in time"
+    remark = "" if straight.status == Status.OPTIMAL or not deadline.passed else IN_TIME
     unpipelined, alone = unpipelined_time(straight.plan, problem), "the same stages, not pipelined"
     return [
         Baseline(STRAIGHT, pace, config, remark, straight.plan),

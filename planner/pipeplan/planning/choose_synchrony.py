@@ -195,7 +195,9 @@ def _compare(
 
     With `keeps_batch` no asynchronous plan updates less often than after the given samples, if 2BW can help it.
     """
-    asynchronous, kept = kinds.best(kinds.asynchronous(staleness), deadline.share(0.5)), ""
+    # Where the choice is not shown, only a plan that may be taken has to have its stated pace, which follows below.
+    asynchronous = kinds.best(kinds.asynchronous(staleness), deadline.share(0.5), stated=shown)
+    kept = ""
     if asynchronous is not None and keeps_batch and max(asynchronous.updates.samples) > kinds.samples:
         buffered = kinds.best(kinds.buffered(), deadline.share(0.3))
         if buffered is not None and not buffered.updates.synchronous:
@@ -210,7 +212,8 @@ def _compare(
         return SynchronyChoice(asynchronous, None, gain, asynchronous, reason, asynchronous)
     if asynchronous is not None and kinds.corrects and max(asynchronous.updates.stale_by) <= CORRECTED_DELAY:
         # Where memory is too short for a correction, the plan goes without.
-        asynchronous = kinds.best(kinds.corrected(asynchronous), deadline.share(0.2)) or asynchronous
+        corrected = kinds.best(kinds.corrected(asynchronous), deadline.share(0.2), stated=shown)
+        asynchronous = corrected or asynchronous
     if asynchronous is not None and _may_be_taken(asynchronous, most_stale):
         asynchronous = kinds.as_answered(asynchronous, deadline.share(0.2))
     known, others = known_sizes(kinds.profile, minibatch_sizes(kinds.profile.minibatch, kinds.samples))

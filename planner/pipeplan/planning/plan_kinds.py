@@ -152,11 +152,17 @@ class PlanKinds:
             yield self._problem(sized, schedule=FLUSH, accumulate=count, correction="none"), extrapolated
 
     def best(
-        self, problems: Iterable[tuple[Problem, bool]], deadline: Deadline, useful_sample_s: float = float("inf")
+        self,
+        problems: Iterable[tuple[Problem, bool]],
+        deadline: Deadline,
+        useful_sample_s: float = float("inf"),
+        *,
+        stated: bool = True,
     ) -> Candidate | None:
         """The fastest plan of these problems, or of those for which there was time.
 
-        None if there is none that takes less than `useful_sample_s` seconds for a sample.
+        None if there is none that takes less than `useful_sample_s` seconds for a sample. Its pace is the stated one,
+        or where that is not asked for that of the formulas.
         """
         before = len(self.found)
         for problem, extrapolated in problems:
@@ -172,7 +178,7 @@ class PlanKinds:
             found, _ = best_in_time(problem, self.maximum_cuts, deadline.share(0.5), useful_s=enough_s)
             best = min((one for one in (found, known) if one is not None), key=lambda one: one.pace_s, default=None)
             if best is not None and best.pace_s < useful_s:
-                stated_s = self._stated_s(best, problem, deadline)
+                stated_s = self._stated_s(best, problem, deadline) if stated else best.pace_s
                 if stated_s < limit_s:
                     self.found.append(Candidate(problem, best.plan, stated_s, extrapolated, best.pace_s))
         return min(self.found[before:], key=lambda one: one.sample_s, default=None)

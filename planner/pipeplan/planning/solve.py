@@ -452,7 +452,10 @@ def _run_solvers(problem: Problem, cuts: Cuts, means: _Means, known: Sequence[Pl
         tracker.phase("DP")
         ends = means.share("last" if settings.solver == "dp" else "first")
         best_known = best_of_known(known, problem)
-        useful_s = float("inf") if best_known is None else best_known.pace_s * USEFUL
+        useful_s = float("inf")
+        if best_known is not None:
+            useful_s = best_known.pace_s * USEFUL
+            tracker.narrowed(0.0, best_known.pace_s)
         found = dynamic_program.solve(
             problem,
             cuts,
@@ -460,6 +463,7 @@ def _run_solvers(problem: Problem, cuts: Cuts, means: _Means, known: Sequence[Pl
             settings.gap,
             tracker.narrowed,
             useful_s=useful_s,
+            near=best_known is not None,
             price=lambda plan: evaluate(plan, problem).pace_s,
         )
         results.append(charge_result(found, problem))

@@ -85,7 +85,7 @@ def _baselines(flushing: Problem, maximum_cuts: int, deadline: Deadline) -> tupl
     try:
         cuts = enumerate_cuts(flushing, maximum_cuts, deadline.share(0.2))
     except OutOfTime:
-        return tuple(baselines.unsearched_baselines(flushing, baselines.NO_TIME))
+        return tuple(baselines.unsearched_baselines(flushing, baselines.NO_TIME, (BEST_FLUSH,)))
     quick = baselines.quick_baselines(flushing, cuts, deadline.share(0.3))
     best, in_time = best_in_time(flushing, maximum_cuts, deadline.share(0.8), 0.01)
     if best is None:

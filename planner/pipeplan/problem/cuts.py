@@ -116,8 +116,12 @@ class Cuts:
 
     def members(self, start: int, end: int) -> list[int]:
         """The units between two nested cuts."""
-        difference = self.ideals[end] & ~self.ideals[start]
-        return [unit for unit in range(difference.bit_length()) if difference >> unit & 1]
+        difference, units = self.ideals[end] & ~self.ideals[start], []
+        while difference:
+            lowest = difference & -difference
+            units.append(lowest.bit_length() - 1)
+            difference ^= lowest
+        return units
 
     def retimed(self, problem: Problem) -> Cuts:
         """These cuts for a problem that differs in the times of its layers alone."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from pipeplan.cluster_data.links import Links
@@ -33,6 +33,8 @@ a card together have as much of it, beside an all-reduce, as if they were equal.
 (docs/simulate.md)."""
 EPSILON = 1e-12
 """A flow with fewer seconds left has arrived: the remainder is rounding."""
+MOST_REMEMBERED = 10_000
+"""The most combinations of flows whose speeds are remembered; a schedule comes back to the same ones often."""
 
 
 @dataclass(eq=False)
@@ -50,6 +52,8 @@ class NetworkFlow:
     """Whether it is a message, whose weight depends on the messages that began before it."""
     speed: float = 1.0
     """Current speed, as a share of full speed."""
+    kind: int = 0
+    """A number that it shares with the flows that have its use of cards, its weight and its kind of content."""
 
 
 class SharedNetwork:
@@ -61,14 +65,20 @@ class SharedNetwork:
         self._flows: list[NetworkFlow] = []
         self._since_s = 0.0
         self._plans = 0
+        self._kinds: dict[tuple[object, ...], tuple[int, Use]] = {}
+        self._speeds: dict[tuple[int, ...], list[float]] = {}
+        """The speeds of flows, by their kinds in the order of their starts."""
 
     def start(
         self, duration_s: float, use: Use, done: Callable[[], None], weight: float = 1.0, *, is_message: bool = False
     ) -> None:
         """Start a flow that takes `duration_s` at full speed; `done` is called when it has arrived."""
         self._move()
-        shares = {card: share for card, share in use.items() if share > 0}
-        self._flows.append(NetworkFlow(duration_s, shares, done, weight, is_message))
+        key = *use.items(), weight, is_message
+        if key not in self._kinds:
+            self._kinds[key] = len(self._kinds), {card: share for card, share in use.items() if share > 0}
+        kind, shares = self._kinds[key]
+        self._flows.append(NetworkFlow(duration_s, shares, done, weight, is_message, kind=kind))
         self._plan()
 
     def _move(self) -> None:
@@ -79,12 +89,25 @@ class SharedNetwork:
 
     def _plan(self) -> None:
         """Compute the speeds of all flows, and schedule the next arrival."""
-        share_cards(self._flows)
+        self._share_cards()
         self._plans += 1
         if self._flows:
             plan = self._plans
             soonest = min(max(flow.left_s, 0.0) / flow.speed for flow in self._flows)
             self._at(self._now() + soonest, lambda: self._arrivals(plan))
+
+    def _share_cards(self) -> None:
+        """Set the speeds of all flows: those of the last time when the same flows were under way, if there was one."""
+        kinds = tuple([flow.kind for flow in self._flows])
+        known = self._speeds.get(kinds)
+        if known is not None:
+            for flow, speed in zip(self._flows, known, strict=True):
+                flow.speed = speed
+            return
+        share_cards(self._flows)
+        if len(self._speeds) >= MOST_REMEMBERED:
+            self._speeds.clear()
+        self._speeds[kinds] = [flow.speed for flow in self._flows]
 
     def _arrivals(self, plan: int) -> None:
         if plan != self._plans:
@@ -172,10 +195,14 @@ class SharedCards:
 
     plan: Plan
     links: Links
+    _messages: dict[tuple[int, int, float], Use] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def message(self, sender: int, receiver: int, bandwidth: float) -> Use:
         """Use of cards by a message from one worker to another at `bandwidth` bytes/s."""
-        return self._use([(sender, receiver)], bandwidth, MESSAGES)
+        key = sender, receiver, bandwidth
+        if key not in self._messages:
+            self._messages[key] = self._use([(sender, receiver)], bandwidth, MESSAGES)
+        return self._messages[key]
 
     def ring(self, stage: int) -> Use:
         """Use of cards by an all-reduce among the replicas of a stage, in a ring in the order of their numbers."""

@@ -16,20 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import starmap
 
 from pipeplan.cluster_data.cluster import Cluster, Level
+from pipeplan.cost import depths
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.dp.threshold import PRECISION
 from pipeplan.solvers.result import Result, Status
 
 _MOST_PLANS = 3
 """So many of the latest plans of a kind are tried."""
 _SAME = 1 + 1e-6
 """A limit that is this times the pace of a known plan includes the plan itself, however paces are rounded."""
+_ROUNDING = 1e-12
+"""Depths are those for a pace that is longer by this, so that rounding asks for no minibatch more."""
 _MARGIN = 1.04
 """Where a plan is sought within a limit, the search is up to this times the limit."""
 
@@ -47,6 +51,8 @@ class KnownAnswers:
     """The pace of a plan under a problem, in seconds per minibatch; infinite if it does not fit in memory."""
     plans: dict[Kind, list[tuple[Cluster, Plan]]] = field(default_factory=dict)
     """The latest plans, with the clusters that they were found on."""
+    best: dict[Kind, list[tuple[Cluster, Result]]] = field(default_factory=dict)
+    """The latest answers that are proven, with their clusters."""
     bounds: dict[Kind, list[tuple[Cluster, float]]] = field(default_factory=dict)
     """Clusters, and bounds on the pace of every plan on each, in seconds per minibatch."""
     answers: dict[Question, tuple[float, Result]] = field(default_factory=dict)
@@ -72,6 +78,9 @@ class KnownAnswers:
         if (bound_s := self.bound_s(kind, cluster)) >= useful_s:
             return Result("DP", Status.INFEASIBLE, None, float("inf"), bound_s, 0.0)
         limit_s, known_s = useful_s, self.pace_s(kind, problem)
+        if (proven := self.proven(kind, problem, bound_s, useful_s)) is not None:
+            self.keep(question, useful_s, proven)
+            return proven
         if near:
             # A little more to search is a bound that may hold for the next problems, too.
             limit_s = useful_s * _MARGIN
@@ -101,6 +110,23 @@ class KnownAnswers:
         paces = (self.pace_of(plan, problem) for cluster, plan in known if _same_shape(cluster, problem.cluster))
         return min(paces, default=float("inf")) * _SAME
 
+    def proven(self, kind: Kind, problem: Problem, bound_s: float, useful_s: float) -> Result | None:
+        """A known answer whose plan has a pace below `useful_s` that reaches a bound under this problem; else None.
+
+        No plan is faster here than on the cluster of that answer, so it is the simplest of the fastest here as well.
+        """
+        for cluster, known in reversed(self.best.get(kind, [])):
+            if not known.charged or known.objective_s < bound_s * (1 - PRECISION):
+                continue
+            if not is_no_better(problem.cluster, cluster):
+                continue
+            assert known.plan is not None
+            pace_s = self.pace_of(known.plan, problem)
+            if pace_s < useful_s and pace_s <= bound_s * (1 + PRECISION):
+                plan = depths.assign_depths(known.plan, problem, pace_s * (1 + _ROUNDING))
+                return replace(known, plan=plan, objective_s=pace_s, bound_s=pace_s, seconds=0.0)
+        return None
+
     def keep(self, question: Question, searched_s: float, result: Result) -> None:
         """Keep a result of a search for plans with paces below `searched_s`."""
         kind, cluster = question[:2]
@@ -108,6 +134,9 @@ class KnownAnswers:
             plans = self.plans.setdefault(kind, [])
             others = [known for known in plans if known[1].config != result.plan.config]
             plans[:] = [*others, (cluster, result.plan)][-_MOST_PLANS:]
+            if result.status == Status.OPTIMAL:
+                best = self.best.setdefault(kind, [])
+                best[:] = [*best, (cluster, result)][-_MOST_PLANS:]
         if result.bound_s > 0:
             self.bounds.setdefault(kind, []).append((cluster, result.bound_s))
         if result.status in (Status.OPTIMAL, Status.INFEASIBLE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from functools import cache
@@ -9,18 +10,23 @@ from typing import Any
 
 import pytest
 from commandline import Run
+from long_chains import long_chain
 
 import pipeplan
-from pipeplan.cost.evaluate import evaluate
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost import depths
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.updates import MOST_STALE, Updates
 from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.stated import choose, pace
 from pipeplan.planning.stated.choose import EQUAL, choose_by_simulation
-from pipeplan.planning.stated.pace import TELLING, PlanSimulation, SimulatedPlan
+from pipeplan.planning.stated.pace import TELLING, PlanSimulation, SimulatedPlan, least_possible_s, simulated
+from pipeplan.problem.problem import Options, Problem
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import scenario
 from pipeplan.simulation.from_plan import scenario_of_plan
-from pipeplan.util.deadline import Deadline
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.files import Node
 
 PLAIN = Settings(solver="dp", certify=False, simulate=False)
@@ -187,3 +193,45 @@ def test_one_pipeline_without_a_flush_is_not_stated_faster_than_by_the_formulas(
     assert told.least_s == (score.pace_s if bounded else 0.0)
     assert told.stated_s == score.pace_s / (1 if bounded else 2)
     assert told.differs is not bounded
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-flush", "gpipe", "1f1b-stashing", "2bw"])
+@pytest.mark.parametrize("replicas", [(1, 1), (2, 1), (1, 2, 1), (3, 1, 2), (1, 3)])
+def test_no_plan_is_stated_faster_than_the_pace_by_which_it_is_left_out(
+    schedule: str, replicas: tuple[int, ...]
+) -> None:
+    """Up to rounding: links as slow as computing, and as fast as can be."""
+    for bandwidth in (3e8, 1e12):
+        levels = (Level("server", 2, 1e10, 1e-6), Level("cluster", 3, bandwidth, 1e-5))
+        cluster = Cluster("lab", Device("chip", "cuda", 1 << 40), levels)
+        accumulate = {"1f1b-stashing": None, "2bw": 12}.get(schedule, 7)
+        problem = Problem(long_chain(6, seed=3), cluster, Options(schedule=schedule, accumulate=accumulate))
+        ends = [6 * index // len(replicas) for index in range(len(replicas) + 1)]
+        first = list(itertools.accumulate(replicas, initial=0))
+        stages = [
+            Stage(problem.layer_names[start:end], tuple(range(worker, worker + count)), 1, 1)
+            for (start, end), worker, count in zip(itertools.pairwise(ends), first, replicas, strict=False)
+        ]
+        plan = depths.assign_depths(Plan(tuple(stages)), problem, problem.work_s / cluster.workers)
+        score = evaluate(plan, problem)
+        found = simulated("", plan, score, problem, NO_DEADLINE)
+        assert found.simulated_s is not None
+        least_s = least_possible_s(plan, score, problem)
+        assert 0 < least_s <= found.stated_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("gain", "expected"), [(1.0, 1), (0.95, 3)])
+def test_where_one_more_minibatch_in_flight_changes_nothing_no_more_are_tried(
+    gain: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome, tried = _outcome("s2vt-v100", "B", schedule="1f1b-stashing"), list[str]()
+
+    def told(name: str, plan: Plan, score: Evaluation, *_: object) -> SimulatedPlan:
+        slow = 2.0 if not tried else 2.0 * gain
+        tried.append(name)
+        return SimulatedPlan(name, plan, score, score.pace_s * slow, minibatches=10)
+
+    monkeypatch.setattr(choose, "simulated", told)
+    monkeypatch.setattr(choose, "MOST_STALE", 1000)
+    choose_by_simulation(outcome.problem, outcome.plan, outcome.evaluation, [], None, Deadline())
+    assert sum(name in choose.DEEPER.values() for name in tried) == expected

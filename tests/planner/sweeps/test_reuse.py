@@ -12,11 +12,15 @@ from long_chains import calls_of, long_chain
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.planning.choose_synchrony import BEST
+from pipeplan.planning.reuse import reusing
 from pipeplan.planning.solve import Settings
-from pipeplan.problem.problem import Options
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.questions import SEARCH
+from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.known_answers import is_no_better
+from pipeplan.solvers.result import Status
 from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
 from pipeplan.sweeps.sweep import PointAnswer, solve_point, solve_points
 
@@ -90,6 +94,27 @@ def test_the_points_of_a_sweep_cost_less_than_on_their_own() -> None:
     points = sweep_points(_uneven(5, 1, 30), [_cluster(2)], Options(), axes)
     alone = sum(calls_of(lambda point=point: solve_point(point, ENDLESS)) for point in points)  # type: ignore[misc]
     assert calls_of(lambda: _answers(points, ENDLESS)) < 0.8 * alone
+
+
+def test_a_plan_that_meets_a_bound_is_proven_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computing alone bounds the pace, with the faster links and with the slower ones."""
+    problems = [
+        Problem(_uneven(6, 1), variants.with_bandwidth(_cluster(2), 1, rate), Options()) for rate in (1e15, 1e14)
+    ]
+    cuts = enumerate_cuts(problems[0], 1000)
+    own = dynamic_program.solve(problems[1], cuts)
+
+    def searched(*arguments: object, **kinds: object) -> object:
+        raise AssertionError
+
+    with reusing():
+        first = dynamic_program.solve(problems[0], cuts)
+        assert first.objective_s == pytest.approx(own.objective_s, rel=1e-10)
+        monkeypatch.setattr(dynamic_program, "_searched", searched)
+        found = dynamic_program.solve(problems[1], cuts)
+    assert found.status == Status.OPTIMAL
+    assert found.plan == own.plan
+    assert found.objective_s == pytest.approx(own.objective_s, rel=1e-12)
 
 
 CHANGES: dict[str, Callable[[Cluster], Cluster]] = {

@@ -17,13 +17,20 @@ from pipeplan.plan.schedules import FLUSHING, GPIPE
 from pipeplan.plan.updates import MOST_STALE, Updates
 from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.simplest import SimplerPlan
-from pipeplan.planning.stated.pace import MOST_PASSES, TELLING, PlanSimulation, SimulatedPlan, simulated
+from pipeplan.planning.stated.pace import (
+    MOST_PASSES,
+    TELLING,
+    PlanSimulation,
+    SimulatedPlan,
+    least_possible_s,
+    simulated,
+)
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
-DEEPER = (1, 2, 4)
-"""More minibatches in flight that are tried where the simulation is slower than the formulas."""
-NUMBERS = {1: "one", 2: "two", 4: "four"}
+DEEPER = {1: "one more in flight", 2: "two more in flight", 4: "four more in flight"}
+"""More minibatches in flight that are tried where the simulation is slower than the formulas, with names of the plans;
+where one more changes nothing, no more are tried."""
 NEAR = 0.05
 """Relative. Plans whose predicted pace is this much longer than the best one are simulated too."""
 EQUAL = 1e-9
@@ -88,12 +95,27 @@ def _rivals_simulated(
     rivals = [] if simpler is None else [("the simplest plan", simpler.plan, simpler.score)]
     known_plans = {own.plan, *(rival for _, rival, _ in rivals)}
     near = [*_near(problem, own, others), *_near(problem, own, _neighbours(problem, own))]
-    rivals += [entry for entry in near if entry[1] not in known_plans]
+    # The plan that is taken is stated to be at most so slow: simulated alike twice, and confirmed within as much.
+    slowest_s = max(own.stated_s, own.predicted_s) * (1 + ALIKE) ** 3 * (1 + (simpler.within if simpler else 0.0))
+    for name, rival, rival_score in near:
+        tied = rival_score.pace_s <= own.predicted_s * (1 + EQUAL)
+        may_win = tied or least_possible_s(rival, rival_score, problem) * (1 + TELLING) < slowest_s
+        if may_win and rival not in known_plans:
+            rivals.append((name, rival, rival_score))
     found, passes = [own], MOST_PASSES
     for name, rival, score in rivals[:MOST_RIVALS]:
+        if name in DEEPER.values() and _depth_is_enough(found):
+            passes -= own.passes  # so that the same rivals follow
+            continue
         found.append(simulated(name, rival, score, problem, deadline, passes))
         passes -= found[-1].passes
     return found
+
+
+def _depth_is_enough(found: Sequence[SimulatedPlan]) -> bool:
+    """Whether one more minibatch in flight was tried, and changed nothing."""
+    deeper = [one.simulated_s for one in found if one.name in DEEPER.values()]
+    return bool(deeper) and deeper[-1] is not None and deeper[-1] == found[0].simulated_s
 
 
 def _or_faster_as_stated(best: SimulatedPlan, found: Sequence[SimulatedPlan]) -> SimulatedPlan:
@@ -122,7 +144,7 @@ def _oldest(plan: Plan) -> int:
 def _depths_tried(found: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
     """The first plan that was simulated, and it with more minibatches in flight, from the shallowest to the deepest."""
     by_name = {one.name: one for one in found}
-    return [found[0], *(by_name[name] for name in map(_name_of_deeper, DEEPER) if name in by_name)]
+    return [found[0], *(by_name[name] for name in DEEPER.values() if name in by_name)]
 
 
 def _with_reserve(best: SimulatedPlan, found: Sequence[SimulatedPlan]) -> SimulatedPlan:
@@ -194,15 +216,11 @@ def _deeper(plan: Plan) -> Iterator[tuple[str, Plan]]:
     if len(stages) == 1 or plan.inference or plan.virtual or plan.schedule == GPIPE:
         return
     oldest = _oldest(plan)
-    for more in DEEPER:
+    for more, name in DEEPER.items():
         deeper = [replace(stage, depth=stage.depth + more) for stage in stages[:-1]]
         found = _with_versions(replace(plan, stages=(*deeper, stages[-1])))
         if oldest > MOST_STALE or _oldest(found) <= MOST_STALE:
-            yield _name_of_deeper(more), found
-
-
-def _name_of_deeper(more: int) -> str:
-    return f"{NUMBERS[more]} more in flight"
+            yield name, found
 
 
 def _with_versions(plan: Plan) -> Plan:

@@ -6,6 +6,7 @@ a comparison and the answer name the same number for it.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -147,6 +148,25 @@ def least_stated_s(plan: Plan, score: Evaluation) -> float:
     was. Formulas of copies and of a flush charge more than the executor needs.
     """
     return score.pace_s if plan.copies == 1 and plan.schedule not in FLUSHING else 0.0
+
+
+def least_possible_s(plan: Plan, score: Evaluation, problem: Problem) -> float:
+    """A pace that is not undercut by what a simulation of a plan would make its answer state, in seconds per minibatch.
+
+    Without a flush it is that of the formulas. With one, a replica of a stage computes its part of the minibatches of
+    an update, after the first of them went forward through the stages before and before the last one goes back there.
+    """
+    if plan.copies > 1 or plan.virtual or plan.schedule not in FLUSHING:
+        return least_stated_s(plan, score)
+    scenario = scenario_of_plan(plan, problem, score)
+    if scenario.accumulate is None or any(load.weights_s for load in scenario.stages):
+        return 0.0
+    before_s = least_s = 0.0
+    for load in scenario.stages:
+        work_s = load.forward_s + load.backward_s
+        least_s = max(least_s, before_s + math.ceil(scenario.accumulate / load.replicas) * work_s)
+        before_s += work_s
+    return least_s / scenario.accumulate
 
 
 def simulated(

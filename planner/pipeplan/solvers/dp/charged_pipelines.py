@@ -30,6 +30,11 @@ MOST_WORKERS = 256
 _SMALL_SEARCH = 20_000
 
 
+def charges(problem: Problem) -> bool:
+    """Whether plans of a problem can be searched for with everything charged."""
+    return problem.options.contention and problem.cluster.workers <= MOST_WORKERS
+
+
 @dataclass(frozen=True)
 class Region:
     """A part of the searched space: one space of plans, or one shape of a uniform grid."""
@@ -62,6 +67,8 @@ class ChargedPipelines:
     """Plans with at least this pace are of no use: the search may end when it knows that all others are slower."""
     report: Callable[[float, float], None] = lambda bound, best: None
     """Is called with the bound and the pace of the best plan, in seconds per minibatch, as they change."""
+    near: bool = False
+    """Whether the known pipeline is probably the fastest."""
     _known: dict[tuple[PlanSpace, bool], SharedResources] = field(default_factory=dict)
 
     def charge(self, region: Region, pipeline: FoundPipeline, pace_s: float) -> ChargedPipeline:
@@ -112,11 +119,14 @@ class ChargedPipelines:
             return None
 
         start = known.pace_s, known
-        if low < self.useful_s < known.pace_s:
-            # Whatever is slower is of no use, so it is first asked whether anything else is left.
-            near = threshold.least_near(find, low, self.useful_s, gap=self.gap)
+        limit = min(self.useful_s, known.pace_s * (1 - PRECISION) if self.near else float("inf"))
+        if low < limit < known.pace_s:
+            # Whatever is slower is of no use, or probably there is nothing faster, so that is asked first.
+            near = threshold.least_near(find, low, limit, gap=self.gap)
             if near.best is None:
-                return replace(near, high=known.pace_s, best=known)
+                useful = near.finished and known.pace_s < self.useful_s
+                best = self._smallest(known, memory=memory) if useful else known
+                return replace(near, high=known.pace_s, best=best)
             if near.closed or not near.finished:
                 if near.finished:
                     near.best = self._smallest(near.best, memory=memory)

@@ -22,7 +22,7 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region
+from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region, charges
 from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_alone_s, least_pace_s
 from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
@@ -93,6 +93,9 @@ class _BestSoFar:
 
 _VERTICAL_SHARE = 0.75
 """The share of the time left that a space of plans may take under vertical sync, if another one follows."""
+
+_ANY_GAP = 1e6
+"""A relative gap that every plan has."""
 
 MOST_UNTIMED = 100
 """So many spaces are looked into whatever the time; thousands of servers have as many as there are servers."""
@@ -312,10 +315,12 @@ def _searched(
     so_far = _BestSoFar(report=first, useful_s=useful_s, near=near)
     search = _search_batches if problem.options.flushes else _search_spaces
     search = _search_grids if problem.options.grid else search
-    search(problem, cuts, deadline, gap, effort, so_far)
+    hurries = near and above_s > 0 and search is _search_spaces and charges(problem)
+    # Where a bound with everything charged is known, that without is hardly of use, and any plan will do.
+    search(problem, cuts, deadline, _ANY_GAP if hurries else gap, effort, so_far)
     so_far.report = told
     if problem.options.contention and so_far.best is not None:
-        return _charged(problem, cuts, so_far, deadline, gap, effort, useful_s, above_s)
+        return _charged(problem, cuts, so_far, deadline, gap, effort, useful_s, above_s, near=hurries)
     return _alone(problem, cuts, so_far)
 
 
@@ -343,18 +348,21 @@ def _charged(
     effort: SearchEffort,
     useful_s: float,
     above_s: float,
+    *,
+    near: bool,
 ) -> Result:
     """The result with everything charged: the search goes on from the bounds without shared resources.
 
-    All plans have at least the pace `above_s`, in seconds per minibatch.
+    All plans have at least the pace `above_s`, in seconds per minibatch; `near` says that the plan so far is probably
+    the best.
     """
     assert so_far.best is not None
     pace, space, pipeline = so_far.best
-    if problem.cluster.workers > MOST_WORKERS:
+    if not charges(problem):
         note = f"what workers share is charged exactly on at most {MOST_WORKERS} workers"
         return replace(_alone(problem, cuts, so_far), note=note)
     bound = max(so_far.bound, above_s, contention.least_pace_of_shared_cores_s(problem))
-    searches = ChargedPipelines(problem, cuts, deadline, gap, effort, useful_s, so_far.report)
+    searches = ChargedPipelines(problem, cuts, deadline, gap, effort, useful_s, so_far.report, near)
     known = searches.charge(Region(space, None, bound), pipeline, pace)
     interval = BisectionResult(bound, known.pace_s, known, so_far.finished, so_far.interrupted, gap)
     if so_far.finished and not interval.closed:

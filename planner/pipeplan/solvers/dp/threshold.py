@@ -21,6 +21,10 @@ _SLACK = 10 * formulas.ROUNDING
 # Within this ratio of the two ends, the next search is right below the upper end.
 _NARROW = 1.0003
 
+# After so many searches in a row that find nothing below the best result, the next one is right below it, because that
+# result is probably the least.
+_IN_VAIN = 2
+
 # Relative distance of the second search from the lower end; each further step is four times as long, up to the longest.
 _FIRST_STEP, _LONGEST_STEP = 1e-3, float("inf")
 
@@ -100,15 +104,7 @@ def least_threshold(
         else:
             _bracket(find, interval, most, PRECISION, _LONGEST_STEP)
         report(interval.low, interval.high)
-        while not interval.closed and interval.best is not None:
-            if finds_least:
-                far = interval.high > interval.low * (1 + _PROVEN_FIRST) * (1 + PRECISION)
-                _search_below(
-                    find, interval, interval.high / (1 + _PROVEN_FIRST) if far else interval.high * (1 - PRECISION)
-                )
-            else:
-                _narrow(find, interval)
-            report(interval.low, interval.high)
+        _close(find, interval, report, finds_least=finds_least)
     except OutOfTime:
         interval.finished = False
     except KeyboardInterrupt:
@@ -155,13 +151,42 @@ def _close_from_above(
     """Search right below the best result, and below those that are found, as long as there is time for it."""
     try:
         while not interval.closed and interval.best is not None:
-            below = min(1 - PRECISION, (1 + PRECISION) / (1 + interval.gap))
-            if _search_below(near.find, interval, interval.high * below):
+            if _search_below(near.find, interval, interval.high * _right_below(interval.gap)):
                 assert interval.best is not None
                 interval.high, interval.best = near.improve((interval.high, interval.best))
             report(interval.low, interval.high)
     except OutOfTime:
         return
+
+
+def _close(
+    find: Callable[[float], tuple[float, Found] | None],
+    interval: BisectionResult[Found],
+    report: Callable[[float, float], None],
+    *,
+    finds_least: bool,
+) -> None:
+    """Search within the interval until its ends are close enough."""
+    in_vain, most_in_vain = 0, _IN_VAIN
+    while not interval.closed and interval.best is not None:
+        before = interval.high
+        if finds_least:
+            far = interval.high > interval.low * (1 + _PROVEN_FIRST) * (1 + PRECISION)
+            below = 1 / (1 + _PROVEN_FIRST) if far else 1 - PRECISION
+            _search_below(find, interval, interval.high * below)
+        elif in_vain == most_in_vain:
+            _search_below(find, interval, interval.high * _right_below(interval.gap))
+            # Where that finds something, the next results are trusted less.
+            most_in_vain *= 2
+        else:
+            _narrow(find, interval)
+        in_vain = in_vain + 1 if interval.high == before else 0
+        report(interval.low, interval.high)
+
+
+def _right_below(gap: float) -> float:
+    """The share of a result's pace below which nothing may be found for the result to be close enough."""
+    return min(1 - PRECISION, (1 + PRECISION) / (1 + gap))
 
 
 def _closing(

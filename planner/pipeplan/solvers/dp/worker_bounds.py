@@ -25,8 +25,8 @@ _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _ROUNDING = 1e-9
 _FIRST_ROWS = 16
 """Rows of the table for which there is room at first."""
-_TOGETHER = 16
-"""Rows that are computed together."""
+_TOGETHER, _TOGETHER_LINEAR = 16, 64
+"""Rows that are computed together, with stages that recompute and without."""
 EXACT_DEMANDS = 64
 """Up to this demand every whole number has an entry of its own; above, this many in every power of two."""
 _LARGEST_MATRIX = 4_000_000
@@ -80,7 +80,8 @@ class WorkerBounds:
     def _with_next(self, demands: Ints) -> Ints:
         """Some rounded demands and those above them that are not in the table, because many at a time take little."""
         steps = np.maximum(demands // EXACT_DEMANDS, 1)
-        above = (demands[:, None] + steps[:, None] * np.arange(1, _TOGETHER)).ravel()
+        together = _TOGETHER if self._recompute else _TOGETHER_LINEAR
+        above = (demands[:, None] + steps[:, None] * np.arange(1, together)).ravel()
         above = self._rounded[above[above < len(self._rounded)]]
         return np.union1d(demands, above[self.known_rows[above] < 0])
 
@@ -89,21 +90,34 @@ class WorkerBounds:
         while self._count + len(demands) > len(self._room):
             self._room = np.concatenate([self._room, np.zeros_like(self._room)])
         self._room[self._count : self._count + len(demands)] = self._rows(demands.astype(float))
-        for row, one in enumerate(demands.tolist(), self._count):
-            begin, end = np.searchsorted(self._rounded, [one, one + 1])
+        begins, ends = np.searchsorted(self._rounded, demands), np.searchsorted(self._rounded, demands + 1)
+        for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True), self._count):
             self.known_rows[begin:end] = row
         self._count += len(demands)
 
     def _rows(self, demands: Floats) -> Floats:
         """The bounds for some demands (rows), by cut."""
+        if not self._recompute:
+            return self._without_recomputing(demands)
         least = np.zeros((len(demands), len(self._terms.cuts.ideals)))
-        variants = [
-            self._units(demands[:, None], recompute=one) for one in ((False, True) if self._recompute else (False,))
-        ]
+        variants = [self._units(demands[:, None], recompute=one) for one in (False, True)]
         for share in _SHARES:
             mixed = [share * for_work + (1 - share) * for_memory for for_work, for_memory in variants]
             np.maximum(least, self._in_cuts(np.minimum.reduce(mixed)), out=least)
         return np.ceil(least * (1 - _ROUNDING) - _ROUNDING)
+
+    def _without_recomputing(self, demands: Floats) -> Floats:
+        """The same where no stage recomputes, so that no mixture is more than both work and memory."""
+        work, memory = self._linear
+        slopes = memory[1] - memory[0]
+        least = np.maximum(work, memory[0] + demands[:, None] * slopes)
+        return np.asarray(np.ceil(least * (1 - _ROUNDING) - _ROUNDING))
+
+    @cached_property
+    def _linear(self) -> tuple[Floats, Floats]:
+        """The workers in front of every cut for the work, and for the memory at the demands 0 and 1."""
+        work, memory = self._units(np.array([[0.0], [1.0]]), recompute=False)
+        return self._in_cuts(work[None, :])[0], self._in_cuts(memory)
 
     def _units(self, demand: Floats, *, recompute: bool) -> tuple[Floats, Floats]:
         """The workers that every unit (columns) needs for its work, and at every demand (rows) for its memory."""

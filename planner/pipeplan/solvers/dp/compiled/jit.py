@@ -15,6 +15,8 @@ import numba
 from numba.core import options
 
 from pipeplan.solvers.dp.compiled.availability import code_folder, is_writable
+from pipeplan.solvers.dp.compiled.old_code import note_use
+from pipeplan.solvers.dp.compiled.quick_loading import load_quickly
 
 Loop = TypeVar("Loop", bound=Callable[..., object])
 
@@ -35,6 +37,7 @@ def compiled(function: Loop) -> Loop:
 def entry(function: Loop) -> Loop:
     """A function that is compiled at its first call and kept on disk."""
     folder, before = code_folder(), _config.CACHE_DIR
+    note_use(folder)
     if not is_writable(folder):
         return compiled(function)
     # numba reads this while it decorates, and not later.
@@ -43,4 +46,6 @@ def entry(function: Loop) -> Loop:
         made: Loop = _njit(**_OPTIONS, cache=True)(function)
     finally:
         _config.CACHE_DIR = before
+    if "_nrt" in _OPTIONS:
+        load_quickly(made)
     return made

@@ -83,8 +83,8 @@ class FlushSearch(UniformSearch):
             else:
                 depth = formulas.rounds(self.batch.minibatches, replicas) * float(self.batch.phases == 2)
                 depth = np.maximum(depth, 1.0)
-                fits = depth <= stage.max_depth_of(candidates.target, replicas)
-                if self.limits.memory and not fits.all():
+                if self.limits.memory:
+                    fits = depth <= stage.max_depth_of(candidates.target, replicas)
                     candidates, replicas, depth = candidates.take(fits), replicas[fits], depth[fits]
             demand = depth * replicas * self.counts_depths
             yield from self._states(stage, states, rows, candidates, replicas, depth, demand, recompute=recompute)
