@@ -1,4 +1,4 @@
-"""With what layers need while they run charged, the largest of a stage, the solvers find what trying every plan finds."""
+"""With the largest workspace of a stage's layers charged, the solvers find what trying every plan finds."""
 
 from __future__ import annotations
 

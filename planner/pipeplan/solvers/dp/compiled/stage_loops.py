@@ -80,7 +80,9 @@ class Sized(NamedTuple):
 
 
 @compiled
-def stage_numbers(given: Given, arrays: CutArrays, start: int, end: int, recompute: bool, copied: float) -> StageNumbers:
+def stage_numbers(
+    given: Given, arrays: CutArrays, start: int, end: int, recompute: bool, copied: float
+) -> StageNumbers:
     """The terms of a stage from one cut to another, with so many bytes of `copied` shared weights."""
     is_last, totals = end == given.last, arrays.totals
     parameters = totals[end, PARAMETERS] - totals[start, PARAMETERS] + copied
