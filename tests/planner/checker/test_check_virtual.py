@@ -38,7 +38,7 @@ def problem_of(seed: int) -> Problem:
     )
     # Another generator, so that the rest of what is drawn does not depend on it.
     workspaces = random.Random(f"workspace {seed}")
-    layers = tuple(replace(layer, workspace_bytes=workspaces.choice((0, 20, 90))) for layer in layers)
+    layers = tuple(replace(layer, workspace_bytes=workspaces.choice((0, 10, 40))) for layer in layers)
     sizes = [rng.randint(0, 40) for _ in range(count)]
     tensors = tuple(
         Tensor(f"t{a}", f"l{a}", (f"l{b}",), sizes[a], sizes[b]) for a, b in itertools.pairwise(range(count))
