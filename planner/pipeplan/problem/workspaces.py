@@ -52,12 +52,15 @@ class Workspaces:
         if len(self.ranges):
             row = np.frexp(np.asarray(cuts - targets, dtype=float))[1] - 1
             return np.maximum(self.ranges[row, targets], self.ranges[row, cuts - (1 << row)])
-        return self._tried(np.broadcast_to(np.asarray(cuts), targets.shape), targets)
+        return self._tried(cuts, targets)
 
-    def _tried(self, cuts: Ints, targets: Ints) -> Floats:
+    def _tried(self, cuts: int | Ints, targets: Ints) -> Floats:
         found, left = np.zeros(len(targets)), np.arange(len(targets))
+        if not len(self.sizes):
+            return found
+        inside = self.words[cuts] & ~self.words[targets]
         for size, mask in zip(self.sizes.tolist(), self.masks, strict=True):
-            held = (self.words[cuts[left]] & ~self.words[targets[left]] & mask).any(axis=1)
+            held = (inside[left] & mask).any(axis=1)
             found[left[held]] = size
             left = left[~held]
         return found
