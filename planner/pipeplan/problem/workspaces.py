@@ -51,7 +51,7 @@ class Workspaces:
         own."""
         if len(self.ranges):
             row = np.frexp(np.asarray(cuts - targets, dtype=float))[1] - 1
-            return np.maximum(self.ranges[row, targets], self.ranges[row, cuts - (1 << row)])
+            return np.asarray(np.maximum(self.ranges[row, targets], self.ranges[row, cuts - (1 << row)]))
         return self._tried(cuts, targets)
 
     def _tried(self, cuts: int | Ints, targets: Ints) -> Floats:
