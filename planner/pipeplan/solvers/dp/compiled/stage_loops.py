@@ -115,7 +115,7 @@ def _workspace(arrays: CutArrays, start: int, end: int) -> float:
         row, length = 0, end - start
         while 2 << row <= length:
             row += 1
-        return max(arrays.workspace_ranges[row, start], arrays.workspace_ranges[row, end - (1 << row)])
+        return float(max(arrays.workspace_ranges[row, start], arrays.workspace_ranges[row, end - (1 << row)]))
     for size in range(len(arrays.workspace_sizes)):
         for word in range(arrays.words.shape[1]):
             if arrays.words[end, word] & ~arrays.words[start, word] & arrays.workspace_masks[size, word] != 0:
