@@ -211,6 +211,8 @@ class Costs:
         constant = buffers + sum(received) + sum(sent)
         if not self.training:
             return constant + weights, 0.0
+        # Only one layer runs at a time.
+        constant += max(layer.get("x", 0.0) for layer in mine)
         state = self.instance.state / (replicas if self.instance.divided else 1)
         constant += weights * (1 + state) + (weights if replicas > 1 else 0.0)
         if recompute:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Instance:
-    """A small problem. Layers are dictionaries with f, b, w, s, u (forward, backward, weights, saved, buffers), and t
-    where the optimiser's step takes time."""
+    """A small problem. Layers are dictionaries with f, b, w, s, u (forward, backward, weights, saved, buffers), t where
+    the optimiser's step takes time, and x where they need memory while they run."""
 
     layers: list[dict[str, float]]
     tensors: list[tuple[int, tuple[int, ...], float, float]]

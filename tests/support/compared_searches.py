@@ -17,7 +17,8 @@ from dataclasses import replace
 
 import brute_force
 import numpy as np
-from instances import drawn, mixed_instance, random_instance, to_problem
+from brute_machines import Instance
+from instances import drawn, mixed_instance, random_instance, roomy, to_problem
 from long_chains import long_chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
@@ -66,14 +67,19 @@ def assert_equal(problem: Problem, threshold: float, limits: SearchLimits) -> in
 def drawn_problem(seed: int) -> Problem:
     """A small problem for the search on equal servers, of a schedule without a flush."""
     if seed % 3 == 0:
-        _, problem = drawn(seed, random_instance)
+        _, problem = drawn(seed, lambda one: _at_times_roomy(random_instance(one), seed))
     else:
         schedule = ("1f1b-stashing", "2bw")[seed % 2]
-        _, problem = drawn(seed, lambda one: mixed_instance(one, layers=7, schedule=schedule))
+        _, problem = drawn(seed, lambda one: _at_times_roomy(mixed_instance(one, layers=7, schedule=schedule), seed))
     options = problem.options
     if options.flushes or options.schedule == "vertical-sync":
         options = replace(options, schedule="1f1b-stashing", accumulate=None)
     return replace(problem, options=replace(options, boundary="single", pins=()))
+
+
+def _at_times_roomy(instance: Instance, seed: int) -> Instance:
+    """The problem, for every other seed with layers that need memory while they run."""
+    return roomy(instance, seed) if seed // 3 % 2 else instance
 
 
 def compare(seed: int) -> int:
@@ -104,7 +110,7 @@ def compare(seed: int) -> int:
 def compare_answer(seed: int) -> int:
     """Solve a random problem with loops alone, and compare with brute force. Returns 1 if there is a plan."""
     instance, _ = drawn(seed, lambda one: mixed_instance(one, layers=5, schedule="1f1b-stashing"))
-    instance = replace(instance, contention=False, boundary="single")
+    instance = replace(_at_times_roomy(instance, seed), contention=False, boundary="single")
     problem = to_problem(instance)
     use_loops(0.0)
     result, best_s = dynamic_program.solve(problem, enumerate_cuts(problem, 1000)), brute_force.best(instance)
@@ -115,6 +121,9 @@ def compare_answer(seed: int) -> int:
 def compare_long(seed: int) -> int:
     """Compare searches for a chain of 60 layers on 64 workers whose memory binds. Returns the number of states."""
     rng, profile = random.Random(seed), long_chain(60, seed=seed)
+    sizes = random.Random(f"workspace {seed}")
+    layers = [replace(one, workspace_bytes=sizes.randint(0, one.saved_bytes * 20)) for one in profile.layers]
+    profile = replace(profile, layers=tuple(layers))
     levels = (Level("server", 4, 2e10, 1e-6), Level("rack", 4, 5e9, 2e-6), Level("all", 4, 1e9, 2e-5))
     whole = sum(layer.parameter_bytes * 4 + layer.saved_bytes for layer in profile.layers)
     cluster = Cluster("c", Device("d", "cuda", int(0.3 * whole)), levels)

@@ -194,6 +194,14 @@ def burdened(instance: Instance, seed: int) -> Instance:
     )
 
 
+def roomy(instance: Instance, seed: int) -> Instance:
+    """The problem with layers that need memory while they run, those of some a large part of all that there is."""
+    rng = random.Random(f"workspace {seed}")
+    most = 1000 if math.isinf(instance.memory) else instance.memory
+    sizes = [float(int(most * share)) for share in (0.0, 0.1, 0.3, 0.6)]
+    return replace(instance, layers=[layer | {"x": rng.choice(sizes)} for layer in instance.layers])
+
+
 def _level(rng: random.Random, count: int) -> tuple[float, ...]:
     efficiencies = (1.0, 1.0) if rng.random() < 0.7 else (rng.choice([0.5, 0.8]), rng.choice([0.5, 1.0]))
     return (count, float(rng.choice([4, 8, 20, 100])), rng.choice([0.0, 0.0, 0.5]), *efficiencies)
@@ -242,7 +250,12 @@ def to_problem(instance: Instance) -> Problem:
     """The same problem in the planner's types. An infinite memory becomes an option, not a number."""
     profile = Profile(
         layers=tuple(
-            Layer(f"l{i}", d["f"], d["b"], int(d["w"]), int(d["s"]), buffer_bytes=int(d["u"]), update_s=d.get("t", 0.0))
+            Layer(
+                *(f"l{i}", d["f"], d["b"], int(d["w"]), int(d["s"])),
+                buffer_bytes=int(d["u"]),
+                update_s=d.get("t", 0.0),
+                workspace_bytes=int(d.get("x", 0)),
+            )
             for i, d in enumerate(instance.layers)
         ),
         tensors=tuple(

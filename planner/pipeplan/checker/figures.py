@@ -117,16 +117,19 @@ class StageFigures:
 def stage_figures(document: PlanDocument, model: CheckedModel) -> tuple[StageFigures, ...]:
     """The figures of every stage."""
     figures = tuple(_of_stage(document, model, index) for index in range(len(document.stages)))
-    return _with_memory_of_devices(document, figures) if document.virtual else figures
+    return _with_memory_of_devices(document, model, figures) if document.virtual else figures
 
 
-def _with_memory_of_devices(document: PlanDocument, figures: Sequence[StageFigures]) -> tuple[StageFigures, ...]:
+def _with_memory_of_devices(
+    document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]
+) -> tuple[StageFigures, ...]:
     """The figures with the memory of whole workers, which run several stages each."""
     found = list(figures)
     sizes = [figure.minibatch_bytes for figure in figures]
     for device in range(len(document.devices)):
         own = stages_of(document, device)
         held = sum(figures[index].memory_bytes for index in own) + activation_bytes(document, device, sizes)
+        held += model.workspace_of(sum(model.set_of(document.stages[index].layers) for index in own))
         for index in own:
             found[index] = replace(figures[index], memory_bytes=worker_bytes(document.cluster, held))
     return tuple(found)
@@ -203,6 +206,7 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
             # Its minibatches hold activations and gradients until W, and so does one more in its backward pass.
             memory += (stage.deferred * 2 + 1) * minibatch
         memory += (saved + sent) * stage.recompute
+        memory += 0.0 if document.virtual else model.workspace_of(stage_set)
     crossing = received + returned + sent + incoming
     own = float(executor_work_s(document, (index > 0) + (not last), crossing, weights * (not last)))
     rings = [_allreduce(document, document.of_copy(copy, index), weights) for copy in range(copies)]

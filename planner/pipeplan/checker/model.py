@@ -47,6 +47,8 @@ class CheckedModel:
     """Bytes of module buffers."""
     saved: Floats
     """Bytes saved for the backward pass."""
+    workspace: Floats
+    """Bytes that a layer needs while it runs."""
     edges: tuple[CheckedTensor, ...]
     blocks: tuple[int, ...]
     """Sets of layers that no cut separates, in topological order."""
@@ -69,6 +71,10 @@ class CheckedModel:
         """The bit set of the layers with these names."""
         position = {name: index for index, name in enumerate(self.names)}
         return sum(1 << position[name] for name in layers)
+
+    def workspace_of(self, stage: int) -> float:
+        """Bytes that a set of layers needs at most while one of them runs."""
+        return max((float(size) for index, size in enumerate(self.workspace) if stage >> index & 1), default=0.0)
 
     def copied(self, stage: int) -> float:
         """Bytes of shared weights that a set of layers needs and is not charged for."""
@@ -145,6 +151,7 @@ def checked_model(
         parameters=np.array([layer.parameter_bytes for layer in layers], dtype=float),
         buffers=np.array([layer.buffer_bytes for layer in layers], dtype=float),
         saved=np.array([layer.saved_bytes * training for layer in layers], dtype=float),
+        workspace=np.array([layer.workspace_bytes * training for layer in layers], dtype=float),
         edges=edges,
         blocks=blocks,
         needs=needs,
@@ -224,8 +231,20 @@ class Totals:
     """Bytes that cross the cut forward."""
     returned: Floats
     """Bytes that cross the cut backward."""
+    workspace: tuple[tuple[float, NDArray[np.uint8]], ...] = ()
+    """The sizes of the layers' workspaces, the smallest first, with the layers of each, eight to a byte."""
     ties: tuple[TieInCuts, ...] = ()
     """The weights that layers in several stages may share."""
+
+    def largest_workspace(self, cut: int, before: NDArray[np.intp]) -> Floats:
+        """Bytes that the layers of stages from the cuts `before` to `cut` need at most, one at a time."""
+        most = np.zeros(len(before))
+        if not self.workspace:
+            return most
+        between = self.packed[cut] & ~self.packed[before]
+        for size, layers in self.workspace:
+            most[(between & layers).any(axis=1)] = size
+        return most
 
     def weights(self, cut: int, before: NDArray[np.intp]) -> Floats:
         """Bytes of the weights of stages from the cuts `before` to `cut`, with their copies of shared weights."""
@@ -265,6 +284,9 @@ class Totals:
             saved=weights @ model.saved,
             sent=sent,
             returned=returned,
+            workspace=tuple(
+                (float(size), np.packbits(model.workspace == size)) for size in np.unique(model.workspace) if size
+            ),
             ties=tuple(
                 TieInCuts(size, weights[:, _bits(sharers)].sum(axis=1), inside[:, charged])
                 for sharers, charged, size in model.ties

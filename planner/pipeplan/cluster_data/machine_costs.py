@@ -25,7 +25,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import read_document, write_text
 from pipeplan.util.typed import Amount, decode
 
-FORMAT, VERSION = "pipeplan-executor-costs", 5
+FORMAT, VERSION = "pipeplan-executor-costs", 6
 SWITCH = "PIPEPLAN_EXECUTOR_COSTS"
 """Environment variable: with `off` nothing is measured, and nothing measured is used."""
 
@@ -70,7 +70,7 @@ class ExecutorCostsFile(Struct):
     """The file of the measurements."""
 
     format: Literal["pipeplan-executor-costs"]
-    version: Literal[5]
+    version: Literal[6]
     machine: str
     torch: str
     pipeplan: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeplan.cost import formulas
 from pipeplan.cost.stage_times import crossing_bytes, parameter_bytes_of, units_of
-from pipeplan.plan.plan import Plan
+from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.problem import Problem
 
 
@@ -14,11 +14,17 @@ def worker_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, floa
     The latter includes neither weight versions nor the allocator's share.
     """
     stage_bytes, per_minibatch = stage_memory(plan, problem, index)
+    stage_bytes += workspace_of(problem, plan.stages[index])
     return problem.cluster.executor.memory_with(stage_bytes), per_minibatch
 
 
+def workspace_of(problem: Problem, stage: Stage) -> int:
+    """Bytes that the layers of a stage need while they run, one after another; 0 in inference."""
+    return max(problem.units[unit].workspace_bytes for unit in units_of(problem, stage))
+
+
 def stage_memory(plan: Plan, problem: Problem, index: int, held: int | None = None) -> tuple[float, float]:
-    """As `worker_memory`, of the stage alone, without the worker itself and the allocator's share.
+    """As `worker_memory`, of the stage alone, without its workspace, the worker itself and the allocator's share.
 
     `held`: the minibatches whose activations are counted; None for as many as the stage holds at most.
     """

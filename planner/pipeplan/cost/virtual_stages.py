@@ -12,7 +12,7 @@ from functools import cache
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.flush import BatchTime, longest_exposed
-from pipeplan.cost.memory import stage_memory
+from pipeplan.cost.memory import stage_memory, workspace_of
 from pipeplan.cost.pass_order import StagePasses, longest_path_s
 from pipeplan.cost.stage_times import StageTimes, minibatches_per_copy
 from pipeplan.cost.zero_bubble import weights_s
@@ -80,6 +80,7 @@ def device_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, floa
         elif kind == "B":
             now -= one
         most = max(most, now)
+    most += max(workspace_of(problem, plan.stages[stage]) for stage in own)
     return problem.cluster.executor.memory_with(sum(fixed) + most), per_minibatch[own.index(index)]
 
 

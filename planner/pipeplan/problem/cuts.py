@@ -1,7 +1,7 @@
 """The cuts of a problem: the ideals (down-sets) of its DAG, with running totals of what their units cost.
 
 A stage lies between two nested cuts I ⊂ J and holds the units of J that are not in I. A quantity that adds up over
-units is therefore the difference of two totals.
+units is therefore the difference of two totals. `workspaces` has one that does not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.problem.problem import Problem
+from pipeplan.problem.workspaces import Workspaces
 from pipeplan.util import graph
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
@@ -46,6 +47,8 @@ class Cuts:
     """Bytes of its gradients that cross each cut backward."""
     readers: tuple[int, ...]
     """For every unit, the bit set of the units that read from it."""
+    workspace_bytes: tuple[int, ...]
+    """The workspace of every unit."""
 
     @cached_property
     def words(self) -> NDArray[np.uint64]:
@@ -59,6 +62,11 @@ class Cuts:
         """Whether every cut contains the one before it, as in a model without branches."""
         words = self.words
         return not bool((words[:-1] & ~words[1:]).any())
+
+    @cached_property
+    def workspaces(self) -> Workspaces:
+        """The largest workspaces between two cuts."""
+        return Workspaces.of(self.words, self.workspace_bytes, chain=self.chain)
 
     @cached_property
     def downhill(self) -> tuple[Ints, Ints]:
@@ -144,7 +152,7 @@ class Cuts:
         arrays = {
             field.name: getattr(self, field.name)[kept]
             for field in fields(self)
-            if field.name not in ("ideals", "complete", "readers")
+            if field.name not in ("ideals", "complete", "readers", "workspace_bytes")
         }
         picked = tuple(ideal for ideal, keep in zip(self.ideals, kept, strict=True) if keep)
         return replace(self, ideals=picked, **arrays)
@@ -179,6 +187,7 @@ def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLIN
         sent=sent,
         returned=returned,
         readers=_readers(problem),
+        workspace_bytes=tuple(unit.workspace_bytes for unit in units),
     )
 
 

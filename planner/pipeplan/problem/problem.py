@@ -161,6 +161,8 @@ class Unit:
     """Bytes kept from forward to backward, with what the allocator takes for them; 0 in inference."""
     update_s: float = 0.0
     """The part of `backward_s` that is the optimiser's step, times `Options.update_share`."""
+    workspace_bytes: int = 0
+    """The largest workspace of its layers, as they run one after another; 0 in inference."""
 
 
 @dataclass(frozen=True)
@@ -433,6 +435,7 @@ def _units(profile: Profile, groups: list[list[str]], options: Options) -> Itera
             buffer_bytes=sum(layer.buffer_bytes for layer in layers),
             saved_bytes=0 if options.inference else sum(layer.saved_bytes for layer in layers),
             update_s=update,
+            workspace_bytes=0 if options.inference else max(layer.workspace_bytes for layer in layers),
         )
 
 

@@ -264,8 +264,8 @@ class SavedBytes:
     """Bytes that autograd saves, by layer.
 
     Every storage counts once, for the layer that saves it first, which is exact within a stage. If a cut separates two
-    layers that save the same tensor, the later stage holds it as a tensor that it received. Parameters, buffers and
-    the model's inputs do not count, because they are in memory anyway.
+    layers that save the same tensor, the later stage holds it as a tensor that it received. Tensors that
+    are in memory anyway, such as parameters and buffers, do not count.
     """
 
     def __init__(self, not_counted: Iterable[Tensor]) -> None:

@@ -62,7 +62,8 @@ class Passes:
         """
         self.progress(0, 0, "first pass")
         model = self.job.model
-        saved = SavedBytes([*model.parameters(), *model.buffers(), *self.run.batch.inputs])
+        # The data of a minibatch counts: a stage reads it anew for every minibatch that it has in flight.
+        saved = SavedBytes([*model.parameters(), *model.buffers()])
         modules = {layer.name: layer.module for layer in self.run.traced.layers}
         self.run.watcher = observer = DuplicateFinder(self.run)
         try:

@@ -78,6 +78,10 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
         )
         if stage.recompute:
             parts += _recomputed(source, stage.layers, predicted)
+        if source.known is not None and not source.plan.virtual:
+            held, layers = set(stage.layers), source.known.profile.layers
+            largest = max(layer.workspace_bytes for layer in layers if layer.name in held)
+            parts.append(("the largest workspace of a layer", largest))
     costs = source.cluster.executor
     within = costs.room_in(predicted.memory_bytes)
     own = [

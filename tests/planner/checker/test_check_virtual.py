@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,9 @@ def problem_of(seed: int) -> Problem:
         Layer(f"l{i}", *(rng.uniform(0.5, 2.0) for _ in range(2)), rng.choice((0, 100)), rng.randint(1, 50), 3)
         for i in range(count)
     )
+    # Another generator, so that the rest of what is drawn does not depend on it.
+    workspaces = random.Random(f"workspace {seed}")
+    layers = tuple(replace(layer, workspace_bytes=workspaces.choice((0, 10, 40))) for layer in layers)
     sizes = [rng.randint(0, 40) for _ in range(count)]
     tensors = tuple(
         Tensor(f"t{a}", f"l{a}", (f"l{b}",), sizes[a], sizes[b]) for a, b in itertools.pairwise(range(count))

@@ -43,6 +43,7 @@ def test_profile_of_mnist(mnist: tuple[Profile, list[Step]]) -> None:
     assert list(layers)[:3] == ["conv1", "relu", "conv2"]
     assert (layers["fc1"].parameter_bytes, layers["fc1"].op) == ((1568 + 1) * 200 * 4, "Linear")
     assert layers["relu"].saved_bytes == 8 * 16 * 14 * 14 * 4
+    assert layers["conv1"].saved_bytes == 8 * 28 * 28 * 4, "the data of a minibatch, for as long as it is in flight"
     assert all(layer.forward_s >= 0 and layer.backward_s >= 0 for layer in profile.layers)
     assert sum(layer.backward_s for layer in profile.layers) > 0
     tensors = {tensor.name: tensor for tensor in profile.tensors}

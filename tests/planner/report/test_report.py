@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from reported import Document, branching, report_of, rows, small_cluster, source
 
 from pipeplan.problem.problem import Options
 from pipeplan.report.source import ReportSource
+from pipeplan.report.stages import stage_rows
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
 
@@ -37,7 +39,21 @@ def test_memory_is_made_of_what_the_layers_have(source: ReportSource, document: 
         crossing = row["send_bytes"] if row["index"] == 0 else document["stages"][0]["send_bytes"]
         (activations,) = (size for name, size in parts.items() if name.startswith("activations"))
         assert activations == stage.depth * (saved + crossing)
+        assert "the largest workspace of a layer" not in parts, "the profile has none"
         assert row["capacity_bytes"] == 16 * 2**30
+
+
+def test_memory_has_the_largest_workspace_of_a_stage() -> None:
+    profile = branching()
+    sized = replace(profile, layers=tuple(replace(one, workspace_bytes=7 + n) for n, one in enumerate(profile.layers)))
+    plain, found = (source_of(one, small_cluster(), Options(max_replicas=1)) for one in (profile, sized))
+    largest = {layer.name: layer.workspace_bytes for layer in sized.layers}
+    assert len(found.plan.stages) > 1
+    for stage, before, after in zip(found.plan.stages, stage_rows(plain), stage_rows(found), strict=True):
+        workspace = max(largest[name] for name in stage.layers)
+        added = {"the largest workspace of a layer": workspace}
+        assert dict(after.memory_parts) == dict(before.memory_parts) | added
+        assert after.memory_bytes == before.memory_bytes + workspace
 
 
 def test_memory_over_time_goes_up_and_down_by_minibatches(source: ReportSource, document: Document) -> None:

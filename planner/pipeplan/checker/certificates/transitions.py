@@ -289,6 +289,7 @@ def worker_memory(
     # A correction keeps a step of the optimiser for each version, but for one.
     each = 1 + model.corrects
     fixed = fixed + weights * (model.state_ratio + several + each * (kept or delayed) - model.corrects)
+    fixed = fixed + totals.largest_workspace(cut, before)
     growing = totals.sent[before] + weights * each * (not kept)
     once = saved + totals.sent[cut]
     return (fixed + once, growing) if again else (fixed, growing + once)

@@ -1,8 +1,8 @@
 """Leaves out cuts that provably cannot matter, before any search.
 
-Let v be a unit without cost: no work, no parameters of its own or shared, and, if memory is limited, nothing saved and
-no buffers. It may move across a cut, which only changes the bytes that cross. Let c(I) be these bytes, for each
-direction on its own. The cut I is left out in two cases:
+Let v be a unit without cost: no work, no parameters of its own or shared, and, if memory is limited, nothing saved, no
+buffers and no workspace. It may move across a cut, which only changes the bytes that cross. Let c(I) be these bytes,
+for each direction on its own. The cut I is left out in two cases:
 
   later    v ∈ I, nothing in I reads v, and c(I - v) ≤ c(I). Every plan with the cut I is matched by a plan without it:
            take v out of I and out of all smaller cuts I' that hold it. Removing v adds the bytes of tensors that v
@@ -44,7 +44,8 @@ def prune_cuts(problem: Problem, cuts: Cuts) -> Cuts:
 
 def _is_costless(problem: Problem, unit: Unit) -> bool:
     costless = unit.forward_s + unit.backward_s == 0 and unit.parameter_bytes == 0
-    return costless and (not problem.options.memory or unit.saved_bytes + unit.buffer_bytes == 0)
+    needed = unit.saved_bytes + unit.buffer_bytes + unit.workspace_bytes
+    return costless and (not problem.options.memory or needed == 0)
 
 
 def _no_costlier(cuts: Cuts, first: int, second: int, *, strictly: bool) -> bool:

@@ -412,7 +412,7 @@ class StageTerms:
         each = formulas.memory_per_depth(
             self.parameters, saved, received, sent, stashes=terms.stashes, recompute=self.recompute
         )
-        return fixed + once + versions, np.asarray(each)
+        return fixed + once + versions + cuts.workspaces.between(self.cut, self.targets), np.asarray(each)
 
     @cached_property
     def _replication(self) -> Floats:

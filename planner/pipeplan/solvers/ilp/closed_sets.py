@@ -57,6 +57,18 @@ class ClosedSets:
             total += size * (self.has[:, tensor.producer] & ~self.has[:, list(tensor.consumers)].all(axis=1))
         return total
 
+    def largest(self, amounts: Iterable[float], begin: Ints, end: Ints) -> Floats:
+        """The largest of the amounts, given by block, of the blocks that sets have beyond others, pair by pair; 0 where
+        none has any."""
+        given = np.array(list(amounts), dtype=np.float64)
+        found, left = np.zeros(len(end)), np.arange(len(end))
+        for amount in np.unique(given[given > 0])[::-1].tolist():
+            here = self.has[:, given == amount]
+            beyond = (here[end[left]] & ~here[begin[left]]).any(axis=1)
+            found[left[beyond]] = amount
+            left = left[~beyond]
+        return found
+
     @cached_property
     def larger(self) -> Flags:
         """For every set, which others have all of its blocks and more."""

@@ -52,7 +52,8 @@ weight versions are too few (2BW). The optimum without depths is then a lower bo
 (10) Where placements meet, (d-1)·r·t of the one before is at least d·r·t + g of the one behind, plus its own g and
      twice the transfer: `formulas.in_flight_depth` times T. 2BW: the all-reduces are at most (M + 1/m - d·r)·t
      (`formulas.buffered_pace`).
-(11) Weights, gradients, optimiser state, buffers, and d·m over all d fit the device; m[ρ,d] ≤ memory/d · δ[ρ,d].
+(11) Weights, gradients, optimiser state, buffers, a workspace of at least that of every l times z[l,p], and d·m over
+     all d fit the device; m[ρ,d] ≤ memory/d · δ[ρ,d].
 
 A stage that recomputes has its forward work twice in (4); in (11) its saved bytes and its output count once. Under
 vertical sync the versions of the weights follow from the input stage: `vertical_versions` has (29) and (30).

@@ -36,6 +36,8 @@ class Block:
     parameters: float
     buffers: float
     saved: float
+    workspace: float
+    """The largest of its layers."""
 
     @property
     def work_s(self) -> float:
@@ -60,6 +62,7 @@ class LayerBlocks:
                 parameters=sum(layer.parameter_bytes for layer in group),
                 buffers=sum(layer.buffer_bytes for layer in group),
                 saved=kept * sum(layer.saved_bytes for layer in group) if training else 0.0,
+                workspace=max(float(layer.workspace_bytes) for layer in group) if training else 0.0,
             )
             for _, group in sorted(members.items())
         ]

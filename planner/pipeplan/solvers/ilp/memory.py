@@ -12,7 +12,7 @@ from pipeplan.cost import formulas
 from pipeplan.plan.schedules import TRAITS, VERTICAL
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp.depth import DepthChoice, DepthConstraints
-from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable
+from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, scale_terms
 from pipeplan.solvers.ilp.model import PlacementModel
 from pipeplan.solvers.ilp.placements import Placement
 from pipeplan.solvers.ilp.vertical_versions import VerticalVersions
@@ -66,6 +66,7 @@ class MemoryConstraints:
         self.fixed = [self._fixed(index) for index in range(len(model.layers))]
         self.parameters = [block.parameters / self.unit for block in model.layers.blocks]
         self.saved = [block.saved / self.unit for block in model.layers.blocks]
+        self.workspace = [block.workspace / self.unit for block in model.layers.blocks]
         self.crossing = [
             self._per_cut([tensor.sent for tensor in model.layers.tensors]),
             self._per_cut([tensor.sent + tensor.returned for tensor in model.layers.tensors]),
@@ -112,6 +113,7 @@ class MemoryConstraints:
             capacity = {(one.start, one.replicas): self._capacity(one) for one in placements}
             copied = [size * self.copies_per_version for size in self.parameters]
             terms += self.older.memory(worker, copied, capacity)
+        terms += self._largest_workspace(worker)
         if self.depths is not None:
             terms += self._replication(placements)
             if self.recompute:
@@ -128,6 +130,18 @@ class MemoryConstraints:
         self.model.program.at_most(
             [*terms, *((model.used[placement], -self._capacity(placement)) for placement in placements)]
         )
+
+    def _largest_workspace(self, worker: int) -> list[Term]:
+        """A variable that is at least the workspace of every block whose stage starts at `worker`."""
+        needed = [(block, size) for block, size in enumerate(self.workspace) if size > NEGLIGIBLE]
+        if not needed:
+            return []
+        program = self.model.program
+        largest = program.number(f"workspace_{worker}")
+        for block, size in needed:
+            if starts := self.model.starts(block, worker):
+                program.at_most([*scale_terms(starts, size), (largest, -1.0)])
+        return [(largest, 1.0)]
 
     def _exclude(self, worker: int, depths: DepthConstraints) -> None:
         """Exclude depths at which a single block is too large: implied, but not for fractions of blocks and depths."""
@@ -152,7 +166,8 @@ class MemoryConstraints:
         saved = (1 if choice.recompute else choice.depth) * self.saved[block]
         everyone = choice.placement.replicas * self.model.problem.copies
         divided = float(formulas.divided_state(1.0, everyone, self.model.problem.divided_ratio))
-        return self.fixed[block] + versions + saved + self.parameters[block] * ((everyone > 1) - divided)
+        size = self.fixed[block] + versions + saved + self.workspace[block]
+        return size + self.parameters[block] * ((everyone > 1) - divided)
 
     def _capacity(self, placement: Placement) -> float:
         return self.model.problem.capacity_of(placement.workers) / self.unit

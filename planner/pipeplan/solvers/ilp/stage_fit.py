@@ -21,7 +21,6 @@ class StageFit(StageDepths):
 
     def __init__(self, facts: PlacementFacts, sets: ClosedSets, table: PlaceTable) -> None:
         super().__init__(facts, sets, table)
-        self.sets = sets
         self.may_be_last, self.may_be_followed = self._idle_behind()
         self.reached = self._reached()
         """By set and worker, whether the layers of the set may be those of the workers before."""

@@ -35,7 +35,7 @@ class StageDepths:
     """The depths and the memory of stages, from what every set of layers adds up to."""
 
     def __init__(self, facts: PlacementFacts, sets: ClosedSets, table: PlaceTable) -> None:
-        self.facts, self.table, blocks = facts, table, facts.layers.blocks
+        self.facts, self.table, self.sets, blocks = facts, table, sets, facts.layers.blocks
         self.work = sets.sums(block.work_s for block in blocks)
         self.forward = sets.sums(block.forward_s for block in blocks)
         self.parameters = sets.sums(block.parameters for block in blocks)
@@ -197,6 +197,7 @@ class StageDepths:
         size = size + (everyone > 1) * formulas.replica_memory(parameters, 2, late)
         size = size - formulas.divided_state(parameters, everyone, problem.divided_ratio)
         size = size + formulas.recompute_memory(saved, sent, again)
+        size = size + self.sets.largest((block.workspace for block in self.facts.layers.blocks), begin, end)
         each = formulas.memory_per_depth(parameters, saved, received, sent, stashes=stashes, recompute=again)
         return np.asarray(size), np.asarray(each)
 

@@ -109,7 +109,7 @@ def sized_states(cut: int, given: Given, arrays: CutArrays, places: Places, fron
             continue
         copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, cut, end)
         for variant in range(given.variants):
-            stage = stage_numbers(given, arrays.totals, cut, end, variant == 1, copied)
+            stage = stage_numbers(given, arrays, cut, end, variant == 1, copied)
             if given.memory and stage.deepest_alone < 1:
                 continue
             fill_levels(intervals, given, rates, stage)
@@ -239,7 +239,7 @@ def fewest_states(cut: int, given: Given, arrays: CutArrays, places: Places, fro
             continue
         several = INFINITE
         if known[end, 0] == 0.0 or given.memory:
-            stage = stage_numbers(given, arrays.totals, cut, end, False, _copied(*shared, cut, end))
+            stage = stage_numbers(given, arrays, cut, end, False, _copied(*shared, cut, end))
             fill_fewest(known, end, given, arrays.rates, stage, scratch.intervals)
             several = stage.deepest_replicated
             if given.memory and stage.deepest_alone < 1:
@@ -294,7 +294,7 @@ def _is_superfluous(
         row = end if smaller == start - 1 else 0
         if row == 0 or below[row, 0] == 0.0:
             copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, smaller, end)
-            stage = stage_numbers(given, arrays.totals, smaller, end, False, copied)
+            stage = stage_numbers(given, arrays, smaller, end, False, copied)
             fill_fewest(below, row, given, arrays.rates, stage, scratch.intervals)
         if _fewest_at(below, row, numbers, place, arrays.need[smaller])[1] <= replicas:
             return True

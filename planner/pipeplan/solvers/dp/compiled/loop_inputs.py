@@ -138,6 +138,10 @@ class CutArrays(NamedTuple):
     """`SharedInCuts.members`, without rows where no weights are shared; so are the next two."""
     shared_first: Ints
     shared_bytes: Floats
+    workspace_sizes: Floats
+    """`Workspaces.sizes`; the next two are its `masks` and `ranges`."""
+    workspace_masks: NDArray[np.uint64]
+    workspace_ranges: Floats
     transfer_s: Floats
     """`CostTerms.transfer_s`."""
     rates: Floats
@@ -223,6 +227,9 @@ def arrays_of(search: Search) -> CutArrays:
         shared_members=none if shared is None else shared.members,
         shared_first=none if shared is None else shared.first,
         shared_bytes=np.zeros(0) if shared is None else shared.bytes,
+        workspace_sizes=cuts.workspaces.sizes,
+        workspace_masks=cuts.workspaces.masks,
+        workspace_ranges=cuts.workspaces.ranges,
         transfer_s=np.ascontiguousarray(terms.transfer_s, dtype=float),
         rates=np.stack([terms.links.allreduce_bandwidth, terms.links.allreduce_latency], axis=1).astype(float),
         spans=np.array(terms.layout.spans),

@@ -22,6 +22,7 @@ from pipeplan.solvers.dp.compiled.loop_inputs import (
     SAVED,
     SENT,
     WORK,
+    CutArrays,
     Given,
 )
 from pipeplan.solvers.dp.compiled.replica_loops import fill_intervals, least_allowed
@@ -79,11 +80,15 @@ class Sized(NamedTuple):
 
 
 @compiled
-def stage_numbers(given: Given, totals: Floats, start: int, end: int, recompute: bool, copied: float) -> StageNumbers:
+def stage_numbers(
+    given: Given, arrays: CutArrays, start: int, end: int, recompute: bool, copied: float
+) -> StageNumbers:
     """The terms of a stage from one cut to another, with so many bytes of `copied` shared weights."""
-    is_last = end == given.last
+    is_last, totals = end == given.last, arrays.totals
     parameters = totals[end, PARAMETERS] - totals[start, PARAMETERS] + copied
     alone, growing = _memory(given, totals, start, end, parameters, recompute)
+    if given.training and len(arrays.workspace_sizes) > 0:
+        alone = alone + _workspace(arrays, start, end)
     replicated = alone
     if given.training:
         late = 0 if is_last and start == 0 else 1
@@ -101,6 +106,21 @@ def stage_numbers(given: Given, totals: Floats, start: int, end: int, recompute:
         _within_capacity(given, alone - divided, growing),
         _within_capacity(given, replicated - divided, growing),
     )
+
+
+@compiled
+def _workspace(arrays: CutArrays, start: int, end: int) -> float:
+    """`Workspaces.between`."""
+    if len(arrays.workspace_ranges) > 0:
+        row, length = 0, end - start
+        while 2 << row <= length:
+            row += 1
+        return float(max(arrays.workspace_ranges[row, start], arrays.workspace_ranges[row, end - (1 << row)]))
+    for size in range(len(arrays.workspace_sizes)):
+        for word in range(arrays.words.shape[1]):
+            if arrays.words[end, word] & ~arrays.words[start, word] & arrays.workspace_masks[size, word] != 0:
+                return float(arrays.workspace_sizes[size])
+    return 0.0
 
 
 @compiled
