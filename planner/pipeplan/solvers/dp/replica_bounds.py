@@ -174,7 +174,8 @@ class StageSizing:
             most = np.minimum(deepest[open_rows], stage.max_depth_of(selected.target, fewest))
             late = np.flatnonzero(covering > most)
             open_rows = open_rows[late]
-            if stage.divided_ratio:  # more replicas also have room for more minibatches
+            if stage.divided_ratio or self.terms.first is not None:
+                # More replicas also have room for more minibatches, or keep fewer versions.
                 most = stage.deepest(replicated=True)[selected.target]
                 more = np.where(most[late] > 1, self._replicas_for(most[late], cover[late]), 0.0)
             else:
