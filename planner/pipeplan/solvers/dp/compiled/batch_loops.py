@@ -59,7 +59,7 @@ class BatchStage(NamedTuple):
     """All passes of the layers in front of the stage."""
 
 
-class Behind(NamedTuple):
+class TimesBehind(NamedTuple):
     """The times of the state behind a stage: a row of a table."""
 
     times: Floats
@@ -90,7 +90,7 @@ def batch_states(
                 continue
             more = _batch_stage(given, arrays, layers, cut, end)
             for place in range(begin, close):
-                behind = Behind(kept.times, kept.begins[end] + numbers[place, STATE])
+                behind = TimesBehind(kept.times, kept.begins[end] + numbers[place, STATE])
                 spare = _spare_s(batch, layers.work_s[end], behind)
                 least = _least_replicas(batch, stage.work_s / batch.fastest, more.forward_s / batch.fastest, spare)
                 need = max(_least_workers(batch, more.before_s, cut, spare), float(numbers[place, LOWEST]))
@@ -130,7 +130,7 @@ def _batch_stage(given: Given, arrays: CutArrays, layers: BatchArrays, start: in
 
 
 @compiled
-def _spare_s(batch: BatchNumbers, work_s: float, behind: Behind) -> float:
+def _spare_s(batch: BatchNumbers, work_s: float, behind: TimesBehind) -> float:
     """`BatchLimit.spare_s`."""
     left = batch.budget_s - behind.times[behind.row, 0] - work_s - behind.times[behind.row, 1 + batch.phases]
     return float(left * (1 + SLACK))
@@ -245,7 +245,7 @@ def _put_depths(
     at: Place,
     source: Source,
     replicas: int,
-    behind: Behind,
+    behind: TimesBehind,
     front: Front,
     count: int,
 ) -> int:
