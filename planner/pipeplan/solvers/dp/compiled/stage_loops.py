@@ -12,6 +12,7 @@ import numpy as np
 from pipeplan.cost import formulas
 from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Floats, Ints
+from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.compiled.jit import compiled
 from pipeplan.solvers.dp.compiled.loop_inputs import (
     BANDWIDTH,
@@ -223,6 +224,17 @@ def depth_at(
 
 
 @compiled
+def _replicas_for_versions(given: Given, stage: StageNumbers) -> float:
+    """`StageTerms.replicas_for_versions`."""
+    fixed = stage.alone_bytes - _divided_state(
+        stage.parameters, given.most_replicas * given.copies, given.divided_ratio
+    )
+    room = given.capacity * (1 + SLACK) - fixed - stage.growing_bytes
+    asked = _version_memory(stage.parameters, (given.first_delay - 1) * given.first_replicas, 1)
+    return float(np.ceil(asked / room - _ROUNDING)) if room > 0 else INFINITE
+
+
+@compiled
 def size_stage(
     given: Given,
     stage: StageNumbers,
@@ -250,6 +262,8 @@ def size_stage(
         if given.divided_ratio != 0.0 or given.first_replicas > 0:
             # More replicas also have room for more minibatches, or keep fewer versions.
             more = covering_replicas(stage.deepest_replicated, cover) if stage.deepest_replicated > 1 else 0.0
+            if given.first_replicas > 0:
+                more = max(more, _replicas_for_versions(given, stage))
         else:
             more = covering_replicas(most, cover) if most >= 1 else INFINITE
         count = max(more, count + 1)
