@@ -10,6 +10,7 @@ from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.compiled.batch_inputs import BatchArrays, Batches, BatchNumbers
+from pipeplan.solvers.dp.compiled.bound_loops import workers_needed
 from pipeplan.solvers.dp.compiled.cut_loops import (
     BOUND,
     FIRST,
@@ -29,7 +30,16 @@ from pipeplan.solvers.dp.compiled.cut_loops import (
 )
 from pipeplan.solvers.dp.compiled.front_loops import Front, Kept
 from pipeplan.solvers.dp.compiled.jit import compiled
-from pipeplan.solvers.dp.compiled.loop_inputs import BANDWIDTH, FORWARD, LATENCY, RETURNED, SENT, CutArrays, Given
+from pipeplan.solvers.dp.compiled.loop_inputs import (
+    BANDWIDTH,
+    FORWARD,
+    LATENCY,
+    RETURNED,
+    SENT,
+    Bounds,
+    CutArrays,
+    Given,
+)
 from pipeplan.solvers.dp.compiled.stage_loops import (
     INFINITE,
     Place,
@@ -71,6 +81,7 @@ def batch_states(
     cut: int,
     given: Given,
     arrays: CutArrays,
+    bounds: Bounds,
     batches: Batches,
     places: Places,
     kept: Kept,
@@ -114,7 +125,9 @@ def batch_states(
                         numbers[place, FIRST],
                         numbers[place, LEVEL],
                     )
-                    count = _put_depths(given, arrays, batches, stage, more, at, source, replicas, behind, front, count)
+                    count = _put_depths(
+                        given, arrays, bounds, batches, stage, more, at, source, replicas, behind, front, count
+                    )
     return count
 
 
@@ -239,6 +252,7 @@ def _depths_to_try(
 def _put_depths(
     given: Given,
     arrays: CutArrays,
+    bounds: Bounds,
     batches: Batches,
     stage: StageNumbers,
     more: BatchStage,
@@ -266,7 +280,10 @@ def _put_depths(
     allreduce = ring_allreduce_time(float(replicas), stage.parameters, rates[0], rates[1])
     exposed = max(behind.times[behind.row, 1 + batch.phases], _flush_exposed(allreduce, more.before_s))
     for depth in range(int(least), int(most) + 1):
-        bounds = 0.0
+        demand = float(depth * replicas) if batch.counts_depths else 0.0
+        if given.bounded and start < workers_needed(bounds, demand, cut):
+            continue
+        least_s = 0.0
         for phase in range(batch.phases):
             own = _phase_s(batch, phase, stage.work_s, more.forward_s) / given.speed
             if batch.phases == 1:
@@ -279,11 +296,10 @@ def _put_depths(
             steady = max(behind.times[behind.row, 1 + phase], steady)
             front.times[count, 1 + phase] = steady
             in_front = max(0.0, (batch.minibatches / max(start, 1) - 1) * layers.passes_s[phase, cut])
-            bounds += max(steady, in_front)
-        if total + layers.work_s[cut] + (bounds + exposed) <= batch.budget_s:
+            least_s += max(steady, in_front)
+        if total + layers.work_s[cut] + (least_s + exposed) <= batch.budget_s:
             front.times[count, 0], front.times[count, 1 + batch.phases] = total, exposed
-            sized = Sized(float(replicas), float(depth), float(depth * replicas) if batch.counts_depths else 0.0)
-            count = put_size(given, arrays, front, count, at, source, sized, 0)
+            count = put_size(given, arrays, front, count, at, source, Sized(float(replicas), float(depth), demand), 0)
     return count
 
 

@@ -6,6 +6,7 @@ from pipeplan.problem.cuts import Ints
 from pipeplan.solvers.dp.compiled import front_loops
 from pipeplan.solvers.dp.compiled.batch_inputs import Batches
 from pipeplan.solvers.dp.compiled.batch_loops import batch_states
+from pipeplan.solvers.dp.compiled.bound_loops import bounds_row, workers_needed
 from pipeplan.solvers.dp.compiled.cut_loops import (
     BOUND,
     FIRST,
@@ -140,7 +141,7 @@ def _front(
         else:
             count = fewest_states(cut, given, arrays, places, front, scratch)
     else:
-        count = batch_states(cut, given, arrays, batches, places, kept, front, scratch)
+        count = batch_states(cut, given, arrays, bounds, batches, places, kept, front, scratch)
     if count == len(front.demand) - 1:
         return -1
     if cut == 0 and given.first_replicas > 0 and not given.first_is_exact:
@@ -152,17 +153,10 @@ def _front(
 @compiled
 def _is_bounded(front: Front, count: int, bounds: Bounds) -> bool:
     """Whether the bounds for all demands are known."""
-    for state in range(count):
-        whole = _whole(front.demand[state], bounds)
-        if whole >= len(bounds.rows) or bounds.rows[whole] < 0:
+    for state in range(count):  # noqa: SIM110 (compiled code has no generators)
+        if bounds_row(bounds, front.demand[state]) < 0:
             return False
     return True
-
-
-@compiled
-def _whole(demand: float, bounds: Bounds) -> int:
-    """The whole demand that stands for another in the bounds."""
-    return int(min(max(demand, bounds.least), bounds.most))
 
 
 @compiled
@@ -196,8 +190,8 @@ def _may_complete(cut: int, given: Given, arrays: CutArrays, bounds: Bounds, fro
         return False
     if arrays.pinned.shape[1] > 0 and not arrays.pinned[cut, given.most_stages - stages]:
         return False
-    row = bounds.rows[_whole(front.demand[state], bounds)] if given.bounded else 0
-    return not given.bounded or front.numbers[state, front_loops.FIRST] >= bounds.table[row, cut]
+    first = front.numbers[state, front_loops.FIRST]
+    return not given.bounded or first >= workers_needed(bounds, front.demand[state], cut)
 
 
 @compiled
@@ -224,7 +218,7 @@ def _put_places(
             before = end
             numbers[row, STATE], numbers[row, FIRST], numbers[row, LEVEL] = state - kept.begins[cut], first, level
             numbers[row, STAGES], numbers[row, WORKERS] = stages, workers
-            numbers[row, BOUND] = bounds.rows[_whole(kept.demand[state], bounds)] if given.bounded else 0
+            numbers[row, BOUND] = bounds_row(bounds, kept.demand[state]) if given.bounded else 0
             numbers[row, POSITION], numbers[row, LOWEST] = end, lowest
             for span in range(len(spans)):
                 numbers[row, ROOM + span] = min(end - (end - 1) // spans[span] * spans[span], given.most_replicas)
