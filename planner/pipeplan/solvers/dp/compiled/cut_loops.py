@@ -136,8 +136,8 @@ def sized_states(cut: int, given: Given, arrays: CutArrays, places: Places, fron
                     demand = (demands[place] + least) * (1 - formulas.ROUNDING)
                     stages, workers = numbers[place, STAGES] + 1, numbers[place, WORKERS] + int(least)
                     first = end_at - int(least)
-                    any_input = cut == 0 and given.first_replicas > 0 and not given.first_is_exact
-                    if not any_input and is_beaten(front, count, given, spans, level, first, demand, stages, workers):
+                    beaten = is_beaten(front, count, given, spans, level, first, demand, stages, workers)
+                    if beaten and not (cut == 0 and given.first_is_any):
                         continue
                     at = Place(level, end_at, most, demands[place], numbers[place, FIRST], numbers[place, LEVEL])
                     source = Source(numbers[place, STATE], stages, numbers[place, WORKERS], variant, cut, end)
@@ -209,7 +209,8 @@ def _put_sizes(
         fits = depth <= max_depth(given, stage, replicas)
         if fits and demand < one.demand and versions_suffice(given, stage, at, rates, Sized(replicas, depth, demand)):
             count = put_size(given, arrays, front, count, at, source, Sized(replicas, depth, demand), order)
-        # With the optimiser's state divided, a depth that does not fit yet may fit with more replicas.
+        # A depth that does not fit yet may fit with more replicas, which divide the optimiser's state or keep fewer
+        # versions.
         smaller = min(smaller, depth - 1 if fits else depth)
     return count
 
@@ -228,7 +229,7 @@ def put_size(
     # Cuts are gone through from the last on.
     numbers[count, front_loops.ORDER] = order - 6 * source.end + 3 * source.variant
     front.demand[count] = sized.demand
-    if source.start == 0 and given.first_replicas > 0 and not given.first_is_exact:
+    if source.start == 0 and given.first_is_any:
         return put_least_delay(front, count, given.copies)
     return put_state(front, count, given, arrays.joins, arrays.spans)
 

@@ -118,7 +118,9 @@ class Given(NamedTuple):
     """Replicas of the assumed input stage under vertical sync; 0 where none is assumed."""
     first_delay: int
     first_is_exact: bool
-    """Whether the input stage must have just as many replicas; otherwise it may be any (`AnyInputStage`)."""
+    """Whether an input stage is assumed that has just as many replicas."""
+    first_is_any: bool
+    """Whether any input stage is assumed (`AnyInputStage`)."""
 
 
 class CutArrays(NamedTuple):
@@ -213,6 +215,7 @@ def numbers_of(search: Search) -> Given:
         first_replicas=0 if terms.first is None else int(terms.first.replicas),
         first_delay=0 if terms.first is None else int(terms.first.delay),
         first_is_exact=terms.first is not None and not isinstance(terms.first, AnyInputStage),
+        first_is_any=isinstance(terms.first, AnyInputStage),
     )
 
 

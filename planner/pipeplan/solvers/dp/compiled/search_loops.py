@@ -144,7 +144,7 @@ def _front(
         count = batch_states(cut, given, arrays, bounds, batches, places, kept, front, scratch)
     if count == len(front.demand) - 1:
         return -1
-    if cut == 0 and given.first_replicas > 0 and not given.first_is_exact:
+    if cut == 0 and given.first_is_any:
         sort_front(front, count, False, True)
         return count
     return sorted_front(front, count, given, arrays.joins, arrays.spans)
