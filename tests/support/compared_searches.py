@@ -2,10 +2,11 @@
 
     python tests/support/compared_searches.py FIRST END graphs
 
-goes over random problems by seed and prints how many states it compared. `chains` are long ones whose memory binds;
-`answers` are compared with brute force. With NUMBA_DISABLE_JIT=1 in the environment
-the loops run as they are written. It is run by `tests/planner/solvers/dp/test_compiled_loops.py`, in processes of their
-own, because a process that has loaded the loops uses them from then on.
+goes over random problems by seed and prints how many states it compared. `chains` are long ones whose memory binds,
+`flush` and `vertical` small ones of these schedules, and `answers` are compared with brute force. With
+NUMBA_DISABLE_JIT=1 in the environment the loops run as they are written. It is run by
+`tests/planner/solvers/dp/test_compiled_loops.py`, in processes of their own, because a process that has loaded the
+loops uses them from then on.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 import argparse
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import brute_force
 import numpy as np
 from brute_machines import Instance
-from instances import drawn, mixed_instance, random_instance, roomy, to_problem
+from instances import divided_instance, drawn, mixed_instance, random_instance, roomy, to_problem
 from long_chains import long_chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
@@ -27,8 +29,12 @@ from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.solvers.dp import dynamic_program, uniform_search
 from pipeplan.solvers.dp.budget import SearchEffort, SearchLimits, StateCounts
-from pipeplan.solvers.dp.stage_costs import CostTerms
+from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
+from pipeplan.solvers.dp.flush.uniform_flush import FlushSearch
+from pipeplan.solvers.dp.input_stages import AnyInputStage
+from pipeplan.solvers.dp.stage_costs import CostTerms, InputStage
 from pipeplan.solvers.dp.uniform_search import UniformSearch
+from pipeplan.solvers.dp.vertical_sync import VerticalSearch
 from pipeplan.solvers.plan_space import plan_spaces
 
 COUNTS = (
@@ -42,17 +48,25 @@ COUNTS = (
 
 def use_loops(begin: float) -> None:
     """Have searches go on with loops as soon as array code has done so much work; infinite for never."""
-    uniform_search.are_loops_due = lambda work: work >= begin  # type: ignore[assignment]
+    uniform_search.are_loops_due = lambda work, loops: work >= begin  # type: ignore[assignment]
 
 
-def assert_equal(problem: Problem, threshold: float, limits: SearchLimits) -> int:
-    """Search with array code and with loops. Returns the number of states."""
+def assert_equal(
+    problem: Problem,
+    threshold: float,
+    limits: SearchLimits,
+    kind: type[UniformSearch] = UniformSearch,
+    first: InputStage | None = None,
+) -> int:
+    """Search with array code and with loops. Returns the number of states.
+
+    `first` is the input stage that is assumed under vertical sync.
+    """
     found = []
     for begin in (math.inf, 0.0):
         use_loops(begin)
-        search = UniformSearch(
-            CostTerms(problem, enumerate_cuts(problem, 1000)), threshold, replace(limits, effort=SearchEffort())
-        )
+        terms = CostTerms(problem, enumerate_cuts(problem, 1000), first)
+        search = kind(terms, threshold, replace(limits, effort=SearchEffort()))
         found.append((search.run(), search))
     steps, arrays = found[0]
     for other_steps, loops in found[1:]:
@@ -61,6 +75,8 @@ def assert_equal(problem: Problem, threshold: float, limits: SearchLimits) -> in
         for cut, states in arrays.kept.items():
             assert np.array_equal(loops.kept[cut].numbers, states.numbers), cut
             assert np.array_equal(loops.kept[cut].demand, states.demand), cut
+            assert (states.times is None) == (loops.kept[cut].times is None)
+            assert states.times is None or np.array_equal(loops.kept[cut].times, states.times), cut  # type: ignore[arg-type]
     return sum(len(states) for states in arrays.kept.values())
 
 
@@ -107,6 +123,50 @@ def compare(seed: int) -> int:
     return states
 
 
+def compare_flush(seed: int) -> int:
+    """Compare searches for the fastest batch of a random problem, at several limits. Returns the number of states."""
+    rng = random.Random(f"flush {seed}")
+    draw = divided_instance if seed % 4 == 3 else mixed_instance
+    _, problem = drawn(seed, lambda one: draw(one, layers=7, schedule=("gpipe", "1f1b-flush")[seed % 2]))
+    if not problem.cluster.uniform:
+        return 0
+    inner = rng.choice(plan_spaces(problem)).inner(problem)
+    inner, states = replace(inner, options=replace(inner.options, boundary="single", pins=())), 0
+    for _ in range(3):
+        one = inner if rng.random() < 0.7 else inner.without_memory_limit()
+        memory = one.options.memory
+        floor_s = BatchLimit(CostTerms(one, enumerate_cuts(one, 1000)), math.inf).floor_s
+        limits = SearchLimits(
+            memory=memory,
+            recompute=memory and rng.random() < 0.5,
+            coarse=rng.random() < 0.2,
+            counting=(counting := rng.choice(COUNTS)),
+            exact_stages=rng.randint(1, 4) if counting.exact_stages else None,
+            max_stages=rng.randint(1, 4) if counting.stages else None,
+            max_workers=rng.randint(1, inner.cluster.workers) if counting.workers else None,
+        )
+        states += assert_equal(one, floor_s * rng.uniform(1.0, 3.0), limits, FlushSearch)
+    return states
+
+
+def compare_vertical(seed: int) -> int:
+    """Compare searches under vertical sync for some input stages. Returns the number of states."""
+    rng = random.Random(f"vertical {seed}")
+    draw = divided_instance if seed % 4 == 3 else mixed_instance
+    _, problem = drawn(seed, lambda one: draw(one, layers=7, schedule="vertical-sync"))
+    if not problem.cluster.uniform or not problem.training:
+        return 0
+    inner = rng.choice(plan_spaces(problem)).inner(problem)
+    inner, states = replace(inner, options=replace(inner.options, boundary="single", pins=(), memory=True)), 0
+    terms = CostTerms(inner, enumerate_cuts(inner, 1000))
+    for kind in (InputStage, AnyInputStage):
+        most = inner.cluster.workers if kind is InputStage else 1
+        first = kind(rng.randint(1, most), rng.randint(1, 2 + inner.cluster.workers))
+        limits = SearchLimits(memory=True, recompute=rng.random() < 0.5)
+        states += assert_equal(inner, terms.floor * rng.uniform(1.0, 6.0), limits, VerticalSearch, first)
+    return states
+
+
 def compare_answer(seed: int) -> int:
     """Solve a random problem with loops alone, and compare with brute force. Returns 1 if there is a plan."""
     instance, _ = drawn(seed, lambda one: mixed_instance(one, layers=5, schedule="1f1b-stashing"))
@@ -137,15 +197,23 @@ def compare_long(seed: int) -> int:
     return states
 
 
+_KINDS: dict[str, Callable[[int], int]] = {
+    "graphs": compare,
+    "chains": compare_long,
+    "answers": compare_answer,
+    "flush": compare_flush,
+    "vertical": compare_vertical,
+}
+
+
 def main() -> None:
     """Compare, and print how much was compared."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=int)
     parser.add_argument("end", type=int)
-    parser.add_argument("what", choices=("graphs", "chains", "answers"), help="what is compared")
+    parser.add_argument("what", choices=tuple(_KINDS), help="what is compared")
     given = parser.parse_args()
-    one = {"graphs": compare, "chains": compare_long, "answers": compare_answer}[given.what]
-    print(sum(one(seed) for seed in range(given.first, given.end)))
+    print(sum(_KINDS[given.what](seed) for seed in range(given.first, given.end)))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,11 @@ class AnyInputStage(InputStage):
         """The delays of input stages."""
         return depth * replicas + (replicas * copies > 1)
 
+    def delay_with(self, replicas: int, copies: int) -> int:
+        """Depth and lag, together, that an input stage with so many replicas has at least, where this bound holds."""
+        late = int(replicas * copies > 1)
+        return math.ceil((self.delay - late) / replicas) + late
+
     @staticmethod
     def of(copies: int, depth: int, replicas: int) -> AnyInputStage:
         """The bound that input stages set whose delay is no smaller than that of this one."""

@@ -174,9 +174,11 @@ class StageSizing:
             most = np.minimum(deepest[open_rows], stage.max_depth_of(selected.target, fewest))
             late = np.flatnonzero(covering > most)
             open_rows = open_rows[late]
-            if stage.divided_ratio:  # more replicas also have room for more minibatches
+            if stage.divided_ratio or self.terms.first is not None:
+                # More replicas also have room for more minibatches, or keep fewer versions.
                 most = stage.deepest(replicated=True)[selected.target]
                 more = np.where(most[late] > 1, self._replicas_for(most[late], cover[late]), 0.0)
+                more = np.maximum(more, stage.replicas_for_versions(selected.target[late]))
             else:
                 more = self._more_replicas(most[late], cover[late])
             count[open_rows] = np.maximum(more, fewest[late] + 1)

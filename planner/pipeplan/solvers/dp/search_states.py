@@ -175,11 +175,12 @@ def undominated_states(states: SearchStates, layout: ComponentLayout, counting: 
     if not counting.any and states.times is None:
         states = states.take(_least_demands(states, layout.top + 1))
     if states.times is not None:
-        places = np.stack([states.first, states.level, states.stages * counting.any, states.workers * counting.workers])
+        places = np.stack([states.first, states.level, states.stages * counting.any, states.workers * counting.any])
         states = states.take(thinned_rows(places, np.stack([states.demand, *states.times.T])))
     if len(states) == 1:
         return states
-    order = np.lexsort((states.level, states.stages, states.workers, *time_order(states), states.demand, -states.first))
+    counts = (states.stages, states.workers) if counting.any or states.times is None else ()
+    order = np.lexsort((states.level, *counts, *time_order(states), states.demand, -states.first))
     states = states.take(order)
     return states.take(
         undominated_rows(len(states), lambda some, others: dominates(states, some, others, layout, counting))

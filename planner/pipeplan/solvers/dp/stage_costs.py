@@ -16,6 +16,7 @@ from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING, TRAITS
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.problem.problem import Problem
 from pipeplan.problem.shared_weights import SharedInCuts
+from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.replicas import ReplicaIntervals, allowed_replicas
 from pipeplan.solvers.dp.topology import ComponentLayout
 
@@ -352,6 +353,21 @@ class StageTerms:
             # One version is already included.
             fixed = fixed + formulas.version_memory(self.parameters[target], versions - 1)
         return self._within_capacity(fixed, growing[target])
+
+    def replicas_for_versions(self, target: Ints) -> Floats:
+        """The fewest replicas, or fewer, with which the versions under vertical sync leave room for a minibatch.
+
+        As the gcd in `schedules.vertical_versions` is at most r_1, a stage keeps (delay - 1) · r_1 / r more than one.
+        """
+        first = self.terms.first
+        if first is None:
+            return np.ones(len(target))
+        fixed, growing = self.memory(replicated=False)
+        fixed = (fixed - self.divided_bytes(self.parameters, self.terms.most_replicas))[target]
+        room = self.terms.problem.capacity * (1 + SLACK) - fixed - growing[target]
+        asked = formulas.version_memory(self.parameters[target], (first.delay - 1) * first.replicas)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(room > 0, np.ceil(asked / room - formulas.ROUNDING), np.inf)
 
     @property
     def divided_ratio(self) -> float:

@@ -36,6 +36,10 @@ _LONGEST_WITH_KNOWN, _LONGEST_WITHOUT = 0.1, 0.05
 # the result.
 _PROVEN_FIRST = 0.01
 
+# It does so at once if a known result is within this distance of the lower end. Otherwise its first step from the lower
+# end is this one. Searches near the lower end take nearly as long as those a few percent above, so few of them pay.
+_CLOSE, _STEP_WITH_KNOWN = 0.05, 0.02
+
 Found = TypeVar("Found")
 
 
@@ -99,8 +103,10 @@ def least_threshold(
         if near is not None:
             _close_from_above(near, interval, report)
         if finds_least:
-            longest = _LONGEST_WITHOUT if known is None else _LONGEST_WITH_KNOWN
-            _bracket(find, interval, most, _FIRST_STEP, longest)
+            if known is None:
+                _bracket(find, interval, most, _FIRST_STEP, _LONGEST_WITHOUT)
+            elif known[0] > interval.low * (1 + _CLOSE) * (1 + PRECISION):
+                _bracket(find, interval, most, _STEP_WITH_KNOWN, _LONGEST_WITH_KNOWN)
         else:
             _bracket(find, interval, most, PRECISION, _LONGEST_STEP)
         report(interval.low, interval.high)

@@ -21,7 +21,7 @@ import numpy as np
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import STEP, SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
-from pipeplan.solvers.dp.compiled.availability import are_loops_due, give_up, loop_errors
+from pipeplan.solvers.dp.compiled.availability import STEADY, are_loops_due, give_up, loop_errors
 from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
 from pipeplan.solvers.dp.replica_bounds import StageSizing
 from pipeplan.solvers.dp.search_states import SearchStates, StatePool, undominated_states
@@ -86,12 +86,17 @@ class UniformSearch(StageSizing):
     @property
     def _uses_loops(self) -> bool:
         """Whether compiled loops search. Where the effort is limited, it is that of array code."""
-        effort = self.limits.effort
-        if type(self) is not UniformSearch or effort.most < float("inf"):
+        effort, loops = self.limits.effort, self._loops
+        if loops is None or effort.most < float("inf"):
             return False
         # The first search is often over soon, because what it looks for is there.
         ahead = max(effort.array_work_ahead, self.last**2 / 2) if effort.array_work else 0.0
-        return are_loops_due(effort.array_work + ahead)
+        return are_loops_due(effort.array_work + ahead, loops)
+
+    @property
+    def _loops(self) -> str | None:
+        """The compiled loops that find the same states; None where there are none."""
+        return STEADY if type(self) is UniformSearch else None
 
     def _take(self, cut: int, pool: StatePool) -> SearchStates | None:
         """The undominated states at a cut."""

@@ -26,6 +26,7 @@ from pipeplan.problem.cuts import Floats
 from pipeplan.solvers.dp import placed_steps
 from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
+from pipeplan.solvers.dp.compiled.availability import STEADY
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousTerms
 from pipeplan.solvers.dp.input_stages import AnyInputStage
 from pipeplan.solvers.dp.search_states import SearchStates
@@ -43,9 +44,12 @@ class VerticalSearch(UniformSearch):
         needed = AnyInputStage.delays(self.terms.problem.copies, states.depth, states.replicas)
         return states.take(np.flatnonzero(needed == needed.min()))
 
-    def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
-        """More replicas keep fewer versions, so one more may help even where nothing fits."""
-        return np.where(deepest > 1, self._replicas_for(deepest, cover), 0.0)
+    @property
+    def _loops(self) -> str | None:
+        limits, any_input = self.limits, isinstance(self.terms.first, AnyInputStage)
+        # The loops choose among input stages before they look at what else limits pipelines.
+        limited = any_input and (limits.max_workers is not None or bool(self.terms.pinned))
+        return None if limited else STEADY
 
     def _replicas_by_level(
         self, stage: StageTerms, states: SearchStates, places: EndPositions
@@ -86,15 +90,16 @@ def find_vertical_sync_pipeline(
     steps = once(terms.stashing)
     if steps is None or placed_steps.steady_fits(terms, steps, pace_s):
         return steps
+    least = AnyInputStage(1, 1)
     if _has_no_single_stage(terms):
-        steps = _with_any_input_stage(terms, pace_s, once)
+        steps, least = _with_any_input_stage(terms, pace_s, once)
         if steps is None or placed_steps.steady_fits(terms, steps, pace_s):
             return steps
     counts = range(1, terms.most_replicas + 1) if limits.shape is None else (limits.shape.replicas,)
     # The last pipeline fails by little, so its input stage is the most promising one.
     promising = [count for count in counts if count == steps[0].replicas]
     for replicas in (*promising, *(count for count in counts if count not in promising)):
-        found = _with_input_stage(terms, pace_s, replicas, once)
+        found = _with_input_stage(terms, pace_s, replicas, least, once)
         if found is not None:
             return found
     return None
@@ -110,27 +115,32 @@ def _has_no_single_stage(terms: CostTerms) -> bool:
 
 def _with_any_input_stage(
     terms: CostTerms, pace_s: float, once: Callable[[CostTerms], list[Step] | None]
-) -> list[Step] | None:
-    """A pipeline that fits with the versions that every input stage asks for. There is none where the result is None.
+) -> tuple[list[Step] | None, AnyInputStage]:
+    """A pipeline that fits with the versions that every input stage asks for, and what these ask for at least.
 
-    Every pipeline that is found by the search for the least delay shows how much any of them needs.
+    There is no pipeline where the first is None. Every one that is found by the search for the least delay shows how
+    much any of them needs.
     """
     assumed = AnyInputStage.within(terms, pace_s)
     while True:
         steps = once(replace(terms, first=assumed))
         if steps is None or isinstance(terms, HeterogeneousTerms):
-            return steps
+            return steps, assumed
         needed = AnyInputStage.of(terms.problem.copies, steps[0].depth, steps[0].replicas)
         if needed.delay <= assumed.delay:
-            return steps
+            return steps, assumed
         assumed = needed
 
 
 def _with_input_stage(
-    terms: CostTerms, pace_s: float, replicas: int, once: Callable[[CostTerms], list[Step] | None]
+    terms: CostTerms,
+    pace_s: float,
+    replicas: int,
+    least: AnyInputStage,
+    once: Callable[[CostTerms], list[Step] | None],
 ) -> list[Step] | None:
-    """A pipeline whose input stage has so many replicas, or None."""
-    delay = AnyInputStage.least_delay(terms, pace_s, replicas)
+    """A pipeline whose input stage has so many replicas, or None; every input stage asks for the `least` versions."""
+    delay = max(AnyInputStage.least_delay(terms, pace_s, replicas), least.delay_with(replicas, terms.problem.copies))
     while True:
         steps = once(replace(terms, first=InputStage(replicas, delay)))
         if steps is None:

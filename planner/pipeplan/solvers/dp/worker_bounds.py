@@ -41,7 +41,8 @@ class WorkerBounds:
     ) -> None:
         """`per_second` is ρ for the device's own seconds; stages cover at least and at most the `demands`."""
         self._terms, self._rate, self._recompute = terms, per_second / terms.speed, recompute
-        self._demands = demands
+        self.demands = demands
+        """Demands outside of these count as the nearer of the two."""
         self._rounded = np.zeros(0, dtype=np.intp)
         """For every whole demand that may be looked up, the one that stands for it."""
         self.known_rows = np.full(0, -1, dtype=np.intp)
@@ -66,7 +67,7 @@ class WorkerBounds:
 
     def rows_of(self, demand: Floats) -> Ints:
         """The rows of the table for some demands."""
-        whole = np.clip(demand, *self._demands).astype(np.intp)
+        whole = np.clip(demand, *self.demands).astype(np.intp)
         highest = int(whole.max(initial=0))
         if highest >= len(self.known_rows):
             self._rounded = _rounded_down(np.arange(2 * highest + 1))

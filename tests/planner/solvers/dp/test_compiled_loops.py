@@ -45,14 +45,23 @@ def test_loops_find_the_states_of_array_code_in_small_graphs(first: int) -> None
     assert _compared("graphs", first, first + 30, NUMBA_DISABLE_JIT="1") > 100
 
 
+@pytest.mark.parametrize("what", ["flush", "vertical"])
+@pytest.mark.parametrize("first", slow_but_for([0], range(0, 400, 10)))
+def test_loops_find_the_states_of_array_code_under_other_schedules(what: str, first: int) -> None:
+    assert _compared(what, first, first + 10, NUMBA_DISABLE_JIT="1") > 20
+
+
 @pytest.mark.parametrize("first", slow_but_for([0], range(0, 300, 15)))
 def test_loops_alone_find_the_plan_that_brute_force_finds(first: int) -> None:
     assert _compared("answers", first, first + 15, NUMBA_DISABLE_JIT="1") > 3
 
 
-@pytest.mark.parametrize("what", slow_but_for(["chains"], ["chains", "graphs", "answers"]))
+_COMPILED = {"chains": 2, "graphs": 200, "answers": 40, "flush": 200, "vertical": 200}
+
+
+@pytest.mark.parametrize("what", slow_but_for(["chains"], [*_COMPILED]))
 def test_compiled_loops_find_the_states_of_array_code(what: str) -> None:
-    assert _compared(what, 0, {"chains": 1, "graphs": 200, "answers": 40}[what]) > 20
+    assert _compared(what, 0, _COMPILED[what]) > 20
 
 
 def test_compiled_code_is_kept_where_that_is_possible_and_not_needed(tmp_path: Path) -> None:
@@ -64,16 +73,20 @@ def test_compiled_code_is_kept_where_that_is_possible_and_not_needed(tmp_path: P
 
 
 def test_loops_are_loaded_for_long_searches_and_compiled_for_longer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "pipeplan.solvers.dp.compiled.compiled_search", raising=False)
     for installed, on_disk, due in (
         (False, False, [False, False, False]),
         (True, False, [False, False, True]),
         (True, True, [False, True, True]),
     ):
         monkeypatch.setattr(availability, "has_numba", lambda installed=installed: installed)
-        monkeypatch.setattr(availability, "are_compiled", lambda on_disk=on_disk: on_disk)
+        monkeypatch.setattr(
+            availability, "are_compiled", lambda loops, on_disk=on_disk: on_disk and loops == availability.STEADY
+        )
+        monkeypatch.setattr(availability, "_in_use", set())
         works = (1.0, availability.LONG, availability.VERY_LONG)
-        assert [availability.are_loops_due(work) for work in works] == due
+        assert [availability.are_loops_due(work, availability.STEADY) for work in works] == due
+        assert [availability.are_loops_due(work, availability.BATCHES) for work in works] == [False, False, installed]
+        assert availability.are_loops_due(1.0, availability.STEADY) == installed, "what is loaded stays in use"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +102,7 @@ def test_a_search_asks_for_loops_by_the_work_so_far_and_ahead_unless_its_effort_
     most: float, done: float, ahead: float, asked: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[float] = []
-    monkeypatch.setattr(uniform_search, "are_loops_due", told.append)
+    monkeypatch.setattr(uniform_search, "are_loops_due", lambda work, loops: told.append(work))
     cluster = Cluster("c", Device("d", "cuda", 1 << 30), (Level("server", 2, 1e10, 0.0),))
     problem = Problem(long_chain(3), cluster, Options(contention=False))
     effort = SearchEffort(most, array_work=done, array_work_ahead=ahead)
@@ -119,10 +132,10 @@ cuts = enumerate_cuts(problem, MAXIMUM_CUTS)
 before = dynamic_program.solve(problem, cuts)
 availability.LONG = availability.VERY_LONG = 0
 compiled_search.kept_states = fail
-assert availability.are_loops_due(0.0)
+assert availability.are_loops_due(0.0, availability.STEADY)
 after = dynamic_program.solve(problem, cuts)
 assert after.plan == before.plan and after.status == before.status
-assert not availability.are_loops_due(1e9)
+assert not availability.are_loops_due(1e9, availability.STEADY)
 """
     paths = os.pathsep.join([str(SCRIPT.parent), *sys.path])
     done = subprocess.run(
@@ -146,4 +159,28 @@ def test_the_name_of_the_code_folder_follows_the_sources(monkeypatch: pytest.Mon
 def test_the_command_line_does_not_import_numba() -> None:
     code = "import sys, pipeplan.cli.solve, pipeplan.solvers.dp.dynamic_program; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_small_problems_are_solved_without_numba() -> None:
+    code = """
+import sys
+from instances import drawn, mixed_instance
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.dp.compiled import availability
+availability.are_compiled = lambda loops: True
+for schedule in ("1f1b-stashing", "vertical-sync", "1f1b-flush", "gpipe"):
+    _, problem = drawn(5, lambda one: mixed_instance(one, layers=5, schedule=schedule))
+    dynamic_program.solve(problem, enumerate_cuts(problem, 1000))
+print("numba" in sys.modules)
+"""
+    paths = os.pathsep.join([str(SCRIPT.parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "False\n"

@@ -23,6 +23,15 @@ def test_any_input_stage_asks_for_no_more_versions_than_a_real_one() -> None:
         assert least <= real, (copies, depth, first, replicas)
 
 
+def test_a_bound_on_the_versions_is_one_on_the_delay_for_every_number_of_replicas() -> None:
+    for copies, depth, first in itertools.product((1, 2, 3), range(1, 8), range(1, 7)):
+        delay = depth + int(update_lag(first * copies, False))
+        bound = AnyInputStage.of(copies, depth, first)
+        assert bound.delay_with(first, copies) == delay, "as much as this stage asks for"
+        fewer = AnyInputStage(1, bound.delay - 1)
+        assert fewer.delay_with(first, copies) <= delay
+
+
 @pytest.mark.parametrize("seeds", first_few(range(700, 760), 12))
 def test_the_search_with_any_input_stage_loses_no_plan(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = []

@@ -15,12 +15,18 @@ from functools import cache
 from pathlib import Path
 
 from pipeplan.cost import formulas
+from pipeplan.plan import schedules
 
 LONG = 3e5
 """Work of array code (`SearchEffort.array_work`) after which compiled loops are loaded: about a second's."""
 VERY_LONG = 1.2e7
 """Work of array code after which the loops are compiled, if they are not on disk."""
 
+STEADY, BATCHES = "search_cuts", "search_batches"
+"""The loops for the steady state and for batches of schedules with a flush, by the functions that are compiled."""
+
+_in_use: set[str] = set()
+"""The loops that this process has loaded, and uses from then on."""
 
 _failed: list[str] = []
 """Why loops cannot be used in this process; empty as long as they can."""
@@ -40,13 +46,13 @@ def give_up(reason: str) -> None:
     _failed.append(reason)
 
 
-def are_loops_due(array_work: float) -> bool:
-    """Whether a search should go on with compiled loops, after so much work without them."""
+def are_loops_due(array_work: float, loops: str) -> bool:
+    """Whether a search should go on with some compiled loops, after so much work without them."""
     if _failed:
         return False
-    if f"{__package__}.compiled_search" in sys.modules:
-        return True
-    return array_work >= LONG and has_numba() and (array_work >= VERY_LONG or are_compiled())
+    if loops not in _in_use and array_work >= LONG and has_numba() and (array_work >= VERY_LONG or are_compiled(loops)):
+        _in_use.add(loops)
+    return loops in _in_use
 
 
 @cache
@@ -56,9 +62,9 @@ def has_numba() -> bool:
 
 
 @cache
-def are_compiled() -> bool:
-    """Whether the compiled loops are on disk."""
-    return any(code_folder().rglob("*.nbc"))
+def are_compiled(loops: str) -> bool:
+    """Whether some compiled loops are on disk."""
+    return any(code_folder().rglob(f"*.{loops}-*.nbc"))
 
 
 @cache
@@ -70,7 +76,7 @@ def code_folder() -> Path:
     """
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     digest = hashlib.sha256(importlib.metadata.version("numba").encode())
-    for source in (*sorted(Path(__file__).parent.glob("*.py")), Path(formulas.__file__)):
+    for source in (*sorted(Path(__file__).parent.glob("*.py")), Path(formulas.__file__), Path(schedules.__file__)):
         digest.update(source.read_bytes() + f"{source} {source.stat().st_mtime_ns}".encode())
     return Path(root) / "pipeplan" / "compiled" / digest.hexdigest()[:16]
 

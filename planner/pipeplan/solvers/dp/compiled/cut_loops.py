@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Floats, Ints
 from pipeplan.solvers.dp.compiled import front_loops
-from pipeplan.solvers.dp.compiled.front_loops import Front, is_beaten, put_state
+from pipeplan.solvers.dp.compiled.front_loops import Front, is_beaten, put_least_delay, put_state
 from pipeplan.solvers.dp.compiled.jit import compiled
 from pipeplan.solvers.dp.compiled.loop_inputs import BANDWIDTH, PARAMETERS, WORK, CutArrays, Given
 from pipeplan.solvers.dp.compiled.replica_loops import least_allowed
@@ -71,6 +71,8 @@ class Source(NamedTuple):
     workers: int
     variant: int
     """Whether the stage recomputes its forward pass."""
+    start: int
+    """The cut where the stage begins."""
     end: int
     """The cut where the stage ends."""
 
@@ -105,9 +107,9 @@ def sized_states(cut: int, given: Given, arrays: CutArrays, places: Places, fron
         begin, close = places.begins[end], places.ends[end]
         if begin == close or not may_fit(given, arrays, cut, end, places.last[end]):
             continue
-        if not (given.chain or _contains(arrays.words, end, cut)):
+        if not (given.chain or contains(arrays.words, end, cut)):
             continue
-        copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, cut, end)
+        copied = copied_bytes(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, cut, end)
         for variant in range(given.variants):
             stage = stage_numbers(given, arrays, cut, end, variant == 1, copied)
             if given.memory and stage.deepest_alone < 1:
@@ -126,14 +128,19 @@ def sized_states(cut: int, given: Given, arrays: CutArrays, places: Places, fron
                         least = max(least, covering_replicas(stage.deepest_alone, demands[place]))
                     if least > most or least > end_at - _memory_need(cut, given, arrays, places, scratch, place):
                         continue
+                    if cut == 0 and given.first_is_exact:
+                        if least_allowed(intervals, level, least, given.only) > min(most, given.first_replicas):
+                            continue
+                        least = float(given.first_replicas)
                     # Whatever the depth is, it covers the minibatches in flight behind.
                     demand = (demands[place] + least) * (1 - formulas.ROUNDING)
                     stages, workers = numbers[place, STAGES] + 1, numbers[place, WORKERS] + int(least)
                     first = end_at - int(least)
-                    if is_beaten(front, count, given, spans, level, first, demand, stages, workers):
+                    beaten = is_beaten(front, count, given, spans, level, first, demand, stages, workers)
+                    if beaten and not (cut == 0 and given.first_is_any):
                         continue
                     at = Place(level, end_at, most, demands[place], numbers[place, FIRST], numbers[place, LEVEL])
-                    source = Source(numbers[place, STATE], stages, numbers[place, WORKERS], variant, end)
+                    source = Source(numbers[place, STATE], stages, numbers[place, WORKERS], variant, cut, end)
                     count = _put_sizes(given, stage, at, source, arrays, intervals, least, front, count)
     return count
 
@@ -148,7 +155,7 @@ def _memory_need(cut: int, given: Given, arrays: CutArrays, places: Places, scra
 
 
 @compiled
-def _contains(words: NDArray[np.uint64], large: int, small: int) -> bool:
+def contains(words: NDArray[np.uint64], large: int, small: int) -> bool:
     """Whether a cut contains another."""
     for word in range(words.shape[1]):  # noqa: SIM110 (compiled code has no generators)
         if words[small, word] & ~words[large, word] != 0:
@@ -157,7 +164,7 @@ def _contains(words: NDArray[np.uint64], large: int, small: int) -> bool:
 
 
 @compiled
-def _copied(members: Ints, first: Ints, size: Floats, start: int, end: int) -> float:
+def copied_bytes(members: Ints, first: Ints, size: Floats, start: int, end: int) -> float:
     """`SharedInCuts.copied`."""
     copied = 0.0
     for weight in range(len(size)):
@@ -183,8 +190,12 @@ def _put_sizes(
     one = size_stage(given, stage, at, intervals, rates, spans, transfer_s, least, INFINITE)
     if one.replicas == INFINITE:
         return count
+    if source.start == 0 and given.first_is_exact and one.replicas != given.first_replicas:
+        return count
     if versions_suffice(given, stage, at, rates, one):
-        count = _put_size(given, arrays, front, count, at, source, one, 0)
+        count = put_size(given, arrays, front, count, at, source, one, 0)
+    if source.start == 0 and given.first_is_exact:
+        return count
     # More replicas help only if the demand falls, which takes a smaller depth: go on to the next count that may do so.
     extra = np.ceil(one.demand - at.behind - formulas.ROUNDING) - 1 - one.replicas
     order = 1 if extra <= FEW else 2
@@ -197,14 +208,15 @@ def _put_sizes(
         cover, depth, demand = depth_at(given, stage, at, rates, spans, transfer_s, replicas)
         fits = depth <= max_depth(given, stage, replicas)
         if fits and demand < one.demand and versions_suffice(given, stage, at, rates, Sized(replicas, depth, demand)):
-            count = _put_size(given, arrays, front, count, at, source, Sized(replicas, depth, demand), order)
-        # With the optimiser's state divided, a depth that does not fit yet may fit with more replicas.
+            count = put_size(given, arrays, front, count, at, source, Sized(replicas, depth, demand), order)
+        # A depth that does not fit yet may fit with more replicas, which divide the optimiser's state or keep fewer
+        # versions.
         smaller = min(smaller, depth - 1 if fits else depth)
     return count
 
 
 @compiled
-def _put_size(
+def put_size(
     given: Given, arrays: CutArrays, front: Front, count: int, at: Place, source: Source, sized: Sized, order: int
 ) -> int:
     """Put a size of a stage. `order` says after which others at the cuts between the array code comes to it."""
@@ -217,6 +229,8 @@ def _put_size(
     # Cuts are gone through from the last on.
     numbers[count, front_loops.ORDER] = order - 6 * source.end + 3 * source.variant
     front.demand[count] = sized.demand
+    if source.start == 0 and given.first_is_any:
+        return put_least_delay(front, count, given.copies)
     return put_state(front, count, given, arrays.joins, arrays.spans)
 
 
@@ -235,11 +249,11 @@ def fewest_states(cut: int, given: Given, arrays: CutArrays, places: Places, fro
         begin, close = places.begins[end], places.ends[end]
         if begin == close or not may_fit(given, arrays, cut, end, places.last[end]):
             continue
-        if not (given.chain or _contains(arrays.words, end, cut)):
+        if not (given.chain or contains(arrays.words, end, cut)):
             continue
         several = INFINITE
         if known[end, 0] == 0.0 or given.memory:
-            stage = stage_numbers(given, arrays, cut, end, False, _copied(*shared, cut, end))
+            stage = stage_numbers(given, arrays, cut, end, False, copied_bytes(*shared, cut, end))
             fill_fewest(known, end, given, arrays.rates, stage, scratch.intervals)
             several = stage.deepest_replicated
             if given.memory and stage.deepest_alone < 1:
@@ -255,8 +269,8 @@ def fewest_states(cut: int, given: Given, arrays: CutArrays, places: Places, fro
             if given.compares_cuts and _is_superfluous(given, arrays, scratch, cut, end, numbers, place, replicas):
                 continue
             at = Place(level, numbers[place, POSITION], 0, demands[place], 0, 0)
-            source = Source(numbers[place, STATE], stages, workers, 0, end)
-            count = _put_size(given, arrays, front, count, at, source, Sized(replicas, 1.0, 0.0), 0)
+            source = Source(numbers[place, STATE], stages, workers, 0, cut, end)
+            count = put_size(given, arrays, front, count, at, source, Sized(replicas, 1.0, 0.0), 0)
     return count
 
 
@@ -293,7 +307,7 @@ def _is_superfluous(
         # The search of the cut before this one reads these rows when its turn comes; no stage needs the first row.
         row = end if smaller == start - 1 else 0
         if row == 0 or below[row, 0] == 0.0:
-            copied = _copied(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, smaller, end)
+            copied = copied_bytes(arrays.shared_members, arrays.shared_first, arrays.shared_bytes, smaller, end)
             stage = stage_numbers(given, arrays, smaller, end, False, copied)
             fill_fewest(below, row, given, arrays.rates, stage, scratch.intervals)
         if _fewest_at(below, row, numbers, place, arrays.need[smaller])[1] <= replicas:

@@ -24,13 +24,15 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy"}
 if hasattr(options.DefaultOptions, "_nrt"):
     # The loops make no arrays, so that nothing has to be counted; without this they take a quarter longer.
     _OPTIONS["_nrt"] = False
+_INNER = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Without these, code by which Python calls a function is made for each, which takes most of the time."""
 _njit: Any = numba.njit
 _config: Any = numba.config
 
 
 def compiled(function: Loop) -> Loop:
     """A function that compiled functions call; it becomes part of their code."""
-    made: Loop = _njit(**_OPTIONS)(function)
+    made: Loop = _njit(**_INNER)(function)
     return made
 
 
@@ -38,14 +40,13 @@ def entry(function: Loop) -> Loop:
     """A function that is compiled at its first call and kept on disk."""
     folder, before = code_folder(), _config.CACHE_DIR
     note_use(folder)
-    if not is_writable(folder):
-        return compiled(function)
+    cache = is_writable(folder)
     # numba reads this while it decorates, and not later.
-    _config.CACHE_DIR = str(folder)
+    _config.CACHE_DIR = str(folder) if cache else before
     try:
-        made: Loop = _njit(**_OPTIONS, cache=True)(function)
+        made: Loop = _njit(**_OPTIONS, no_cfunc_wrapper=True, cache=cache)(function)
     finally:
         _config.CACHE_DIR = before
-    if "_nrt" in _OPTIONS:
+    if cache and "_nrt" in _OPTIONS:
         load_quickly(made)
     return made

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SearchLimits
+from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
+from pipeplan.solvers.dp.input_stages import AnyInputStage
 from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.topology import ComponentLayout
@@ -42,6 +44,7 @@ class Search(Protocol):
     widest: Ints
     usable: Flags
     bounds: WorkerBounds | None
+    batch: BatchLimit | None
 
     @property
     def counts_depths(self) -> bool:
@@ -111,6 +114,13 @@ class Given(NamedTuple):
     most_stages: int
     """The most stages of a pipeline; 0 for any number. The next one is that of its workers."""
     most_workers: int
+    first_replicas: int
+    """Replicas of the assumed input stage under vertical sync; 0 where none is assumed."""
+    first_delay: int
+    first_is_exact: bool
+    """Whether an input stage is assumed that has just as many replicas."""
+    first_is_any: bool
+    """Whether any input stage is assumed (`AnyInputStage`)."""
 
 
 class CutArrays(NamedTuple):
@@ -157,6 +167,9 @@ class Bounds(NamedTuple):
     rows: Ints
     """By whole demand, the row of the table, or -1."""
     table: Floats
+    least: float
+    """The least demand that the table tells from smaller ones; the next one is the largest."""
+    most: float
 
 
 def numbers_of(search: Search) -> Given:
@@ -203,6 +216,10 @@ def numbers_of(search: Search) -> Given:
         counts_workers=bool(counting.workers),
         most_stages=int(limits.exact_stages or limits.max_stages or 0),
         most_workers=int(limits.max_workers or 0),
+        first_replicas=0 if terms.first is None else int(terms.first.replicas),
+        first_delay=0 if terms.first is None else int(terms.first.delay),
+        first_is_exact=terms.first is not None and not isinstance(terms.first, AnyInputStage),
+        first_is_any=isinstance(terms.first, AnyInputStage),
     )
 
 
@@ -240,8 +257,8 @@ def arrays_of(search: Search) -> CutArrays:
 def bounds_of(search: Search) -> Bounds:
     """The bounds of a search that are known by now."""
     if search.bounds is None:
-        return Bounds(np.zeros(0, dtype=np.intp), np.zeros((0, 0)))
-    return Bounds(search.bounds.known_rows, search.bounds.table)
+        return Bounds(np.zeros(0, dtype=np.intp), np.zeros((0, 0)), 0.0, 0.0)
+    return Bounds(search.bounds.known_rows, search.bounds.table, *search.bounds.demands)
 
 
 def _pinned(search: Search) -> Flags:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from pipeplan.problem.cuts import Floats, Ints
+from pipeplan.problem.cuts import Ints
 from pipeplan.solvers.dp.compiled import front_loops
+from pipeplan.solvers.dp.compiled.batch_inputs import Batches
+from pipeplan.solvers.dp.compiled.batch_loops import batch_states
+from pipeplan.solvers.dp.compiled.bound_loops import bounds_row, workers_needed
 from pipeplan.solvers.dp.compiled.cut_loops import (
     BOUND,
     FIRST,
@@ -21,7 +22,7 @@ from pipeplan.solvers.dp.compiled.cut_loops import (
     fewest_states,
     sized_states,
 )
-from pipeplan.solvers.dp.compiled.front_loops import Front, sorted_front
+from pipeplan.solvers.dp.compiled.front_loops import Front, Kept, sort_front, sorted_front
 from pipeplan.solvers.dp.compiled.jit import compiled, entry
 from pipeplan.solvers.dp.compiled.loop_inputs import Bounds, CutArrays, Given
 
@@ -37,16 +38,6 @@ _PAIRS = 200_000
 """Pairs of a cut and a place in a call, which take some hundredths of a second."""
 
 
-class Kept(NamedTuple):
-    """The states of all cuts so far, those of a cut in a row."""
-
-    begins: Ints
-    """For every cut, its first state; `ends` is one past the last."""
-    ends: Ints
-    numbers: Ints
-    demand: Floats
-
-
 @entry
 def search_cuts(
     given: Given,
@@ -59,13 +50,46 @@ def search_cuts(
     counts_depths: bool,
     progress: Ints,
 ) -> int:
-    """Go on with the search from where it is. Returns why it ends."""
+    """Go on with a search in the steady state from where it is. Returns why it ends."""
+    return _search(given, arrays, bounds, places, kept, front, scratch, counts_depths, None, progress)
+
+
+@entry
+def search_batches(
+    given: Given,
+    arrays: CutArrays,
+    bounds: Bounds,
+    places: Places,
+    kept: Kept,
+    front: Front,
+    scratch: Scratch,
+    batches: Batches,
+    progress: Ints,
+) -> int:
+    """Go on with a search for the fastest batch from where it is. Returns why it ends."""
+    return _search(given, arrays, bounds, places, kept, front, scratch, True, batches, progress)
+
+
+@compiled
+def _search(
+    given: Given,
+    arrays: CutArrays,
+    bounds: Bounds,
+    places: Places,
+    kept: Kept,
+    front: Front,
+    scratch: Scratch,
+    counts_depths: bool,
+    batches: Batches | None,
+    progress: Ints,
+) -> int:
+    """Go on with a search; code for batches is compiled only where there are any."""
     pairs = 0
     while progress[CUT] >= 0:
         cut = progress[CUT]
         if progress[FRONT] < 0:
             pairs += progress[PLACES] + len(arrays.need) - cut
-            progress[FRONT] = _front(cut, given, arrays, bounds, places, front, scratch, counts_depths)
+            progress[FRONT] = _front(cut, given, arrays, bounds, places, kept, front, scratch, counts_depths, batches)
             if progress[FRONT] < 0:
                 return FULL_FRONT
         count = progress[FRONT]
@@ -78,7 +102,8 @@ def search_cuts(
         _keep(cut, count, given, arrays, bounds, kept, front, progress)
         _put_places(cut, given, arrays, bounds, places, kept, progress)
         progress[CUT], progress[FRONT] = cut - 1, -1
-        if pairs > _PAIRS:
+        # Of batches, a single cut may have thousands of states, so that time may be short after every cut.
+        if pairs > _PAIRS or front.times.shape[1] > 0:
             return PAUSED
     return DONE
 
@@ -90,9 +115,11 @@ def _front(
     arrays: CutArrays,
     bounds: Bounds,
     places: Places,
+    kept: Kept,
     front: Front,
     scratch: Scratch,
     counts_depths: bool,
+    batches: Batches | None,
 ) -> int:
     """Find the states at a cut. Returns how many there are, or -1 if there is no room for them."""
     if cut == given.last:
@@ -100,6 +127,7 @@ def _front(
         for column in range(front_loops.ORDER + 1):
             front.numbers[0, column] = 0
         front.numbers[0, front_loops.FIRST], front.demand[0] = given.workers, 0.0
+        front.times[0] = 0.0
         return 1
     if not arrays.usable[cut]:
         # The fewest replicas of stages that begin at the cut behind say nothing about those of the cut before.
@@ -108,20 +136,26 @@ def _front(
     if counts_depths:
         for row in range(len(bounds.table)):
             scratch.memory_need[row] = bounds.table[row, cut]
-        count = sized_states(cut, given, arrays, places, front, scratch)
+    if batches is None:
+        if counts_depths:
+            count = sized_states(cut, given, arrays, places, front, scratch)
+        else:
+            count = fewest_states(cut, given, arrays, places, front, scratch)
     else:
-        count = fewest_states(cut, given, arrays, places, front, scratch)
+        count = batch_states(cut, given, arrays, bounds, batches, places, kept, front, scratch)
     if count == len(front.demand) - 1:
         return -1
+    if cut == 0 and given.first_is_any:
+        sort_front(front, count, False, True)
+        return count
     return sorted_front(front, count, given, arrays.joins, arrays.spans)
 
 
 @compiled
 def _is_bounded(front: Front, count: int, bounds: Bounds) -> bool:
     """Whether the bounds for all demands are known."""
-    for state in range(count):
-        whole = int(front.demand[state])
-        if whole >= len(bounds.rows) or bounds.rows[whole] < 0:
+    for state in range(count):  # noqa: SIM110 (compiled code has no generators)
+        if bounds_row(bounds, front.demand[state]) < 0:
             return False
     return True
 
@@ -141,6 +175,8 @@ def _keep(
             for column in range(front_loops.ORDER):
                 kept.numbers[row, column] = front.numbers[state, column]
             kept.demand[row] = front.demand[state]
+            for column in range(front.times.shape[1]):
+                kept.times[row, column] = front.times[state, column]
             row += 1
     kept.ends[cut] = progress[STATES] = row
 
@@ -155,8 +191,8 @@ def _may_complete(cut: int, given: Given, arrays: CutArrays, bounds: Bounds, fro
         return False
     if arrays.pinned.shape[1] > 0 and not arrays.pinned[cut, given.most_stages - stages]:
         return False
-    row = bounds.rows[int(front.demand[state])] if given.bounded else 0
-    return not given.bounded or front.numbers[state, front_loops.FIRST] >= bounds.table[row, cut]
+    first = front.numbers[state, front_loops.FIRST]
+    return not given.bounded or first >= workers_needed(bounds, front.demand[state], cut)
 
 
 @compiled
@@ -183,7 +219,7 @@ def _put_places(
             before = end
             numbers[row, STATE], numbers[row, FIRST], numbers[row, LEVEL] = state - kept.begins[cut], first, level
             numbers[row, STAGES], numbers[row, WORKERS] = stages, workers
-            numbers[row, BOUND] = bounds.rows[int(kept.demand[state])] if given.bounded else 0
+            numbers[row, BOUND] = bounds_row(bounds, kept.demand[state]) if given.bounded else 0
             numbers[row, POSITION], numbers[row, LOWEST] = end, lowest
             for span in range(len(spans)):
                 numbers[row, ROOM + span] = min(end - (end - 1) // spans[span] * spans[span], given.most_replicas)

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeplan.cost import formulas
+from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Floats, Ints
+from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.compiled.jit import compiled
 from pipeplan.solvers.dp.compiled.loop_inputs import (
     BANDWIDTH,
@@ -36,8 +38,9 @@ _executor_time = compiled(formulas.executor_time)
 _fixed_memory = compiled(formulas.fixed_memory)
 _group_wait = compiled(formulas.group_wait)
 _replica_memory = compiled(formulas.replica_memory)
-_ring_allreduce_time = compiled(formulas.ring_allreduce_time)
+ring_allreduce_time = compiled(formulas.ring_allreduce_time)
 _version_memory = compiled(formulas.version_memory)
+_vertical_versions = compiled(schedules.vertical_versions)
 
 
 class StageNumbers(NamedTuple):
@@ -131,15 +134,23 @@ def _crossing(totals: Floats, start: int, end: int) -> float:
 
 @compiled
 def _work_s(given: Given, totals: Floats, start: int, end: int, recompute: bool) -> float:
-    is_last, work = end == given.last, totals[end, WORK] - totals[start, WORK]
+    work = totals[end, WORK] - totals[start, WORK]
     if recompute:
         work = work + (totals[end, FORWARD] - totals[start, FORWARD])
+    return float(work + executor_s(given, totals, start, end))
+
+
+@compiled
+def executor_s(given: Given, totals: Floats, start: int, end: int) -> float:
+    """The executor's own work at a stage (`CostTerms.executor_s`)."""
+    is_last = end == given.last
     boundaries = (1 if start > 0 else 0) + (0 if is_last else 1)
     copied = (0.0 if is_last else totals[end, PARAMETERS] - totals[start, PARAMETERS]) * given.copied_share
     crossing = _crossing(totals, start, end)
     # The numbers have the times of `ExecutorCosts` by their names.
-    executor = _executor_time(given, given.passes, boundaries, crossing, copied, given.steps)  # type: ignore[arg-type]
-    return float(work + executor)
+    return float(
+        _executor_time(given, given.passes, boundaries, crossing, copied, given.steps)  # type: ignore[arg-type]
+    )
 
 
 @compiled
@@ -170,11 +181,15 @@ def _within_capacity(given: Given, fixed: float, growing: float) -> float:
 @compiled
 def max_depth(given: Given, stage: StageNumbers, replicas: float) -> float:
     """The most minibatches in flight that fit in memory with so many replicas."""
-    if given.divided_ratio == 0.0:
+    if given.divided_ratio == 0.0 and given.first_replicas == 0:
         return stage.deepest_replicated if replicas > 1 else stage.deepest_alone
     fixed = stage.replicated_bytes if replicas > 1 else stage.alone_bytes
-    divided = _divided_state(stage.parameters, replicas * given.copies, given.divided_ratio)
-    return _within_capacity(given, fixed - divided, stage.growing_bytes)
+    fixed = fixed - _divided_state(stage.parameters, replicas * given.copies, given.divided_ratio)
+    if given.first_replicas > 0:
+        versions = _vertical_versions(given.first_delay, given.first_replicas, int(replicas))
+        # One version is already included.
+        fixed = fixed + _version_memory(stage.parameters, versions - 1, 1)
+    return _within_capacity(given, fixed, stage.growing_bytes)
 
 
 @compiled
@@ -202,6 +217,15 @@ def covering_replicas(depth: float, cover: float) -> float:
 
 
 @compiled
+def joining_level(spans: Ints, at: Place, start: int) -> int:
+    """The level of the component that holds a stage which begins at a worker, and the next stage."""
+    joined = 0
+    while joined < len(spans) - 1 and start // spans[joined] != at.next_first // spans[joined]:
+        joined += 1
+    return int(max(joined, at.next_level))
+
+
+@compiled
 def depth_at(
     given: Given, stage: StageNumbers, at: Place, rates: Floats, spans: Ints, transfer_s: Floats, replicas: float
 ) -> tuple[float, float, float]:
@@ -209,17 +233,25 @@ def depth_at(
 
     The transfer is at the level of the component that holds the stage and the next one.
     """
-    start, joined = at.end - int(replicas), 0
-    while joined < len(spans) - 1 and start // spans[joined] != at.next_first // spans[joined]:
-        joined += 1
     wait = 0.0
     if given.accumulate == 0:
         bandwidth, latency = rates[at.level, BANDWIDTH], rates[at.level, LATENCY]
-        allreduce = 0.0 if given.copies > 1 else _ring_allreduce_time(replicas, stage.parameters, bandwidth, latency)
+        allreduce = 0.0 if given.copies > 1 else ring_allreduce_time(replicas, stage.parameters, bandwidth, latency)
         wait = float(_group_wait(allreduce, given.threshold, replicas, given.copies))
-    cover = float(at.behind + wait + 2 * transfer_s[max(joined, at.next_level)] / given.threshold)
+    cover = float(at.behind + wait + 2 * transfer_s[joining_level(spans, at, at.end - int(replicas))] / given.threshold)
     depth = 1.0 if stage.is_last else float(1 + np.ceil(cover / replicas - _ROUNDING))
     return cover, depth, float(in_flight_behind(depth, replicas, wait))
+
+
+@compiled
+def _replicas_for_versions(given: Given, stage: StageNumbers) -> float:
+    """`StageTerms.replicas_for_versions`."""
+    fixed = stage.alone_bytes - _divided_state(
+        stage.parameters, given.most_replicas * given.copies, given.divided_ratio
+    )
+    room = given.capacity * (1 + SLACK) - fixed - stage.growing_bytes
+    asked = _version_memory(stage.parameters, (given.first_delay - 1) * given.first_replicas, 1)
+    return float(np.ceil(asked / room - _ROUNDING)) if room > 0 else INFINITE
 
 
 @compiled
@@ -247,9 +279,11 @@ def size_stage(
         most = min(deepest, max_depth(given, stage, count))
         if depth <= most:
             return Sized(count, depth, demand)
-        if given.divided_ratio != 0.0:
-            # More replicas also have room for more minibatches.
+        if given.divided_ratio != 0.0 or given.first_replicas > 0:
+            # More replicas also have room for more minibatches, or keep fewer versions.
             more = covering_replicas(stage.deepest_replicated, cover) if stage.deepest_replicated > 1 else 0.0
+            if given.first_replicas > 0:
+                more = max(more, _replicas_for_versions(given, stage))
         else:
             more = covering_replicas(most, cover) if most >= 1 else INFINITE
         count = max(more, count + 1)
@@ -262,5 +296,5 @@ def versions_suffice(given: Given, stage: StageNumbers, at: Place, rates: Floats
         return True
     spare = given.accumulate - sized.demand
     bandwidth, latency = rates[at.level, BANDWIDTH], rates[at.level, LATENCY]
-    allreduce = _ring_allreduce_time(sized.replicas, stage.parameters, bandwidth, latency) + given.copies_allreduce_s
+    allreduce = ring_allreduce_time(sized.replicas, stage.parameters, bandwidth, latency) + given.copies_allreduce_s
     return bool(spare >= 0 and allreduce <= given.within * (spare + 1 / given.copies))

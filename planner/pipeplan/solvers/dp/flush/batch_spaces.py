@@ -23,6 +23,10 @@ from pipeplan.util.deadline import Deadline
 # Of more cuts, a part of them is searched first, and of these a part in turn.
 _FEW_CUTS, _PART, _SHARE = 48, 4, 0.5
 
+# The bound that plans without the memory limit give is searched for to this relative distance first, because it mostly
+# is no plan.
+_BOUND_GAP = 0.01
+
 FoundBatch = tuple[PlanSpace, FoundPipeline]
 
 
@@ -64,10 +68,18 @@ class BatchSpaces:
             return self._refined(low, memory=False)
         # A plan that was found without the memory limit is only a bound, so that search gets a part of the time.
         halfway = Deadline(self.deadline).share(_SHARE).at
-        bound = replace(self, deadline=halfway)._refined(low, memory=False)
+        bound = replace(self, deadline=halfway, gap=max(self.gap, _BOUND_GAP))._refined(low, memory=False)
+        if bound.finished and bound.best is not None and self._is_open(bound) and self._fits(bound):
+            bound = self._least(bound.low, (bound.high, bound.best), memory=False)
+            if not bound.finished:
+                return bound
         if bound.interrupted or (bound.finished and (bound.best is None or self._fits(bound))):
             return bound if bound.finished else replace(bound, high=float("inf"), best=None)
         return self._refined(bound.low, memory=True)
+
+    def _is_open(self, result: BisectionResult[FoundBatch]) -> bool:
+        """Whether a result is less close to the bound than is asked for."""
+        return result.high > result.low * (1 + max(2 * PRECISION, self.gap))
 
     def _fits(self, result: BisectionResult[FoundBatch]) -> bool:
         assert result.best is not None

@@ -12,6 +12,7 @@ only the fewest, because replicas also shorten the steady part:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Floats, Ints
 from pipeplan.solvers.dp.budget import SearchLimits
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
+from pipeplan.solvers.dp.compiled.availability import BATCHES
 from pipeplan.solvers.dp.flush.batch_limit import BatchLimit, Placed
 from pipeplan.solvers.dp.search_states import SearchStates
 from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
@@ -42,6 +44,10 @@ class FlushSearch(UniformSearch):
         self.widest = np.array([sum(self._quick(cut, level) for level in levels) - 1 for cut in range(self.last + 1)])
         self.usable = (self.widest >= 1) | (np.arange(self.last + 1) == 0)
         self.usable[self.last] = True
+
+    @property
+    def _loops(self) -> str | None:
+        return BATCHES if type(self) is FlushSearch else None
 
     @property
     def counts_depths(self) -> bool:
@@ -72,11 +78,10 @@ class FlushSearch(UniformSearch):
     def _size_stages(
         self, stage: StageTerms, states: SearchStates, rows: Ints, places: EndPositions, recompute: bool
     ) -> Iterator[tuple[Ints, SearchStates]]:
-        counts = self._counts()
         size = max(1, _AT_ONCE // max(1, len(stage.targets)))
         for begin in range(0, len(places), size):
             part = places.take(slice(begin, begin + size))
-            candidates, replicas = self._with_replicas(stage, states, part, counts)
+            candidates, replicas = self._with_replicas(stage, states, part)
             self.limits.step(len(replicas) / 4)
             if self.counts_depths:
                 candidates, replicas, depth = self._with_depths(stage, candidates, replicas)
@@ -89,7 +94,8 @@ class FlushSearch(UniformSearch):
             demand = depth * replicas * self.counts_depths
             yield from self._states(stage, states, rows, candidates, replicas, depth, demand, recompute=recompute)
 
-    def _counts(self) -> Ints:
+    @cached_property
+    def counts(self) -> Ints:
         """The numbers of replicas to try: all, or without depths the fewest for every number of minibatches of one."""
         if self.limits.shape is not None:
             return np.array([self.limits.shape.replicas])
@@ -101,11 +107,17 @@ class FlushSearch(UniformSearch):
         per_replica = formulas.rounds(self.batch.minibatches, every)
         return np.asarray(every[np.diff(per_replica, prepend=per_replica[:1] + 1) != 0])
 
+    @property
+    def drops_spare(self) -> bool:
+        """Whether a replica that makes a stage no quicker is left out."""
+        return self.limits.shape is None and not self.limits.coarse and not self.terms.problem.divided_ratio
+
     def _with_replicas(
-        self, stage: StageTerms, states: SearchStates, places: EndPositions, counts: Ints
+        self, stage: StageTerms, states: SearchStates, places: EndPositions
     ) -> tuple[CandidateStages, Floats]:
         """The stages with the numbers of replicas that are quick enough and leave enough workers in front."""
         assert states.times is not None
+        counts = self.counts
         cut = np.broadcast_to(stage.cut, len(places))
         spare = self.batch.spare_s(np.asarray(cut), states.times[places.state])
         least = np.maximum.reduce([self.batch.least_replicas(own, spare) for own in self.batch.stage_passes_s(stage)])
@@ -135,7 +147,7 @@ class FlushSearch(UniformSearch):
         fewer = np.maximum(replicas - 1, 1)
         rounds = formulas.rounds(self.batch.minibatches, replicas)
         spare = (replicas > 1) & (formulas.rounds(self.batch.minibatches, fewer) == rounds)
-        if self.limits.shape is None and not self.limits.coarse and not stage.divided_ratio:
+        if self.drops_spare:
             fits &= ~(spare & (self._depths(stage, candidates, fewer)[1] <= least))
         candidates, replicas, least, most = candidates.take(fits), replicas[fits], least[fits], most[fits]
         most = np.minimum(most, stage.max_depth_of(candidates.target, replicas))
