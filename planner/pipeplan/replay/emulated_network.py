@@ -46,6 +46,9 @@ class NetworkPart:
 
 MOST_INSIDE = 2.0
 """Largest ratio of the rate inside a server to that of its card. One machine cannot carry bursts of faster links."""
+HEADERS = 1.011
+"""Bytes of a cable for each byte of messages: headers of frames of 9000 bytes, and acknowledgements of every second one
+on the way back. The rates of a cluster are those of messages, without these."""
 
 
 def parts_of(cluster: Cluster, workers: Collection[int] | None = None) -> NetworkPart:
@@ -86,7 +89,7 @@ def network_tree(part: NetworkPart, scaling: Scaling) -> dict[str, Any]:
 def _node(part: NetworkPart, scaling: Scaling) -> dict[str, Any]:
     node: dict[str, Any] = {"name": part.name, "workers": len(part.workers)}
     if math.isfinite(part.rate):
-        node["rate"] = f"{max(1, round(8 * scaling.rate(part.rate)))}bit"
+        node["rate"] = f"{max(1, round(8 * HEADERS * scaling.rate(part.rate)))}bit"
     if part.below:
         node["below"] = [_node(child, scaling) for child in part.below]
     return node

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.errors import InputError
-from pipeplan.replay.emulated_network import NetworkPart
+from pipeplan.replay.emulated_network import HEADERS, NetworkPart
 from pipeplan.replay.outcome import LinkUse, ReplayedStage
 from pipeplan.replay.scaling import Scaling
 from pipeplan.simulation.scenario import Scenario
@@ -118,7 +118,7 @@ def _use(
     part: NetworkPart, direction: str, counted: dict[str, Any], column: str, window: Window, scaling: Scaling
 ) -> LinkUse:
     start, end = window.ends_s[0], window.ends_s[-1]
-    carried = _at(counted["time_s"], counted[column], end) - _at(counted["time_s"], counted[column], start)
+    carried = (_at(counted["time_s"], counted[column], end) - _at(counted["time_s"], counted[column], start)) / HEADERS
     per_minibatch = carried / (window.last - window.first) * scaling.bytes_by
     return LinkUse(part.name, part.rate, direction, per_minibatch, carried / (end - start) / scaling.rate(part.rate))
 

@@ -21,6 +21,9 @@ OWN_S = 0.005
 slow cores."""
 OWN_SHARE = 0.02
 """Most share of it in the time of a worker that never waits."""
+WAITING_SHARE = 0.25
+"""Most share of it in the time for which a worker waits. Waits are uneven: a worker that is late after a short one
+holds up the others, though it waits long in the mean."""
 CPU_S = 0.006
 """Processor time of the executor per minibatch and stage, which the pace must exceed for all stages together."""
 
@@ -52,9 +55,9 @@ def scaling_for(scenario: Scenario, inflations: Sequence[float]) -> Scaling:
 
 
 def _spare_s(stage: StageLoad, pace_s: float) -> float:
-    """The part of a worker's time per minibatch that the executor may take: its waiting time, and a little more."""
+    """The part of a worker's time per minibatch that the executor may take: some of its waits, and a little more."""
     whole = stage.replicas * pace_s
-    return max(0.0, whole - stage.busy_s) + OWN_SHARE * whole
+    return WAITING_SHARE * max(0.0, whole - stage.busy_s) + OWN_SHARE * whole
 
 
 def _passed_one_by_one(scenario: Scenario) -> int:

@@ -7,8 +7,8 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
-from functools import cache
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest

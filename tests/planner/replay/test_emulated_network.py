@@ -16,7 +16,7 @@ from pipeplan.replay.emulated_network import NetworkPart, network_tree, parts_of
 from pipeplan.replay.outcome import LinkUse
 from pipeplan.replay.predicted_links import Rings, unshaped_levels, with_predictions
 from pipeplan.replay.run import prepare_replay
-from pipeplan.replay.scaling import LEAST_TIME_BY, OWN_S, OWN_SHARE, Scaling, scaling_for
+from pipeplan.replay.scaling import LEAST_TIME_BY, OWN_S, OWN_SHARE, WAITING_SHARE, Scaling, scaling_for
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan.util.files import read_document
 from pipeplan_launch.plan.schedule import SCHEDULES
@@ -82,8 +82,8 @@ def test_a_ring_carries_more_where_it_is_less_efficient_than_messages() -> None:
 
 def test_rates_are_divided_by_both_scales() -> None:
     tree = network_tree(parts_of(two_servers()), Scaling(bytes_by=100, time_by=3))
-    # 10 Gbit/s / 100 / 3, rounded to bits/s.
-    assert tree["below"][0] == {"name": "server 0", "workers": 1, "rate": "33333333bit"}
+    # 10 Gbit/s / 100 / 3, and 1.1% for headers.
+    assert tree["below"][0] == {"name": "server 0", "workers": 1, "rate": "33700000bit"}
     alone = network_tree(NetworkPart("server 0", math.inf, (0, 1)), Scaling(100, 3))
     assert alone == {"name": "", "below": [{"name": "server 0", "workers": 2}]}, "the root is a switch"
 
@@ -154,9 +154,9 @@ def _loaded(*stages: tuple[int, float], schedule: str, pace_s: float, accumulate
 
 
 def test_a_stage_that_hardly_waits_is_stretched_until_the_executor_does_not_count() -> None:
-    """Of 20 ms the second stage waits 0.1 ms, and 2% more may be lost: 0.5 ms for the executor's 5."""
+    """Of 20 ms the second stage waits 0.1 ms, of which a quarter may be lost, and 2% more: 0.425 ms for the executor's 5."""
     tight = _loaded((1, 0.010), (1, 0.0199), schedule="1f1b-stashing", pace_s=0.020)
-    assert scaling_for(tight, [1.0, 1.0]).time_by == pytest.approx(OWN_S / (0.0001 + OWN_SHARE * 0.020))
+    assert scaling_for(tight, [1.0, 1.0]).time_by == pytest.approx(OWN_S / (WAITING_SHARE * 0.0001 + OWN_SHARE * 0.020))
     # Two replicas that wait for half of the time have no need of it.
     idle = _loaded((1, 0.010), (2, 0.020), schedule="1f1b-stashing", pace_s=0.020)
     assert scaling_for(idle, [1.0, 1.0]).time_by == LEAST_TIME_BY
