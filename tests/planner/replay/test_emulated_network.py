@@ -154,7 +154,7 @@ def _loaded(*stages: tuple[int, float], schedule: str, pace_s: float, accumulate
 
 
 def test_a_stage_that_hardly_waits_is_stretched_until_the_executor_does_not_count() -> None:
-    """Of 20 ms the second stage waits 0.1 ms, of which a quarter may be lost, and 2% more: 0.425 ms for the executor's 5."""
+    """Of 20 ms the second stage waits 0.1 ms, a quarter of which may be lost, and 2% more: 0.425 ms for 5."""
     tight = _loaded((1, 0.010), (1, 0.0199), schedule="1f1b-stashing", pace_s=0.020)
     assert scaling_for(tight, [1.0, 1.0]).time_by == pytest.approx(OWN_S / (WAITING_SHARE * 0.0001 + OWN_SHARE * 0.020))
     # Two replicas that wait for half of the time have no need of it.
