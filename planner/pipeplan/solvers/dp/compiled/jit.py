@@ -31,7 +31,7 @@ _config: Any = numba.config
 
 
 def compiled(function: Loop) -> Loop:
-    """A function that compiled functions call; it becomes part of their code. Python cannot call it: that would crash."""
+    """A function that compiled functions call; it becomes part of their code. Python that calls it crashes."""
     made: Loop = _njit(**_INNER)(function)
     return made
 
