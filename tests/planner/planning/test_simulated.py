@@ -16,6 +16,7 @@ import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.updates import MOST_STALE, Updates
 from pipeplan.planning.solve import Outcome, Settings
@@ -235,3 +236,17 @@ def test_where_one_more_minibatch_in_flight_changes_nothing_no_more_are_tried(
     monkeypatch.setattr(choose, "MOST_STALE", 1000)
     choose_by_simulation(outcome.problem, outcome.plan, outcome.evaluation, [], None, Deadline())
     assert sum(name in choose.DEEPER.values() for name in tried) == expected
+
+
+def test_more_workers_are_not_used_for_what_a_simulation_hardly_tells() -> None:
+    """Of plans with one predicted pace that with fewer workers is taken, unless it is simulated over 3% slower."""
+    problem = _outcome("gnmt8-v100", "A").problem
+    few, many = (plain_data_parallel(problem, workers) for workers in (4, 8))
+
+    def tied(few_s: float, many_s: float) -> list[tuple[SimulatedPlan, float]]:
+        plans = [("few", few, few_s), ("many", many, many_s)]
+        return [(SimulatedPlan(name, plan, evaluate(plan, problem), pace), pace) for name, plan, pace in plans]
+
+    assert choose._of_fewest_workers(tied(1.02, 1.0), 1.0).name == "few"
+    assert choose._of_fewest_workers(tied(1.04, 1.0), 1.0).name == "many"
+    assert choose._of_fewest_workers(tied(1.0, 1.0), 1.0).name == "few"

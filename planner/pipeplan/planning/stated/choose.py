@@ -69,13 +69,20 @@ def choose_by_simulation(
     known = [(one, one.simulated_s) for one in found if one.simulated_s is not None]
     tied = [(one, pace) for one, pace in known if one.predicted_s <= own.predicted_s * (1 + EQUAL)]
     least = min(pace for _, pace in tied)
-    best = min((one for one, pace in tied if pace <= least * (1 + ALIKE)), key=lambda one: one.plan.busy)
+    best = _of_fewest_workers(tied, least)
     best = _with_reserve(best, found)
     if simpler is not None:
         best = _unless_slower(found[1], best, simpler.within)
     best = _or_faster_as_stated(best, found)
     slower = tuple(one for one, _ in known if one is not best)
     return best.plan, best.score, PlanSimulation.of(best, slower, _shallower_s(best, found))
+
+
+def _of_fewest_workers(tied: Sequence[tuple[SimulatedPlan, float]], least_s: float) -> SimulatedPlan:
+    """Of plans with their simulated paces the fastest, or one that uses fewer workers and is hardly slower."""
+    best = min((one for one, pace in tied if pace <= least_s * (1 + ALIKE)), key=lambda one: one.plan.busy)
+    fewer = [one for one, pace in tied if one.plan.busy < best.plan.busy and pace <= least_s * (1 + TELLING)]
+    return min(fewer, key=lambda one: (one.plan.busy, one.stated_s), default=best)
 
 
 def stated_plan_s(problem: Problem, plan: Plan, score: Evaluation, deadline: Deadline) -> float:
