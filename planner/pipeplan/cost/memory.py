@@ -24,7 +24,7 @@ def workspace_of(problem: Problem, stage: Stage) -> int:
 
 
 def stage_memory(plan: Plan, problem: Problem, index: int, held: int | None = None) -> tuple[float, float]:
-    """As `worker_memory`, of the stage alone, without its workspace, the worker itself and the allocator's share.
+    """The figures of `worker_memory` without the workspace, the worker itself and the allocator's share.
 
     `held`: the minibatches whose activations are counted; None for as many as the stage holds at most.
     """

@@ -8,7 +8,6 @@ layers come several times.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,8 +69,10 @@ def _ranges(workspaces: Workspaces) -> Floats:
     count = len(workspaces.words)
     starts = np.arange(count - 1)
     rows = [np.append(workspaces._tried(starts + 1, starts), 0.0)]
-    for width in itertools.takewhile(lambda width: 2 * width < count, (1 << power for power in itertools.count())):
+    width = 1
+    while 2 * width < count:
         shorter, longer = rows[-1], np.zeros(count)
         longer[: count - 2 * width] = np.maximum(shorter[: count - 2 * width], shorter[width : count - width])
         rows.append(longer)
+        width *= 2
     return np.array(rows)

@@ -239,7 +239,7 @@ def test_where_one_more_minibatch_in_flight_changes_nothing_no_more_are_tried(
 
 
 def test_more_workers_are_not_used_for_what_a_simulation_hardly_tells() -> None:
-    """Of plans with one predicted pace that with fewer workers is taken, unless it is simulated over 3% slower."""
+    """The plan with fewer workers is taken of two with one predicted pace, unless it is simulated over 3% slower."""
     problem = _outcome("gnmt8-v100", "A").problem
     few, many = (plain_data_parallel(problem, workers) for workers in (4, 8))
 

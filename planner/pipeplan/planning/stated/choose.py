@@ -79,7 +79,7 @@ def choose_by_simulation(
 
 
 def _of_fewest_workers(tied: Sequence[tuple[SimulatedPlan, float]], least_s: float) -> SimulatedPlan:
-    """Of plans with their simulated paces the fastest, or one that uses fewer workers and is hardly slower."""
+    """The fastest of some plans with their simulated paces, or one that uses fewer workers and is hardly slower."""
     best = min((one for one, pace in tied if pace <= least_s * (1 + ALIKE)), key=lambda one: one.plan.busy)
     fewer = [one for one, pace in tied if one.plan.busy < best.plan.busy and pace <= least_s * (1 + TELLING)]
     return min(fewer, key=lambda one: (one.plan.busy, one.stated_s), default=best)

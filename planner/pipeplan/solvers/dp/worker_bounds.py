@@ -108,7 +108,7 @@ class WorkerBounds:
         return np.ceil(least * (1 - _ROUNDING) - _ROUNDING)
 
     def _without_recomputing(self, demands: Floats) -> Floats:
-        """The same where no stage recomputes, so that no mixture is more than both work and memory."""
+        """The bounds where no stage recomputes, so that no mixture is more than both work and memory."""
         work, memory = self._linear
         slopes = memory[1] - memory[0]
         least = np.maximum(work, memory[0] + demands[:, None] * slopes)

@@ -1,4 +1,4 @@
-"""What the loops read besides `loop_inputs` in a search for the fastest batch under a schedule with a flush."""
+"""The input that loops have besides `loop_inputs` in a search for the fastest batch under a schedule with a flush."""
 
 from __future__ import annotations
 

@@ -32,4 +32,4 @@ def load_quickly(function: Any) -> None:
 
 
 def _nothing() -> None:
-    """What is left of the preparations."""
+    """Take the place of numba's preparations."""

@@ -102,7 +102,7 @@ def _search(
         _keep(cut, count, given, arrays, bounds, kept, front, progress)
         _put_places(cut, given, arrays, bounds, places, kept, progress)
         progress[CUT], progress[FRONT] = cut - 1, -1
-        # Of batches, a single cut may have thousands of states, so that time may be short after every cut.
+        # A single cut may have thousands of states of batches, so that time may be short after every cut.
         if pairs > _PAIRS or front.times.shape[1] > 0:
             return PAUSED
     return DONE
