@@ -157,7 +157,7 @@ def test_the_name_of_the_code_folder_follows_the_sources(monkeypatch: pytest.Mon
 
 
 def test_the_command_line_does_not_import_numba() -> None:
-    code = "import sys, pipeplan.cli.solve, pipeplan.solvers.dp.dynamic_program; print('numba' in sys.modules)"
+    code = "import sys, pipeplan.cli.planning.solve, pipeplan.solvers.dp.dynamic_program; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
