@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.solvers.ilp.layers import LayerBlocks
+from pipeplan.solvers.ilp.facts.layers import LayerBlocks
 
 MOST_SETS = 450
 """The most closed sets for which stages are told apart. A chain has one more than it has layers."""

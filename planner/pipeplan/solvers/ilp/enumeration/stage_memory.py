@@ -11,9 +11,9 @@ import numpy as np
 
 from pipeplan.cost import formulas
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, GPIPE, TRAITS, VERTICAL, update_lag
-from pipeplan.solvers.ilp.closed_sets import ClosedSets, Flags, Floats, Ints
-from pipeplan.solvers.ilp.facts import PlacementFacts
-from pipeplan.solvers.ilp.place_table import PlaceTable
+from pipeplan.solvers.ilp.enumeration.closed_sets import ClosedSets, Flags, Floats, Ints
+from pipeplan.solvers.ilp.enumeration.place_table import PlaceTable
+from pipeplan.solvers.ilp.facts.placement_facts import PlacementFacts
 
 SLACK = 1e-9
 """Relative slack for rounding within which a stage still keeps to a limit."""

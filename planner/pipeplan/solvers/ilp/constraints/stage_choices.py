@@ -22,12 +22,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pipeplan.solvers.ilp.cards import CardConstraints
-from pipeplan.solvers.ilp.choices import Choices
-from pipeplan.solvers.ilp.closed_sets import Floats
-from pipeplan.solvers.ilp.facts import Place
-from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, negate_terms
-from pipeplan.solvers.ilp.model import PlacementModel
+from pipeplan.solvers.ilp.constraints.cards import CardConstraints
+from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
+from pipeplan.solvers.ilp.enumeration.choices import Choices
+from pipeplan.solvers.ilp.enumeration.closed_sets import Floats
+from pipeplan.solvers.ilp.facts.placement_facts import Place
+from pipeplan.solvers.ilp.milp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, negate_terms
 
 MOST_CHOICES = 60_000
 """The most choices for which constraints are added: a program with more takes longer to solve than they save."""

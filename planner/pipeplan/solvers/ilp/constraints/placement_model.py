@@ -14,9 +14,11 @@ from typing import NamedTuple
 
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp.choices import Choices
-from pipeplan.solvers.ilp.facts import Place, PlacementFacts
-from pipeplan.solvers.ilp.linear_program import (
+from pipeplan.solvers.ilp.constraints.shared_weights import SharedCopies
+from pipeplan.solvers.ilp.enumeration.choices import Choices
+from pipeplan.solvers.ilp.facts.placement_facts import Place, PlacementFacts
+from pipeplan.solvers.ilp.facts.placements import Placement
+from pipeplan.solvers.ilp.milp.linear_program import (
     NEGLIGIBLE,
     THOUSANDTHS,
     LinearProgram,
@@ -26,8 +28,6 @@ from pipeplan.solvers.ilp.linear_program import (
     scale_terms,
     solution_value,
 )
-from pipeplan.solvers.ilp.placements import Placement
-from pipeplan.solvers.ilp.shared_weights import SharedCopies
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 # The bounds of a variable are either equal, or farther apart than the solver's rounding.

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from pipeplan.cost.stage_times import exchange_times
 from pipeplan.problem.problem import Problem
 from pipeplan.problem.shared_weights import shared_weights
-from pipeplan.solvers.ilp.layers import LayerBlocks
-from pipeplan.solvers.ilp.linear_program import LinearProgram, Term, Variable, negate_terms
+from pipeplan.solvers.ilp.facts.layers import LayerBlocks
+from pipeplan.solvers.ilp.milp.linear_program import LinearProgram, Term, Variable, negate_terms
 
 if TYPE_CHECKING:
     Starts = Callable[[int, int], list[Term]]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from pipeplan.cost import formulas
-from pipeplan.solvers.ilp.closed_sets import Floats, Ints
-from pipeplan.solvers.ilp.facts import LoadFactors, Place, PlacementFacts
+from pipeplan.solvers.ilp.enumeration.closed_sets import Floats, Ints
+from pipeplan.solvers.ilp.facts.placement_facts import LoadFactors, Place, PlacementFacts
 
 CardRow = tuple[float, float, bool, bool]
 """Load of one card: charged seconds per byte of parameters and of messages, and whether the stage reaches the card's

@@ -16,8 +16,8 @@ from pipeplan.cost import formulas
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp.layers import LayerBlocks
-from pipeplan.solvers.ilp.placements import PlacementSet
+from pipeplan.solvers.ilp.facts.layers import LayerBlocks
+from pipeplan.solvers.ilp.facts.placements import PlacementSet
 
 Place = tuple[int, int]
 """First worker and number of workers of a stage, without regard to the idle workers behind them."""

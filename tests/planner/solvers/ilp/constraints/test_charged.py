@@ -21,8 +21,10 @@ from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
-from pipeplan.solvers.ilp import backend, cards, integer_program, space_search
-from pipeplan.solvers.ilp.placements import Placement
+from pipeplan.solvers.ilp import integer_program, space_search
+from pipeplan.solvers.ilp.constraints import cards
+from pipeplan.solvers.ilp.facts.placements import Placement
+from pipeplan.solvers.ilp.milp import backend
 from pipeplan.solvers.result import Status
 
 Draw = Callable[..., Instance]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from pipeplan.solvers.ilp import backend
-from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, LinearProgram
-from pipeplan.solvers.ilp.model import PlacementModel
+from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
+from pipeplan.solvers.ilp.milp import backend
+from pipeplan.solvers.ilp.milp.linear_program import NEGLIGIBLE, LinearProgram
 
 WORTHWHILE = range(60, 10_000)
 """The products of layers and workers for which these bounds save more time than they take."""

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pipeplan.cost import formulas
 from pipeplan.plan.schedules import TRAITS, VERTICAL
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp.depth import DepthChoice, DepthConstraints
-from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, scale_terms
-from pipeplan.solvers.ilp.model import PlacementModel
-from pipeplan.solvers.ilp.placements import Placement
-from pipeplan.solvers.ilp.vertical_versions import VerticalVersions
+from pipeplan.solvers.ilp.constraints.depth import DepthChoice, DepthConstraints
+from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
+from pipeplan.solvers.ilp.constraints.vertical_versions import VerticalVersions
+from pipeplan.solvers.ilp.facts.placements import Placement
+from pipeplan.solvers.ilp.milp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, scale_terms
 
 
 def memory_unit(problem: Problem) -> float:

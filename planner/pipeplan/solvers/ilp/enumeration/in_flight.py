@@ -15,10 +15,10 @@ import numpy as np
 
 from pipeplan.cost import formulas
 from pipeplan.plan.schedules import VERTICAL, update_lag
-from pipeplan.solvers.ilp.closed_sets import Flags, Floats, Ints
-from pipeplan.solvers.ilp.facts import Place
-from pipeplan.solvers.ilp.stage_fit import StageFit
-from pipeplan.solvers.ilp.stage_memory import Stages
+from pipeplan.solvers.ilp.enumeration.closed_sets import Flags, Floats, Ints
+from pipeplan.solvers.ilp.enumeration.stage_fit import StageFit
+from pipeplan.solvers.ilp.enumeration.stage_memory import Stages
+from pipeplan.solvers.ilp.facts.placement_facts import Place
 from pipeplan.util.deadline import Deadline
 
 

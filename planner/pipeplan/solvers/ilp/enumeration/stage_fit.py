@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from pipeplan.cost import formulas
-from pipeplan.solvers.ilp.closed_sets import ClosedSets, Flags, Floats, Ints
-from pipeplan.solvers.ilp.facts import PlacementFacts
-from pipeplan.solvers.ilp.place_table import PlaceTable
-from pipeplan.solvers.ilp.stage_memory import SLACK, StageDepths, Stages
+from pipeplan.solvers.ilp.enumeration.closed_sets import ClosedSets, Flags, Floats, Ints
+from pipeplan.solvers.ilp.enumeration.place_table import PlaceTable
+from pipeplan.solvers.ilp.enumeration.stage_memory import SLACK, StageDepths, Stages
+from pipeplan.solvers.ilp.facts.placement_facts import PlacementFacts
 
 
 class StageFit(StageDepths):

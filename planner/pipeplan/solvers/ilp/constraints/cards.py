@@ -19,11 +19,11 @@ from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import formulas
-from pipeplan.solvers.ilp.facts import LoadFactors, Place
-from pipeplan.solvers.ilp.least_crossing import WORTHWHILE, least_crossing
-from pipeplan.solvers.ilp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, negate_terms, scale_terms
-from pipeplan.solvers.ilp.model import PlacementModel
-from pipeplan.solvers.ilp.placements import Placement
+from pipeplan.solvers.ilp.constraints.least_crossing import WORTHWHILE, least_crossing
+from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
+from pipeplan.solvers.ilp.facts.placement_facts import LoadFactors, Place
+from pipeplan.solvers.ilp.facts.placements import Placement
+from pipeplan.solvers.ilp.milp.linear_program import NEGLIGIBLE, THOUSANDTHS, Term, Variable, negate_terms, scale_terms
 
 FORWARD, BACKWARD = 0, 1
 """Directions of messages: activations and their gradients."""

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from pipeplan.cost import formulas
 from pipeplan.plan.schedules import TRAITS
-from pipeplan.solvers.ilp.facts import Place
-from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable, negate_terms, scale_terms
-from pipeplan.solvers.ilp.model import PlacementModel
+from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
+from pipeplan.solvers.ilp.facts.placement_facts import Place
+from pipeplan.solvers.ilp.milp.linear_program import THOUSANDTHS, Term, Variable, negate_terms, scale_terms
 
 
 class FlushObjective:

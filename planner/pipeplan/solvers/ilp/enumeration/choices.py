@@ -16,12 +16,12 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeplan.solvers.ilp import in_flight
-from pipeplan.solvers.ilp.closed_sets import ClosedSets, Flags, Floats, Ints
-from pipeplan.solvers.ilp.facts import Place, PlacementFacts
-from pipeplan.solvers.ilp.place_table import PlaceTable
-from pipeplan.solvers.ilp.stage_fit import StageFit
-from pipeplan.solvers.ilp.stage_memory import Stages
+from pipeplan.solvers.ilp.enumeration import in_flight
+from pipeplan.solvers.ilp.enumeration.closed_sets import ClosedSets, Flags, Floats, Ints
+from pipeplan.solvers.ilp.enumeration.place_table import PlaceTable
+from pipeplan.solvers.ilp.enumeration.stage_fit import StageFit
+from pipeplan.solvers.ilp.enumeration.stage_memory import Stages
+from pipeplan.solvers.ilp.facts.placement_facts import Place, PlacementFacts
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 MOST_CHOICES = 6_000_000

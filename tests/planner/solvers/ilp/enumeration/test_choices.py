@@ -14,10 +14,10 @@ from solver_contract import solve_by_dp, solve_by_ilp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.problem.problem import Options, Problem
-from pipeplan.solvers.ilp.charged import Charges
-from pipeplan.solvers.ilp.choices import Choices, choices_within
-from pipeplan.solvers.ilp.facts import PlacementFacts
-from pipeplan.solvers.ilp.place_table import PlaceTable
+from pipeplan.solvers.ilp.constraints.charged import Charges
+from pipeplan.solvers.ilp.enumeration.choices import Choices, choices_within
+from pipeplan.solvers.ilp.enumeration.place_table import PlaceTable
+from pipeplan.solvers.ilp.facts.placement_facts import PlacementFacts
 from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK
 from pipeplan.solvers.plan_space import plan_spaces
 

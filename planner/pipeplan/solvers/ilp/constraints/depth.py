@@ -12,12 +12,19 @@ from dataclasses import dataclass
 
 from pipeplan.cost import formulas
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, GPIPE
-from pipeplan.solvers.ilp.facts import Place
-from pipeplan.solvers.ilp.in_flight import depth_ranges
-from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable, negate_terms, scale_terms, solution_value
-from pipeplan.solvers.ilp.model import PlacementModel
-from pipeplan.solvers.ilp.placements import Placement
-from pipeplan.solvers.ilp.stage_fit import StageFit
+from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
+from pipeplan.solvers.ilp.enumeration.in_flight import depth_ranges
+from pipeplan.solvers.ilp.enumeration.stage_fit import StageFit
+from pipeplan.solvers.ilp.facts.placement_facts import Place
+from pipeplan.solvers.ilp.facts.placements import Placement
+from pipeplan.solvers.ilp.milp.linear_program import (
+    THOUSANDTHS,
+    Term,
+    Variable,
+    negate_terms,
+    scale_terms,
+    solution_value,
+)
 
 MAXIMUM_CHOICES = 20_000
 """The most choices of a depth for a placement. A program with more of them takes too long to build."""

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from pipeplan.plan.plan import Stage
-from pipeplan.solvers.ilp.cards import Boundary
-from pipeplan.solvers.ilp.charged import ChargedObjective, Charges
-from pipeplan.solvers.ilp.choices import Choices
-from pipeplan.solvers.ilp.depth import DepthConstraints
-from pipeplan.solvers.ilp.executor import executor_work
-from pipeplan.solvers.ilp.facts import Place
-from pipeplan.solvers.ilp.flush import FlushObjective
-from pipeplan.solvers.ilp.linear_program import Variable, solution_value
-from pipeplan.solvers.ilp.memory import MemoryConstraints, limit_memory_at_depth_one
-from pipeplan.solvers.ilp.model import PlacementModel
-from pipeplan.solvers.ilp.stage_choices import MOST_CHOICES, StageChoices
+from pipeplan.solvers.ilp.constraints.cards import Boundary
+from pipeplan.solvers.ilp.constraints.charged import ChargedObjective, Charges
+from pipeplan.solvers.ilp.constraints.depth import DepthConstraints
+from pipeplan.solvers.ilp.constraints.executor import executor_work
+from pipeplan.solvers.ilp.constraints.flush import FlushObjective
+from pipeplan.solvers.ilp.constraints.memory import MemoryConstraints, limit_memory_at_depth_one
+from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
+from pipeplan.solvers.ilp.constraints.stage_choices import MOST_CHOICES, StageChoices
+from pipeplan.solvers.ilp.enumeration.choices import Choices
+from pipeplan.solvers.ilp.facts.placement_facts import Place
+from pipeplan.solvers.ilp.milp.linear_program import Variable, solution_value
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 
 class PipelineModel(PlacementModel):
     """The whole integer program of one pipeline on one cluster, whose pace is known to lie between two bounds.
 
-    It adds to the placement of stages (`model`) an objective, the user's constraints, what a plan is charged beside the
-    resources of one pipeline (`charged`) and, where it is `complete`, the depths with the memory that follows from
-    them. Otherwise the only limit on memory is that of depth 1, which every plan satisfies. The shares that `refined`
-    boundaries keep inside a component are exact; those of the others have upper bounds. With `choices`, every stage is
-    one of them, where they are not too many.
+    It adds to the placement of stages (`placement_model`) an objective, the user's constraints, what a plan is charged
+    beside the resources of one pipeline (`charged`) and, where it is `complete`, the depths with the memory that
+    follows from them. Otherwise the only limit on memory is that of depth 1, which every plan satisfies. The shares
+    that `refined` boundaries keep inside a component are exact; those of the others have upper bounds. With `choices`,
+    every stage is one of them, where they are not too many.
     """
 
     def __init__(

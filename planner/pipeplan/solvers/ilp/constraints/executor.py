@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pipeplan.cost import formulas
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp.facts import Place
-from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable
-from pipeplan.solvers.ilp.model import PlacementModel
-from pipeplan.solvers.ilp.placements import Placement
+from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
+from pipeplan.solvers.ilp.facts.placement_facts import Place
+from pipeplan.solvers.ilp.facts.placements import Placement
+from pipeplan.solvers.ilp.milp.linear_program import THOUSANDTHS, Term, Variable
 
 
 def executor_work(model: PlacementModel) -> dict[Place, Variable]:

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from pipeplan.plan.schedules import update_lag, vertical_versions
-from pipeplan.solvers.ilp.depth import DepthChoice, DepthConstraints
-from pipeplan.solvers.ilp.facts import Place
-from pipeplan.solvers.ilp.linear_program import Term
-from pipeplan.solvers.ilp.model import PlacementModel
+from pipeplan.solvers.ilp.constraints.depth import DepthChoice, DepthConstraints
+from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
+from pipeplan.solvers.ilp.facts.placement_facts import Place
+from pipeplan.solvers.ilp.milp.linear_program import Term
 
 
 class VerticalVersions:

@@ -17,10 +17,10 @@ from pipeplan.cost.stage_times import executor_work_s
 from pipeplan.plan.plan import Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp.cards import Boundary, CardConstraints
-from pipeplan.solvers.ilp.facts import LoadFactors, Place
-from pipeplan.solvers.ilp.linear_program import THOUSANDTHS, Term, Variable
-from pipeplan.solvers.ilp.model import ROOM, PlacementModel
+from pipeplan.solvers.ilp.constraints.cards import Boundary, CardConstraints
+from pipeplan.solvers.ilp.constraints.placement_model import ROOM, PlacementModel
+from pipeplan.solvers.ilp.facts.placement_facts import LoadFactors, Place
+from pipeplan.solvers.ilp.milp.linear_program import THOUSANDTHS, Term, Variable
 from pipeplan.solvers.plan_space import PlanSpace
 
 
