@@ -26,7 +26,7 @@ from pipeplan.planning.outcome_views import outcome_html, outcome_lines, stage_r
 from pipeplan.planning.progress import ProgressTracker, Report
 from pipeplan.planning.simplest import SimplerPlan, Simplification, find_simpler, kind_of
 from pipeplan.planning.solve_virtual import NO_PROOF, solve_with_virtual_stages
-from pipeplan.planning.stated.choose import choose_by_simulation
+from pipeplan.planning.stated.choose import Rival, choose_by_simulation
 from pipeplan.planning.stated.comparisons import state_baselines
 from pipeplan.planning.stated.pace import NOT_SIMULATED, STOPPED, PlanSimulation
 from pipeplan.planning.verdict import TOLERANCE, Verdict, contradiction, state_verdict
@@ -312,8 +312,8 @@ class _Search:
     def _simulate(self) -> None:
         """Simulate the plan, and choose by stated paces among it, equally fast ones, a simpler one and baselines."""
         fastest = plan, score = self._finished()
-        others = [(f"the plan of the {result.solver}", result.plan) for result in self._results if result.plan]
-        others += [(one.name, one.plan) for one in self._baselines() if one.plan is not None and one.fits]
+        others = [Rival(f"the plan of the {result.solver}", result.plan) for result in self._results if result.plan]
+        others += [Rival(one.name, one.plan) for one in self._baselines() if one.plan is not None and one.fits]
         ends = self._means.share("simulation")
         plan, score, told = choose_by_simulation(self._problem, plan, score, others, self._simpler, ends)
         self._best, self._simulation = (plan, score), told
