@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pipeplan.cost import formulas
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, GPIPE
-from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
+from pipeplan.solvers.ilp.constraints.boundary_model import BoundaryModel
 from pipeplan.solvers.ilp.enumeration.in_flight import depth_ranges
 from pipeplan.solvers.ilp.enumeration.stage_fit import StageFit
 from pipeplan.solvers.ilp.facts.placement_facts import Place
@@ -46,7 +46,7 @@ class DepthChoice:
 class DepthConstraints:
     """The depths that every stage may have, given the bounds on the pace, and the constraints on them."""
 
-    def __init__(self, model: PlacementModel, *, recompute: bool) -> None:
+    def __init__(self, model: BoundaryModel, *, recompute: bool) -> None:
         self.model = model
         self.flushes = model.problem.options.flushes
         self.floor = 0.0 if self.flushes else model.floor

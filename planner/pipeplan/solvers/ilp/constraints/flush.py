@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from pipeplan.cost import formulas
 from pipeplan.plan.schedules import TRAITS
-from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
+from pipeplan.solvers.ilp.constraints.boundary_model import BoundaryModel
 from pipeplan.solvers.ilp.facts.placement_facts import Place
 from pipeplan.solvers.ilp.milp.linear_program import THOUSANDTHS, Term, Variable, negate_terms, scale_terms
 
@@ -25,7 +25,7 @@ from pipeplan.solvers.ilp.milp.linear_program import THOUSANDTHS, Term, Variable
 class FlushObjective:
     """Constraints (13) to (15) of a model, and the variables of its objective."""
 
-    def __init__(self, model: PlacementModel, minibatches: int) -> None:
+    def __init__(self, model: BoundaryModel, minibatches: int) -> None:
         self.model = model
         self.minibatches = minibatches
         self.phases = TRAITS[model.problem.options.schedule].phases

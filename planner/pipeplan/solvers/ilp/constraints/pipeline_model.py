@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pipeplan.plan.plan import Stage
+from pipeplan.solvers.ilp.constraints.boundary_model import BoundaryModel
 from pipeplan.solvers.ilp.constraints.cards import Boundary
 from pipeplan.solvers.ilp.constraints.charged import ChargedObjective, Charges
 from pipeplan.solvers.ilp.constraints.depth import DepthConstraints
 from pipeplan.solvers.ilp.constraints.executor import executor_work
 from pipeplan.solvers.ilp.constraints.flush import FlushObjective
 from pipeplan.solvers.ilp.constraints.memory import MemoryConstraints, limit_memory_at_depth_one
-from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
 from pipeplan.solvers.ilp.constraints.stage_choices import MOST_CHOICES, StageChoices
 from pipeplan.solvers.ilp.enumeration.choices import Choices
 from pipeplan.solvers.ilp.facts.placement_facts import Place
@@ -17,10 +17,10 @@ from pipeplan.solvers.ilp.milp.linear_program import Variable, solution_value
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 
-class PipelineModel(PlacementModel):
+class PipelineModel(BoundaryModel):
     """The whole integer program of one pipeline on one cluster, whose pace is known to lie between two bounds.
 
-    It adds to the placement of stages (`placement_model`) an objective, the user's constraints, what a plan is charged
+    It adds to stages and boundaries (`boundary_model`) an objective, the user's constraints, what a plan is charged
     beside the resources of one pipeline (`charged`) and, where it is `complete`, the depths with the memory that
     follows from them. Otherwise the only limit on memory is that of depth 1, which every plan satisfies. The shares
     that `refined` boundaries keep inside a component are exact; those of the others have upper bounds. With `choices`,
