@@ -27,7 +27,8 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import posted_receives
-from pipeplan.simulation.engine import SimulatedEvents, simulate_schedule
+from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.events import SimulatedEvents
 from pipeplan.simulation.fair_share import NetworkFlow, SharedNetwork, Use, share_cards
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.memory import memory_over_time, peak_memory
