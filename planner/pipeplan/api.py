@@ -33,7 +33,8 @@ from pipeplan.planning.progress import SolveProgress
 from pipeplan.planning.simplest import WITHIN
 from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.solve import solve as solve_problem
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data import bundled
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import HALVINGS

@@ -22,7 +22,8 @@ from pipeplan.planning.one_worker import OneWorkerChoice
 from pipeplan.planning.simplest import LEAST_GAIN
 from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
 from pipeplan.planning.stated.choose import stated_plan_s
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.files import Node

@@ -38,7 +38,8 @@ from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES
 from pipeplan.planning.baselines import UNIFORM_GRID
 from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation.engine import simulate_schedule

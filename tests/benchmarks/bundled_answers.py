@@ -16,7 +16,8 @@ from rich.table import Table
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.planning.solve import Outcome, Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.result import Result
 from pipeplan.util import files

@@ -18,7 +18,8 @@ from pipeplan.errors import PipeplanError
 from pipeplan.exports.target import export_target
 from pipeplan.plan.schedules import FLUSH
 from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import files
 

@@ -43,7 +43,8 @@ from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.solve import Outcome
 from pipeplan.planning.verdict import Verdict
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder
 

@@ -21,7 +21,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.importers import pipedream
 from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 
 # Published optimiser: profile, levels (count, bytes/s), seconds per minibatch, speed-up over its data parallelism.
 CODE = [

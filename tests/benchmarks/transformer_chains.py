@@ -25,7 +25,8 @@ from pipeplan.errors import InfeasibleError
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES, VIRTUAL
 from pipeplan.planning.progress import SolveProgress
 from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 

@@ -18,7 +18,8 @@ from pipeplan.cluster_data import cluster_toml as clusters
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.solve import Outcome, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Provenance, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder, plan_json

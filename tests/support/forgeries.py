@@ -16,7 +16,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem import plan_file
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json

@@ -13,7 +13,8 @@ from pipeplan.planning.solve import Outcome
 from pipeplan.planning.stated.choose import stated_plan_s
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
 STATING_S = 5.0

@@ -26,7 +26,7 @@ from pipeplan.plan.updates import MOST_STALE
 from pipeplan.planning.choose_schedule import STALENESS, known_sizes, minibatch_sizes
 from pipeplan.planning.plan_kinds import Candidate, PlanKinds
 from pipeplan.planning.simplest import LEAST_GAIN
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean

@@ -17,8 +17,9 @@ from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.progress import Report
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem import plan_file
+from pipeplan.problem.options import Options
 from pipeplan.problem.plan_profile import profile_of_plan
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replanning.remaining_cluster import RemainingCluster, remove_workers, workers_named
 from pipeplan.replanning.replan import OldPlan, helpful_options, relax_options

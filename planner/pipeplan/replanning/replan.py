@@ -16,7 +16,8 @@ from pipeplan.from_options import FLAGS
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.solve import Outcome
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.replanning.migration import BatchChange, PlanChanges, plan_changes
 from pipeplan.replanning.remaining_cluster import RemainingCluster

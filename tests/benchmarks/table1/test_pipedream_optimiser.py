@@ -12,7 +12,8 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.importers import pipedream
 from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.result import Status

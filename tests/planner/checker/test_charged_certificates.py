@@ -22,7 +22,8 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning import solve as solving
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.bundled import load_profile
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile

@@ -19,7 +19,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json

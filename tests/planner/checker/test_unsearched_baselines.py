@@ -13,7 +13,8 @@ from pipeplan.checker.verify import verify_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.planning import baselines, solve, solve_virtual
 from pipeplan.planning.solve import Outcome, Settings
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.dp.budget import OutOfTime
 from pipeplan.util.files import Node

@@ -20,7 +20,8 @@ from pipeplan.planning.beside import SideSearches, side_searches
 from pipeplan.planning.reuse import reusing
 from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE
 
 SEARCHES = baselines.straight_pipelines, baselines.quick_baselines

@@ -23,7 +23,8 @@ from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.stated import choose, pace
 from pipeplan.planning.stated.choose import EQUAL, Rival, choose_by_simulation
 from pipeplan.planning.stated.pace import TELLING, PlanSimulation, SimulatedPlan, least_possible_s, simulated
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import scenario
 from pipeplan.simulation.from_plan import scenario_of_plan

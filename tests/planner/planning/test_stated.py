@@ -30,7 +30,8 @@ from pipeplan.planning.choose_synchrony import SynchronyChoice
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.planning.stated import choose, pace
 from pipeplan.planning.stated.choose import choose_by_simulation
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.questions import SEARCH

@@ -20,7 +20,8 @@ from pipeplan.planning.choose_schedule import choose_schedule
 from pipeplan.planning.infeasibility import diagnose, why_infeasible
 from pipeplan.planning.solve import Settings
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Size
 from pipeplan.replanning.replan import helpful_options
 from pipeplan.solvers.dp import certificate, dynamic_program

@@ -18,7 +18,8 @@ from pipeplan.plan.plan import Plan
 from pipeplan.planning.solve import Settings, solve
 from pipeplan.planning.virtual_cuts import VirtualShape, cuts_to_try
 from pipeplan.planning.virtual_search import plan_at, search_virtual
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_folder import write_plan

@@ -22,7 +22,8 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.planning.verdict import Verdict
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document

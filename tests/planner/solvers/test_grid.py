@@ -27,7 +27,8 @@ from pipeplan.planning import baselines
 from pipeplan.planning.solve import Outcome, Settings, solve
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.grid_shapes import grid_shapes, grid_sizes
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Size, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document

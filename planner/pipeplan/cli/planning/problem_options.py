@@ -15,8 +15,8 @@ from pipeplan.api import cluster
 from pipeplan.cli.shared.options import Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING, CORRECTIONS, SCHEDULES
+from pipeplan.problem.options import BOUNDARIES, Options
 from pipeplan.problem.plan_profile import PROFILE
-from pipeplan.problem.problem import BOUNDARIES, Options
 from pipeplan.profile_data.bundled import bundled_profile_paths, load_profile
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import describe_rescaling

@@ -20,7 +20,7 @@ from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem import plan_file
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
 from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, replanned_problem, solve_again
 from pipeplan.replanning.replan import RELAXED, ReplanReport, relax_options

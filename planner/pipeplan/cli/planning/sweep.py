@@ -19,7 +19,7 @@ from pipeplan.errors import DisagreementError, InputError
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.choose_synchrony import BEST
 from pipeplan.planning.solve import Settings
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile import Profile
 from pipeplan.questions import SEARCH
 from pipeplan.sweeps import plot, rows

@@ -15,7 +15,8 @@ from reported import branching, small_cluster, write_run
 from pipeplan.cluster_data.cluster_toml import write_cluster
 from pipeplan.planning.solve import Settings, solve
 from pipeplan.problem import plan_file
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_folder
 from pipeplan.report.source import ReportSource, read_report_source
 

@@ -14,7 +14,8 @@ from repository import ROOT
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import uniform_search
 from pipeplan.solvers.dp.budget import SearchEffort, SearchLimits
 from pipeplan.solvers.dp.compiled import availability

@@ -13,7 +13,8 @@ from solver_contract import assert_proves, solve_by_ilp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.ilp import integer_program, space_search

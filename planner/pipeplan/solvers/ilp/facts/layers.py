@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeplan.problem.problem import Problem, user_groups
+from pipeplan.problem.problem import Problem
+from pipeplan.problem.units import user_groups
 from pipeplan.profile_data.layers import edges
 
 

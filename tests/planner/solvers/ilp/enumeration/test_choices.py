@@ -13,7 +13,8 @@ from long_chains import long_chain
 from solver_contract import solve_by_dp, solve_by_ilp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp.constraints.charged import Charges
 from pipeplan.solvers.ilp.enumeration.choices import Choices, choices_within
 from pipeplan.solvers.ilp.enumeration.place_table import PlaceTable
