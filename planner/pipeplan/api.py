@@ -29,9 +29,10 @@ from pipeplan.from_options import OptionKeywords, build_problem, checked_keyword
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.choose_synchrony import GAIN, RATE
 from pipeplan.planning.fewest_workers import search_fewest_workers
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.progress import SolveProgress
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.simplest import WITHIN
-from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.solve import solve as solve_problem
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

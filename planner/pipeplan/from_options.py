@@ -19,8 +19,8 @@ from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
 from pipeplan.planning.choose_synchrony import BEST, GAIN, RATE, SynchronyChoice, choose_synchrony
 from pipeplan.planning.fast import ScoredPlan, best_in_time
 from pipeplan.planning.one_worker import OneWorkerChoice
+from pipeplan.planning.settings import MAXIMUM_CUTS, SHARES
 from pipeplan.planning.simplest import LEAST_GAIN
-from pipeplan.planning.solve import MAXIMUM_CUTS, SHARES
 from pipeplan.planning.stated.choose import stated_plan_s
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

@@ -17,8 +17,9 @@ from pipeplan.explanation.explain import Explanation, RobustnessSettings, explai
 from pipeplan.from_options import OptionKeywords, checked_keywords, options_for
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.choose_synchrony import BEST
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.simplest import WITHIN
-from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replanning.replan import RELAXED, ReplanReport
 from pipeplan.util.text import did_you_mean

@@ -37,7 +37,8 @@ from pipeplan.from_options import options_for
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES
 from pipeplan.planning.baselines import UNIFORM_GRID
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor

@@ -27,7 +27,8 @@ from rich.table import Table
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.importers import pipedream
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer

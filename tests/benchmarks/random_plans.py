@@ -27,7 +27,9 @@ from pipeplan.cluster_data.variants import with_faster_links
 from pipeplan.errors import PipeplanError
 from pipeplan.from_options import options_for
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 
 MODELS = ("vgg16", "resnet50", "alexnet", "gnmt8", "gnmt16", "awd-lm", "s2vt")

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 from large_instances import KINDS, chain, cluster, with_cost
 
-from pipeplan.planning.solve import MAXIMUM_CUTS
+from pipeplan.planning.settings import MAXIMUM_CUTS
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

@@ -24,7 +24,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES, VIRTUAL
 from pipeplan.planning.progress import SolveProgress
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor

@@ -17,7 +17,8 @@ import pytest
 from pipeplan.cluster_data import cluster_toml as clusters
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.solve import Outcome, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Provenance, Tensor

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor

@@ -14,8 +14,10 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.from_options import default_overlap
 from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.progress import Report
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
 from pipeplan.problem.plan_profile import profile_of_plan

@@ -14,7 +14,7 @@ from typing import Any
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.from_options import FLAGS
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.solve import Outcome
+from pipeplan.planning.outcome import Outcome
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

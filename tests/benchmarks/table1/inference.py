@@ -15,7 +15,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

@@ -22,7 +22,9 @@ import pipeplan
 from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.first_steps import init
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Provenance, Tensor
 from pipeplan.profile_data.profile import Profile

@@ -29,7 +29,7 @@ from pipeplan.explanation.terminal import baseline_reasons, merged_parts
 from pipeplan.explanation.time_breakdown import break_down_time, ideal_pace, resource_loads
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.fast import best_plan
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

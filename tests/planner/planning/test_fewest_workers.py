@@ -11,7 +11,7 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.fast import best_plan
 from pipeplan.planning.fewest_workers import on_at_most, search_fewest_workers
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

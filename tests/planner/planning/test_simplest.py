@@ -15,8 +15,9 @@ from commandline import Run
 import pipeplan
 from pipeplan.checker.verify import verify_plan
 from pipeplan.cost.evaluate import evaluate
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.simplest import LEAST_GAIN, SimplerPlan
-from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.stated.choose import choose_by_simulation
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

@@ -19,7 +19,8 @@ from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.updates import MOST_STALE, Updates
-from pipeplan.planning.solve import Outcome, Settings
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.stated import choose, pace
 from pipeplan.planning.stated.choose import EQUAL, Rival, choose_by_simulation
 from pipeplan.planning.stated.pace import TELLING, PlanSimulation, SimulatedPlan, least_possible_s, simulated

@@ -16,7 +16,7 @@ import pipeplan
 from pipeplan.cli.planning.solve_line import PHASES, progress_text, solve_line
 from pipeplan.cli.shared import output
 from pipeplan.planning.progress import ProgressTracker, SolveProgress
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 
 
 def test_a_solve_reports_its_phases_and_bounds_that_hold() -> None:

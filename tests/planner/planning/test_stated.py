@@ -27,7 +27,9 @@ from pipeplan.explanation.explain import RobustnessSettings, explain_plan
 from pipeplan.from_options import build_problem
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.choose_synchrony import SynchronyChoice
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.planning.stated import choose, pace
 from pipeplan.planning.stated.choose import choose_by_simulation
 from pipeplan.problem.options import Options

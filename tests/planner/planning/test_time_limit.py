@@ -14,11 +14,12 @@ from long_chains import long_chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError
-from pipeplan.planning import baselines, certify, solve
+from pipeplan.planning import baselines, certify, run_solvers, solve
 from pipeplan.planning.choose_minibatch import choose_minibatch
 from pipeplan.planning.choose_schedule import choose_schedule
 from pipeplan.planning.infeasibility import diagnose, why_infeasible
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
@@ -212,16 +213,16 @@ def _raise_ctrl_c(*arguments: object, **named: object) -> None:
 
 
 @cache
-def _uninterrupted() -> solve.Outcome:
+def _uninterrupted() -> Outcome:
     return solve.solve(_problem(), Settings(solver="dp"))
 
 
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (solve, "evaluate"),
-        (solve, "deepened"),
-        (solve, "contradiction"),
+        (run_solvers, "evaluate"),
+        (run_solvers, "deepened"),
+        (run_solvers, "contradiction"),
         (certify, "make_certificate"),
         (baselines, "straight_pipelines"),
         (solve, "choose_by_simulation"),

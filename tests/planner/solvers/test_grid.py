@@ -24,7 +24,9 @@ from pipeplan.exports.solve_for import speedup_text
 from pipeplan.exports.target import ExportFile
 from pipeplan.plan.plan import Plan
 from pipeplan.planning import baselines
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.grid_shapes import grid_shapes, grid_sizes
 from pipeplan.problem.options import Options

@@ -13,7 +13,7 @@ from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.planning.choose_synchrony import BEST
 from pipeplan.planning.reuse import reusing
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

@@ -45,7 +45,8 @@ from pipeplan.planning.choose_order import OrderChoice
 from pipeplan.planning.choose_schedule import EXTRAPOLATED, ScheduleChoice
 from pipeplan.planning.choose_synchrony import OBJECTIVES, RATE
 from pipeplan.planning.fewest_workers import FewestWorkers, search_fewest_workers
-from pipeplan.planning.solve import Outcome, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile

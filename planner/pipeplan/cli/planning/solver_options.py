@@ -12,7 +12,9 @@ from click.core import ParameterSource
 
 from pipeplan.errors import InputError
 from pipeplan.exports.target import TARGET_NAMES
-from pipeplan.planning.solve import Disagreement, Outcome, Settings
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.run_solvers import Disagreement
+from pipeplan.planning.settings import Settings
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
 

@@ -18,7 +18,7 @@ from pipeplan.cli.shared.output import note, print_answer, print_json, progress_
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.choose_synchrony import BEST
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile import Profile
 from pipeplan.questions import SEARCH

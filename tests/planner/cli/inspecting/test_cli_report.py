@@ -13,7 +13,8 @@ from commandline import Run
 from reported import branching, small_cluster, write_run
 
 from pipeplan.cluster_data.cluster_toml import write_cluster
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

@@ -119,7 +119,7 @@ def test_array_code_does_the_work_where_loops_fail(error: str) -> None:
     """In a process of its own, which never uses loops again."""
     code = f"""
 from numba.core import errors
-from pipeplan.planning.solve import MAXIMUM_CUTS
+from pipeplan.planning.settings import MAXIMUM_CUTS
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.compiled import availability, compiled_search

@@ -18,7 +18,7 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import INTERLEAVED
 from pipeplan.planning.baselines import satisfies_options
-from pipeplan.planning.virtual_cuts import Places, VirtualShape, cuts_to_try, quick_estimate_s
+from pipeplan.planning.virtual_stages.virtual_cuts import Places, VirtualShape, cuts_to_try, quick_estimate_s
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.update_time import UPDATES, simulated_update_s

@@ -15,9 +15,10 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.planning.virtual_cuts import VirtualShape, cuts_to_try
-from pipeplan.planning.virtual_search import plan_at, search_virtual
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.planning.virtual_stages.virtual_cuts import VirtualShape, cuts_to_try
+from pipeplan.planning.virtual_stages.virtual_search import plan_at, search_virtual
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor

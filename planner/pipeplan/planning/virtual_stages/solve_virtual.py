@@ -15,7 +15,7 @@ from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.stated.comparisons import state_baselines
 from pipeplan.planning.stated.pace import PlanSimulation, SimulatedPlan
 from pipeplan.planning.verdict import Verdict
-from pipeplan.planning.virtual_search import VirtualPlans, search_virtual
+from pipeplan.planning.virtual_stages.virtual_search import VirtualPlans, search_virtual
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.result import Result, Status
