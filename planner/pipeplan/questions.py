@@ -14,7 +14,7 @@ from typing import Any, Unpack
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.explanation.explain import Explanation, RobustnessSettings, explain_plan
-from pipeplan.from_options import OptionKeywords, checked_keywords, options_for
+from pipeplan.from_options.option_fields import OptionKeywords, checked_keywords, options_for
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.choose_synchrony import BEST
 from pipeplan.planning.outcome import Outcome

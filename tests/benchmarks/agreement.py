@@ -33,7 +33,7 @@ from pipeplan.api import cluster, read_profile
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.from_options import options_for
+from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES
 from pipeplan.planning.baselines import UNIFORM_GRID

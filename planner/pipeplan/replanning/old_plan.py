@@ -12,7 +12,7 @@ from pipeplan.checker.model import CheckedModel, checked_model
 from pipeplan.checker.structure import check_structure
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.from_options import default_overlap
+from pipeplan.from_options.option_fields import default_overlap
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.progress import Report

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.from_options import FLAGS
+from pipeplan.from_options.option_fields import FLAGS
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.outcome import Outcome
 from pipeplan.problem.cuts import enumerate_cuts

@@ -24,7 +24,7 @@ import pipeplan
 from pipeplan.checker.verify import check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan
-from pipeplan.from_options import build_problem
+from pipeplan.from_options.build_problem import build_problem
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.choose_synchrony import SynchronyChoice
 from pipeplan.planning.outcome import Outcome

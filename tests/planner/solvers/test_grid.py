@@ -14,7 +14,6 @@ from extents import first_few, slow_but_for
 from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, unequal_instance
 from solver_contract import check_solvers
 
-from pipeplan import from_options
 from pipeplan.checker.verify import verify_plan
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
@@ -22,6 +21,7 @@ from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.solve_for import speedup_text
 from pipeplan.exports.target import ExportFile
+from pipeplan.from_options import build_problem as building
 from pipeplan.plan.plan import Plan
 from pipeplan.planning import baselines
 from pipeplan.planning.outcome import Outcome
@@ -252,7 +252,7 @@ class _Told:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(from_options, "export_target", lambda name: _Told())
+    monkeypatch.setattr(building, "export_target", lambda name: _Told())
     monkeypatch.chdir(tmp_path)
     _spread(6, sent=30_000_000).save(Path("profile.json"))
     Path("lab.toml").write_text(LAB, encoding="utf-8")

@@ -10,10 +10,11 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from pipeplan import from_options
 from pipeplan.api import cluster
 from pipeplan.cli.shared.options import Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
 from pipeplan.errors import InputError
+from pipeplan.from_options.build_problem import BuiltProblem, build_problem
+from pipeplan.from_options.option_fields import option_fields, options_for, parse_pin
 from pipeplan.plan.schedules import ACCUMULATING, CORRECTIONS, SCHEDULES
 from pipeplan.problem.options import BOUNDARIES, Options
 from pipeplan.problem.plan_profile import PROFILE
@@ -46,7 +47,7 @@ def _complete_layers(ending: str = "") -> Complete:
 
 
 def _parse_pins(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
-    return tuple(from_options.parse_pin(text) for text in texts)
+    return tuple(parse_pin(text) for text in texts)
 
 
 def _parse_groups(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
@@ -185,7 +186,7 @@ def problem_arguments(*without: str) -> Callable[[Function], Function]:
     return decorate
 
 
-def problem_of(arguments: dict[str, Any], deadline: Deadline) -> tuple[from_options.BuiltProblem, str]:
+def problem_of(arguments: dict[str, Any], deadline: Deadline) -> tuple[BuiltProblem, str]:
     """The problem that the arguments describe, and a line on where its profile comes from.
 
     The choice between synchronous and asynchronous plans, where the arguments leave it open, has a share of the time
@@ -194,18 +195,18 @@ def problem_of(arguments: dict[str, Any], deadline: Deadline) -> tuple[from_opti
     source = read_profile(arguments.get("profile"), arguments.get("minibatch"))
     machines = cluster(arguments["cluster_name"], servers=arguments.get("servers"), workers=arguments.get("workers"))
     fields = checked_option_fields(arguments)
-    return from_options.build_problem(source.profile, machines, deadline=deadline, **fields), source.text
+    return build_problem(source.profile, machines, deadline=deadline, **fields), source.text
 
 
 def options_of(arguments: dict[str, Any], kind: str) -> Options:
     """The options that the arguments describe, for workers on devices of a kind, `cuda` or `cpu`."""
-    return from_options.options_for(kind, **checked_option_fields(arguments))
+    return options_for(kind, **checked_option_fields(arguments))
 
 
 def checked_option_fields(arguments: dict[str, Any]) -> dict[str, Any]:
     """The fields of `Options` that the arguments set. Raises `InputError` where they contradict each other."""
     check_schedules([arguments["schedule"]] if arguments.get("schedule") else [], arguments)
-    return from_options.option_fields(arguments)
+    return option_fields(arguments)
 
 
 def check_schedules(names: Sequence[str], arguments: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ from pipeplan.drawing.plan_table import plan_table
 from pipeplan.errors import InputError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import TARGET_NAMES, refuse_to_overwrite_export, write_export
-from pipeplan.from_options import AUTO, SERVER_ORDERS, BuiltProblem, build_problem
+from pipeplan.from_options.build_problem import AUTO, SERVER_ORDERS, BuiltProblem, build_problem
 from pipeplan.planning.choose_minibatch import MinibatchChoice
 from pipeplan.planning.choose_order import OrderChoice
 from pipeplan.planning.choose_schedule import EXTRAPOLATED, ScheduleChoice
