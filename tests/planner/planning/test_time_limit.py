@@ -275,7 +275,7 @@ def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(("where", "name"), [(certify, "make_certificate"), (solve, "deepened")])
+@pytest.mark.parametrize(("where", "name"), [(certify, "make_certificate"), (run_solvers, "deepened")])
 def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
     where: object, name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import click
 
 from pipeplan.checker.verify import check_readable_plan
 from pipeplan.cli.planning.problem_options import problem_arguments, problem_of
+from pipeplan.cli.planning.solver_options import solver_option
 from pipeplan.cli.shared.options import json_option, quiet_option, seed_option
 from pipeplan.cli.shared.output import note, print_answer, print_json, status
 from pipeplan.errors import InfeasibleError, InputError
@@ -41,13 +42,7 @@ from pipeplan.util.units import parse_share
 )
 @seed_option
 @click.option("--spread", metavar="5%", help="Interquartile range to assume for every time  [default: as measured]")
-@click.option(
-    "--solver",
-    type=click.Choice(["dp", "ilp", "both"]),
-    default="dp",
-    show_default=True,
-    help="Solvers to run; both check each other.",
-)
+@solver_option("dp")
 @json_option
 @quiet_option
 def command(

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from pipeplan.cli.shared.options import Function
 from pipeplan.errors import InputError
 from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.planning.outcome import Outcome
@@ -18,14 +19,20 @@ from pipeplan.planning.settings import Settings
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
 
-_ARGUMENTS = (
-    click.option(
+
+def solver_option(default: str) -> Callable[[Function], Function]:
+    """The option `--solver`, with the solvers that run without it."""
+    return click.option(
         "--solver",
         type=click.Choice(["dp", "ilp", "both"]),
-        default="both",
+        default=default,
         show_default=True,
         help="Solvers to run; both check each other.",
-    ),
+    )
+
+
+_ARGUMENTS = (
+    solver_option("both"),
     click.option(
         "--ilp-solver",
         type=click.Choice(["highs", "cbc"]),

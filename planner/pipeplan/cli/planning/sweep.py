@@ -12,7 +12,7 @@ import click
 
 from pipeplan.api import cluster
 from pipeplan.cli.planning.problem_options import check_schedules, options_of, problem_arguments, read_profile
-from pipeplan.cli.planning.solver_options import positive_time_limit
+from pipeplan.cli.planning.solver_options import positive_time_limit, solver_option
 from pipeplan.cli.shared.options import json_option, quiet_option
 from pipeplan.cli.shared.output import note, print_answer, print_json, progress_bar
 from pipeplan.errors import DisagreementError, InputError
@@ -55,13 +55,7 @@ class _Outputs:
 @click.option(
     "--price", type=click.FloatRange(min=0), help="Price of a server for an hour  [default: that of the cluster]"
 )
-@click.option(
-    "--solver",
-    type=click.Choice(["dp", "ilp", "both"]),
-    default="dp",
-    show_default=True,
-    help="Solvers to run; both check each other.",
-)
+@solver_option("dp")
 @click.option(
     "--time-limit",
     type=float,

@@ -15,7 +15,7 @@ from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
 from pipeplan.solvers.ilp.enumeration.choices import Choices
 from pipeplan.solvers.ilp.facts.placements import Placement
 from pipeplan.solvers.ilp.milp.linear_program import Term, Variable
-from pipeplan.util.deadline import NO_DEADLINE, Deadline
+from pipeplan.util.deadline import Deadline
 
 
 class Hop(NamedTuple):
@@ -33,12 +33,7 @@ class BoundaryModel(PlacementModel):
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        floor_s: float,
-        upper_s: float,
-        deadline: Deadline = NO_DEADLINE,
-        choices: Choices | None = None,
+        self, problem: Problem, floor_s: float, upper_s: float, deadline: Deadline, choices: Choices | None
     ) -> None:
         super().__init__(problem, floor_s, upper_s, deadline, choices)
         self.hops: list[Hop] = []

@@ -25,7 +25,7 @@ from pipeplan.solvers.ilp.milp.linear_program import (
     scale_terms,
     solution_value,
 )
-from pipeplan.util.deadline import NO_DEADLINE, Deadline
+from pipeplan.util.deadline import Deadline
 
 # The bounds of a variable are either equal, or farther apart than the solver's rounding.
 ROOM = 1e-7
@@ -38,12 +38,7 @@ class PlacementModel(PlacementFacts):
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        floor_s: float,
-        upper_s: float,
-        deadline: Deadline = NO_DEADLINE,
-        choices: Choices | None = None,
+        self, problem: Problem, floor_s: float, upper_s: float, deadline: Deadline, choices: Choices | None
     ) -> None:
         super().__init__(problem, upper_s, None if choices is None else choices.used)
         self.choices = choices
