@@ -172,7 +172,7 @@ def _compare_goals(
 
 
 def _stale_plans(kinds: PlanKinds, asynchronous: Candidate, staleness: str, deadline: Deadline) -> list[Candidate]:
-    """The plan, the fastest one of bounded staleness where any is allowed, and both with or without a correction too."""
+    """The plan, the fastest one of bounded staleness where any is allowed, and each with and without a correction."""
     stale = [asynchronous]
     if staleness == "any" and (buffered := kinds.best(kinds.asynchronous("bounded"), deadline.share(0.4))):
         stale.append(kinds.as_answered(buffered, deadline.share(0.2)))
