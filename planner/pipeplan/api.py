@@ -25,15 +25,18 @@ from pipeplan.cluster_data.machine_costs import with_machine_costs
 from pipeplan.cost.throughput import RunSize
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
 from pipeplan.exports.target import export_files, export_target, write_export
-from pipeplan.from_options import OptionKeywords, build_problem, checked_keywords
+from pipeplan.from_options.build_problem import build_problem
+from pipeplan.from_options.option_fields import OptionKeywords, checked_keywords
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.choose_synchrony import GAIN, RATE
 from pipeplan.planning.fewest_workers import search_fewest_workers
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.progress import SolveProgress
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.simplest import WITHIN
-from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.solve import solve as solve_problem
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data import bundled
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import HALVINGS

@@ -14,11 +14,12 @@ from typing import Any, Unpack
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.explanation.explain import Explanation, RobustnessSettings, explain_plan
-from pipeplan.from_options import OptionKeywords, checked_keywords, options_for
+from pipeplan.from_options.option_fields import OptionKeywords, checked_keywords, options_for
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.choose_synchrony import BEST
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.simplest import WITHIN
-from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replanning.replan import RELAXED, ReplanReport
 from pipeplan.util.text import did_you_mean

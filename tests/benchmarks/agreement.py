@@ -33,12 +33,14 @@ from pipeplan.api import cluster, read_profile
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.from_options import options_for
+from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES
 from pipeplan.planning.baselines import UNIFORM_GRID
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation.engine import simulate_schedule

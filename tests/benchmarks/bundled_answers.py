@@ -15,8 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeplan.cluster_data import cluster_toml
-from pipeplan.planning.solve import Outcome, Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.result import Result
 from pipeplan.util import files

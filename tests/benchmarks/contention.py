@@ -28,7 +28,8 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.importers import pipedream
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp import dynamic_program

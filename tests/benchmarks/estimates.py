@@ -27,8 +27,10 @@ from rich.table import Table
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.importers import pipedream
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler import ProfilerOptions as Measure

@@ -17,8 +17,10 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.errors import PipeplanError
 from pipeplan.exports.target import export_target
 from pipeplan.plan.schedules import FLUSH
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import files
 

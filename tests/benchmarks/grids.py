@@ -17,8 +17,11 @@ from dataclasses import replace
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.plan.schedules import FLUSH, STASHING
-from pipeplan.planning.solve import Outcome, Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import files
 

@@ -24,9 +24,10 @@ from large_instances import chain, cluster, inception, nasnet
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.importers import pipedream
-from pipeplan.planning.solve import MAXIMUM_CUTS
+from pipeplan.planning.settings import MAXIMUM_CUTS
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp import dynamic_program
 

@@ -41,9 +41,10 @@ from pipeplan.cluster_data.machine_costs import as_charged, with_machine_costs
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.solve import Outcome
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.verdict import Verdict
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder
 

@@ -19,9 +19,11 @@ from table1 import pipedream_optimiser
 from pipeplan.cluster_data import cluster_toml as clusters
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.importers import pipedream
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 
 # Published optimiser: profile, levels (count, bytes/s), seconds per minibatch, speed-up over its data parallelism.
 CODE = [

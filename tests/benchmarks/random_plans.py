@@ -25,9 +25,11 @@ from pipeplan.api import cluster, read_profile
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.variants import with_faster_links
 from pipeplan.errors import PipeplanError
-from pipeplan.from_options import options_for
+from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 
 MODELS = ("vgg16", "resnet50", "alexnet", "gnmt8", "gnmt16", "awd-lm", "s2vt")

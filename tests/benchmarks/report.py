@@ -25,8 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeplan.cluster_data.cluster_toml import load_cluster
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder
 from pipeplan.util import files

@@ -26,7 +26,7 @@ from table1.sections import sections_of
 from table1.table import Report, Table, build_table, rows_named
 
 from pipeplan.errors import InputError
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import write_text
 

@@ -22,9 +22,10 @@ from collections.abc import Callable
 import numpy as np
 from large_instances import KINDS, chain, cluster, with_cost
 
-from pipeplan.planning.solve import MAXIMUM_CUTS
+from pipeplan.planning.settings import MAXIMUM_CUTS
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 
 PLAIN, KEEPING = Options(contention=False), Options(contention=False, recompute=False)

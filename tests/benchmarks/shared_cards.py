@@ -32,7 +32,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, StageShape

@@ -16,9 +16,10 @@ from dataclasses import replace
 
 from pipeplan.api import cluster
 from pipeplan.planning.choose_synchrony import BEST, GAIN, choose_synchrony
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.simplest import WITHIN
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.bundled import load_profile
 from pipeplan.questions import SEARCH
 from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.planning.choose_schedule import choose_schedule
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import Deadline

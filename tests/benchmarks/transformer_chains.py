@@ -24,8 +24,10 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES, VIRTUAL
 from pipeplan.planning.progress import SolveProgress
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 

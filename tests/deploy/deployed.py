@@ -14,8 +14,10 @@ from blocks import shell_blocks
 from repository import ROOT
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Provenance, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder

@@ -17,7 +17,7 @@ from pipeplan.cluster_data.device_document import DeviceFile
 from pipeplan.cluster_data.machine_costs import ExecutorCostsFile
 from pipeplan.cost.flush import BatchTime
 from pipeplan.plan.plan import PlanFields
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile_document import ProfileFields
 from pipeplan.report.comparisons import StatedBaseline
 from pipeplan.simulation.scenario import PredictedStage

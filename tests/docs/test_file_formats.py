@@ -17,8 +17,10 @@ import pytest
 from pipeplan.cluster_data import cluster_toml as clusters
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.solve import Outcome, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Provenance, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder, plan_json

@@ -8,7 +8,7 @@ import pytest
 from transcripts import BLOCK, DOCS, PAGES, printed, transcripts
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.sweeps.points import SweepPoint

@@ -24,7 +24,7 @@ from pipeplan.cluster_data.device_document import ARITHMETICS, OPERATOR_KINDS
 from pipeplan.cluster_data.devices import load_device
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES
-from pipeplan.problem.problem import BOUNDARIES
+from pipeplan.problem.options import BOUNDARIES
 from pipeplan.profiler.estimate.roofline import operator_seconds
 from pipeplan.profiler.estimate.work import Work
 from pipeplan.util.files import LARGEST

@@ -10,7 +10,7 @@ from commandline import Ran, Run
 from reported import Document, branching, report_of, small_cluster, source_of, vgg
 
 from pipeplan.cli import main
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.report.source import ReportSource
 
 

@@ -15,7 +15,7 @@ from commandline import Run
 
 import pipeplan
 from pipeplan import api
-from pipeplan.from_options import FLAGS, OptionKeywords
+from pipeplan.from_options.option_fields import FLAGS, OptionKeywords
 
 DP = ("--solver", "dp", "--no-certificate", "--no-write", "--json")
 

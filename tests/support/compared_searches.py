@@ -26,7 +26,8 @@ from long_chains import long_chain
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.grid_shapes import grid_shapes
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program, uniform_search
 from pipeplan.solvers.dp.budget import SearchEffort, SearchLimits, StateCounts
 from pipeplan.solvers.dp.flush.batch_limit import BatchLimit

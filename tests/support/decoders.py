@@ -10,7 +10,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.virtual_stages import with_depths
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import FLUSH
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile

@@ -20,7 +20,7 @@ from pathlib import Path
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.run_data.run_folder import MeasuredRun, StageSummary
 
 FILLING = 2

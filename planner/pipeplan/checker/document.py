@@ -25,7 +25,7 @@ SCHEDULES = (STASHING, VERTICAL, *ACCUMULATING)
 class CheckedOptions:
     """The options that the plan was made with. Where plan.json leaves one out, it has the default of `pipeplan solve`.
 
-    The fields are those of `pipeplan.problem.problem.Options`.
+    The fields are those of `pipeplan.problem.options.Options`.
     """
 
     overlap: float

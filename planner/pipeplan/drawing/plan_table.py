@@ -23,7 +23,7 @@ from pipeplan.util.units import show_pace, show_size, show_time
 
 if TYPE_CHECKING:  # `describe_cluster` is imported without waiting for the solvers
     from pipeplan.planning.choose_synchrony import SynchronyChoice
-    from pipeplan.planning.solve import Outcome
+    from pipeplan.planning.outcome import Outcome
     from pipeplan.planning.stated.pace import PlanSimulation
 
 EXPENDABLE = ("link", "to next", "servers", "sync", "depth")

@@ -13,8 +13,10 @@ from pipeplan.explanation.sensitivity import ChangeEffect, Robustness, change_ef
 from pipeplan.explanation.time_breakdown import ResourceLoad, TimeBreakdown, break_down_time, resource_loads
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import FASTEST, ON_FEWER, UNPIPELINED
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.reuse import reusing
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.planning.stated.pace import simulated
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts, enumerate_cuts

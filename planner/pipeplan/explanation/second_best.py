@@ -12,7 +12,8 @@ from pipeplan.planning.fast import USEFUL, best_plan
 from pipeplan.planning.stated.pace import simulated
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
 MOST_STAGES = 32

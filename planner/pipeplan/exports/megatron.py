@@ -24,7 +24,8 @@ from pipeplan.exports.uniform_degrees import (
 )
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import GPIPE, ZERO_BUBBLE, ZERO_BUBBLE_V
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.rendering.templates import load_template

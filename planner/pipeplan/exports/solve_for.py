@@ -9,11 +9,12 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.exports.target import ExportFile, ExportTarget, export_files
 from pipeplan.plan.schedules import FLUSHING, STASHING
 from pipeplan.planning.fast import best_plan
-from pipeplan.planning.solve import Outcome
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.stated.choose import stated_plan_s
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
 STATING_S = 5.0

@@ -12,7 +12,8 @@ from typing import Protocol
 
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import write_text
 from pipeplan.util.text import did_you_mean

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipeplan.exports.target import ExportTarget, refusal
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
 

@@ -14,7 +14,8 @@ from pipeplan.exports.tied_weights import keep_ties, refuse_split_ties
 from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ZERO_BUBBLE_V
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.templates import load_template
 

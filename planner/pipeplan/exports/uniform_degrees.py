@@ -16,7 +16,8 @@ from pipeplan.errors import InputError
 from pipeplan.exports.target import ExportTarget, refusal
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH, FLUSHING, GPIPE, INTERLEAVED, STASHING, VIRTUAL, ZERO_BUBBLE_V
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import device_orders, pass_order
 from pipeplan.util.units import show_time
 

@@ -25,7 +25,8 @@ from pipeplan.plan.schedules import ACCUMULATING, CORRECTED, DOUBLE_BUFFERED, FL
 from pipeplan.planning.compare_flushes import compare_flushes, taken
 from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.stated.choose import stated_plan_s
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import halved
 from pipeplan.util.deadline import NO_DEADLINE, Deadline

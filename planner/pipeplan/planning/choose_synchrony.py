@@ -26,7 +26,7 @@ from pipeplan.plan.updates import MOST_STALE
 from pipeplan.planning.choose_schedule import STALENESS, known_sizes, minibatch_sizes
 from pipeplan.planning.plan_kinds import Candidate, PlanKinds
 from pipeplan.planning.simplest import LEAST_GAIN
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean
@@ -132,17 +132,7 @@ def _compare_goals(
     choice = _compare(kinds, staleness, gain, deadline.share(0.6), most_stale)
     if choice.asynchronous is None:
         return choice
-    stale = [choice.asynchronous]
-    if staleness == "any" and (buffered := kinds.best(kinds.asynchronous("bounded"), deadline.share(0.4))):
-        stale.append(kinds.as_answered(buffered, deadline.share(0.2)))
-    for one in tuple(stale):
-        if kinds.corrects and one.problem.options.correction == "none":
-            corrected = kinds.best(kinds.corrected(one), deadline.share(0.4))
-        elif kinds.corrects:
-            corrected = kinds.best(kinds.corrected(one, "none"), deadline.share(0.4))
-        else:
-            corrected = None
-        stale += [] if corrected is None else [kinds.as_answered(corrected, deadline.share(0.2))]
+    stale = _stale_plans(kinds, choice.asynchronous, staleness, deadline)
     ranked = [
         (one.goal_sample_s, one)
         for one in stale
@@ -181,6 +171,22 @@ def _compare_goals(
     return replace(choice, asynchronous=best, taken=best if enough else choice.synchronous, reason=reason)
 
 
+def _stale_plans(kinds: PlanKinds, asynchronous: Candidate, staleness: str, deadline: Deadline) -> list[Candidate]:
+    """The plan, the fastest one of bounded staleness where any is allowed, and each with and without a correction."""
+    stale = [asynchronous]
+    if staleness == "any" and (buffered := kinds.best(kinds.asynchronous("bounded"), deadline.share(0.4))):
+        stale.append(kinds.as_answered(buffered, deadline.share(0.2)))
+    for one in tuple(stale):
+        if kinds.corrects and one.problem.options.correction == "none":
+            corrected = kinds.best(kinds.corrected(one), deadline.share(0.4))
+        elif kinds.corrects:
+            corrected = kinds.best(kinds.corrected(one, "none"), deadline.share(0.4))
+        else:
+            corrected = None
+        stale += [] if corrected is None else [kinds.as_answered(corrected, deadline.share(0.2))]
+    return stale
+
+
 def _compare(
     kinds: PlanKinds,
     staleness: str,
@@ -198,14 +204,8 @@ def _compare(
     # Where the choice is not shown, only a plan that may be taken has to have its stated pace, which follows below.
     asynchronous = kinds.best(kinds.asynchronous(staleness), deadline.share(0.5), stated=shown)
     kept = ""
-    if asynchronous is not None and keeps_batch and max(asynchronous.updates.samples) > kinds.samples:
-        buffered = kinds.best(kinds.buffered(), deadline.share(0.3))
-        if buffered is not None and not buffered.updates.synchronous:
-            kept = (
-                f" The asynchronous plan is one of 2bw, because with 1f1b-stashing a replicated stage would update "
-                f"only every {max(asynchronous.updates.samples)} samples, and --batch asks for {kinds.samples}."
-            )
-            asynchronous = buffered
+    if asynchronous is not None and keeps_batch:
+        asynchronous, kept = _keeping_batch(kinds, asynchronous, deadline)
     if asynchronous is not None and asynchronous.updates.synchronous:
         # What is fastest of all is data parallelism.
         reason = "Chosen: data parallelism, which is synchronous, is faster than any pipeline."
@@ -238,31 +238,52 @@ def _compare(
         why = "asynchronous ones were ruled out" if staleness == "none" else "no asynchronous plan was found"
         reason = f"Chosen: the fastest synchronous plan, as {why}."
     elif synchronous is None:
-        reason = "Chosen: the fastest asynchronous plan, as no synchronous plan was found that fits."
+        reason = f"Chosen: the fastest asynchronous plan, as no synchronous plan was found that fits.{kept}"
     else:
-        found = synchronous.sample_s / asynchronous.sample_s - 1
-        if found >= gain and _only_averages_late(asynchronous):
-            reason = (
-                "Chosen: synchronous, because the fastest asynchronous plan is data parallelism but for a stage of "
-                f"hardly any work, and is {found:.1%} faster only as its gradients are averaged late."
-            )
-            return SynchronyChoice(synchronous, asynchronous, gain, synchronous, reason, parallel)
-        oldest = max(asynchronous.updates.stale_by)
-        if found >= gain and most_stale is not None and oldest > most_stale:
-            reason = (
-                f"Chosen: synchronous, although the fastest asynchronous plan has {found:.1%} more samples/s, because "
-                f"its gradients are up to {oldest} updates old, and beyond {most_stale} most models that were measured "
-                "do not learn as well; --staleness any takes it."
-            )
-            return SynchronyChoice(synchronous, asynchronous, gain, synchronous, reason, parallel)
-        enough = found >= gain
-        taken = asynchronous if enough else synchronous
-        kind, more = ("asynchronous" if enough else "synchronous"), "more" if found >= 0 else "fewer"
+        taken, reason = _better(synchronous, asynchronous, gain, most_stale, kept)
+    return SynchronyChoice(synchronous, asynchronous, gain, taken, reason, parallel)
+
+
+def _keeping_batch(kinds: PlanKinds, asynchronous: Candidate, deadline: Deadline) -> tuple[Candidate, str]:
+    """The asynchronous plan, or one of 2bw that updates after fewer samples, with a sentence on why it is one."""
+    if max(asynchronous.updates.samples) <= kinds.samples:
+        return asynchronous, ""
+    buffered = kinds.best(kinds.buffered(), deadline.share(0.3))
+    if buffered is None or buffered.updates.synchronous:
+        return asynchronous, ""
+    kept = (
+        f" The asynchronous plan is one of 2bw, because with 1f1b-stashing a replicated stage would update "
+        f"only every {max(asynchronous.updates.samples)} samples, and --batch asks for {kinds.samples}."
+    )
+    return buffered, kept
+
+
+def _better(
+    synchronous: Candidate, asynchronous: Candidate, gain: float, most_stale: int | None, kept: str
+) -> tuple[Candidate, str]:
+    """The plan to take of the fastest ones of both kinds, and why; `kept` says why the asynchronous one is of 2bw."""
+    found = synchronous.sample_s / asynchronous.sample_s - 1
+    if found >= gain and _only_averages_late(asynchronous):
         reason = (
-            f"Chosen: {kind}, because the fastest asynchronous plan has {abs(found):.1%} {more} samples/s than the "
-            f"fastest synchronous one, and {gain:.0%} more is asked for (--asynchronous-gain)."
+            "Chosen: synchronous, because the fastest asynchronous plan is data parallelism but for a stage of "
+            f"hardly any work, and is {found:.1%} faster only as its gradients are averaged late."
         )
-    return SynchronyChoice(synchronous, asynchronous, gain, taken, reason + kept, parallel)
+        return synchronous, reason
+    oldest = max(asynchronous.updates.stale_by)
+    if found >= gain and most_stale is not None and oldest > most_stale:
+        reason = (
+            f"Chosen: synchronous, although the fastest asynchronous plan has {found:.1%} more samples/s, because "
+            f"its gradients are up to {oldest} updates old, and beyond {most_stale} most models that were measured "
+            "do not learn as well; --staleness any takes it."
+        )
+        return synchronous, reason
+    enough = found >= gain
+    kind, more = ("asynchronous" if enough else "synchronous"), "more" if found >= 0 else "fewer"
+    reason = (
+        f"Chosen: {kind}, because the fastest asynchronous plan has {abs(found):.1%} {more} samples/s than the "
+        f"fastest synchronous one, and {gain:.0%} more is asked for (--asynchronous-gain)."
+    )
+    return (asynchronous if enough else synchronous), reason + kept
 
 
 def _may_be_taken(candidate: Candidate, most_stale: int | None) -> bool:

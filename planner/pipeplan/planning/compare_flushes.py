@@ -14,7 +14,7 @@ from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH, INTERLEAVED, VIRTUAL, ZERO_BUBBLE
-from pipeplan.planning.virtual_search import VirtualPlan, search_virtual, with_simulation
+from pipeplan.planning.virtual_stages.virtual_search import VirtualPlan, search_virtual, with_simulation
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_size

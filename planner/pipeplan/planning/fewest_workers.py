@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
 from pipeplan.planning.fast import best_plan
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.progress import Report
-from pipeplan.planning.solve import SHARES, Outcome, Settings, solve
+from pipeplan.planning.settings import SHARES, Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline, OutOfTime

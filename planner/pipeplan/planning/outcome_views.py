@@ -18,7 +18,7 @@ from pipeplan.util.units import show_pace, show_size, show_time
 
 
 class _Outcome(Protocol):
-    """The parts of an outcome that are shown (`pipeplan.planning.solve`)."""
+    """The parts of an outcome that are shown (`pipeplan.planning.outcome`)."""
 
     @property
     def problem(self) -> Problem: ...

@@ -17,7 +17,8 @@ from pipeplan.planning.choose_schedule import EXTRAPOLATED, known_sizes, minibat
 from pipeplan.planning.fast import USEFUL, ScoredPlan, best_in_time, best_of_known
 from pipeplan.planning.stated.choose import NEAR, choose_by_simulation
 from pipeplan.planning.stated.pace import simulated
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_pace

@@ -18,7 +18,8 @@ from pipeplan.planning.baselines import FASTEST, Baseline, satisfies_options, un
 from pipeplan.planning.fast import MANY_CUTS, USEFUL, ScoredPlan, best_plan
 from pipeplan.planning.keep_whole import kept_whole
 from pipeplan.problem.cuts import Cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 WITHIN = 0.02

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 from pipeplan.cluster_data import cluster_json
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
+from pipeplan.problem.options import Options
 from pipeplan.problem.plan_profile import profile_of_plan
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import Node, read_document, read_text
 from pipeplan.util.typed import decode

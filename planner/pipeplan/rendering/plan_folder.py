@@ -23,7 +23,7 @@ from pipeplan.util.files import Node, write_json, write_text
 from pipeplan_launch.checked_json import with_checksum
 
 if TYPE_CHECKING:
-    from pipeplan.planning.solve import Outcome
+    from pipeplan.planning.outcome import Outcome
     from pipeplan.solvers.result import Result
 
 

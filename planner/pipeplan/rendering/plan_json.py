@@ -25,7 +25,7 @@ from pipeplan.simulation.from_plan import exposed_sync_s
 
 if TYPE_CHECKING:
     from pipeplan.planning.baselines import Baseline
-    from pipeplan.planning.solve import Outcome
+    from pipeplan.planning.outcome import Outcome
     from pipeplan.planning.stated.pace import PlanSimulation
     from pipeplan.solvers.result import Result
 

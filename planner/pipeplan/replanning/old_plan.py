@@ -12,13 +12,16 @@ from pipeplan.checker.model import CheckedModel, checked_model
 from pipeplan.checker.structure import check_structure
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.from_options import default_overlap
+from pipeplan.from_options.option_fields import default_overlap
 from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.progress import Report
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem import plan_file
+from pipeplan.problem.options import Options
 from pipeplan.problem.plan_profile import profile_of_plan
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replanning.remaining_cluster import RemainingCluster, remove_workers, workers_named
 from pipeplan.replanning.replan import OldPlan, helpful_options, relax_options

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.from_options import FLAGS
+from pipeplan.from_options.option_fields import FLAGS
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.solve import Outcome
+from pipeplan.planning.outcome import Outcome
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.replanning.migration import BatchChange, PlanChanges, plan_changes
 from pipeplan.replanning.remaining_cluster import RemainingCluster

@@ -14,7 +14,8 @@ from functools import cached_property
 from pipeplan.report.document import INTERVAL_KINDS, PipelineTimeline, table_columns
 from pipeplan.run_data.run_folder import MeasuredRun
 from pipeplan.simulation import metrics
-from pipeplan.simulation.engine import SimulatedEvents, simulate_schedule
+from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.events import SimulatedEvents
 from pipeplan.simulation.memory import MemoryOverTime, memory_over_time
 from pipeplan.simulation.metrics import exit_times, round_length
 from pipeplan.simulation.scenario import Scenario

@@ -21,76 +21,22 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
 
 from pipeplan.errors import InputError
+from pipeplan.simulation.events import Pass, SimulatedEvents
 from pipeplan.simulation.fair_share import RING_WEIGHT, SharedNetwork, Use
 from pipeplan.simulation.message_order import message_order
 from pipeplan.simulation.posted_receives import PostedReceives
-from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
+from pipeplan.simulation.scenario import Scenario, StageLoad
+from pipeplan.simulation.serial_links import Carrier, LinkJob, SerialLink, boundary_links
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import Action, ActionKind, device_actions
 
 EVENTS_BETWEEN_LOOKS = 256
 """The clock is looked at once for so many events."""
-
-
-class Pass(NamedTuple):
-    """A period in which a worker was busy with an action."""
-
-    stage: int
-    replica: int
-    action: Action
-    start_s: float
-    end_s: float
-
-
-class Transfer(NamedTuple):
-    """A period in which a link was busy."""
-
-    row: str
-    """The link, in words."""
-    number: int
-    """Number of the minibatch, or of the group of an all-reduce."""
-    start_s: float
-    end_s: float
-    pair: str = ""
-    """The two workers, in words, where each pair has a link of its own."""
-
-    @property
-    def whole_row(self) -> str:
-        """The link and its workers, in words; the transfers of one row follow each other."""
-        return f"{self.row}, {self.pair}" if self.pair else self.row
-
-
-@dataclass(frozen=True)
-class SimulatedEvents:
-    """All events of a simulation: actions and transfers, each in order of their starts."""
-
-    actions: tuple[Pass, ...]
-    """The actions of all workers, for each worker in the order of its stream. Starts of all-reduces are not listed,
-    because they take no time."""
-    transfers: tuple[Transfer, ...]
-    end_s: float
-    """Time of the last event."""
-
-    @cached_property
-    def passes(self) -> tuple[Pass, ...]:
-        """All actions except updates that took no time."""
-        return tuple(
-            done
-            for done in self.actions
-            if done.action.kind not in (ActionKind.UPDATE, ActionKind.WEIGHTS) or done.end_s > done.start_s
-        )
-
-    def finished(self, stage: int, kind: ActionKind) -> list[float]:
-        """The times at which a stage finished its passes of one kind, in increasing order."""
-        return sorted(done.end_s for done in self.passes if done.stage == stage and done.action.kind is kind)
 
 
 @dataclass(eq=False)
@@ -122,33 +68,6 @@ class _Seat:
         self.head = next(self.stream, None)
 
 
-class _Job(NamedTuple):
-    """A message or an all-reduce on a link: a flow, which cards may slow, followed by a part that none slows."""
-
-    number: int
-    flow_s: float
-    """Duration of the flow at full speed."""
-    rest_s: float
-    """Duration of the second part."""
-    use: Use
-    """Use of cards by the flow."""
-    begun: Callable[[float], None]
-    """Called with the start time when the link begins with this job."""
-    flown: Callable[[], None]
-    """Called at the end of the flow."""
-    weight: float = 1.0
-    """Its share of a card beside flows of weight 1."""
-
-
-@dataclass
-class _Link:
-    row: str
-    pair: str = ""
-    free_s: float = 0.0
-    waiting: deque[_Job] = field(default_factory=deque)
-    busy: bool = False
-
-
 class _Engine:
     def __init__(self, scenario: Scenario, minibatches: int) -> None:
         self._scenario = scenario
@@ -157,7 +76,6 @@ class _Engine:
         self._events: list[tuple[float, int, int, Callable[[], None]]] = []
         self._count = 0
         self._actions: list[Pass] = []
-        self._transfers: list[Transfer] = []
         self._joined: dict[tuple[int, int], int] = {}
         self._waited: dict[tuple[int, int], float] = {}
         """(stage, group) -> time since which the drained replicas have only waited for this all-reduce."""
@@ -165,18 +83,19 @@ class _Engine:
             [_Worker(stage, replica) for replica in range(load.replicas)] for stage, load in enumerate(scenario.stages)
         ]
         self._seats = self._make_seats(minibatches)
-        self._activations = [_links(f"stage {i + 1} → {i + 2}", hops) for i, hops in enumerate(scenario.hops)]
-        self._gradients = [_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
+        self._activations = [boundary_links(f"stage {i + 1} → {i + 2}", hops) for i, hops in enumerate(scenario.hops)]
+        self._gradients = [boundary_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
         self._network = None if scenario.cards is None else SharedNetwork(lambda: self._now, self._at)
+        self._carrier = Carrier(lambda: self._now, self._at, self._network)
         self._order = message_order(scenario, minibatches)
         pairs = self._network is not None and self._order is None
         self._receives = PostedReceives([load.replicas for load in scenario.stages]) if pairs else None
-        self._pairs: dict[tuple[int, int, ActionKind], _Link] = {}
+        self._pairs: dict[tuple[int, int, ActionKind], SerialLink] = {}
         """The link of each two workers, by the kind of action that makes its messages."""
         # Copies of a pipeline are in different components, and all stages share the link between these.
-        shared = _Link("all-reduce")
+        shared = SerialLink("all-reduce")
         self._sync = [
-            shared if scenario.copies > 1 else _Link(f"all-reduce of stage {stage + 1}")
+            shared if scenario.copies > 1 else SerialLink(f"all-reduce of stage {stage + 1}")
             for stage in range(self._last + 1)
         ]
 
@@ -224,7 +143,7 @@ class _Engine:
             raise InputError(self._deadlock(*stuck))
         if not math.isfinite(self._now):
             raise InputError("the times of the plan are too long to add up")
-        transfers = sorted(self._transfers, key=lambda done: done.start_s)
+        transfers = sorted(self._carrier.transfers, key=lambda done: done.start_s)
         return SimulatedEvents(tuple(self._actions), tuple(transfers), self._now)
 
     def _at(self, time_s: float, event: Callable[[], None], rank: int = -1) -> None:
@@ -324,7 +243,7 @@ class _Engine:
             self._order.computed(worker.stage, action)
         self._advance(worker)
 
-    def _send(self, links: list[list[_Link]], boundary: int, target: int, action: Action) -> None:
+    def _send(self, links: list[list[SerialLink]], boundary: int, target: int, action: Action) -> None:
         """Queue a message on its link; it arrives at the receiver after the transfer and the latency."""
         turn, copy = divmod(action.index, self._scenario.copies)
         hop = self._scenario.hops[boundary][copy]
@@ -342,69 +261,34 @@ class _Engine:
                 self._order.arrived(*message)
                 self._advance(self._workers[sender][action.index % len(self._workers[sender])])
 
-        job = _Job(action.index, busy_s, 0.0, use, begun=lambda _: None, flown=flown)
+        job = LinkJob(action.index, busy_s, 0.0, use, begun=lambda _: None, flown=flown)
         link = links[copy][turn % hop.links]
         if self._receives is not None:
             own = self._link_of_pair(boundary, action, link.row)
-            self._receives.start(target, action, lambda: self._carry(own, job))
+            self._receives.start(target, action, lambda: self._carrier.carry(own, job))
         elif self._order is None:
-            self._carry(link, job)
+            self._carrier.carry(link, job)
         else:
-            self._order.made(*message, lambda: self._carry(link, job))
+            self._order.made(*message, lambda: self._carrier.carry(link, job))
 
-    def _link_of_pair(self, boundary: int, action: Action, row: str) -> _Link:
-        """The link between the two workers of a message that this action makes at a boundary."""
+    def _ends(self, boundary: int, action: Action) -> tuple[int, int]:
+        """The workers that send and receive the message that this action makes at a boundary."""
         ends = self._scenario.stages[boundary : boundary + 2]
-        sender, receiver = (load.workers[action.index % load.replicas] for load in ends)
-        if action.kind is ActionKind.BACKWARD:
-            sender, receiver = receiver, sender
+        before, behind = (load.workers[action.index % load.replicas] for load in ends)
+        return (before, behind) if action.kind is ActionKind.FORWARD else (behind, before)
+
+    def _link_of_pair(self, boundary: int, action: Action, row: str) -> SerialLink:
+        """The link between the two workers of a message that this action makes at a boundary."""
+        sender, receiver = self._ends(boundary, action)
         pair = f"worker {sender} → {receiver}"
-        return self._pairs.setdefault((sender, receiver, action.kind), _Link(row, pair))
+        return self._pairs.setdefault((sender, receiver, action.kind), SerialLink(row, pair))
 
     def _use(self, action: Action, boundary: int, copy: int) -> Use:
         """Use of cards by a message: activations to the next stage, or gradients back."""
         if self._scenario.cards is None:
             return {}
-        ends = self._scenario.stages[boundary : boundary + 2]
-        sender, receiver = (load.workers[action.index % load.replicas] for load in ends)
-        if action.kind is ActionKind.BACKWARD:
-            sender, receiver = receiver, sender
+        sender, receiver = self._ends(boundary, action)
         return self._scenario.cards.message(sender, receiver, self._scenario.hops[boundary][copy].bandwidth)
-
-    def _carry(self, link: _Link, job: _Job) -> None:
-        """Queue a job on a link. Calls come in order of time, so the link serves jobs in the order of these calls."""
-        if self._network is None:
-            start = max(self._now, link.free_s)
-            link.free_s = start + job.flow_s + job.rest_s
-            self._record(link, job.number, start, link.free_s)
-            job.begun(start)
-            self._at(start + job.flow_s, job.flown)
-            return
-        link.waiting.append(job)
-        if not link.busy:
-            self._begin_next(link, self._network)
-
-    def _begin_next(self, link: _Link, network: SharedNetwork) -> None:
-        """Begin with the next job that waits for a free link."""
-        job, start = link.waiting.popleft(), self._now
-        link.busy = True
-        job.begun(start)
-
-        def flown() -> None:
-            job.flown()
-            self._at(self._now + job.rest_s, done)
-
-        def done() -> None:
-            self._record(link, job.number, start, self._now)
-            link.busy = False
-            if link.waiting:
-                self._begin_next(link, network)
-
-        network.start(job.flow_s, job.use, flown, job.weight, is_message=bool(link.pair))
-
-    def _record(self, link: _Link, number: int, start_s: float, end_s: float) -> None:
-        if end_s > start_s:
-            self._transfers.append(Transfer(link.row, number, start_s, end_s, link.pair))
 
     def _arrive(self, worker: _Worker, action: Action) -> None:
         worker.arrived.add(action)
@@ -440,7 +324,7 @@ class _Engine:
                 self._release(replica, update, self._now)
 
         use = self._scenario.cards.ring(worker.stage) if self._scenario.cards is not None else {}
-        self._carry(self._sync[worker.stage], _Job(group, hidden, exposed, use, begun, flown, RING_WEIGHT))
+        self._carrier.carry(self._sync[worker.stage], LinkJob(group, hidden, exposed, use, begun, flown, RING_WEIGHT))
 
     def _release(self, worker: _Worker, update: Action, time_s: float) -> None:
         self._at(time_s, lambda: self._arrive(worker, update))
@@ -460,16 +344,6 @@ class _Engine:
             f"{load.workers[worker.replica]} (stage {worker.stage + 1}) waits forever at {action}; replicas and "
             f"depths are {[(stage.replicas, stage.depth) for stage in self._scenario.stages]}: solve again with --force"
         )
-
-
-def _links(name: str, hops: Sequence[StageBoundary]) -> list[list[_Link]]:
-    """The links of a boundary in one direction, for every copy of the pipeline."""
-    links = []
-    for copy, hop in enumerate(hops, start=1):
-        copy_name = name if len(hops) == 1 else f"{name}, copy {copy}"
-        rows = (copy_name if hop.links == 1 else f"{copy_name}, link {link + 1}" for link in range(hop.links))
-        links.append([_Link(row) for row in rows])
-    return links
 
 
 def simulate_schedule(scenario: Scenario, minibatches: int, deadline: Deadline = NO_DEADLINE) -> SimulatedEvents:

@@ -25,7 +25,7 @@ from pipeplan.run_data.run_folder import (
     MeasuredRun,
     TimelineInterval,
 )
-from pipeplan.simulation.engine import Pass, SimulatedEvents
+from pipeplan.simulation.events import Pass, SimulatedEvents
 from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.plan.schedule import Action, ActionKind, group_count
 

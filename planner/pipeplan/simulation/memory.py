@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from pipeplan.simulation.engine import Pass, SimulatedEvents
+from pipeplan.simulation.events import Pass, SimulatedEvents
 from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.plan.schedule import ActionKind, own_minibatches
 

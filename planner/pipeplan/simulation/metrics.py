@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeplan.simulation.engine import SimulatedEvents
+from pipeplan.simulation.events import SimulatedEvents
 from pipeplan.simulation.memory import memory_over_time, peak_memory
 from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.plan.schedule import ActionKind

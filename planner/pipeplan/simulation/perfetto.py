@@ -13,7 +13,8 @@ from typing import Any
 
 from pipeplan.run_data.run_folder import ALL_REDUCE, BACKWARD, FORWARD, WAIT, WEIGHTS, MeasuredRun
 from pipeplan.simulation import lanes
-from pipeplan.simulation.engine import SimulatedEvents, Transfer, simulate_schedule
+from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.events import SimulatedEvents, Transfer
 from pipeplan.simulation.lanes import Bar, Lane
 from pipeplan.simulation.memory import memory_over_time
 from pipeplan.simulation.scenario import Scenario

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeplan.simulation.engine import SimulatedEvents, simulate_schedule
+from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.events import SimulatedEvents
 from pipeplan.simulation.metrics import SimulationReport, enough_minibatches, summarise_simulation
 from pipeplan.simulation.scenario import Scenario
 from pipeplan.util.deadline import NO_DEADLINE, Deadline

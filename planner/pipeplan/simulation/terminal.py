@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pipeplan.run_data.run_folder import MeasuredRun
 from pipeplan.simulation import lanes
-from pipeplan.simulation.engine import Pass, SimulatedEvents
+from pipeplan.simulation.events import Pass, SimulatedEvents
 from pipeplan.simulation.lanes import Lane
 from pipeplan.simulation.message_order import HOST
 from pipeplan.simulation.metrics import SimulationReport

@@ -23,7 +23,8 @@ from pipeplan.cluster_data.cluster import Cluster, Level
 from pipeplan.cost import depths
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.cuts import Cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp.threshold import PRECISION
 from pipeplan.solvers.result import Result, Status

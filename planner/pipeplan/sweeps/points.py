@@ -13,7 +13,7 @@ from pipeplan.cluster_data.machine_costs import as_charged
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import INFERENCE
 from pipeplan.planning.choose_synchrony import BEST
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.units import show_rate, show_size
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.choose_synchrony import GAIN, choose_synchrony
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.reuse import keep_answers, reusing
-from pipeplan.planning.solve import SHARES, Outcome, Settings, solve
+from pipeplan.planning.settings import SHARES, Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.result import Status
 from pipeplan.sweeps.points import SweepPoint

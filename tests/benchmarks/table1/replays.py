@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
-from pipeplan.planning.solve import NO_CERTIFICATE, Outcome
+from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome
 from pipeplan.planning.stated.pace import CONFIRMED
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder, plan_json

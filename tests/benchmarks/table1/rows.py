@@ -9,9 +9,12 @@ from functools import cached_property
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from table1.configurations import TOLERANCE, Configurations, Rank
 from table1.efficiencies import Efficiency, cluster_of, stated

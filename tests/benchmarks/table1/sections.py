@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan.planning.solve import Outcome
+from pipeplan.planning.outcome import Outcome
 from table1 import inference
 from table1.experiments import VARIANTS, Experiment
 from table1.published import FITTED, SOURCE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeplan.errors import InputError
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 from pipeplan.util.text import did_you_mean
 from table1 import inference, profiles
 from table1.efficiencies import Efficiency, fit_efficiencies

@@ -10,7 +10,7 @@ import pytest
 import reproduce_table1
 from click.testing import CliRunner, Result
 
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 from table1 import profiles
 from table1.published import ROWS
 from table1.table import Table, build_table

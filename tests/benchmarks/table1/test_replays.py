@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation import scenario
 from table1 import efficiencies, profiles

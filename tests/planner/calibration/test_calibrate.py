@@ -17,7 +17,8 @@ from pipeplan.calibration.measured_stages import BusyTimes, ObservedRun, transfe
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Size
 from pipeplan.profile_data.profile import Profile
 

@@ -20,9 +20,12 @@ from pipeplan.checker.verify import CheckResult, verify_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning import solve as solving
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.bundled import load_profile
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile

@@ -20,8 +20,10 @@ from pipeplan.checker.certificates.charged_states import ChargedStates, CountedL
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.model import checked_model
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json

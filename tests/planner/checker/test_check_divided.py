@@ -13,7 +13,8 @@ from instances import divided_instance, drawn
 
 from pipeplan.checker.verify import CheckedPlan, check_readable_plan
 from pipeplan.errors import InfeasibleError
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_json
 from pipeplan.util.files import Node

@@ -20,8 +20,10 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import group_allreduce_time
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json

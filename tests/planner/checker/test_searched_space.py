@@ -18,9 +18,12 @@ from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.planning.verdict import state_verdict
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.result import Status
 from pipeplan.util.files import Node

@@ -11,7 +11,9 @@ from instances import drawn, tied_instance
 
 from pipeplan.checker.verify import verify_plan
 from pipeplan.errors import InfeasibleError
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.util.files import Node
 

@@ -11,9 +11,12 @@ from long_chains import long_chain
 
 from pipeplan.checker.verify import verify_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.planning import baselines, solve, solve_virtual
-from pipeplan.planning.solve import Outcome, Settings
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning import baselines, settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.virtual_stages import solve_virtual
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.dp.budget import OutOfTime
 from pipeplan.util.files import Node
@@ -47,7 +50,7 @@ def _remarks(outcome: Outcome) -> dict[str, str]:
 def test_baselines_for_which_there_was_no_time_are_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = _problem(Options(recompute=False))
     for phase in ("grid", "baselines"):
-        monkeypatch.setitem(solve.SHARES, phase, 0.0)
+        monkeypatch.setitem(settings.SHARES, phase, 0.0)
     outcome = _solved(problem)
     assert _remarks(outcome) == dict.fromkeys(NAMES, baselines.NO_TIME)
     assert not _wrong(_document(outcome), problem)

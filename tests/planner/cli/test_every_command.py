@@ -25,7 +25,7 @@ from reported import source_of, write_run
 
 import pipeplan
 from pipeplan import cli as commands
-from pipeplan.cli import options
+from pipeplan.cli.shared import options
 from pipeplan.first_steps import init
 from pipeplan.profile_data.layers import Size
 

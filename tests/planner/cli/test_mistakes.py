@@ -22,7 +22,9 @@ import pipeplan
 from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.first_steps import init
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Provenance, Tensor
 from pipeplan.profile_data.profile import Profile
@@ -252,7 +254,7 @@ def test_a_plan_that_ctrl_c_cut_short_is_written_and_no_script_goes_on(
         return solve(problem, settings, **more)
 
     if late:
-        monkeypatch.setattr("pipeplan.cli.solve.solve", cut_short)
+        monkeypatch.setattr("pipeplan.cli.planning.solve.solve", cut_short)
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     done = run("solve", "--workers", "2", "-o", "new")
     assert (tmp_path / "new" / "launch.sh").exists()

@@ -18,7 +18,8 @@ from pipeplan.cost.contention import card_loads
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.plan_space import plan_spaces

@@ -16,7 +16,8 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 

@@ -7,7 +7,9 @@ from instances import random_instance, to_problem
 
 from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation

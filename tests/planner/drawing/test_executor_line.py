@@ -10,8 +10,10 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.drawing.executor_line import executor_lines
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 

@@ -29,9 +29,10 @@ from pipeplan.explanation.terminal import baseline_reasons, merged_parts
 from pipeplan.explanation.time_breakdown import break_down_time, ideal_pace, resource_loads
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.fast import best_plan
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 

@@ -15,8 +15,9 @@ from pipeplan.errors import InputError
 from pipeplan.exports.cut_boundaries import ModuleBoundaries, ModuleSplit
 from pipeplan.exports.layer_chains import compatible_places, cut_places
 from pipeplan.exports.torch_pipelining import TARGET
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import files

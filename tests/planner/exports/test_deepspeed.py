@@ -20,7 +20,8 @@ from pipeplan.exports.target import export_files
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE, STASHING
 from pipeplan.planning.solve import solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import files as resources

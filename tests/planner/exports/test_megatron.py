@@ -23,7 +23,8 @@ from pipeplan.exports.torchtitan import TARGET as TORCHTITAN
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE, STASHING
 from pipeplan.planning.solve import solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import files

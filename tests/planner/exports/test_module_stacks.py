@@ -12,7 +12,7 @@ from pipeplan.errors import InputError
 from pipeplan.exports.layer_chains import chain_of
 from pipeplan.exports.megatron import TARGET
 from pipeplan.exports.module_stacks import stack_of
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile import Profile
 
 pytestmark = pytest.mark.slow

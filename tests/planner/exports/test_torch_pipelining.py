@@ -17,7 +17,7 @@ from pipeplan.exports.files import python_literal
 from pipeplan.exports.target import ExportFile, ExportTarget, export_files, export_target
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile import Profile
 
 TORCH, TITAN = export_target("torch-pipelining"), export_target("torchtitan")

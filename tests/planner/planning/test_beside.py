@@ -18,9 +18,11 @@ from pipeplan.errors import InfeasibleError
 from pipeplan.planning import baselines, beside
 from pipeplan.planning.beside import SideSearches, side_searches
 from pipeplan.planning.reuse import reusing
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE
 
 SEARCHES = baselines.straight_pipelines, baselines.quick_baselines
@@ -111,7 +113,7 @@ def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch, begun: list[int
     def stopped(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("pipeplan.planning.solve._run_solvers", stopped)
+    monkeypatch.setattr("pipeplan.planning.solve.run_solvers", stopped)
     with pytest.raises(error):
         solve(_problem(), Settings(jobs=2))
     assert begun == [1]

@@ -12,10 +12,10 @@ from commandline import Run
 
 import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.from_options import BuiltProblem, build_problem
+from pipeplan.from_options.build_problem import BuiltProblem, build_problem
 from pipeplan.planning.choose_schedule import choose_schedule, known_sizes
 from pipeplan.planning.choose_synchrony import SynchronyChoice, choose_synchrony
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile, Size
 

@@ -11,7 +11,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.planning.choose_schedule import TAKEN, choose_schedule
 from pipeplan.planning.compare_flushes import compare_flushes, taken
 from pipeplan.planning.fast import best_in_time
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 

@@ -10,7 +10,8 @@ from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.planning.infeasibility import diagnose
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Size, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights

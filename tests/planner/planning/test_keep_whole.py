@@ -15,9 +15,10 @@ from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.keep_whole import kept_whole
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.simplest import WITHIN
-from pipeplan.planning.solve import Settings
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.util.files import Node
 

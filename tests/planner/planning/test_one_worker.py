@@ -13,8 +13,9 @@ from pipeplan.cluster_data import machine_costs
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.cluster_data.machine_costs import MachineCosts, as_charged
-from pipeplan.from_options import build_problem
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.from_options.build_problem import build_problem
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.profile_data.layers import Layer, Provenance, Tensor
 from pipeplan.profile_data.profile import Profile

@@ -15,10 +15,12 @@ from commandline import Run
 import pipeplan
 from pipeplan.checker.verify import verify_plan
 from pipeplan.cost.evaluate import evaluate
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.simplest import LEAST_GAIN, SimplerPlan
-from pipeplan.planning.solve import Outcome, Settings
 from pipeplan.planning.stated.choose import choose_by_simulation
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.files import Node

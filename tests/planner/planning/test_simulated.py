@@ -19,11 +19,13 @@ from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.updates import MOST_STALE, Updates
-from pipeplan.planning.solve import Outcome, Settings
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.stated import choose, pace
-from pipeplan.planning.stated.choose import EQUAL, choose_by_simulation
+from pipeplan.planning.stated.choose import EQUAL, Rival, choose_by_simulation
 from pipeplan.planning.stated.pace import TELLING, PlanSimulation, SimulatedPlan, least_possible_s, simulated
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import scenario
 from pipeplan.simulation.from_plan import scenario_of_plan
@@ -91,7 +93,7 @@ def test_among_equal_predictions_the_faster_in_the_simulation_is_taken() -> None
 def test_a_slower_prediction_is_taken_where_the_simulation_is_clearly_faster() -> None:
     """GNMT-8 on A under 2BW: a grid that is predicted 2% slower is a sixth faster in the simulation."""
     plain = _outcome("gnmt8-v100", "A", schedule="2bw", accumulate=32)
-    others = [(one.name, one.plan) for one in plain.baselines if one.plan is not None]
+    others = [Rival(one.name, one.plan) for one in plain.baselines if one.plan is not None]
     plan, score, told = choose_by_simulation(plain.problem, plain.plan, plain.evaluation, others, None, Deadline())
     assert plan.config == "4-4-4-4"
     assert plain.objective_s < score.pace_s < 1.05 * plain.objective_s
@@ -111,7 +113,7 @@ def test_of_plans_that_are_simulated_alike_the_one_with_fewer_workers_is_taken(
     assert grid is not None
     assert grid.busy > plain.plan.busy
     begun = choose_by_simulation(
-        plain.problem, grid, evaluate(grid, plain.problem), [("dp", plain.plan)], None, Deadline()
+        plain.problem, grid, evaluate(grid, plain.problem), [Rival("dp", plain.plan)], None, Deadline()
     )
     assert begun[0].config == plain.plan.config
 
@@ -159,20 +161,19 @@ def test_gradients_do_not_become_older_than_models_learn_from() -> None:
     plain = _outcome("s2vt-v100", "A").plan
     shallow = replace(plain, stages=(replace(plain.stages[0], depth=2, versions=3), plain.stages[1]))
     assert max(Updates.of(shallow, 1).stale_by) == MOST_STALE - 1
-    own = [plan.stages[0].depth for _, plan in choose._deeper(shallow)]
+    own = [rival.plan.stages[0].depth for rival in choose._deeper(shallow)]
     assert own == [3]
-    beyond = [plan.stages[0].depth for _, plan in choose._deeper(plain)]
+    beyond = [rival.plan.stages[0].depth for rival in choose._deeper(plain)]
     assert beyond == [plain.stages[0].depth + more for more in choose.DEEPER]
 
 
 def test_a_deeper_plan_has_a_reserve_unless_that_is_slower() -> None:
     plain = _outcome("s2vt-v100", "A")
 
-    def made(name: str, simulated_s: float) -> SimulatedPlan:
-        return SimulatedPlan(name, plain.plan, plain.evaluation, simulated_s)
+    def made(simulated_s: float, deeper: int = 0) -> SimulatedPlan:
+        return SimulatedPlan("a plan", plain.plan, plain.evaluation, simulated_s, deeper=deeper)
 
-    own, one, two = made("the solvers' plan", 1.3), made("one more in flight", 1.0), made("two more in flight", 1.005)
-    other, slower = made("a worker fewer", 1.0), made("two more in flight", 1.1)
+    own, one, two, other, slower = made(1.3), made(1.0, 1), made(1.005, 2), made(1.0), made(1.1, 2)
     for best, found, taken, before_s in (
         (one, [own, one, two, other], two, 1.0),
         (one, [own, other, one, slower], one, 1.3),

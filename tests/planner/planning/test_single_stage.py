@@ -19,8 +19,10 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cost import ddp_overlap
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.solve import Settings, solve
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json

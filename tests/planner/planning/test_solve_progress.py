@@ -13,10 +13,10 @@ from commandline import Run
 from long_chains import long_chain
 
 import pipeplan
-from pipeplan.cli import output
-from pipeplan.cli.solve_line import PHASES, progress_text, solve_line
+from pipeplan.cli.planning.solve_line import PHASES, progress_text, solve_line
+from pipeplan.cli.shared import output
 from pipeplan.planning.progress import ProgressTracker, SolveProgress
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 
 
 def test_a_solve_reports_its_phases_and_bounds_that_hold() -> None:
@@ -117,7 +117,7 @@ def test_in_a_terminal_the_line_is_drawn_on_standard_error_and_goes_away(
 
 
 def test_solving_with_its_line_imports_no_torch() -> None:
-    code = "import sys, pipeplan.cli.solve; sys.exit('torch' in sys.modules)"
+    code = "import sys, pipeplan.cli.planning.solve; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 

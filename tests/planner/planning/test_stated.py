@@ -24,13 +24,16 @@ import pipeplan
 from pipeplan.checker.verify import check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan
-from pipeplan.from_options import build_problem
+from pipeplan.from_options.build_problem import build_problem
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.choose_synchrony import SynchronyChoice
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.planning.stated import choose, pace
 from pipeplan.planning.stated.choose import choose_by_simulation
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.questions import SEARCH

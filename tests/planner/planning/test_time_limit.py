@@ -14,13 +14,15 @@ from long_chains import long_chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError
-from pipeplan.planning import baselines, certify, solve
+from pipeplan.planning import baselines, certify, run_solvers, solve
 from pipeplan.planning.choose_minibatch import choose_minibatch
 from pipeplan.planning.choose_schedule import choose_schedule
 from pipeplan.planning.infeasibility import diagnose, why_infeasible
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Size
 from pipeplan.replanning.replan import helpful_options
 from pipeplan.solvers.dp import certificate, dynamic_program
@@ -211,16 +213,16 @@ def _raise_ctrl_c(*arguments: object, **named: object) -> None:
 
 
 @cache
-def _uninterrupted() -> solve.Outcome:
+def _uninterrupted() -> Outcome:
     return solve.solve(_problem(), Settings(solver="dp"))
 
 
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        (solve, "evaluate"),
-        (solve, "deepened"),
-        (solve, "contradiction"),
+        (run_solvers, "evaluate"),
+        (run_solvers, "deepened"),
+        (run_solvers, "contradiction"),
         (certify, "make_certificate"),
         (baselines, "straight_pipelines"),
         (solve, "choose_by_simulation"),
@@ -273,7 +275,7 @@ def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(("where", "name"), [(certify, "make_certificate"), (solve, "deepened")])
+@pytest.mark.parametrize(("where", "name"), [(certify, "make_certificate"), (run_solvers, "deepened")])
 def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
     where: object, name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from pipeplan.checker.description import check_goal_choice
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.planning.choose_synchrony import RATE, TIME_TO_GOAL, SynchronyChoice, choose_synchrony
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import Node

@@ -12,6 +12,8 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import DisagreementError
 from pipeplan.planning import solve
+from pipeplan.planning.run_solvers import Disagreement
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.verdict import contradiction
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
@@ -42,7 +44,7 @@ def test_agreement_is_proof(problem: Problem, answers: tuple[Result, Result]) ->
 
 
 def test_a_single_solver_proves_nothing_to_the_verdict(problem: Problem) -> None:
-    verdict = solve.solve(problem, solve.Settings(solver="dp")).verdict
+    verdict = solve.solve(problem, Settings(solver="dp")).verdict
     assert not verdict.proven
     assert verdict.text.startswith("optimal by DP with no contention charged, as was asked: no plan of the")
 
@@ -94,7 +96,7 @@ def test_a_disagreement_is_raised_and_both_plans_are_written(
     monkeypatch.setattr(dynamic_program, "solve", pessimist)
     with pytest.raises(DisagreementError, match="the solvers disagree") as caught:
         solve.solve(problem)
-    assert isinstance(caught.value, solve.Disagreement)
+    assert isinstance(caught.value, Disagreement)
     written = write_disagreement(caught.value.results, tmp_path / "plan")
     assert sorted(path.name for path in written) == ["plan-disagreement-dp.json", "plan-disagreement-ilp.json"]
     assert all(path.exists() for path in written)

@@ -9,9 +9,11 @@ import pytest
 from reported import branching, small_cluster
 
 from pipeplan.errors import InputError
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem import plan_file
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder
 

@@ -12,7 +12,8 @@ from long_chains import calls_of, long_chain
 import pipeplan
 from pipeplan.errors import InputError
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 
 
 def test_a_number_of_stages_must_be_within_their_maximum() -> None:

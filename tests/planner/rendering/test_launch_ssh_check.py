@@ -14,7 +14,8 @@ import pytest
 from small_plans import outcome
 
 from pipeplan.cluster_data.cluster import Cluster, Level
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS

@@ -16,7 +16,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_folder

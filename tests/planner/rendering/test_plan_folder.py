@@ -13,7 +13,8 @@ from small_plans import NASTY, outcome
 
 from pipeplan.cluster_data.cluster import Device, Level
 from pipeplan.errors import InputError
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_folder
 

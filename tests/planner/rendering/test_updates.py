@@ -10,7 +10,8 @@ from commandline import Run
 import pipeplan
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.solve import Outcome, Settings
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.plan.updates import updates_sentence

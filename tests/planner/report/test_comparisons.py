@@ -8,7 +8,8 @@ import pytest
 from reported import Document, branching, report_of, small_cluster, source_of
 
 from pipeplan.explanation.second_best import find_alternatives
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.report.source import ReportSource, read_report_source

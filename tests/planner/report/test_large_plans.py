@@ -10,7 +10,7 @@ import pytest
 from reported import branching, report_of, small_cluster, source_of
 
 from pipeplan.drawing.fold_chains import layer_time_s
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer, Tensor, edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.report import timeline as replayed

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from reported import Document, branching, report_of, rows, small_cluster, source_of, vgg
 
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.report.source import ReportSource
 from pipeplan.report.stages import stage_rows
 from pipeplan.simulation.engine import simulate_schedule

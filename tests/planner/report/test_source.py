@@ -10,7 +10,7 @@ from reported import Document, branching, report_of, small_cluster, source_of
 from repository import ROOT
 
 from pipeplan.errors import InputError
-from pipeplan.problem.problem import Options
+from pipeplan.problem.options import Options
 from pipeplan.report.build import report_page, script_safe_json
 from pipeplan.report.source import ReportSource, read_report_source
 from pipeplan.util.files import Node

@@ -11,7 +11,8 @@ import pytest
 from extents import first_few
 
 from pipeplan.errors import InputError
-from pipeplan.simulation.engine import SimulatedEvents, simulate_schedule
+from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.events import SimulatedEvents
 from pipeplan.simulation.message_order import TRANSPORTS, check_transport
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan_launch.plan.one_order import Transfer, one_order

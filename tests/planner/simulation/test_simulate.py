@@ -20,14 +20,18 @@ from pipeplan.cost.formulas import overlapped
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.planning.verdict import Verdict
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import posted_receives
-from pipeplan.simulation.engine import SimulatedEvents, simulate_schedule
+from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.events import SimulatedEvents
 from pipeplan.simulation.fair_share import NetworkFlow, SharedNetwork, Use, share_cards
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.memory import memory_over_time, peak_memory

@@ -28,7 +28,8 @@ from solver_contract import check_ilp, solve_by_dp
 from pipeplan.checker.verify import verify_plan
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.result import Status

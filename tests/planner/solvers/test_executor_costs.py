@@ -25,7 +25,8 @@ from pipeplan.checker.verify import verify_plan
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.result import Status

@@ -14,7 +14,6 @@ from extents import first_few, slow_but_for
 from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, unequal_instance
 from solver_contract import check_solvers
 
-from pipeplan import from_options
 from pipeplan.checker.verify import verify_plan
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
@@ -22,12 +21,16 @@ from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.solve_for import speedup_text
 from pipeplan.exports.target import ExportFile
+from pipeplan.from_options import build_problem as building
 from pipeplan.plan.plan import Plan
 from pipeplan.planning import baselines
-from pipeplan.planning.solve import Outcome, Settings, solve
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.grid_shapes import grid_shapes, grid_sizes
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Size, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
@@ -249,7 +252,7 @@ class _Told:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(from_options, "export_target", lambda name: _Told())
+    monkeypatch.setattr(building, "export_target", lambda name: _Told())
     monkeypatch.chdir(tmp_path)
     _spread(6, sent=30_000_000).save(Path("profile.json"))
     Path("lab.toml").write_text(LAB, encoding="utf-8")

@@ -11,7 +11,8 @@ from instances import drawn, tied_instance, to_plan
 from solver_contract import assert_proves, check_solvers, solve_by_dp
 
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 
 
 @pytest.mark.parametrize("seeds", first_few(range(300), 6))

@@ -29,7 +29,8 @@ from solver_contract import assert_proves, check_solvers, solve_by_dp, solve_by_
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.planning.solve import Settings, solve
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program

@@ -13,9 +13,10 @@ from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.planning.choose_synchrony import BEST
 from pipeplan.planning.reuse import reusing
-from pipeplan.planning.solve import Settings
+from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.questions import SEARCH
 from pipeplan.solvers.dp import dynamic_program

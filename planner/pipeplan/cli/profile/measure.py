@@ -12,7 +12,9 @@ from typing import Any
 import click
 
 from pipeplan.api import profile
-from pipeplan.cli.options import (
+from pipeplan.cli.planning.problem_options import DEFAULT_PROFILE
+from pipeplan.cli.profile.table import measured_profile
+from pipeplan.cli.shared.options import (
     complete_names,
     device_names,
     force_option,
@@ -23,9 +25,7 @@ from pipeplan.cli.options import (
     refuse_foreign_file,
     seed_option,
 )
-from pipeplan.cli.output import note, print_answer, print_json, progress_bar
-from pipeplan.cli.problem_options import DEFAULT_PROFILE
-from pipeplan.cli.profile.table import measured_profile
+from pipeplan.cli.shared.output import note, print_answer, print_json, progress_bar
 from pipeplan.cluster_data.local import local_processors
 from pipeplan.cluster_data.machine_costs import enabled, machine_costs, save
 from pipeplan.errors import InputError

@@ -9,9 +9,9 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from pipeplan.cli.options import bundled_profiles, complete_names, json_option, quiet_option
-from pipeplan.cli.output import answer_width, note, print_answer, print_json
 from pipeplan.cli.profile.table import layer_table, profile_totals
+from pipeplan.cli.shared.options import bundled_profiles, complete_names, json_option, quiet_option
+from pipeplan.cli.shared.output import answer_width, note, print_answer, print_json
 from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
 from pipeplan.drawing.terminal import dag_lines
 from pipeplan.profile_data.bundled import load_profile

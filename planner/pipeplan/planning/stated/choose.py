@@ -8,7 +8,7 @@ formulas is taken where its stated pace is shorter by a few percent; what is pro
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
@@ -44,11 +44,22 @@ MOST_RIVALS = 8
 OWN_PLAN = "the solvers' plan"
 
 
+@dataclass(frozen=True)
+class Rival:
+    """A plan that may be as fast as the solvers' plan, before its simulation."""
+
+    name: str
+    """A few words that say what the plan is."""
+    plan: Plan
+    deeper: int = 0
+    """`SimulatedPlan.deeper`."""
+
+
 def choose_by_simulation(
     problem: Problem,
     plan: Plan,
     score: Evaluation,
-    others: Iterable[tuple[str, Plan]],
+    others: Iterable[Rival],
     simpler: SimplerPlan | None,
     deadline: Deadline,
 ) -> tuple[Plan, Evaluation, PlanSimulation]:
@@ -58,7 +69,7 @@ def choose_by_simulation(
     either a plan that is slower by the formulas, if its stated pace is shorter by `TELLING` and its gradients are not
     too old.
 
-    `others` are plans by name that may be nearly as fast. The same plan with one worker fewer at a stage, and with more
+    `others` are plans that may be nearly as fast. The same plan with one worker fewer at a stage, and with more
     minibatches in flight at each stage, is tried as well. Returns the plan with its score and its simulation.
     """
     own = simulated(OWN_PLAN, plan, score, problem, deadline)
@@ -94,34 +105,35 @@ def stated_plan_s(problem: Problem, plan: Plan, score: Evaluation, deadline: Dea
 def _rivals_simulated(
     problem: Problem,
     own: SimulatedPlan,
-    others: Iterable[tuple[str, Plan]],
+    others: Iterable[Rival],
     simpler: SimplerPlan | None,
     deadline: Deadline,
 ) -> list[SimulatedPlan]:
     """The plan, the simpler one if there is one, and rivals, as far as a limit on all their passes allows."""
-    rivals = [] if simpler is None else [("the simplest plan", simpler.plan, simpler.score)]
-    known_plans = {own.plan, *(rival for _, rival, _ in rivals)}
+    rivals = [] if simpler is None else [(Rival("the simplest plan", simpler.plan), simpler.score)]
+    known_plans = {own.plan, *(rival.plan for rival, _ in rivals)}
     near = [*_near(problem, own, others), *_near(problem, own, _neighbours(problem, own))]
     # The plan that is taken is stated to be at most so slow: simulated alike twice, and confirmed within as much.
     slowest_s = max(own.stated_s, own.predicted_s) * (1 + ALIKE) ** 3 * (1 + (simpler.within if simpler else 0.0))
-    for name, rival, rival_score in near:
-        tied = rival_score.pace_s <= own.predicted_s * (1 + EQUAL)
-        may_win = tied or least_possible_s(rival, rival_score, problem) * (1 + TELLING) < slowest_s
-        if may_win and rival not in known_plans:
-            rivals.append((name, rival, rival_score))
+    for rival, score in near:
+        tied = score.pace_s <= own.predicted_s * (1 + EQUAL)
+        may_win = tied or least_possible_s(rival.plan, score, problem) * (1 + TELLING) < slowest_s
+        if may_win and rival.plan not in known_plans:
+            rivals.append((rival, score))
     found, passes = [own], MOST_PASSES
-    for name, rival, score in rivals[:MOST_RIVALS]:
-        if name in DEEPER.values() and _depth_is_enough(found):
+    for rival, score in rivals[:MOST_RIVALS]:
+        if rival.deeper and _depth_is_enough(found):
             passes -= own.passes  # so that the same rivals follow
             continue
-        found.append(simulated(name, rival, score, problem, deadline, passes))
+        one = simulated(rival.name, rival.plan, score, problem, deadline, passes)
+        found.append(replace(one, deeper=rival.deeper))
         passes -= found[-1].passes
     return found
 
 
 def _depth_is_enough(found: Sequence[SimulatedPlan]) -> bool:
     """Whether one more minibatch in flight was tried, and changed nothing."""
-    deeper = [one.simulated_s for one in found if one.name in DEEPER.values()]
+    deeper = [one.simulated_s for one in found if one.deeper]
     return bool(deeper) and deeper[-1] is not None and deeper[-1] == found[0].simulated_s
 
 
@@ -150,8 +162,7 @@ def _oldest(plan: Plan) -> int:
 
 def _depths_tried(found: Sequence[SimulatedPlan]) -> list[SimulatedPlan]:
     """The first plan that was simulated, and it with more minibatches in flight, from the shallowest to the deepest."""
-    by_name = {one.name: one for one in found}
-    return [found[0], *(by_name[name] for name in DEEPER.values() if name in by_name)]
+    return sorted((one for one in found if one is found[0] or one.deeper), key=lambda one: one.deeper)
 
 
 def _with_reserve(best: SimulatedPlan, found: Sequence[SimulatedPlan]) -> SimulatedPlan:
@@ -179,9 +190,7 @@ def _unless_slower(simplest: SimulatedPlan, best: SimulatedPlan, within: float) 
     return best if simplest.simulated_s > best.simulated_s * (1 + within) else simplest
 
 
-def _near(
-    problem: Problem, own: SimulatedPlan, others: Iterable[tuple[str, Plan]]
-) -> list[tuple[str, Plan, Evaluation]]:
+def _near(problem: Problem, own: SimulatedPlan, others: Iterable[Rival]) -> list[tuple[Rival, Evaluation]]:
     """The different plans of `others` that satisfy the options and may be as fast in a simulation, best first.
 
     Their predicted pace is within `NEAR` of the plan's, or no longer than the plan's simulated pace; with a flush
@@ -190,17 +199,17 @@ def _near(
     seen, found = {own.plan}, []
     limit = max(own.predicted_s * (1 + NEAR), own.simulated_s or 0.0)
     limit *= 1 + FLUSH_SLACK * (own.plan.schedule in FLUSHING)
-    for name, plan in others:
-        if plan in seen or not satisfies_options(plan, problem):
+    for rival in others:
+        if rival.plan in seen or not satisfies_options(rival.plan, problem):
             continue
-        seen.add(plan)
-        score = evaluate(plan, problem)
+        seen.add(rival.plan)
+        score = evaluate(rival.plan, problem)
         if score.pace_s <= limit and (score.fits or not problem.options.memory):
-            found.append((name, plan, score))
-    return sorted(found, key=lambda entry: entry[2].pace_s)
+            found.append((rival, score))
+    return sorted(found, key=lambda entry: entry[1].pace_s)
 
 
-def _neighbours(problem: Problem, own: SimulatedPlan) -> Iterator[tuple[str, Plan]]:
+def _neighbours(problem: Problem, own: SimulatedPlan) -> Iterator[Rival]:
     """The plan with more minibatches in flight, if its simulation is slow, and with one worker fewer at a stage."""
     plan, stages = own.plan, own.plan.stages
     if (own.ratio or 0.0) > 1 + TELLING:  # gradients become older with it, which a gain of less is not worth
@@ -211,10 +220,10 @@ def _neighbours(problem: Problem, own: SimulatedPlan) -> Iterator[tuple[str, Pla
         if stage.replicas > 1:
             fewer = replace(stage, workers=stage.workers[:-1])
             smaller = replace(plan, stages=(*stages[:index], fewer, *stages[index + 1 :]))
-            yield "a worker fewer", depths.assign_depths(smaller, problem, own.predicted_s)
+            yield Rival("a worker fewer", depths.assign_depths(smaller, problem, own.predicted_s))
 
 
-def _deeper(plan: Plan) -> Iterator[tuple[str, Plan]]:
+def _deeper(plan: Plan) -> Iterator[Rival]:
     """The plan with more minibatches in flight at every stage but the last.
 
     Gradients that most models learn from do not become older than that.
@@ -227,7 +236,7 @@ def _deeper(plan: Plan) -> Iterator[tuple[str, Plan]]:
         deeper = [replace(stage, depth=stage.depth + more) for stage in stages[:-1]]
         found = _with_versions(replace(plan, stages=(*deeper, stages[-1])))
         if oldest > MOST_STALE or _oldest(found) <= MOST_STALE:
-            yield name, found
+            yield Rival(name, found, more)
 
 
 def _with_versions(plan: Plan) -> Plan:

@@ -55,6 +55,8 @@ class SimulatedPlan:
     """Why it was not."""
     minibatches: int = 0
     """Minibatches that were simulated."""
+    deeper: int = 0
+    """Minibatches that every stage but the last has more in flight than in the solvers' plan, which was made deeper."""
 
     @property
     def predicted_s(self) -> float:

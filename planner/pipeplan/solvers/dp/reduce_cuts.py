@@ -21,7 +21,8 @@ from __future__ import annotations
 import numpy as np
 
 from pipeplan.problem.cuts import Cuts
-from pipeplan.problem.problem import Problem, Unit
+from pipeplan.problem.problem import Problem
+from pipeplan.problem.units import Unit
 
 
 def prune_cuts(problem: Problem, cuts: Cuts) -> Cuts:

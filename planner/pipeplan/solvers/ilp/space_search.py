@@ -16,15 +16,15 @@ from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp import backend
-from pipeplan.solvers.ilp.backend import MilpOutcome
-from pipeplan.solvers.ilp.cards import Boundary, refinable
-from pipeplan.solvers.ilp.charged import Charges
-from pipeplan.solvers.ilp.choices import Choices, choices_within
-from pipeplan.solvers.ilp.depth import TooManyChoicesError
-from pipeplan.solvers.ilp.facts import PlacementFacts
-from pipeplan.solvers.ilp.pipeline_model import PipelineModel
-from pipeplan.solvers.ilp.place_table import PlaceTable
+from pipeplan.solvers.ilp.constraints.cards import Boundary, refinable
+from pipeplan.solvers.ilp.constraints.charged import Charges
+from pipeplan.solvers.ilp.constraints.depth import TooManyChoicesError
+from pipeplan.solvers.ilp.constraints.pipeline_model import PipelineModel
+from pipeplan.solvers.ilp.enumeration.choices import Choices, choices_within
+from pipeplan.solvers.ilp.enumeration.place_table import PlaceTable
+from pipeplan.solvers.ilp.facts.placement_facts import PlacementFacts
+from pipeplan.solvers.ilp.milp import backend
+from pipeplan.solvers.ilp.milp.backend import MilpOutcome
 from pipeplan.util.deadline import Deadline
 
 # Relative margin above another solver's objective within which the program still searches. A bound that is too low then

@@ -14,7 +14,8 @@ from repository import ROOT
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import uniform_search
 from pipeplan.solvers.dp.budget import SearchEffort, SearchLimits
 from pipeplan.solvers.dp.compiled import availability
@@ -118,7 +119,7 @@ def test_array_code_does_the_work_where_loops_fail(error: str) -> None:
     """In a process of its own, which never uses loops again."""
     code = f"""
 from numba.core import errors
-from pipeplan.planning.solve import MAXIMUM_CUTS
+from pipeplan.planning.settings import MAXIMUM_CUTS
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.compiled import availability, compiled_search
@@ -157,7 +158,7 @@ def test_the_name_of_the_code_folder_follows_the_sources(monkeypatch: pytest.Mon
 
 
 def test_the_command_line_does_not_import_numba() -> None:
-    code = "import sys, pipeplan.cli.solve, pipeplan.solvers.dp.dynamic_program; print('numba' in sys.modules)"
+    code = "import sys, pipeplan.cli.planning.solve, pipeplan.solvers.dp.dynamic_program; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

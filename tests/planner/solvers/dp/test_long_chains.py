@@ -10,7 +10,8 @@ from extents import slow_but_for
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp.budget import SearchLimits

@@ -11,7 +11,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost.formulas import ring_allreduce_time
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp import dynamic_program

@@ -15,7 +15,8 @@ from solver_contract import check_solvers
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.planning.progress import ProgressTracker, SolveProgress
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp import dynamic_program, pipeline_searches, selected_cuts

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import math
-import random
-import subprocess
-import sys
-import threading
 from dataclasses import replace
 
 import brute_force
-import pulp
 import pytest
 from extents import first_few
 from instances import drawn, mixed_instance, random_instance
@@ -19,13 +13,12 @@ from solver_contract import assert_proves, solve_by_ilp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.problem.problem import Options, Problem
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.solvers.ilp import backend, integer_program, space_search
-from pipeplan.solvers.ilp.layers import LayerBlocks
-from pipeplan.solvers.ilp.linear_program import new_variable
-from pipeplan.solvers.ilp.placements import Placement, PlacementSet
+from pipeplan.solvers.ilp import integer_program, space_search
+from pipeplan.solvers.ilp.milp import backend
 from pipeplan.solvers.result import Status
 
 EXPRESSED = ("1f1b-stashing", "2bw", "gpipe", "1f1b-flush")
@@ -121,20 +114,6 @@ def test_the_smallest_layer_counts_beside_a_large_memory() -> None:
     assert evaluate(result.plan, problem).fits
 
 
-def test_idle_workers_are_only_the_last_of_a_server_or_of_the_cluster() -> None:
-    runs = PlacementSet(cluster((4, 1e9), (3, 1e8)), most=12)
-    assert {run.end for run in runs.all if (run.start, run.replicas) == (1, 2)} == {2, 3, 11}
-    assert runs.firsts == (0,)
-    assert Placement(1, 2, 3) in runs.all
-    assert Placement(1, 2, 7) not in runs.all
-
-
-def test_layers_are_joined_across_what_no_link_carries_in_time() -> None:
-    problem = Problem(chain(4), cluster((2, 1e6)))
-    assert [block.layers for block in LayerBlocks(problem, largest=2500.0).blocks] == [("l0",), ("l1",), ("l2", "l3")]
-    assert len(LayerBlocks(problem, largest=1e9)) == 4
-
-
 def hard() -> Problem:
     """A problem that HiGHS cannot finish in a second: memory binds, and depths matter."""
     options = Options(recompute=False)
@@ -151,39 +130,6 @@ def test_a_time_limit_leaves_a_bound_that_holds() -> None:
         assert result.bound_s <= evaluate(result.plan, problem).pace_s
 
 
-def slow_program() -> pulp.LpProblem:
-    """A program with solutions at hand whose proof takes HiGHS hours: the market split of Cornuéjols and Dawande."""
-    rng = random.Random(1)
-    program = pulp.LpProblem("split", pulp.LpMinimize)
-    take = [new_variable(program, f"x{i}", 0, 1, pulp.LpInteger) for i in range(50)]
-    errors = []
-    for row in range(6):
-        weights = [rng.randrange(100) for _ in take]
-        over, under = new_variable(program, f"o{row}", 0), new_variable(program, f"u{row}", 0)
-        errors += [over, under]
-        program += pulp.lpSum(w * x for w, x in zip(weights, take, strict=True)) + under - over == sum(weights) // 2
-    program.setObjective(pulp.lpSum(errors))
-    return program
-
-
-def test_ctrl_c_gives_the_best_so_far_with_its_bound() -> None:
-    program = slow_program()
-    timer = threading.Timer(1.0, _thread.interrupt_main)
-    timer.start()
-    try:
-        answer = backend.run(program, "highs", 60.0, 0.0)
-    finally:
-        timer.cancel()
-    assert answer.interrupted
-    assert answer.found
-    assert not answer.proven
-    objective = program.objective
-    assert objective is not None
-    value = objective.value()
-    assert value is not None
-    assert 0 <= answer.bound < value
-
-
 def test_ctrl_c_while_the_program_is_written_down_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
@@ -195,29 +141,6 @@ def test_ctrl_c_while_the_program_is_written_down_ends_the_search(monkeypatch: p
     assert result.interrupted
     assert result.status == Status.FEASIBLE
     assert problem.work_s / 4 <= result.bound_s <= best.objective_s
-
-
-def test_a_solver_that_does_not_stop_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_GRACE_S", 0.1)
-    ended = threading.Event()
-
-    class Deaf:
-        """A model of highspy that is in presolve."""
-
-        def run(self) -> None:
-            ended.wait(30)
-
-        def cancelSolve(self) -> None:
-            pass
-
-    timer = threading.Timer(0.3, _thread.interrupt_main)
-    timer.start()
-    try:
-        with pytest.raises(backend._AbandonedError):
-            backend._Interruptible(math.inf).run(Deaf())
-    finally:
-        timer.cancel()
-        ended.set()
 
 
 def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,33 +205,3 @@ def test_a_boundary_of_parallel_links_carries_more_than_one_link_does() -> None:
     found = solve_by_ilp(problem, pace_s)
     assert found.status == Status.OPTIMAL
     assert found.objective_s == pytest.approx(pace_s, rel=1e-6)
-
-
-_ONE_PROGRAM = """
-import pulp
-from pipeplan.solvers.ilp import backend
-program = pulp.LpProblem("one", pulp.LpMinimize)
-x = pulp.LpVariable("x", 2, 5, cat="Integer")
-program += x
-program += x >= 2.5
-assert backend.run(program, "highs", None, 0.0).proven
-print("done")
-"""
-
-
-def test_the_solver_prints_nothing() -> None:
-    """The banner of highspy 1.16 would come before what `solve --json` prints."""
-    done = subprocess.run([sys.executable, "-c", _ONE_PROGRAM], capture_output=True, text=True, check=True)
-    assert done.stdout == "done\n"
-
-
-def test_a_search_that_ends_before_its_first_solution_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_values(*_: object) -> None:
-        [][0]  # what PuLP does where HiGHS has no values, if its time is up early
-
-    monkeypatch.setattr(pulp.HiGHS, "findSolutionValues", no_values)
-    program = pulp.LpProblem()
-    choice = pulp.LpVariable("choice", 0, 1, cat="Integer")
-    program += choice
-    program += choice >= 1
-    assert backend.run(program, "highs", 5.0, 0.0).proven

@@ -1,0 +1,80 @@
+"""`pipeplan simulate`: replay a plan in simulated time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from pipeplan.api import simulate
+from pipeplan.cli.shared.options import complete_words, json_option, quiet_option
+from pipeplan.cli.shared.output import answer_console, answer_width, note, print_json
+from pipeplan.errors import InputError
+from pipeplan.run_data.run_folder import read_run_of_plan
+from pipeplan.simulation import terminal
+from pipeplan.simulation.message_order import HOST, TRANSPORTS
+from pipeplan.simulation.perfetto import overlaid_document, trace_document
+from pipeplan.simulation.simulate import MOST_MINIBATCHES
+from pipeplan.util.files import write_text
+
+
+@click.command("simulate")
+@click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
+@click.option(
+    "--minibatches",
+    type=click.IntRange(1, MOST_MINIBATCHES),
+    help="Number of minibatches  [default: enough for a steady state]",
+)
+@click.option(
+    "--transport",
+    metavar="NAME",
+    default=HOST,
+    show_default=True,
+    shell_complete=complete_words(*TRANSPORTS),
+    help="How messages travel between stages, as in launch.sh: nccl and batched keep one order on all workers.",
+)
+@click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto or Chrome.")
+@json_option
+@quiet_option
+@click.option(
+    "--run",
+    "run_folder",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Draw the measured timeline of this run below the simulated one.",
+)
+@click.option(
+    "--width", type=click.IntRange(40, 1000), help="Width of the timeline in columns  [default: the terminal's, or 80]"
+)
+def command(
+    plan_folder: Path,
+    minibatches: int | None,
+    transport: str,
+    trace_file: Path | None,
+    as_json: bool,
+    run_folder: Path | None,
+    width: int | None,
+) -> None:
+    """Replay the plan in PLAN_FOLDER (default: ./plan) in simulated time, with the schedule that the executor runs.
+
+    \b
+    pipeplan simulate
+    pipeplan simulate plan --minibatches 200 --trace trace.json
+    pipeplan simulate plan --transport batched
+    pipeplan simulate plan --run plan/runs/20260131T120000Z
+    """
+    if as_json and run_folder is not None:
+        raise InputError("--run adds to the drawing, which --json leaves out: give only one of them")
+    run = None if run_folder is None else read_run_of_plan(plan_folder, run_folder)
+    simulated = simulate(plan_folder, minibatches, transport=transport)
+    plan, replayed, report = simulated.scenario, simulated.replayed, simulated.report
+    if trace_file is not None:
+        document = trace_document(plan, replayed) if run is None else overlaid_document(plan, run)
+        write_text(trace_file, json.dumps(document, allow_nan=False) + "\n")
+    if as_json:
+        print_json(report.to_json())
+        return
+    terminal.print_simulation(plan, replayed, report, answer_console(), width or answer_width(), run)
+    if trace_file is not None:
+        note(f"written: {trace_file} (open it at ui.perfetto.dev)")

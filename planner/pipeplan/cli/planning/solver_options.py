@@ -1,0 +1,145 @@
+"""The arguments of the solvers, and the lines on written files: shared by the commands that solve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from pipeplan.cli.shared.options import Function
+from pipeplan.errors import InputError
+from pipeplan.exports.target import TARGET_NAMES
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.run_solvers import Disagreement
+from pipeplan.planning.settings import Settings
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
+
+
+def solver_option(default: str) -> Callable[[Function], Function]:
+    """The option `--solver`, with the solvers that run without it."""
+    return click.option(
+        "--solver",
+        type=click.Choice(["dp", "ilp", "both"]),
+        default=default,
+        show_default=True,
+        help="Solvers to run; both check each other.",
+    )
+
+
+_ARGUMENTS = (
+    solver_option("both"),
+    click.option(
+        "--ilp-solver",
+        type=click.Choice(["highs", "cbc"]),
+        default="highs",
+        show_default=True,
+        help="Backend of the ILP.",
+    ),
+    click.option(
+        "--time-limit",
+        type=float,
+        default=60.0,
+        show_default=True,
+        help="Seconds for everything, cuts to baselines; unless given, 4 to confirm a proof.",
+    ),
+    click.option(
+        "--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."
+    ),
+    click.option("--no-certificate", is_flag=True, help="Write no proof into plan.json."),
+    click.option(
+        "--simplest",
+        metavar="2%",
+        default="2%",
+        help="Take the simplest plan that comes this close to the fastest; 0 takes the fastest.",
+    ),
+    click.option("--no-simulation", is_flag=True, help="Do not simulate the plan beside its prediction."),
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Number of processes; the answer is the same unless time runs out.",
+    ),
+)
+
+
+def search_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that gives a command all arguments that `settings_of` reads."""
+    for argument in reversed(_ARGUMENTS):
+        function = argument(function)
+    return function
+
+
+def settings_of(arguments: dict[str, Any]) -> Settings:
+    """The settings that the arguments describe. A time limit that the user gave also holds for confirming a proof."""
+    source = click.get_current_context().get_parameter_source("time_limit")
+    given = source not in (None, ParameterSource.DEFAULT)
+    return Settings(
+        solver=arguments["solver"],
+        backend=arguments["ilp_solver"],
+        time_limit_s=positive_time_limit(arguments["time_limit"]),
+        confirm_s=None if given else Settings.confirm_s,
+        gap=arguments["gap"],
+        certify=not arguments["no_certificate"],
+        simulate=not arguments["no_simulation"],
+        simplest=parse_share(arguments["simplest"], "--simplest"),
+        jobs=arguments["jobs"],
+    )
+
+
+def parse_share(text: str, option: str) -> float:
+    """The share that `5%` or `0.05` stands for. Raises an `InputError` that names the option."""
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise InputError(f"{option}: expected a share such as 5%, found {text!r}")
+    if share > 1:
+        meant = f"did you mean {number}%?" if 0 < float(number) <= 100 else "100% is the most"
+        raise InputError(f"{option}: {text.strip()} is {share:.0%}; {meant}")
+    return share
+
+
+def positive_time_limit(time_limit: float) -> float:
+    """The time limit in seconds. Raises `InputError` unless it is positive."""
+    if not time_limit > 0:
+        raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
+    return time_limit
+
+
+@contextmanager
+def keep_disagreement(folder: Path | None) -> Iterator[None]:
+    """If the solvers contradict each other, write both plans beside `folder` (None: nowhere) and name the files."""
+    try:
+        yield
+    except Disagreement as error:
+        if folder is None:
+            raise
+        files = " and ".join(str(path) for path in plan_folder.write_disagreement(error.results, folder))
+        raise Disagreement(f"{error}; both plans are in {files}", error.results) from None
+
+
+def written_lines(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()) -> str:
+    """A line on the files that were written, and another on launch scripts and exports of an older plan that remain.
+
+    `fresh` names the exports that were written with this plan.
+    """
+    runnable = "" if outcome.problem.profile.model_ref else " (its profile names no model that could be run)"
+    line = f"written: {folder}/plan.json, stages/, launch.sh{runnable}"
+    older = [name for name in _written_into_plan_folder() if name not in fresh and (folder / name).exists()]
+    if not older:
+        return line
+    return f"{line}\nstill of the older plan, to be rendered or exported anew: {', '.join(older)} in {folder}"
+
+
+def _written_into_plan_folder() -> list[str]:
+    """Names of the files and folders that `render` and `export` write into a plan folder by default."""
+    launchers = [launcher.file_name for launcher in LAUNCHERS.values() if launcher is not LOCAL]
+    return [*launchers, *TARGET_NAMES]

@@ -1,0 +1,225 @@
+"""`pipeplan sweep`: the best plan for every combination of servers, links, memory, minibatch and schedule."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pipeplan.api import cluster
+from pipeplan.cli.planning.problem_options import check_schedules, options_of, problem_arguments, read_profile
+from pipeplan.cli.planning.solver_options import positive_time_limit, solver_option
+from pipeplan.cli.shared.options import json_option, quiet_option
+from pipeplan.cli.shared.output import note, print_answer, print_json, progress_bar
+from pipeplan.errors import DisagreementError, InputError
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.choose_synchrony import BEST
+from pipeplan.planning.settings import Settings
+from pipeplan.problem.options import Options
+from pipeplan.profile_data.profile import Profile
+from pipeplan.questions import SEARCH
+from pipeplan.sweeps import plot, rows
+from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
+from pipeplan.sweeps.rows import SweepRow
+from pipeplan.sweeps.sweep import PointAnswer, solve_points
+from pipeplan.sweeps.terminal import scaling_plot, sweep_table
+from pipeplan.util.files import write_text
+from pipeplan.util.units import parse_rate, parse_size
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """The files to write, and the form of the answer on standard output."""
+
+    csv: Path | None
+    svg: Path | None
+    as_json: bool
+
+
+@click.command("sweep")
+@problem_arguments("servers", "workers", "minibatch", "schedule")
+@click.option("--servers", metavar="1,2,4", help="Numbers of servers.")
+@click.option("--workers", metavar="1,2,4", help="With --cluster local: numbers of workers.")
+@click.option(
+    "--bandwidth", multiple=True, metavar="LEVEL=RATE,…", help="Bandwidths of a level: cluster=10Gbit/s,25Gbit/s."
+)
+@click.option("--memory", metavar="8GiB,16GiB", help="Memory sizes of a device.")
+@click.option("--minibatch", metavar="32,64", help="Minibatch sizes, as in solve --minibatch.")
+@click.option("--schedule", metavar="A,B", help="Training schedules, among them best, the default, as in solve.")
+@click.option(
+    "--price", type=click.FloatRange(min=0), help="Price of a server for an hour  [default: that of the cluster]"
+)
+@solver_option("dp")
+@click.option(
+    "--time-limit",
+    type=float,
+    help="Seconds for all points together  [default: 60 for each point, without a limit in all]",
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Number of processes  [default: one for each processor]")
+@click.option(
+    "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to this file."
+)
+@click.option(
+    "--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the scaling plot to this file."
+)
+@json_option
+@quiet_option
+def command(
+    servers: str | None,
+    workers: str | None,
+    bandwidth: tuple[str, ...],
+    memory: str | None,
+    minibatch: str | None,
+    schedule: str | None,
+    price: float | None,
+    solver: str,
+    time_limit: float | None,
+    jobs: int | None,
+    csv_file: Path | None,
+    svg_file: Path | None,
+    as_json: bool,
+    **arguments: Any,
+) -> None:
+    """Solve for every combination of the listed values, several at a time, and compare the plans.
+
+    Files are only written with --csv and --svg.
+
+    \b
+    pipeplan sweep --cluster A --servers 1,2,4,8 --bandwidth cluster=10Gbit/s,25Gbit/s
+    pipeplan sweep profile.json --cluster A --memory 8GiB,16GiB --minibatch 32,64 --price 12.24 --csv sweep.csv
+    """
+    if time_limit is not None:
+        positive_time_limit(time_limit)
+    settings = replace(SEARCH, solver=solver)
+    axes = SweepAxes(
+        bandwidths=_bandwidths(bandwidth),
+        memory=_listed(memory, "--memory", parse_size),
+        minibatch=_listed(minibatch, "--minibatch", _integer),
+        schedules=_schedules(schedule, arguments),
+    )
+    profile, origin = _profile(arguments)
+    grid = _points(
+        profile, arguments, _listed(servers, "--servers", _integer), _listed(workers, "--workers", _integer), axes
+    )
+    note(origin, dim=True)
+    answers, finished = _run(grid, settings, jobs, time_limit)
+    solved = [SweepRow(grid[i], answers[i], rows.hourly_price(grid[i], price)) for i in sorted(answers)]
+    _write_and_print(solved, len(grid), _Outputs(csv_file, svg_file, as_json))
+    sys.stdout.flush()
+    if not finished:
+        raise click.Abort
+    if any(row.answer.contradiction for row in solved):
+        raise DisagreementError("the solvers disagree about a point, which is a defect of pipeplan: see its line")
+
+
+def _profile(arguments: dict[str, Any]) -> tuple[Profile, str]:
+    source = read_profile(arguments["profile"], None)
+    return source.profile, source.text
+
+
+def _points(
+    profile: Profile, arguments: dict[str, Any], servers: list[int], workers: list[int], axes: SweepAxes
+) -> list[SweepPoint]:
+    name = arguments["cluster_name"]
+    clusters = [
+        cluster(name, servers=count, workers=worker_count)
+        for count in servers or (None,)
+        for worker_count in workers or (None,)
+    ]
+    return sweep_points(profile, clusters, _options(arguments, clusters[0].device.kind, axes), axes)
+
+
+def _schedules(text: str | None, arguments: Mapping[str, Any]) -> list[str]:
+    """The schedules that are named; where nothing says which, the choice is left to pipeplan."""
+    if text is None and arguments["accumulate"] is None and not arguments["inference"]:
+        return [BEST]
+    return _listed(text, "--schedule", _text)
+
+
+def _options(arguments: dict[str, Any], kind: str, axes: SweepAxes) -> Options:
+    named = [name for name in axes.schedules if name != BEST]
+    check_schedules(named, arguments)
+    # `points` sets the schedule of each point. Until then any of them will do that agrees with the other arguments.
+    last = max(named, key=lambda name: name in ACCUMULATING, default=None)
+    return options_of(arguments | {"schedule": last}, kind)
+
+
+def _run(
+    grid: list[SweepPoint], settings: Settings, jobs: int | None, time_limit: float | None
+) -> tuple[dict[int, PointAnswer], bool]:
+    """The answers by number of the point, and whether every point has one; it has not if Ctrl-C came."""
+    answers: dict[int, PointAnswer] = {}
+    with progress_bar("solving") as update:
+        update(0, len(grid), "solving")
+
+        def collect(number: int, answer: PointAnswer) -> None:
+            answers[number] = answer
+            update(len(answers), len(grid), "solving")
+
+        finished = solve_points(grid, settings, jobs, collect, time_limit)
+    return answers, finished
+
+
+def _write_and_print(solved: list[SweepRow], planned: int, outputs: _Outputs) -> None:
+    """Write the files before the table is printed, so that `| head`, which closes our output early, keeps them."""
+    if outputs.csv is not None:
+        write_text(outputs.csv, rows.sweep_csv(solved))
+        note(f"written: {outputs.csv}")
+    if outputs.svg is not None:
+        _draw(solved, outputs.svg)
+    if outputs.as_json:
+        print_json(rows.sweep_json(solved, planned=planned))
+        return
+    print_answer(sweep_table(solved), fold=True, narrow=True)
+    print_answer(scaling_plot(solved))
+    if len(solved) < planned:
+        note(f"{len(solved)} of {planned} points were solved")
+
+
+def _draw(solved: list[SweepRow], file: Path) -> None:
+    title = f"{solved[0].point.profile.model_name} on cluster {solved[0].point.cluster.name}" if solved else ""
+    drawing = plot.scaling_svg(solved, title)
+    if drawing is None:
+        note(f"not written: {file}, because fewer than two numbers of workers have a plan")
+        return
+    write_text(file, drawing)
+    note(f"written: {file}")
+
+
+def _bandwidths(texts: tuple[str, ...]) -> dict[str, list[float]]:
+    """Bandwidths in bytes/s by the name of the level, from texts such as `cluster=10Gbit/s,25Gbit/s`."""
+    rates_of: dict[str, list[float]] = {}
+    for text in texts:
+        level, equals, rates = text.partition("=")
+        if not equals:
+            raise InputError(
+                f"--bandwidth: expected a level and its rates, as in cluster=10Gbit/s,25Gbit/s, not {text!r}"
+            )
+        if level in rates_of:
+            raise InputError(f"--bandwidth: level {level!r} is named twice; list its rates with commas")
+        rates_of[level] = _listed(rates, f"--bandwidth {level}", parse_rate)
+    return rates_of
+
+
+def _listed(text: str | None, where: str, parse: Callable[[object, str], Value]) -> list[Value]:
+    """The distinct values of a list with commas, in its order."""
+    if text is None:
+        return []
+    return list(dict.fromkeys(parse(item.strip(), where) for item in text.split(",")))
+
+
+def _text(value: object, _: str) -> str:
+    return str(value)
+
+
+def _integer(value: object, where: str) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise InputError(f"{where}: expected whole numbers such as 1,2,4, found {value!r}") from None

@@ -1,0 +1,131 @@
+"""Runs the solvers on a problem, refuses results that contradict each other, and takes the better plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.errors import DisagreementError, InfeasibleError
+from pipeplan.plan.plan import Plan
+from pipeplan.planning.baselines import satisfies_options
+from pipeplan.planning.charge_results import charge_result, deepened
+from pipeplan.planning.fast import USEFUL, best_of_known
+from pipeplan.planning.infeasibility import why_infeasible
+from pipeplan.planning.progress import ProgressTracker
+from pipeplan.planning.settings import SHARES, Settings
+from pipeplan.planning.verdict import TOLERANCE, contradiction
+from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.ilp import integer_program
+from pipeplan.solvers.result import Result, Status
+from pipeplan.util.deadline import Deadline
+
+
+@dataclass(frozen=True)
+class Means:
+    """The settings and the deadline of a solve, and the tracker that it reports to."""
+
+    settings: Settings
+    deadline: Deadline
+    tracker: ProgressTracker
+
+    def share(self, phase: str) -> Deadline:
+        """The deadline of a phase that begins now."""
+        return self.deadline.share(SHARES[phase])
+
+
+class Disagreement(DisagreementError):
+    """Raised where the solvers contradict each other; `results` holds both plans."""
+
+    def __init__(self, message: str, results: tuple[Result, ...]) -> None:
+        super().__init__(message)
+        self.results = results
+
+
+def run_solvers(problem: Problem, cuts: Cuts, means: Means, known: Sequence[Plan]) -> tuple[Result, ...]:
+    """The results of the solvers that the settings name, the DP first, which looks for nothing slower than `known`."""
+    settings, tracker = means.settings, means.tracker
+    results: list[Result] = []
+    if settings.solver != "ilp":
+        tracker.phase("DP")
+        ends = means.share("last" if settings.solver == "dp" else "first")
+        best_known = best_of_known(known, problem)
+        useful_s = float("inf")
+        if best_known is not None:
+            useful_s = best_known.pace_s * USEFUL
+            tracker.narrowed(0.0, best_known.pace_s)
+        found = dynamic_program.solve(
+            problem,
+            cuts,
+            ends.left_s,
+            settings.gap,
+            tracker.narrowed,
+            useful_s=useful_s,
+            near=best_known is not None,
+            price=lambda plan: evaluate(plan, problem).pace_s,
+        )
+        results.append(charge_result(found, problem))
+        # If the DP was interrupted, the user does not want to wait for a second solver.
+        if settings.solver == "dp" or found.interrupted:
+            return tuple(results)
+        tracker.narrowed(results[0].bound_s if cuts.complete else 0.0, results[0].objective_s)
+    tracker.phase("ILP")
+    cutoff = results[0].objective_s if results and results[0].plan is not None else None
+    proven = bool(results) and results[0].status == Status.OPTIMAL
+    ends = means.deadline.share(SHARES["last"], settings.confirm_s if proven else None)
+    limits = integer_program.IlpLimits(ends.left_s, settings.gap, settings.backend)
+    results.append(charge_result(integer_program.solve(problem, limits, cutoff), problem))
+    return tuple(results)
+
+
+def refuse_contradiction(problem: Problem, results: tuple[Result, ...]) -> None:
+    """Raise `Disagreement` if the solvers' results contradict each other."""
+    if complaint := contradiction(problem, results):
+        raise Disagreement(f"the solvers disagree, which is a defect of pipeplan: {complaint}", results)
+
+
+def best_plan(
+    problem: Problem,
+    cuts: Cuts,
+    means: Means,
+    results: tuple[Result, ...],
+    known: Sequence[Plan],
+    *,
+    deepen: bool = True,
+) -> tuple[Plan, Evaluation]:
+    """The best of the solvers' plans, with its score; `deepen` gives it the depths that bursts need.
+
+    Where they found none in time, it is one of the plans that are `known`.
+
+    Raises `InfeasibleError` if there is no plan, and `KeyboardInterrupt` if Ctrl-C came before any was found.
+    """
+    plans: list[Plan] = [result.plan for result in results if result.plan is not None]
+    if all(result.status != Status.INFEASIBLE for result in results):
+        plans = plans or list(known)
+    if not plans:
+        if any(result.interrupted for result in results):
+            raise KeyboardInterrupt("no plan was found until then")
+        if all(result.status != Status.INFEASIBLE for result in results):
+            raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
+        means.tracker.phase("why no plan fits")
+        raise InfeasibleError(why_infeasible(problem, cuts, means.share("diagnosis")))
+    # Plans within the tolerance are equal: keep the first solver's, which has the fewest stages among its equals.
+    scores = [evaluate(plan, problem) for plan in plans]
+    least = min(score.pace_s for score in scores)
+    plan, score = next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
+    return deepened(plan, problem) if deepen else (plan, score)
+
+
+def best_with_known(known: Iterable[Plan], problem: Problem, plan: Plan, score: Evaluation) -> tuple[Plan, Evaluation]:
+    """The plan and its score, or a faster known plan, for a search that ended before it was finished."""
+    for candidate in known:
+        if not satisfies_options(candidate, problem):
+            continue
+        candidate_score = evaluate(candidate, problem)
+        if candidate_score.pace_s < score.pace_s * (1 - TOLERANCE) and (
+            candidate_score.fits or not problem.options.memory
+        ):
+            plan, score = candidate, candidate_score
+    return plan, score

@@ -1,0 +1,94 @@
+"""Solves a problem whose schedule gives every worker several stages, and compares the plan with ordinary ones."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from pipeplan.checker.verdict_words import search_text
+from pipeplan.cost.evaluate import Evaluation
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import FLUSH
+from pipeplan.planning import baselines
+from pipeplan.planning.baselines import Baseline
+from pipeplan.planning.fast import best_in_time
+from pipeplan.planning.stated.comparisons import state_baselines
+from pipeplan.planning.stated.pace import PlanSimulation, SimulatedPlan
+from pipeplan.planning.verdict import Verdict
+from pipeplan.planning.virtual_stages.virtual_search import VirtualPlans, search_virtual
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.result import Result, Status
+from pipeplan.util.deadline import Deadline, OutOfTime
+
+BEST_FLUSH = "best plan of 1f1b-flush"
+NO_PROOF = "plans whose workers run several stages are searched for, not proven"
+
+
+@dataclass(frozen=True)
+class VirtualSolution:
+    """The parts of an outcome."""
+
+    plan: Plan
+    score: Evaluation
+    results: tuple[Result, ...]
+    verdict: Verdict
+    compared: tuple[Baseline, ...]
+    simulation: PlanSimulation
+    bound_s: float
+    phases_s: dict[str, float]
+
+
+def solve_with_virtual_stages(problem: Problem, maximum_cuts: int, deadline: Deadline) -> VirtualSolution:
+    """The best plan of the problem's schedule that the search finds, and what it is compared with.
+
+    Raises `InfeasibleError` where none fits.
+    """
+    began = time.perf_counter()
+    found = search_virtual(problem, deadline.share(0.6))
+    searched_s = time.perf_counter() - began
+    best, *others = found.plans
+    told = PlanSimulation(
+        best.simulated_s,
+        None if best.simulated_s is None else best.simulated_s / best.score.pace_s,
+        best.minibatches,
+        "" if best.simulated_s is not None else "there was no time left",
+        tuple(
+            SimulatedPlan("another shape", one.plan, one.score, one.simulated_s, "", one.minibatches) for one in others
+        ),
+    )
+    flushing = replace(problem, options=replace(problem.options, schedule=FLUSH, virtual_stages=None, stages=None))
+    compared = state_baselines(_baselines(flushing, maximum_cuts, deadline), flushing, best.plan, told, deadline)
+    status = Status.FEASIBLE if best.score.pace_s > found.bound_s * (1 + 1e-6) else Status.OPTIMAL
+    result = Result("search", status, best.plan, best.score.pace_s, found.bound_s, searched_s, charged=True)
+    return VirtualSolution(
+        best.plan,
+        best.score,
+        (result,),
+        _verdict(found),
+        compared,
+        told,
+        min(found.bound_s, best.score.pace_s),
+        {"search": searched_s, "baselines": time.perf_counter() - began - searched_s},
+    )
+
+
+def _verdict(found: VirtualPlans) -> Verdict:
+    """How far the plan is from the bound for all plans of this kind, by the formula and simulated."""
+    best = found.plans[0]
+    simulated = None if best.simulated_s is None else best.simulated_s / best.score.pace_s
+    return Verdict(True, False, search_text(best.score.pace_s, min(found.bound_s, best.score.pace_s), simulated))
+
+
+def _baselines(flushing: Problem, maximum_cuts: int, deadline: Deadline) -> tuple[Baseline, ...]:
+    """Data parallelism and grids as ever, and the best plan of 1f1b-flush, whose workers have one stage each."""
+    try:
+        cuts = enumerate_cuts(flushing, maximum_cuts, deadline.share(0.2))
+    except OutOfTime:
+        return tuple(baselines.unsearched_baselines(flushing, baselines.NO_TIME, (BEST_FLUSH,)))
+    quick = baselines.quick_baselines(flushing, cuts, deadline.share(0.3))
+    best, in_time = best_in_time(flushing, maximum_cuts, deadline.share(0.8), 0.01)
+    if best is None:
+        remark = "no plan fits in memory" if in_time else baselines.NO_TIME
+        return (*quick, Baseline(BEST_FLUSH, None, "", remark))
+    return (*quick, Baseline(BEST_FLUSH, best.pace_s, best.plan.config, "found by the DP alone", best.plan))

@@ -1,0 +1,255 @@
+"""Finds plans whose workers run several stages each: `interleaved-1f1b` and `zb-v`.
+
+For every number of positions, replicas and stages of a worker, `virtual_cuts` looks for cuts, memory decides which
+stages recompute, and the evaluator scores the plan. Of the best few plans single units are moved between stages as long
+as that makes them faster; then they are simulated, with links that messages share, and the fastest in the simulation is
+taken. This search proves nothing but a bound for all such plans, which the verdict states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pipeplan.cost import formulas
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.virtual_stages import PLACEMENTS, device_memory, with_depths
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import INTERLEAVED
+from pipeplan.planning.baselines import satisfies_options
+from pipeplan.planning.virtual_stages.virtual_cuts import Places, VirtualShape, cuts_to_try, quick_estimate_s
+from pipeplan.problem.problem import Problem
+from pipeplan.simulation.from_plan import scenario_of_plan
+from pipeplan.simulation.update_time import UPDATES, simulated_update_s
+from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
+
+MOST_CHUNKS = 6
+"""Most stages of a worker that are tried where the user does not say how many."""
+EVALUATED, MORE_EVALUATED, MORE_S = 12, 48, 2.0
+"""Shapes for which a plan is made, as far as they fit: those with the shortest batches by a quick estimate, which knows
+nothing of shared cards. There are more of them as long as all take no longer than `MORE_S` seconds, and a tenth of the
+time."""
+SIMULATED = 4
+"""Plans that are simulated: those with the shortest batches by the formula."""
+NEAR = 0.25
+"""Relative. Plans whose formula is so much longer than the shortest are not simulated."""
+MOVES_S = 3.0
+"""Most seconds for moving single units of one plan between its stages."""
+LEAST_MOVE = 1e-3
+"""Relative. A move is made if the plan becomes so much faster."""
+
+
+@dataclass(frozen=True)
+class VirtualPlan:
+    """A plan whose workers run several stages each, with its score and its simulated pace."""
+
+    plan: Plan
+    score: Evaluation
+    simulated_s: float | None = None
+    """Seconds per minibatch; None where it was not simulated."""
+    minibatches: int = 0
+    """Minibatches that were simulated."""
+
+    @property
+    def pace_s(self) -> float:
+        """The pace by which plans are compared, in seconds per minibatch: simulated, else predicted."""
+        return self.score.pace_s if self.simulated_s is None else self.simulated_s
+
+
+@dataclass(frozen=True)
+class VirtualPlans:
+    """The plans that were found, best first, and a bound."""
+
+    plans: tuple[VirtualPlan, ...]
+    bound_s: float
+    """Lower bound on the pace of every plan of the shapes that were tried, in seconds per minibatch."""
+
+
+def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> VirtualPlans:
+    """The best plans of the problem's schedule whose workers run several stages each.
+
+    Raises `InfeasibleError` where none fits, and `InputError` for options that such plans cannot satisfy.
+    """
+    _refuse_options(problem)
+    found: list[VirtualPlan] = []
+    accumulate = problem.options.accumulate or 1
+    shapes = list(virtual_shapes(problem))
+    bound_s = min((_bound_s(problem, shape) for shape in shapes), default=0.0)
+    shapes.sort(key=lambda shape: quick_estimate_s(problem, shape, _rounds(problem, shape)) / accumulate)
+    quick = deadline.share(0.1, MORE_S)
+    for shape in shapes:
+        best_s = min((one.score.pace_s for one in found), default=float("inf"))
+        enough = len(found) >= (MORE_EVALUATED if not quick.passed else EVALUATED)
+        if (found and deadline.passed) or enough:
+            break
+        if _bound_s(problem, shape) > best_s:
+            continue
+        plan = _plan_of(problem, shape)
+        if plan is not None:
+            found.append(VirtualPlan(plan, evaluate(plan, problem)))
+    if not found:
+        raise InfeasibleError(_why_none(problem, shapes))
+    found.sort(key=lambda one: one.score.pace_s)
+    limit_s = found[0].score.pace_s * (1 + NEAR)
+    tried = [one for one in found[:SIMULATED] if one.score.pace_s <= limit_s]
+    tried = [_moved(one.plan, one.score, problem, deadline.share(0.3, MOVES_S)) for one in tried]
+    simulated = [with_simulation(one, problem, deadline) for one in tried]
+    simulated.sort(key=_by_simulation)
+    return VirtualPlans(tuple(simulated), bound_s)
+
+
+def _by_simulation(found: VirtualPlan) -> tuple[bool, float]:
+    return found.simulated_s is None, found.pace_s
+
+
+def _moved(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> VirtualPlan:
+    """The plan after moves of units between neighbouring stages that make it faster."""
+    improved = True
+    while improved and not deadline.passed:
+        improved = False
+        for moved in _neighbours(plan, problem):
+            if deadline.passed:
+                break
+            fitting = fitted(moved, problem) if satisfies_options(moved, problem) else None
+            other = None if fitting is None else evaluate(fitting, problem)
+            if fitting is not None and other is not None and other.pace_s < score.pace_s * (1 - LEAST_MOVE):
+                plan, score, improved = fitting, other, True
+                break
+    return VirtualPlan(plan, score)
+
+
+def _neighbours(plan: Plan, problem: Problem) -> Iterator[Plan]:
+    """The plan with one unit moved over one of its cuts."""
+    ends, position = [0], {unit.layers[0]: index for index, unit in enumerate(problem.units)}
+    for stage in plan.stages:
+        ends.append(ends[-1] + sum(name in position for name in stage.layers))
+    shape = VirtualShape(plan.schedule, len(plan.devices), len(plan.stages) // len(plan.devices), len(plan.devices[0]))
+    for index in range(1, len(ends) - 1):
+        for move in (-1, 1):
+            if ends[index - 1] < ends[index] + move < ends[index + 1]:
+                yield plan_at(problem, shape, (*ends[1:index], ends[index] + move, *ends[index + 1 : -1]))
+
+
+def with_simulation(found: VirtualPlan, problem: Problem, deadline: Deadline) -> VirtualPlan:
+    """A plan with its simulated pace: the time from the end of its first update to that of its second.
+
+    Without one where the deadline comes first.
+    """
+    group = found.plan.accumulate or 1
+    try:
+        update_s = simulated_update_s(scenario_of_plan(found.plan, problem, found.score), deadline)
+    except OutOfTime:
+        return found
+    return replace(found, simulated_s=update_s / group, minibatches=UPDATES * group)
+
+
+def virtual_shapes(problem: Problem) -> Iterator[VirtualShape]:
+    """All shapes that the options allow, with two or more stages on a worker."""
+    options, units = problem.options, len(problem.units)
+    most = min(problem.cluster.workers, options.max_workers or problem.cluster.workers)
+    for devices in range(1, min(most, units // 2) + 1):
+        for replicas in range(1, min(most // devices, options.max_replicas or most) + 1):
+            for chunks in _numbers_of_chunks(problem, devices):
+                shape = VirtualShape(options.schedule, devices, chunks, replicas)
+                most_stages = min(units, options.stages or units, options.max_stages or units)
+                if (
+                    shape.stages <= most_stages
+                    and options.stages in (None, shape.stages)
+                    and _is_useful(problem, shape)
+                ):
+                    yield shape
+
+
+def _numbers_of_chunks(problem: Problem, devices: int) -> range:
+    if problem.options.schedule != INTERLEAVED:
+        return range(2, 3)
+    given = problem.options.virtual_stages
+    return range(given, given + 1) if given else range(2, min(MOST_CHUNKS, len(problem.units) // devices) + 1)
+
+
+def _is_useful(problem: Problem, shape: VirtualShape) -> bool:
+    """Whether every replica has a minibatch of an update, and there are several positions if workers allow it."""
+    return shape.replicas <= (problem.options.accumulate or 1) and (shape.devices > 1 or problem.cluster.workers == 1)
+
+
+def _bound_s(problem: Problem, shape: VirtualShape) -> float:
+    """Lower bound on the pace of all plans of a shape: the busiest replica has an equal share or the largest unit."""
+    accumulate = problem.options.accumulate or 1
+    fastest = max(device.speed for device in problem.cluster.devices)
+    largest = max(unit.forward_s + unit.backward_s for unit in problem.units)
+    return _rounds(problem, shape) * max(problem.work_s / shape.devices, largest) / fastest / accumulate
+
+
+def _plan_of(problem: Problem, shape: VirtualShape) -> Plan | None:
+    """The plan of a shape, with recomputation where memory asks for it; None if it does not fit."""
+    tried = cuts_to_try(problem, shape, _rounds(problem, shape))
+    plans = [fitted(plan_at(problem, shape, places), problem) for places in tried]
+    return min(
+        (plan for plan in plans if plan is not None), key=lambda plan: evaluate(plan, problem).pace_s, default=None
+    )
+
+
+def _rounds(problem: Problem, shape: VirtualShape) -> int:
+    """Minibatches of one update on the replica that has most."""
+    return int(formulas.rounds(problem.options.accumulate or 1, shape.replicas))
+
+
+def plan_at(problem: Problem, shape: VirtualShape, places: Places) -> Plan:
+    """The plan of a shape with cuts at these places."""
+    ends, placement = [0, *places, len(problem.units)], PLACEMENTS[shape.schedule]
+    stages = []
+    for stage in range(shape.stages):
+        units = problem.units[ends[stage] : ends[stage + 1]]
+        first = placement.device_of(stage, shape.devices) * shape.replicas
+        layers = tuple(name for unit in units for name in unit.layers)
+        stages.append(Stage(layers, tuple(range(first, first + shape.replicas)), 1, 1))
+    return with_depths(Plan(tuple(stages), schedule=shape.schedule, accumulate=problem.options.accumulate))
+
+
+def fitted(plan: Plan, problem: Problem) -> Plan | None:
+    """The plan with as many stages recomputing as memory asks for; None if it does not fit even so."""
+    if _excess(plan, problem) and not problem.options.recompute:
+        return None
+    everywhere = replace(plan, stages=tuple(replace(stage, recompute=True) for stage in plan.stages))
+    if _excess(plan, problem) and _excess(everywhere, problem):
+        return None
+    while over := _excess(plan, problem):
+        stages = list(plan.stages)
+        for workers in dict.fromkeys(stages[index].workers for index in over):
+            own = [index for index in over if stages[index].workers == workers and not stages[index].recompute]
+            worst = max(own, key=lambda index: over[index])
+            stages[worst] = replace(stages[worst], recompute=True)
+        plan = replace(plan, stages=tuple(stages))
+    return plan
+
+
+def _excess(plan: Plan, problem: Problem) -> dict[int, float]:
+    """The stages whose workers lack memory, each with the bytes of its minibatches in flight."""
+    if not problem.options.memory:
+        return {}
+    found = {}
+    for index, stage in enumerate(plan.stages):
+        memory, minibatch = device_memory(plan, problem, index)
+        if memory > problem.capacity_of(stage.workers):
+            found[index] = minibatch * stage.depth
+    return found
+
+
+def _refuse_options(problem: Problem) -> None:
+    options = problem.options
+    if options.grid:
+        raise InputError(f"a plan of {options.schedule} is no uniform grid of stages: leave out --grid")
+    if options.pins and options.stages is None:
+        raise InputError(f"with {options.schedule}, --pin also needs the number of stages: give --stages")
+
+
+def _why_none(problem: Problem, shapes: list[VirtualShape]) -> str:
+    schedule = problem.options.schedule
+    if shapes:
+        return f"no plan of {schedule} fits in memory: more workers, smaller minibatches or another schedule may"
+    least = (problem.options.virtual_stages or 2) * 2
+    return (
+        f"{schedule} needs at least two workers and {least} layers to cut between, and the model has "
+        f"{len(problem.units)} on {problem.cluster.workers} workers"
+    )

@@ -1,0 +1,130 @@
+"""The user's choices of the cost model, and constraints on the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeplan.errors import InputError
+from pipeplan.plan.schedules import (
+    ACCUMULATING,
+    CORRECTED,
+    CORRECTIONS,
+    FLUSHING,
+    INTERLEAVED,
+    SCHEDULES,
+    STASHING,
+    update_share,
+)
+from pipeplan.util.numeric_fields import settle_numbers
+from pipeplan.util.text import did_you_mean
+from pipeplan.util.typed import Amount, Positive
+
+BOUNDARIES = ("single", "parallel")
+"""Models of the traffic between two stages (`Options.boundary`)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices of the cost model and constraints on the plan. Raises an `InputError` where they are inconsistent."""
+
+    inference: bool = False
+    """Whether the plan is for inference: no backward passes, no gradients, no weight versions."""
+    overlap: Amount = 1.0
+    """Share of gradient synchronisation that hides behind compute: 1 is all of it, 0 none."""
+    memory: bool = True
+    """Whether the device's memory limits the plan."""
+    stages: Positive | None = None
+    """Exact number of stages."""
+    max_replicas: Positive | None = None
+    """Largest number of replicas of a stage in one copy of the pipeline; 1 asks for a straight pipeline."""
+    allow_copies: bool = True
+    """Whether whole pipelines may be replicated across the components of the cluster."""
+    schedule: str = STASHING
+    """Schedule of training, one of `SCHEDULES`. Inference always has the schedule `forward-only`."""
+    accumulate: Positive | None = None
+    """Minibatches per update, for the schedules that need a number: 2bw and those with a flush. The others update a
+    stage once for as many minibatches as it has replicas."""
+    virtual_stages: Positive | None = None
+    """Stages of each worker under interleaved-1f1b; None for the best number. A worker has two under zb-v."""
+    correction: str = "none"
+    """What is done about old gradients, one of `CORRECTIONS`. With `ef` every stage keeps the last steps of its
+    optimiser, one for each weight version but the newest."""
+    recompute: bool = True
+    """Whether a stage may drop its activations and run forward again before backward, where memory is short."""
+    shard_optimizer: bool = False
+    """Whether the replicas of a stage divide the state of the optimiser among them (ZeRO stage 1)."""
+    contention: bool = True
+    """Whether a network card is charged with the sum of the traffic that crosses it, shared cores with the sum of the
+    work on them, and plain data parallelism with the wait for its all-reduce. Otherwise every resource is charged as if
+    it were used alone."""
+    boundary: str = "single"
+    """Traffic between two stages: `single` link at a time, or in `parallel` over as many links as the smaller of the
+    two stages has replicas."""
+    max_stages: Positive | None = None
+    """Largest number of stages."""
+    max_workers: Positive | None = None
+    """Largest number of busy workers."""
+    pins: tuple[tuple[str, Positive], ...] = ()
+    """Layers that must be in a given stage, counted from 1."""
+    together: tuple[tuple[str, ...], ...] = ()
+    """Groups of layers that must share a stage, beside the groups of the profile."""
+    no_cut_after: tuple[str, ...] = ()
+    """Layers whose output no boundary may cross: they share a stage with all layers that read it."""
+    grid: bool = False
+    """Whether the plan must be a uniform grid (docs/grid.md): every stage has the same number r of replicas, stage s
+    (from 0) is on workers s r … s r + r - 1, and there are no copies. The grid covers whole servers, or any number of
+    workers inside one server. Under schedules with a common number of minibatches per update, r divides that number."""
+
+    def __post_init__(self) -> None:
+        settle_numbers(self)
+        if not 0 <= self.overlap <= 1:
+            raise InputError(f"the overlap must lie between 0 and 1, not {self.overlap:g}")
+        for what, value in (
+            ("number of stages", self.stages),
+            ("maximum of replicas", self.max_replicas),
+            ("maximum of stages", self.max_stages),
+            ("maximum of workers", self.max_workers),
+            ("number of minibatches per update", self.accumulate),
+        ):
+            if value is not None and value < 1:
+                raise InputError(f"the {what} must be at least 1, not {value}")
+        if self.stages is not None and self.max_stages is not None and self.stages > self.max_stages:
+            raise InputError(f"{self.stages} stages asked for, and at most {self.max_stages}")
+        if self.schedule not in SCHEDULES:
+            raise InputError(f"there is no schedule {self.schedule!r}; {did_you_mean(self.schedule, SCHEDULES)}")
+        if self.schedule in ACCUMULATING and self.accumulate is None and not self.inference:
+            raise InputError(f"the schedule {self.schedule} needs a number of minibatches per update")
+        if self.virtual_stages is not None and (self.schedule != INTERLEAVED or self.inference):
+            raise InputError(
+                f"virtual stages are those of a worker under {INTERLEAVED}, and the schedule is {self.schedule}"
+            )
+        if self.correction not in CORRECTIONS:
+            raise InputError(
+                f"there is no correction {self.correction!r}; {did_you_mean(self.correction, CORRECTIONS)}"
+            )
+        if self.correction != "none" and (self.inference or self.schedule not in CORRECTED):
+            used = "inference" if self.inference else self.schedule
+            raise InputError(f"a plan corrects old gradients under {' and '.join(CORRECTED)} only, not for {used}")
+        if self.shard_optimizer and self.inference:
+            raise InputError("inference has no optimiser whose state could be divided")
+        if self.boundary not in BOUNDARIES:
+            raise InputError(f"there is no boundary model {self.boundary!r}; {did_you_mean(self.boundary, BOUNDARIES)}")
+
+    @property
+    def flushes(self) -> bool:
+        """Whether the pipeline drains before every update, so that training is synchronous."""
+        return not self.inference and self.schedule in FLUSHING
+
+    @property
+    def copies_per_version(self) -> int:
+        """Copies of the weights for each weight version: 2 where old gradients are corrected, otherwise 1.
+
+        A corrected stage keeps a step of the optimiser for each version but the newest, which `Problem.state_ratio`
+        takes off again.
+        """
+        return 1 if self.correction == "none" else 2
+
+    @property
+    def update_share(self) -> float:
+        """Share of an optimiser step that is charged to each minibatch of a worker (`schedules.update_share`)."""
+        return 0.0 if self.inference else update_share(self.accumulate if self.schedule in ACCUMULATING else None)
