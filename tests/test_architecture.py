@@ -17,8 +17,8 @@ from pipeplan.util import graph
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"pipeplan": ROOT / "planner" / "pipeplan", "pipeplan_launch": ROOT / "launch" / "pipeplan_launch"}
 
-# The rooms of each package from the bottom up: a room imports only itself and rooms of rows before its own. A room is a
-# folder of the package or a module beside the folders.
+# The parts of each package from the bottom up: a part imports only itself and parts of rows before its own. A part is a
+# folder of the package, or a module beside the folders.
 PLANNER = (
     {"_version", "errors"},
     {"util"},
@@ -50,14 +50,14 @@ EXECUTOR = (
     {"emulation", "executor_trials", "selftest"},
 )
 ROW = {
-    f"{package}.{room}": number
+    f"{package}.{part}": number
     for package, rows in (("pipeplan", PLANNER), ("pipeplan_launch", EXECUTOR))
     for number, row in enumerate(rows)
-    for room in row
+    for part in row
 }
 
 PROFILER = "pipeplan.profiler"
-"""The only room of the planner that needs torch: it measures models with the executor's tracer."""
+"""The only part of the planner that needs torch: it measures models with the executor's tracer."""
 
 CHECKER_MAY_IMPORT = {"checker", "cluster_data", "errors", "profile_data", "util"}
 """The checker of plans may use readers of files, and nothing that plans or costs."""
@@ -159,14 +159,14 @@ def package_of(name: str) -> str:
     return name.partition(".")[0]
 
 
-def room_of(module: str) -> str:
+def part_of(module: str) -> str:
     """`pipeplan.solvers` of `pipeplan.solvers.dp.search_states`, and `pipeplan` of the package itself."""
     return ".".join(module.split(".")[:2])
 
 
-def rooms_of(names: Iterable[str], package: str = "pipeplan") -> set[str]:
-    """The rooms of the modules in `names` that belong to a package, without the package's name."""
-    return {room_of(name).partition(".")[2] for name in names if package_of(name) == package}
+def parts_of(names: Iterable[str], package: str = "pipeplan") -> set[str]:
+    """The parts of the modules in `names` that belong to a package, without the package's name."""
+    return {part_of(name).partition(".")[2] for name in names if package_of(name) == package}
 
 
 def of_package(package: str) -> list[str]:
@@ -178,34 +178,34 @@ def test_the_executor_never_imports_the_planner(module: str) -> None:
     assert not [name for name in imported(module) if package_of(name) == "pipeplan"]
 
 
-FACES = ("pipeplan", "pipeplan_launch")
-"""The packages themselves, whose names are looked up on first access in the rooms at the top."""
+TOP_LEVEL = ("pipeplan", "pipeplan_launch")
+"""The packages themselves, whose names are looked up on first access in the parts at the top."""
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_arrows_between_rooms_point_one_way(package: str) -> None:
+def test_the_arrows_between_parts_point_one_way(package: str) -> None:
     upward = []
     for module in of_package(package):
-        if module in FACES:
+        if module in TOP_LEVEL:
             continue
-        assert room_of(module) in ROW, f"{module} is in no room that has a place in the order"
-        theirs = [name for name in imported(module) if package_of(name) == package and name not in FACES]
-        others = [name for name in theirs if room_of(name) != room_of(module)]
-        upward += [f"{module} imports {name}" for name in others if ROW[room_of(name)] >= ROW[room_of(module)]]
+        assert part_of(module) in ROW, f"{module} is in no part that has a place in the order"
+        theirs = [name for name in imported(module) if package_of(name) == package and name not in TOP_LEVEL]
+        others = [name for name in theirs if part_of(name) != part_of(module)]
+        upward += [f"{module} imports {name}" for name in others if ROW[part_of(name)] >= ROW[part_of(module)]]
     assert upward == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_import_goes_round_in_a_circle(package: str) -> None:
-    names = [name for name in of_package(package) if name not in FACES]
+    names = [name for name in of_package(package) if name not in TOP_LEVEL]
     arrows = [(name, other) for name in names for other in imported(name) if other in names and other != name]
     assert graph.find_cycle(names, arrows) == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_room_exists_and_says_what_is_in_it(package: str) -> None:
-    rooms = {room_of(name) for name in of_package(package)} - set(FACES)
-    assert {room for room in ROW if package_of(room) == package} == rooms
+def test_every_part_exists_and_says_what_is_in_it(package: str) -> None:
+    parts = {part_of(name) for name in of_package(package)} - set(TOP_LEVEL)
+    assert {part for part in ROW if package_of(part) == package} == parts
     folders = [path for path in modules().values() if path.name == "__init__.py" and PACKAGES[package] in path.parents]
     for path in folders:
         assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{path} does not describe its folder"
@@ -222,12 +222,12 @@ def test_a_class_name_occurs_once_in_a_package(package: str) -> None:
     assert {name: places for name, places in classes.items() if len(places) > 1} == {}
 
 
-def test_only_some_rooms_of_the_planner_use_the_executor() -> None:
+def test_only_some_parts_of_the_planner_use_the_executor() -> None:
     used: dict[str, set[str]] = {}
     for module in of_package("pipeplan"):
         theirs = {name for name in imported(module) if package_of(name) == "pipeplan_launch"}
         if theirs and not module.startswith(PROFILER):
-            used.setdefault(room_of(module), set()).update(theirs)
+            used.setdefault(part_of(module), set()).update(theirs)
     files = {"pipeplan.rendering", "pipeplan.run_data", "pipeplan.util"}
     replayed = {"pipeplan.replay", "pipeplan.simulation"}
     assert set(used) == {"pipeplan.cli", "pipeplan.cost", "pipeplan.checker", *replayed, *files}
@@ -270,7 +270,7 @@ def test_importing_the_package_imports_nothing_but_the_version() -> None:
     assert {name for name in imported("pipeplan") if package_of(name) == "pipeplan"} == {*first, "pipeplan.api"}
 
 
-@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if room_of(name) == "pipeplan.solvers"])
+@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if part_of(name) == "pipeplan.solvers"])
 def test_solvers_neither_print_nor_write(module: str) -> None:
     assert not {"click", "rich", "jinja2"} & {package_of(name) for name in imported(module)}
     assert "pipeplan.util.files" not in imported(module)
@@ -286,16 +286,16 @@ def test_the_two_solvers_share_no_search() -> None:
     assert "pipeplan.cost.evaluate" not in by_search
 
 
-@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if room_of(name) == "pipeplan.checker"])
+@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if part_of(name) == "pipeplan.checker"])
 def test_the_checker_shares_nothing_with_what_made_the_plan(module: str) -> None:
-    assert rooms_of(imported(module)) <= CHECKER_MAY_IMPORT
-    assert not rooms_of(brought_in(module)) & {"cost", "plan", "planning", "problem", "solvers"}
+    assert parts_of(imported(module)) <= CHECKER_MAY_IMPORT
+    assert not parts_of(brought_in(module)) & {"cost", "plan", "planning", "problem", "solvers"}
     assert "pipeplan.cluster_data.links" not in brought_in(module)
 
 
 def test_only_the_command_line_prints() -> None:
     users = {module for module in of_package("pipeplan") if "click" in map(package_of, imported(module))}
-    assert rooms_of(users) == {"cli"}
+    assert parts_of(users) == {"cli"}
 
 
 @pytest.mark.parametrize("name", TORCH_FREE_LAUNCH)
@@ -303,11 +303,11 @@ def test_what_reads_a_plan_does_without_torch(name: str) -> None:
     assert "torch" not in map(package_of, brought_in(f"pipeplan_launch.{name}"))
 
 
-def test_only_one_room_of_the_executor_knows_kinds_of_devices() -> None:
+def test_only_one_part_of_the_executor_knows_kinds_of_devices() -> None:
     """`devices` answers for each kind; what asks torch which versions it has (`capabilities`) computes nothing."""
     asking = []
     for module in of_package("pipeplan_launch"):
-        if room_of(module) not in ("pipeplan_launch.devices", "pipeplan_launch.capabilities"):
+        if part_of(module) not in ("pipeplan_launch.devices", "pipeplan_launch.capabilities"):
             names = [ast.unparse(node) for node in ast.walk(source_tree(module)) if isinstance(node, ast.Attribute)]
             asking += [
                 f"{module}: {name}" for name in names if name.startswith("torch.cuda") or name.endswith(".is_cuda")

@@ -92,8 +92,8 @@ def growth() -> None:
     for layers in (125, 250, 500):
         for servers in (8, 32, 128):
             # So little memory that the model has to be split, however many layers it has.
-            room = cluster(8, servers, memory_gib=0.08 * layers)
-            problem = Problem(chain(layers), room, Options(recompute=False))
+            servers_of_8 = cluster(8, servers, memory_gib=0.08 * layers)
+            problem = Problem(chain(layers), servers_of_8, Options(recompute=False))
             cuts = enumerate_cuts(problem, MAXIMUM_CUTS)
             took = _seconds(problem, cuts)
             rows.append((layers, 8 * servers, took))

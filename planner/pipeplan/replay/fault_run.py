@@ -32,7 +32,7 @@ def replay_fault(
     seconds: float,
     timeout_s: float | None = None,
     keep: Path | None = None,
-    watch: Callable[[Path, PreparedReplay], None] = lambda room, prepared: None,
+    watch: Callable[[Path, PreparedReplay], None] = lambda scratch, prepared: None,
 ) -> FaultReplayed:
     """Replay the plan in a folder with the fault described by `text`.
 
@@ -47,10 +47,10 @@ def replay_fault(
     requirements.check_requirements(processes=True)
     expected = _expected(fault, ready, timeout_s)
     began = time.monotonic()
-    with working_folder(keep) as room:
-        order = _order(ready, expected, room) | {"fault": fault.order()}
-        result = run_order(order, room, lambda: watch(room, ready))
-        steps = measure.read_steps(room / "run")
+    with working_folder(keep) as scratch:
+        order = _order(ready, expected, scratch) | {"fault": fault.order()}
+        result = run_order(order, scratch, lambda: watch(scratch, ready))
+        steps = measure.read_steps(scratch / "run")
         return judge_fault_replay(expected, result, steps, ready.scaling.time_by, time.monotonic() - began)
 
 
@@ -66,14 +66,14 @@ def _expected(fault: Fault, ready: PreparedReplay, timeout_s: float) -> Expected
     )
 
 
-def _order(ready: PreparedReplay, expected: ExpectedReplay, room: Path) -> dict[str, Any]:
+def _order(ready: PreparedReplay, expected: ExpectedReplay, scratch: Path) -> dict[str, Any]:
     group = ready.plan.accumulate or 1
     every = math.ceil(max(ready.minibatches / CHECKPOINTS, measure.round_of(ready.plan)) / group) * group
     options = ["--log-every", "1", "--timeout", f"{expected.timeout_s:g}", "--restarts", str(expected.restarts)]
     if every < ready.minibatches:
         options += ["--checkpoint-minibatches", str(every)]
     starts = (expected.restarts + 1) * (30 + expected.timeout_s + 2 * STARTING_S * _world(ready))
-    return ready.order(room, starts + 60 + 5 * ready.minibatches * ready.pace_s, options)
+    return ready.order(scratch, starts + 60 + 5 * ready.minibatches * ready.pace_s, options)
 
 
 def _world(ready: PreparedReplay) -> int:

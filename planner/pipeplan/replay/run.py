@@ -61,13 +61,13 @@ class PreparedReplay:
         """Predicted seconds per minibatch, of the emulation."""
         return self.plan.predicted_s * self.scaling.time_by
 
-    def order(self, room: Path, limit_s: float, options: Sequence[str]) -> dict[str, Any]:
+    def order(self, scratch: Path, limit_s: float, options: Sequence[str]) -> dict[str, Any]:
         """Write the emulated plan into a folder, and return the order to run it, with options for the workers."""
-        write_folder(self.folder, self.root, self.profile, self.scaling, self.rings, self.minibatches, room / "plan")
+        write_folder(self.folder, self.root, self.profile, self.scaling, self.rings, self.minibatches, scratch / "plan")
         return {
-            "plan": str(room / "plan"),
+            "plan": str(scratch / "plan"),
             "network": network_tree(self.servers, self.scaling),
-            "arguments": ["--epochs", "1", "--threads", "1", "--run-dir", str(room / "run"), *options],
+            "arguments": ["--epochs", "1", "--threads", "1", "--run-dir", str(scratch / "run"), *options],
             "limit_s": limit_s,
         }
 
@@ -121,7 +121,7 @@ def replay_plan(
     folder: Path,
     profile: Profile | None,
     settings: ReplaySettings | None = None,
-    watch: Callable[[Path, PreparedReplay], None] = lambda room, prepared: None,
+    watch: Callable[[Path, PreparedReplay], None] = lambda scratch, prepared: None,
 ) -> ReplayResult:
     """Replay the plan in a plan folder, whose layers `profile` describes (None: each stage is one layer).
 
@@ -132,23 +132,23 @@ def replay_plan(
     ready = prepare_replay(folder, profile, settings.seconds)
     requirements.check_requirements()
     began = time.monotonic()
-    with working_folder(settings.keep) as room:
+    with working_folder(settings.keep) as scratch:
         limit_s = STARTING_S + 5 * max(settings.seconds, ready.minibatches * ready.pace_s)
-        order = ready.order(room, limit_s, ["--log-every", "0"])
-        result = run_order(order, room, lambda: watch(room, ready))
+        order = ready.order(scratch, limit_s, ["--log-every", "0"])
+        result = run_order(order, scratch, lambda: watch(scratch, ready))
         if result["late"]:
             raise InputError(
                 f"the replay took longer than {limit_s:.0f} s, for {ready.minibatches * ready.pace_s:.0f} s of "
                 "training: run it again when this machine has less to do, or with other --seconds"
             )
         if any(result["statuses"]):
-            raise InputError(f"the replayed workers failed: {last_line(room / 'log.txt')}")
-        return _measured(ready, result, room, began)
+            raise InputError(f"the replayed workers failed: {last_line(scratch / 'log.txt')}")
+        return _measured(ready, result, scratch, began)
 
 
-def _measured(ready: PreparedReplay, result: dict[str, Any], room: Path, began: float) -> ReplayResult:
+def _measured(ready: PreparedReplay, result: dict[str, Any], scratch: Path, began: float) -> ReplayResult:
     plan, scaling = ready.plan, ready.scaling
-    steps = measure.read_steps(room / "run")
+    steps = measure.read_steps(scratch / "run")
     window = measure.window_of(plan, steps, ready.minibatches)
     replayed = ReplayResult(
         config=plan.config,

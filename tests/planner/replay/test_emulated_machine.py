@@ -87,8 +87,8 @@ def test_launchers_need_to_see_their_processes(commands: Path) -> None:
 
 
 def test_what_is_kept_needs_an_empty_folder(tmp_path: Path) -> None:
-    with working_folder(tmp_path / "a" / "b") as room:
-        (room / "file").touch()
+    with working_folder(tmp_path / "a" / "b") as scratch:
+        (scratch / "file").touch()
     assert (tmp_path / "a" / "b" / "file").exists()
     with pytest.raises(InputError, match="has something in it"), working_folder(tmp_path / "a"):
         pass
@@ -100,17 +100,17 @@ def test_what_is_kept_needs_an_empty_folder(tmp_path: Path) -> None:
 
 
 def test_what_is_not_kept_goes_whatever_happens() -> None:
-    rooms = []
+    scratches = []
 
     def work() -> None:
-        with working_folder(None) as room:
-            (room / "run").mkdir()
-            rooms.append(room)
+        with working_folder(None) as scratch:
+            (scratch / "run").mkdir()
+            scratches.append(scratch)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         work()
-    assert not rooms[0].exists()
+    assert not scratches[0].exists()
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,9 @@ def test_what_data_parallelism_sends_is_predicted(tmp_path: Path) -> None:
 
 def test_the_executor_reads_the_emulation_and_it_sleeps_as_long_as_the_plan_says(tmp_path: Path) -> None:
     ready = prepare_replay(write(tmp_path / "plan", two_servers(), stages=2), PROFILE, 5.0)
-    (tmp_path / "room").mkdir()
-    order = ready.order(tmp_path / "room", 60.0, ["--log-every", "0"])
-    plan = load_plan(tmp_path / "room" / "plan")
+    (tmp_path / "scratch").mkdir()
+    order = ready.order(tmp_path / "scratch", 60.0, ["--log-every", "0"])
+    plan = load_plan(tmp_path / "scratch" / "plan")
     scaling = ready.scaling
     assert [sum(layer.forward_s for layer in stage.layers) for stage in plan.emulated] == pytest.approx(
         [0.020 * scaling.time_by, 0.010 * scaling.time_by]

@@ -88,10 +88,10 @@ def _progress() -> Iterator[Callable[[Path, PreparedReplay], None]]:
     with status("getting ready") as show_status:
         watched = is_watched()
 
-        def watch(room: Path, ready: PreparedReplay) -> None:
+        def watch(scratch: Path, ready: PreparedReplay) -> None:
             if not watched:
                 return
-            done = minibatches_done(room / "run")
+            done = minibatches_done(scratch / "run")
             workers = sum(len(part.workers) for part in ready.servers.leaves)
             training = f"{ready.plan.config}: {done} of {ready.minibatches} minibatches"
             show_status(f"starting {workers} workers" if done is None else training)
