@@ -113,9 +113,11 @@ def batch_states(
                 source = Source(
                     numbers[place, STATE], numbers[place, STAGES] + 1, numbers[place, WORKERS], variant, cut, end
                 )
+                enough = INFINITE
                 for option in range(np.searchsorted(layers.counts, least), len(layers.counts)):
                     replicas = layers.counts[option]
-                    if replicas > room:
+                    # A stage demands one minibatch for each replica and those behind it at least.
+                    if replicas > room or (replicas + places.demand[place]) * (1 - formulas.ROUNDING) >= enough:
                         break
                     if option > 0 and not batch.counts_depths and batch.drops_spare and batch.phases == 1:
                         if _suffices(given, batch, stage, behind, layers.counts[option - 1]):
@@ -131,6 +133,7 @@ def batch_states(
                     count = _put_depths(
                         given, arrays, bounds, batches, stage, more, at, source, replicas, behind, front, count
                     )
+                    enough = min(enough, _enough(given, arrays, batch, stage, at, end, float(replicas), behind))
     return count
 
 
@@ -259,6 +262,25 @@ def _depths_to_try(
     if spare and _depths(given, arrays, batch, stage, at, end, replicas - 1)[1] <= least:
         return 1.0, 0.0
     return least, min(most, held)
+
+
+@compiled
+def _enough(
+    given: Given,
+    arrays: CutArrays,
+    batch: BatchNumbers,
+    stage: StageNumbers,
+    at: Place,
+    end: int,
+    replicas: float,
+    behind: TimesBehind,
+) -> float:
+    """The demand from which on a stage with more replicas loses to one with these, which leave the steady part as it
+    is and have room at every depth; infinite where they do not."""
+    if not (batch.counts_depths and batch.drops_spare and _suffices(given, batch, stage, behind, replicas)):
+        return INFINITE
+    most = _depths(given, arrays, batch, stage, at, end, replicas)[1]
+    return most * replicas if most <= max_depth(given, stage, replicas) else INFINITE
 
 
 @compiled
