@@ -108,6 +108,7 @@ class BatchSpaces:
                 raise KeyboardInterrupt
             known = None if found.best is None else (found.high, found.best)
             if self.later is not None and known is not None and self._fits(found):
+                self.report(low, known[0])
                 return replace(self, deadline=self.later)._least(low, known, memory=memory)
             if known is not None and (memory or not self.problem.options.memory):
                 self.report(low, known[0])
