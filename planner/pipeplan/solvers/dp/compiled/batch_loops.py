@@ -119,9 +119,9 @@ def batch_states(
                     # A stage demands one minibatch for each replica and those behind it at least.
                     if replicas > room or (replicas + places.demand[place]) * (1 - formulas.ROUNDING) >= enough:
                         break
-                    if option > 0 and not batch.counts_depths and batch.drops_spare and batch.phases == 1:
-                        if _suffices(given, batch, stage, behind, layers.counts[option - 1]):
-                            break
+                    comparable = option > 0 and not batch.counts_depths and batch.drops_spare and batch.phases == 1
+                    if comparable and _suffices(given, batch, stage, behind, layers.counts[option - 1]):
+                        break
                     at = Place(
                         _level_of(numbers, place, replicas, len(arrays.spans) - 1),
                         numbers[place, POSITION],
