@@ -16,6 +16,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import brute_force
 import numpy as np
@@ -56,7 +57,7 @@ def assert_equal(
     problem: Problem,
     threshold: float,
     limits: SearchLimits,
-    kind: type[UniformSearch] = UniformSearch,
+    kind: Callable[..., UniformSearch] = UniformSearch,
     first: InputStage | None = None,
 ) -> int:
     """Search with array code and with loops. Returns the number of states.
@@ -137,6 +138,9 @@ def compare_flush(seed: int) -> int:
         one = inner if rng.random() < 0.7 else inner.without_memory_limit()
         memory = one.options.memory
         floor_s = BatchLimit(CostTerms(one, enumerate_cuts(one, 1000)), math.inf).floor_s
+        limit_s, band = floor_s * rng.uniform(1.0, 3.0), (0.0, math.inf)
+        if seed % 2 and rng.random() < 0.5:
+            band = tuple(sorted(rng.uniform(0.0, limit_s) for _ in range(2)))
         limits = SearchLimits(
             memory=memory,
             recompute=memory and rng.random() < 0.5,
@@ -146,7 +150,7 @@ def compare_flush(seed: int) -> int:
             max_stages=rng.randint(1, 4) if counting.stages else None,
             max_workers=rng.randint(1, inner.cluster.workers) if counting.workers else None,
         )
-        states += assert_equal(one, floor_s * rng.uniform(1.0, 3.0), limits, FlushSearch)
+        states += assert_equal(one, limit_s, limits, partial(FlushSearch, steady_s=band))
     return states
 
 

@@ -10,10 +10,9 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import placed_steps, vertical_sync
 from pipeplan.solvers.dp.budget import SearchLimits, Step
-from pipeplan.solvers.dp.flush import batch_plans
+from pipeplan.solvers.dp.flush import batch_plans, steady_bands
 from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
 from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
-from pipeplan.solvers.dp.flush.uniform_flush import FlushSearch
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
 from pipeplan.solvers.dp.stage_costs import CostTerms
 from pipeplan.solvers.dp.uniform_search import UniformSearch
@@ -55,9 +54,10 @@ def find_pipeline(terms: CostTerms, limit: float, limits: SearchLimits) -> list[
     In the steady state it is any pipeline that has every resource within the limit, in seconds per minibatch. With a
     flush it is the one whose batch is the fastest, if that is within the limit, in seconds from one update to the next.
     """
-    placed = isinstance(terms, HeterogeneousTerms)
     if terms.problem.options.flushes:
-        return (HeterogeneousFlushSearch if placed else FlushSearch)(terms, limit, limits).run()  # type: ignore[arg-type]
+        if isinstance(terms, HeterogeneousTerms):
+            return HeterogeneousFlushSearch(terms, limit, limits).run()
+        return steady_bands.find_fastest_batch(terms, limit, limits)
 
     def once(assumed: CostTerms) -> list[Step] | None:
         if isinstance(assumed, HeterogeneousTerms):

@@ -178,7 +178,7 @@ class StageSizing:
                 # More replicas also have room for more minibatches, or keep fewer versions.
                 most = stage.deepest(replicated=True)[selected.target]
                 more = np.where(most[late] > 1, self._replicas_for(most[late], cover[late]), 0.0)
-                more = np.maximum(more, stage.replicas_for_versions(selected.target[late]))
+                more = np.maximum(more, stage.replicas_for_versions(selected.target[late], fewest[late], cover[late]))
             else:
                 more = self._more_replicas(most[late], cover[late])
             count[open_rows] = np.maximum(more, fewest[late] + 1)

@@ -354,20 +354,32 @@ class StageTerms:
             fixed = fixed + formulas.version_memory(self.parameters[target], versions - 1)
         return self._within_capacity(fixed, growing[target])
 
-    def replicas_for_versions(self, target: Ints) -> Floats:
-        """The fewest replicas, or fewer, with which the versions under vertical sync leave room for a minibatch.
+    def replicas_for_versions(self, target: Ints, replicas: Floats, cover: Floats) -> Floats:
+        """The fewest replicas, or fewer, that have room under vertical sync, where so many have not; 1 where no input
+        stage is assumed.
 
-        As the gcd in `schedules.vertical_versions` is at most r_1, a stage keeps (delay - 1) · r_1 / r more than one.
+        `cover` is what the depth must cover beyond one minibatch for each replica, c. As the gcd in
+        `schedules.vertical_versions` is at most r_1, a stage keeps at least ⌈a / r⌉ versions more than one, with a =
+        (delay - 1) · r_1, and it has ⌈c / r⌉ minibatches in flight more than one. Their bytes add up, and where these
+        numbers are too large already, one of the two must fall.
         """
         first = self.terms.first
         if first is None:
             return np.ones(len(target))
-        fixed, growing = self.memory(replicated=False)
+        fixed, growing = self.memory(replicated=True)
         fixed = (fixed - self.divided_bytes(self.parameters, self.terms.most_replicas))[target]
-        room = self.terms.problem.capacity * (1 + SLACK) - fixed - growing[target]
-        asked = formulas.version_memory(self.parameters[target], (first.delay - 1) * first.replicas)
+        growing, version = growing[target], formulas.version_memory(self.parameters[target], 1)
+        room = self.terms.problem.capacity * (1 + SLACK) - fixed - growing
+        older = (first.delay - 1) * first.replicas
+        behind = np.where(self.lasts[target], 0.0, cover)
+        deeper, versions = np.ceil(behind / replicas - formulas.ROUNDING), np.ceil(older / replicas)
+        surely = np.maximum(behind - formulas.ROUNDING * self.terms.most_replicas, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(room > 0, np.ceil(asked / room - formulas.ROUNDING), np.inf)
+            together = np.ceil((version * older + growing * surely) / room - formulas.ROUNDING)
+            fewer = np.where(deeper > 1, np.ceil(behind / (deeper - 1 + formulas.ROUNDING)), np.inf)
+            fewer = np.minimum(fewer, np.where(versions > 1, np.ceil(older / (versions - 1)), np.inf))
+        crowded = growing * deeper + version * versions > room
+        return np.where(room > 0, np.maximum(together, np.where(crowded, fewer, 1.0)), np.inf)
 
     @property
     def divided_ratio(self) -> float:

@@ -34,6 +34,8 @@ class BatchNumbers(NamedTuple):
     fastest: float
     most_steady_s: float
     least_steady_s: float
+    steady_from_s: float
+    steady_to_s: float
     counts_depths: bool
     drops_spare: bool
 
@@ -69,6 +71,8 @@ def batches_of(search: BatchSearch) -> Batches:
         fastest=float(search.terms.fastest),
         most_steady_s=float(batch.most_steady_s),
         least_steady_s=float(batch.least_steady_s),
+        steady_from_s=float(batch.steady_from_s),
+        steady_to_s=float(batch.steady_to_s),
         counts_depths=bool(search.counts_depths),
         drops_spare=bool(search.drops_spare),
     )

@@ -113,9 +113,14 @@ def batch_states(
                 source = Source(
                     numbers[place, STATE], numbers[place, STAGES] + 1, numbers[place, WORKERS], variant, cut, end
                 )
+                enough = INFINITE
                 for option in range(np.searchsorted(layers.counts, least), len(layers.counts)):
                     replicas = layers.counts[option]
-                    if replicas > room:
+                    # A stage demands one minibatch for each replica and those behind it at least.
+                    if replicas > room or (replicas + places.demand[place]) * (1 - formulas.ROUNDING) >= enough:
+                        break
+                    comparable = option > 0 and not batch.counts_depths and batch.drops_spare and batch.phases == 1
+                    if comparable and _suffices(given, batch, stage, behind, layers.counts[option - 1]):
                         break
                     at = Place(
                         _level_of(numbers, place, replicas, len(arrays.spans) - 1),
@@ -128,6 +133,7 @@ def batch_states(
                     count = _put_depths(
                         given, arrays, bounds, batches, stage, more, at, source, replicas, behind, front, count
                     )
+                    enough = min(enough, _enough(given, arrays, batch, stage, at, end, float(replicas), behind))
     return count
 
 
@@ -146,7 +152,7 @@ def _batch_stage(given: Given, arrays: CutArrays, layers: BatchArrays, start: in
 def _spare_s(batch: BatchNumbers, work_s: float, behind: TimesBehind) -> float:
     """`BatchLimit.spare_s`."""
     left = batch.budget_s - behind.times[behind.row, 0] - work_s - behind.times[behind.row, 1 + batch.phases]
-    return float(left * (1 + SLACK))
+    return float(min(left, batch.steady_to_s) * (1 + SLACK))
 
 
 @compiled
@@ -194,6 +200,13 @@ def _steady_s(batch: BatchNumbers, pass_s: float, replicas: float) -> float:
 
 
 @compiled
+def _suffices(given: Given, batch: BatchNumbers, stage: StageNumbers, behind: TimesBehind, replicas: float) -> bool:
+    """`FlushSearch._suffices`."""
+    steady = max(behind.times[behind.row, 1], batch.least_steady_s)
+    return bool(_steady_s(batch, stage.work_s / given.speed, replicas) <= steady)
+
+
+@compiled
 def _depth(batch: BatchNumbers, demand: float, transfer_s: float, steady_s: float, replicas: float) -> float:
     """`BatchLimit.depth`."""
     delay, away = 2 * transfer_s * (batch.minibatches - 1), 0.0
@@ -231,6 +244,7 @@ def _depths_to_try(
     at: Place,
     end: int,
     replicas: float,
+    behind: TimesBehind,
 ) -> tuple[float, float]:
     """The least and the largest depth that may matter; the first is larger where there is none."""
     held = max_depth(given, stage, replicas) if given.memory else INFINITE
@@ -242,10 +256,31 @@ def _depths_to_try(
     if least > held:
         return 1.0, 0.0
     # With one replica less at no greater depth, a stage is as quick and holds no more.
-    spare = batch.drops_spare and replicas > 1 and np.ceil(batch.minibatches / (replicas - 1)) == rounds
+    spare = batch.drops_spare and replicas > 1
+    if spare and np.ceil(batch.minibatches / (replicas - 1)) > rounds:
+        spare = _suffices(given, batch, stage, behind, replicas - 1)
     if spare and _depths(given, arrays, batch, stage, at, end, replicas - 1)[1] <= least:
         return 1.0, 0.0
     return least, min(most, held)
+
+
+@compiled
+def _enough(
+    given: Given,
+    arrays: CutArrays,
+    batch: BatchNumbers,
+    stage: StageNumbers,
+    at: Place,
+    end: int,
+    replicas: float,
+    behind: TimesBehind,
+) -> float:
+    """The demand from which on a stage with more replicas loses to one with these, which leave the steady part as it
+    is and have room at every depth; infinite where they do not."""
+    if not (batch.counts_depths and batch.drops_spare and _suffices(given, batch, stage, behind, replicas)):
+        return INFINITE
+    most = _depths(given, arrays, batch, stage, at, end, replicas)[1]
+    return most * replicas if most <= max_depth(given, stage, replicas) else INFINITE
 
 
 @compiled
@@ -268,7 +303,7 @@ def _put_depths(
     Returns the new count.
     """
     batch, layers, start, cut = batches.numbers, batches.arrays, at.end - replicas, source.start
-    least, most = _depths_to_try(given, arrays, batch, stage, at, source.end, float(replicas))
+    least, most = _depths_to_try(given, arrays, batch, stage, at, source.end, float(replicas), behind)
     bandwidth, latency, transfer = INFINITE, 0.0, 0.0
     if not stage.is_last:
         joined = joining_level(arrays.spans, at, start)
@@ -296,7 +331,7 @@ def _put_depths(
             steady = max(behind.times[behind.row, 1 + phase], steady)
             front.times[count, 1 + phase] = steady
             in_front = max(0.0, (batch.minibatches / max(start, 1) - 1) * layers.passes_s[phase, cut])
-            least_s += max(steady, in_front)
+            least_s += max(steady, in_front) if max(steady, in_front) <= batch.steady_to_s else INFINITE
         if total + layers.work_s[cut] + (least_s + exposed) <= batch.budget_s:
             front.times[count, 0], front.times[count, 1 + batch.phases] = total, exposed
             count = put_size(given, arrays, front, count, at, source, Sized(float(replicas), float(depth), demand), 0)

@@ -128,6 +128,8 @@ def _front(
             front.numbers[0, column] = 0
         front.numbers[0, front_loops.FIRST], front.demand[0] = given.workers, 0.0
         front.times[0] = 0.0
+        if batches is not None:
+            front.times[0, 1] = batches.numbers.steady_from_s
         return 1
     if not arrays.usable[cut]:
         # The fewest replicas of stages that begin at the cut behind say nothing about those of the cut before.

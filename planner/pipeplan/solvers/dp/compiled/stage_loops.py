@@ -244,14 +244,23 @@ def depth_at(
 
 
 @compiled
-def _replicas_for_versions(given: Given, stage: StageNumbers) -> float:
+def _replicas_for_versions(given: Given, stage: StageNumbers, replicas: float, cover: float) -> float:
     """`StageTerms.replicas_for_versions`."""
-    fixed = stage.alone_bytes - _divided_state(
-        stage.parameters, given.most_replicas * given.copies, given.divided_ratio
-    )
-    room = given.capacity * (1 + SLACK) - fixed - stage.growing_bytes
-    asked = _version_memory(stage.parameters, (given.first_delay - 1) * given.first_replicas, 1)
-    return float(np.ceil(asked / room - _ROUNDING)) if room > 0 else INFINITE
+    divided = _divided_state(stage.parameters, given.most_replicas * given.copies, given.divided_ratio)
+    room = given.capacity * (1 + SLACK) - (stage.replicated_bytes - divided) - stage.growing_bytes
+    if room <= 0:
+        return INFINITE
+    version, older = _version_memory(stage.parameters, 1, 1), (given.first_delay - 1) * given.first_replicas
+    behind = 0.0 if stage.is_last else cover
+    deeper, versions = np.ceil(behind / replicas - _ROUNDING), np.ceil(older / replicas)
+    surely = max(behind - _ROUNDING * given.most_replicas, 0.0)
+    together = float(np.ceil((version * older + stage.growing_bytes * surely) / room - _ROUNDING))
+    if stage.growing_bytes * deeper + version * versions <= room:
+        return together
+    fewer = np.ceil(behind / (deeper - 1 + _ROUNDING)) if deeper > 1 else INFINITE
+    if versions > 1:
+        fewer = min(fewer, np.ceil(older / (versions - 1)))
+    return float(max(together, fewer))
 
 
 @compiled
@@ -283,7 +292,7 @@ def size_stage(
             # More replicas also have room for more minibatches, or keep fewer versions.
             more = covering_replicas(stage.deepest_replicated, cover) if stage.deepest_replicated > 1 else 0.0
             if given.first_replicas > 0:
-                more = max(more, _replicas_for_versions(given, stage))
+                more = max(more, _replicas_for_versions(given, stage, count, cover))
         else:
             more = covering_replicas(most, cover) if most >= 1 else INFINITE
         count = max(more, count + 1)

@@ -54,6 +54,10 @@ class BatchLimit:
     terms: CostTerms
     limit_s: float
     """Seconds from one update to the next."""
+    steady_from_s: float = 0.0
+    """A shorter steady part counts as this one (`steady_bands`)."""
+    steady_to_s: float = math.inf
+    """The longest steady part of the batches that are looked for. Only schedules with one phase limit it."""
 
     @cached_property
     def minibatches(self) -> int:
@@ -93,7 +97,7 @@ class BatchLimit:
     @cached_property
     def most_steady_s(self) -> float:
         """The longest steady part that leaves time for the first minibatch's passes."""
-        return max(0.0, self.budget_s - float(self.work_s[-1]))
+        return min(max(0.0, self.budget_s - float(self.work_s[-1])), self.steady_to_s)
 
     @cached_property
     def slowest_pace_s(self) -> float:
@@ -105,7 +109,7 @@ class BatchLimit:
     def least_steady_s(self) -> float:
         """A lower bound on the steady part of every pipeline, and so on the pace inside its batch."""
         everywhere = self._steady_in_front(np.array([len(self.work_s) - 1]), np.array([self.terms.workers]))
-        return float(np.sum(everywhere))
+        return max(float(np.sum(everywhere)), self.steady_from_s)
 
     @cached_property
     def floor_s(self) -> float:
@@ -148,7 +152,9 @@ class BatchLimit:
 
     def start(self) -> Floats:
         """The times of the state behind which there is no stage."""
-        return np.zeros((1, self.width))
+        times = np.zeros((1, self.width))
+        times[0, 1] = self.steady_from_s
+        return times
 
     def crossing_s(self, cut: int | Ints, bandwidth: Floats | float) -> tuple[Floats, ...]:
         """For each phase, the seconds for which one minibatch keeps one link of a boundary busy."""
@@ -188,12 +194,13 @@ class BatchLimit:
         bounds = times[:, 1:].copy()
         for phase, least in enumerate(self._steady_in_front(targets, workers)):
             bounds[:, phase] = np.maximum(bounds[:, phase], least)
-        return np.asarray(times[:, 0] + self.work_s[targets] + bounds.sum(axis=1) <= self.budget_s)
+        in_time = times[:, 0] + self.work_s[targets] + bounds.sum(axis=1) <= self.budget_s
+        return np.asarray(in_time & (bounds[:, 0] <= self.steady_to_s))
 
     def spare_s(self, targets: Ints, times: Floats) -> Floats:
         """The most seconds that the steady part may take in batches that states may become."""
         left: Floats = self.budget_s - times[:, 0] - self.work_s[targets] - times[:, -1]
-        return left * (1 + SLACK)
+        return np.minimum(left, self.steady_to_s) * (1 + SLACK)
 
     def _steady_in_front(self, targets: Ints, workers: Ints) -> list[Floats]:
         """For each phase, lower bounds on the steady part of the layers inside cuts, on so many workers.

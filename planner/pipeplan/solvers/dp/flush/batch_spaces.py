@@ -45,6 +45,8 @@ class BatchSpaces:
     """Slower plans are not searched for."""
     near: bool = False
     """Whether the fastest plan is probably right below `below`, or slower."""
+    later: float | None = None
+    """The deadline in place of `deadline` once a plan that was found without the memory limit fits; None for none."""
 
     @cached_property
     def searches(self) -> dict[PlanSpace, PipelineSearches]:
@@ -68,13 +70,16 @@ class BatchSpaces:
             return self._refined(low, memory=False)
         # A plan that was found without the memory limit is only a bound, so that search gets a part of the time.
         halfway = Deadline(self.deadline).share(_SHARE).at
-        bound = replace(self, deadline=halfway, gap=max(self.gap, _BOUND_GAP))._refined(low, memory=False)
-        if bound.finished and bound.best is not None and self._is_open(bound) and self._fits(bound):
+        searched = replace(self, deadline=halfway, later=self.deadline, gap=max(self.gap, _BOUND_GAP))
+        bound = searched._refined(low, memory=False)
+        fits = bound.best is not None and self._fits(bound)
+        if fits and bound.finished and bound.best is not None and self._is_open(bound):
             bound = self._least(bound.low, (bound.high, bound.best), memory=False)
-            if not bound.finished:
-                return bound
-        if bound.interrupted or (bound.finished and (bound.best is None or self._fits(bound))):
-            return bound if bound.finished else replace(bound, high=float("inf"), best=None)
+            fits = bound.best is not None and self._fits(bound)
+        if bound.interrupted or (bound.finished and (fits or bound.best is None)):
+            return bound if fits or bound.finished else replace(bound, high=float("inf"), best=None)
+        if fits and bound.best is not None:
+            return self._least(bound.low, (bound.high, bound.best), memory=True)
         return self._refined(bound.low, memory=True)
 
     def _is_open(self, result: BisectionResult[FoundBatch]) -> bool:
@@ -102,6 +107,9 @@ class BatchSpaces:
             if found.interrupted:
                 raise KeyboardInterrupt
             known = None if found.best is None else (found.high, found.best)
+            if self.later is not None and known is not None and self._fits(found):
+                self.report(low, known[0])
+                return replace(self, deadline=self.later)._least(low, known, memory=memory)
             if known is not None and (memory or not self.problem.options.memory):
                 self.report(low, known[0])
         elif memory:

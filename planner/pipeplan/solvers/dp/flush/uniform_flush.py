@@ -11,13 +11,14 @@ only the fewest, because replicas also shorten the steady part:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
 
 from pipeplan.cost import formulas
-from pipeplan.problem.cuts import Floats, Ints
+from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SearchLimits
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.compiled.availability import BATCHES
@@ -36,8 +37,11 @@ class FlushSearch(UniformSearch):
 
     batch: BatchLimit
 
-    def __init__(self, terms: CostTerms, limit_s: float, limits: SearchLimits) -> None:
-        self.batch = BatchLimit(terms, limit_s)
+    def __init__(
+        self, terms: CostTerms, limit_s: float, limits: SearchLimits, steady_s: tuple[float, float] = (0.0, math.inf)
+    ) -> None:
+        """`steady_s` are the ends of the band of steady parts that is searched (`steady_bands`)."""
+        self.batch = BatchLimit(terms, limit_s, *steady_s)
         super().__init__(terms, 1.0, limits)
         self.need = self.batch.workers_in_front
         levels = range(self.layout.top + 1)
@@ -84,7 +88,8 @@ class FlushSearch(UniformSearch):
             candidates, replicas = self._with_replicas(stage, states, part)
             self.limits.step(len(replicas) / 4)
             if self.counts_depths:
-                candidates, replicas, depth = self._with_depths(stage, candidates, replicas)
+                assert states.times is not None
+                candidates, replicas, depth = self._with_depths(stage, candidates, replicas, states.times[:, 1])
             else:
                 depth = formulas.rounds(self.batch.minibatches, replicas) * float(self.batch.phases == 2)
                 depth = np.maximum(depth, 1.0)
@@ -99,10 +104,12 @@ class FlushSearch(UniformSearch):
         """The numbers of replicas to try: all, or without depths the fewest for every number of minibatches of one."""
         if self.limits.shape is not None:
             return np.array([self.limits.shape.replicas])
-        every = np.arange(1, self.terms.most_replicas + 1)
+        divided, count = bool(self.terms.problem.divided_ratio), self.batch.minibatches
+        # A replica without a minibatch only holds a part of divided state.
+        every = np.arange(1, (self.terms.most_replicas if divided else min(self.terms.most_replicas, count)) + 1)
         if self.limits.coarse:
-            return np.asarray(every[every & (every - 1) == 0])
-        if self.counts_depths or (self.limits.memory and self.terms.problem.divided_ratio):
+            return np.asarray(every[(every & (every - 1) == 0) | (every == count)])
+        if self.counts_depths or (self.limits.memory and divided):
             return every
         per_replica = formulas.rounds(self.batch.minibatches, every)
         return np.asarray(every[np.diff(per_replica, prepend=per_replica[:1] + 1) != 0])
@@ -131,22 +138,35 @@ class FlushSearch(UniformSearch):
         options = many[target, place]
         pair = np.repeat(np.arange(len(options)), options)
         within = np.arange(len(pair)) - np.repeat(np.cumsum(options) - options, options)
-        replicas = counts[begin[target, place][pair] + within]
+        option = begin[target, place][pair] + within
         target, place = target[pair], place[pair]
+        if self.drops_spare and self.batch.phases == 1 and not self.counts_depths:
+            fewer = np.where(option > 0, counts[option - 1], 0)
+            kept = ~self._suffices(stage, target, states.times[places.state[place], 1], fewer)
+            option, target, place = option[kept], target[kept], place[kept]
+        replicas = counts[option]
         level = (places.room[:, place] < replicas).sum(axis=0)
         candidates = CandidateStages.of(stage, states, places, self.need, (level, target, place))
         return candidates, replicas.astype(float)
 
+    def _suffices(self, stage: StageTerms, target: Ints, behind_s: Floats, fewer: Ints | Floats) -> Flags:
+        """Whether so many replicas, if any, leave the steady part as long as that of the states behind a stage."""
+        several = np.maximum(fewer, 1)
+        own = formulas.flush_steady(stage.work_s[target] / self.terms.speed, self.batch.minibatches, several)
+        return np.asarray((fewer > 0) & (own <= np.maximum(behind_s, self.batch.least_steady_s)))
+
     def _with_depths(
-        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, steady_s: Floats
     ) -> tuple[CandidateStages, Floats, Floats]:
-        """The stages with every depth that may matter, as far as it fits in memory."""
+        """The stages with every depth that may matter, as far as it fits in memory; `steady_s` are those of states."""
         least, most = self._depths(stage, candidates, replicas)
         fits = least <= stage.max_depth_of(candidates.target, replicas)
         # With one replica less at no greater depth, a stage is as quick and holds no more (but for divided state).
         fewer = np.maximum(replicas - 1, 1)
         rounds = formulas.rounds(self.batch.minibatches, replicas)
-        spare = (replicas > 1) & (formulas.rounds(self.batch.minibatches, fewer) == rounds)
+        spare = formulas.rounds(self.batch.minibatches, fewer) == rounds
+        spare |= self._suffices(stage, candidates.target, steady_s[candidates.state], fewer)
+        spare &= replicas > 1
         if self.drops_spare:
             fits &= ~(spare & (self._depths(stage, candidates, fewer)[1] <= least))
         candidates, replicas, least, most = candidates.take(fits), replicas[fits], least[fits], most[fits]
