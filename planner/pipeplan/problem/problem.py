@@ -18,6 +18,7 @@ from pipeplan.plan.schedules import (
     ACCUMULATING,
     CORRECTED,
     CORRECTIONS,
+    DOUBLE_BUFFERED,
     FLUSHING,
     INTERLEAVED,
     SCHEDULES,
@@ -327,6 +328,17 @@ class Problem:
     def work_s(self) -> float:
         """Forward and backward time of all units for one minibatch on one worker of speed 1, in seconds."""
         return sum(unit.forward_s + unit.backward_s for unit in self.units)
+
+    def speed_in_use(self, machines: Cluster, copies: int = 1) -> float:
+        """The most that the workers of one of so many copies of the pipeline can have of some machines' speed.
+
+        Under 2BW no more minibatches are in flight than a copy has of an update, and every worker in use has one.
+        """
+        options = self.options
+        if options.inference or options.schedule != DOUBLE_BUFFERED or options.accumulate is None:
+            return machines.total_speed
+        fastest = max(device.speed for device in machines.distinct_devices)
+        return min(machines.total_speed, options.accumulate // copies * fastest)
 
     @cached_property
     def parameter_bytes(self) -> float:

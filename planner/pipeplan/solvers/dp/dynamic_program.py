@@ -181,7 +181,7 @@ def _search_grids(
 def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> Iterator[BisectionResult[FoundPipeline]]:
     """Results for the shapes of a uniform grid in the order of their bounds, until a bound is no longer `below()`."""
     grids, per_update = UniformGrids(searches.unlimited), minibatches_of(searches.problem)
-    shapes_of = enumerate(grid_shapes(searches.problem))
+    shapes_of = enumerate(filter(searches.unlimited.has_minibatches_for, grid_shapes(searches.problem)))
     waiting = [(grids.floor(shape), number, shape, _bounds(searches, grids, shape)) for number, shape in shapes_of]
     heapq.heapify(waiting)
     interrupted = False

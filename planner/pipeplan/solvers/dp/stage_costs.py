@@ -14,6 +14,7 @@ from pipeplan.cost.stage_times import exchange_times
 from pipeplan.plan import schedules
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING, TRAITS
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
+from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
 from pipeplan.problem.shared_weights import SharedInCuts
 from pipeplan.solvers.dp.budget import SLACK
@@ -115,10 +116,32 @@ class CostTerms:
 
     @cached_property
     def floor(self) -> float:
-        """Lower bound on the pace: all work on all workers, and the costliest unit on as many as it may have."""
+        """Lower bound on the pace: all work on all workers in use, and the costliest unit on as many as it may have."""
         units = self.problem.units
         most = max(unit.forward_s + unit.backward_s for unit in units) / min(self.workers, self.most_replicas)
-        return max(self.problem.work_s / self.workers, most) / self.speed
+        return max(self._least_pace_s, most / self.speed)
+
+    @property
+    def _least_pace_s(self) -> float:
+        """All work on all workers in use, in seconds per minibatch."""
+        return self.problem.work_s / self.problem.speed_in_use(self.problem.cluster, self.problem.copies)
+
+    def has_minibatches_for(self, shape: GridShape) -> bool:
+        """Whether a uniform grid has no more minibatches in flight than an update has, where that matters.
+
+        At its paces, every stage but the last has two more than the next one for each replica, or one more where
+        messages take no time.
+        """
+        if self.accumulate is None:
+            return True
+        between = self.least_transfer_s[1:-1].min(initial=np.inf)
+        more = 2 if 2 * between > self.most * self.accumulate * formulas.ROUNDING else 1
+        return shape.replicas * (1 + more * (shape.stages - 1)) <= self.accumulate
+
+    @cached_property
+    def least_transfer_s(self) -> Floats:
+        """The shortest one-way time of a minibatch over any level, by cut."""
+        return np.asarray(self.transfer_s[:, 1:].min(axis=1))
 
     def workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         """The least workers that stages in front of cuts (rows) need for their memory, given the demands (columns).
