@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipeplan.cost import formulas
 from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp import vertical_sync
@@ -61,20 +62,40 @@ class _Charging(HeterogeneousSearch):
         targets = self._leading(cut)
         if not len(states) or not len(targets):
             return
+        begins = self.terms.runs.begins
+        # No state has more placements in front of it than there are in all up to its first worker.
+        most = np.cumsum(begins[states.first + 1] - begins[self.lowest[cut]])
+        edges = [0, *(np.flatnonzero(np.diff(most // _AT_ONCE)) + 1).tolist(), len(states)]
+        variants = (False, True) if self.limits.recompute else (False,)
+        stages = [self.terms.stage(cut, targets, recompute=one) for one in variants]
+        for begin, stop in itertools.pairwise(edges):
+            yield from self._extend_some(cut, stages, states.take(slice(begin, stop)), rows[begin:stop])
+
+    def _extend_some(
+        self, cut: int, stages: list[StageTerms], states: SearchStates, rows: Ints
+    ) -> Iterator[tuple[Ints, SearchStates]]:
+        """Every state that some stages in front of some states lead to."""
         which, runs = self._pairs(cut, states)
         transfer, allowed = self._boundary_times(cut, states, which, runs)
         which, runs, transfer = which[allowed], runs[allowed], transfer[allowed]
-        behind = self.shared.resources.behind(cut, states, which, runs)
-        allowed = behind.peak <= self.shared.within
-        which, runs, transfer, busy = which[allowed], runs[allowed], transfer[allowed], behind.busy[:, allowed]
         if not len(runs):
             return
         kinds, kind = self._kinds(runs, states.demand[which], transfer)
-        for recompute in (False, True) if self.limits.recompute else (False,):
-            stage = self.terms.stage(cut, targets, recompute=recompute)
+        useful = self._useful(stages, kinds)[kind]
+        which, runs, kind = which[useful], runs[useful], kind[useful]
+        behind = self.shared.resources.behind(cut, states, which, runs)
+        allowed = behind.peak <= self.shared.within
+        which, runs, kind, busy = which[allowed], runs[allowed], kind[allowed], behind.busy[:, allowed]
+        if not len(runs):
+            return
+        for stage in stages:
             for target, pair, depth, demand in self._stages(stage, kinds, kind):
                 chosen = which[pair], runs[pair], depth, demand
                 yield from self._charged(stage, states, rows, target, busy[:, pair], *chosen)
+
+    def _useful(self, stages: list[StageTerms], kinds: tuple[Floats, Ints, Floats]) -> Flags:
+        """Whether any of some stages may be fast and small enough, for every kind of pair."""
+        return np.ones(len(kinds[1]), dtype=bool)
 
     def _stages(
         self, stage: StageTerms, kinds: tuple[Floats, Ints, Floats], kind: Ints
@@ -267,11 +288,14 @@ class ChargedSearch(_Charging):
         super().__init__(terms, threshold, limits)
         self.shared = shared
 
+    def _useful(self, stages: list[StageTerms], kinds: tuple[Floats, Ints, Floats]) -> Flags:
+        return np.asarray(np.logical_or.reduce([self._windows(stage, *kinds)[2] > 0 for stage in stages]))
+
     def _stages(
         self, stage: StageTerms, kinds: tuple[Floats, Ints, Floats], kind: Ints
     ) -> Iterator[tuple[Ints, Ints, Floats, Floats]]:
         behind, runs, transfer = kinds
-        order, begins, counts = self._windows(stage, runs)
+        order, begins, counts = self._windows(stage, *kinds)
         pairs = _Groups.of(kind, len(runs))
         chunks = np.flatnonzero(np.diff(np.cumsum(counts) // _AT_ONCE, prepend=-1, append=-1)).tolist()
         for begin, stop in itertools.pairwise(chunks):
@@ -286,16 +310,25 @@ class ChargedSearch(_Charging):
             element, pair = element[sort], pair[sort]
             yield row[element], pair, depth[element], demand[element]
 
-    def _windows(self, stage: StageTerms, runs: Ints) -> tuple[Ints, Ints, Ints]:
+    def _windows(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Ints, Ints, Ints]:
         """The cuts at which a stage on each placement may begin: an order of all, and begins and lengths in it.
 
-        A stage has no more work than its replicas can do, and enough workers in front of it.
+        A stage has no more work than its replicas can do, memory for what it covers without waits for all-reduces, and
+        enough workers in front of it.
         """
         table, work_s = self.terms.runs, self.terms.cuts.work_s
         order = np.argsort(work_s[stage.targets], kind="stable")
         sizes, lowest = work_s[stage.targets][order], np.maximum.accumulate(self.lowest[stage.targets][order])
         most = table.replicas[runs] * table.speed[runs] * self.within * (1 + SLACK)
         begins = np.searchsorted(sizes, work_s[stage.cut] * (1 - SLACK) - most)
+        if self.limits.memory and self.terms.training and self.terms.problem.cluster.uniform:
+            depth = np.ones(len(runs))
+            if not stage.is_last:
+                depth = formulas.in_flight_depth(behind, 0.0, transfer, self.threshold, table.replicas[runs])
+            for several in (False, True):
+                deepest = np.maximum.accumulate(stage.deepest(replicated=several)[order])
+                within = np.searchsorted(deepest, depth)
+                begins = np.where((table.replicas[runs] > 1) == several, np.maximum(begins, within), begins)
         ends = np.searchsorted(lowest, table.first[runs], side="right")
         return order, begins, np.maximum(ends - begins, 0)
 

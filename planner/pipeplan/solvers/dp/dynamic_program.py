@@ -22,7 +22,7 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region, charges
+from pipeplan.solvers.dp.charged_pipelines import ChargedPipelines, Region, charges, most_workers
 from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_alone_s, least_pace_s
 from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
@@ -46,6 +46,8 @@ class _BestSoFar:
     """The spaces of plans, each with its own bound."""
     report: Callable[[float, float], None] = lambda bound, best: None
     """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
+    memory_binds: bool = False
+    """Whether the best plan would be faster without the memory limit."""
     useful_s: float = float("inf")
     """Plans with at least this pace are of no use."""
     near: bool = False
@@ -78,7 +80,9 @@ class _BestSoFar:
         """Leave a space out for which there is no time, given a bound on its paces."""
         self.finished, self.bound = False, min(self.bound, bound_s)
 
-    def add(self, problem: Problem, space: PlanSpace, result: BisectionResult[FoundPipeline]) -> None:
+    def add(
+        self, problem: Problem, space: PlanSpace, result: BisectionResult[FoundPipeline], memory_binds: bool = False
+    ) -> None:
         """Take in the result of one more search."""
         if result.low < float("inf"):
             self.regions.append(Region(space, None, space.pace(problem, result.low)))
@@ -89,6 +93,7 @@ class _BestSoFar:
             return
         if self.best is None or space.pace(problem, result.high) < self.best[0] * (1 - PRECISION):
             self.best = space.pace(problem, result.high), space, result.best
+            self.memory_binds = memory_binds
 
 
 _VERTICAL_SHARE = 0.75
@@ -135,7 +140,7 @@ def _search_spaces(
         elif known is not None:
             one.above = known.low
         try:
-            so_far.add(problem, space, one.best())
+            so_far.add(problem, space, one.best(), one.memory_binds)
         except KeyboardInterrupt:
             so_far.stop(low)
         if one.found_without_memory is not None:
@@ -359,10 +364,10 @@ def _charged(
     assert so_far.best is not None
     pace, space, pipeline = so_far.best
     if not charges(problem):
-        note = f"what workers share is charged exactly on at most {MOST_WORKERS} workers"
+        note = f"what workers share is charged exactly on at most {most_workers(problem)} workers"
         return replace(_alone(problem, cuts, so_far), note=note)
     bound = max(so_far.bound, above_s, contention.least_pace_of_shared_cores_s(problem))
-    searches = ChargedPipelines(problem, cuts, deadline, gap, effort, useful_s, so_far.report, near)
+    searches = ChargedPipelines(problem, cuts, deadline, gap, effort, useful_s, so_far.report, near, so_far.memory_binds)
     known = searches.charge(Region(space, None, bound), pipeline, pace)
     interval = BisectionResult(bound, known.pace_s, known, so_far.finished, so_far.interrupted, gap)
     if so_far.finished and not interval.closed:

@@ -123,7 +123,7 @@ class HeterogeneousSearch(UniformSearch):
         self.lowest = np.maximum(np.searchsorted(terms.speed_before, speed), 1).astype(np.intp)
         self.need = np.maximum(np.ceil(speed / terms.fastest), 1).astype(np.intp)
         self.lowest[0] = self.need[0] = 0
-        self.most_demand = self._most_demand()
+        self.most_demand, self.bounds = self._most_demand(), None
 
     def _undominated(self, cut: int, waiting: SearchStates) -> SearchStates:
         """The states that no other dominates; of equal states the first in a fixed order."""
