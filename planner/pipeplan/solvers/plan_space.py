@@ -65,9 +65,9 @@ class PlanSpace:
         return (pace_s - reduce_s) / (1.0 - overlap) * self.copies
 
     def floor(self, problem: Problem) -> float:
-        """Lower bound on the pace in this space: all work on all workers in use, and the synchronisation of copies."""
+        """Lower bound on the pace in this space: all work on all of its workers, and the synchronisation of copies."""
         options, machines = problem.options, problem.cluster.inner(self.level, self.first)
-        inner_s = problem.work_s / problem.speed_in_use(machines, self.copies)
+        inner_s = problem.work_s / machines.total_speed
         if options.flushes and options.accumulate is not None:
             # Each worker has at least its share of the minibatches, and the first one passes through all stages.
             alone_s = problem.work_s / max(device.speed for device in machines.distinct_devices)

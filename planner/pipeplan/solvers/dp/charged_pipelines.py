@@ -23,9 +23,9 @@ from pipeplan.solvers.dp.shared_resources import SharedResources
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace
 
-MOST_WORKERS, MOST_FOR_BATCHES = 512, 256
-"""The most workers for which all candidate placements are searched with everything charged, in the steady state and for
-batches of schedules with a flush."""
+MOST_WORKERS, MOST_PLACEMENTS = 1024, 256**2
+"""The most workers, and the most of them times the replicas that a stage may have, for which all candidate placements
+are searched with everything charged."""
 
 # Up to this number of cuts times workers, the plan with the fewest stages and workers among the best is returned.
 _SMALL_SEARCH = 20_000
@@ -35,12 +35,9 @@ _FIRST_STEP = 5e-3
 
 def charges(problem: Problem) -> bool:
     """Whether plans of a problem can be searched for with everything charged."""
-    return problem.options.contention and problem.cluster.workers <= most_workers(problem)
-
-
-def most_workers(problem: Problem) -> int:
-    """The most workers for which plans of a problem are searched with everything charged."""
-    return MOST_FOR_BATCHES if problem.options.flushes else MOST_WORKERS
+    workers = problem.cluster.workers
+    few = workers <= MOST_WORKERS and workers * problem.most_replicas <= MOST_PLACEMENTS
+    return problem.options.contention and few
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.charged_pipelines import ChargedPipelines, Region, charges, most_workers
+from pipeplan.solvers.dp.charged_pipelines import MOST_PLACEMENTS, ChargedPipelines, Region, charges
 from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_alone_s, least_pace_s
 from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
@@ -364,10 +364,12 @@ def _charged(
     assert so_far.best is not None
     pace, space, pipeline = so_far.best
     if not charges(problem):
-        note = f"what workers share is charged exactly on at most {most_workers(problem)} workers"
+        note = f"what workers share is charged exactly where a stage has at most {MOST_PLACEMENTS:,} places"
         return replace(_alone(problem, cuts, so_far), note=note)
     bound = max(so_far.bound, above_s, contention.least_pace_of_shared_cores_s(problem))
-    searches = ChargedPipelines(problem, cuts, deadline, gap, effort, useful_s, so_far.report, near, so_far.memory_binds)
+    searches = ChargedPipelines(
+        problem, cuts, deadline, gap, effort, useful_s, so_far.report, near, so_far.memory_binds
+    )
     known = searches.charge(Region(space, None, bound), pipeline, pace)
     interval = BisectionResult(bound, known.pace_s, known, so_far.finished, so_far.interrupted, gap)
     if so_far.finished and not interval.closed:

@@ -84,7 +84,7 @@ class HeterogeneousTerms(CostTerms):
         """Lower bound on the pace: all work on all workers in use, the costliest unit on as many of the fastest."""
         most = max(unit.forward_s + unit.backward_s for unit in self.problem.units)
         alone = most / (max(1, self.most_replicas) * self.fastest)
-        return max(self._least_pace_s, alone)
+        return max(self.problem.work_s / self.problem.speed_in_use, alone)
 
     @cached_property
     def least_transfer_s(self) -> Floats:

@@ -12,7 +12,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.stage_times import exchange_times
 from pipeplan.plan import schedules
-from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING, TRAITS
+from pipeplan.plan.schedules import STASHING, TRAITS
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
@@ -93,11 +93,7 @@ class CostTerms:
     @property
     def accumulate(self) -> int | None:
         """Minibatches per synchronisation in one copy; None if a stage synchronises once for its replicas' group."""
-        if self.schedule != DOUBLE_BUFFERED or not self.training:
-            return None
-        accumulate = self.problem.options.accumulate
-        assert accumulate is not None
-        return accumulate // self.problem.copies
+        return self.problem.minibatches_in_flight
 
     @property
     def constant_versions(self) -> int:
@@ -119,12 +115,7 @@ class CostTerms:
         """Lower bound on the pace: all work on all workers in use, and the costliest unit on as many as it may have."""
         units = self.problem.units
         most = max(unit.forward_s + unit.backward_s for unit in units) / min(self.workers, self.most_replicas)
-        return max(self._least_pace_s, most / self.speed)
-
-    @property
-    def _least_pace_s(self) -> float:
-        """All work on all workers in use, in seconds per minibatch."""
-        return self.problem.work_s / self.problem.speed_in_use(self.problem.cluster, self.problem.copies)
+        return max(self.problem.work_s / self.problem.speed_in_use, most / self.speed)
 
     def has_minibatches_for(self, shape: GridShape) -> bool:
         """Whether a uniform grid has no more minibatches in flight than an update has, where that matters.
@@ -213,9 +204,7 @@ class CostTerms:
     @cached_property
     def most_replicas(self) -> int:
         """The most replicas of any stage."""
-        options = self.problem.options
-        caps = [options.max_replicas, self.accumulate, options.max_workers]
-        return min([self.workers, *(cap for cap in caps if cap is not None)])
+        return self.problem.most_replicas
 
     @cached_property
     def pinned(self) -> tuple[tuple[int, int], ...]:

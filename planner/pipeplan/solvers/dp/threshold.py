@@ -93,8 +93,8 @@ def least_threshold(
     earlier result, and `gap` the relative distance that is close enough. With `near` that result is probably the least,
     so the first search is right below it. The search may stop where no limit below `useful` is left. With
     `finds_least`, whatever is found is the least that there is. A deadline or Ctrl-C ends the search with the interval
-    so far. `report` is called with both ends of the interval as it narrows. The first search is a relative `first_step` above
-    `low`, but with `finds_least`.
+    so far. `report` is called with both ends of the interval as it narrows. The first search is a relative `first_step`
+    above `low`, unless it is for the least.
     """
     interval = BisectionResult[Found](low, gap=gap, useful=useful)
     if finds_least:
