@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from pipeplan.cost import contention, depths
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, VERTICAL, VIRTUAL
@@ -26,6 +27,7 @@ from pipeplan.solvers.dp.charged_pipelines import MOST_PLACEMENTS, ChargedPipeli
 from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_alone_s, least_pace_s
 from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
+from pipeplan.solvers.dp.passed_components import PassedLevel, passed_levels, without_straddling
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.known_answers import KNOWN, question_of
@@ -363,9 +365,15 @@ def _charged(
     """
     assert so_far.best is not None
     pace, space, pipeline = so_far.best
+    levels, alone_bound_s = passed_levels(problem, cuts), so_far.bound if cuts.complete else None
+    if so_far.finished and so_far.regions:
+        least_s = PassedLevel.highest_bound_s(levels)
+        raised = [replace(one, low_s=max(one.low_s, least_s * (one.space.copies == 1))) for one in so_far.regions]
+        so_far.regions, so_far.bound = raised, max(so_far.bound, min(one.low_s for one in raised))
     if not charges(problem):
         note = f"what workers share is charged exactly where a stage has at most {MOST_PLACEMENTS:,} places"
-        return replace(_alone(problem, cuts, so_far), note=note)
+        result = replace(_charged_afterwards(problem, cuts, so_far, deadline, gap, effort, levels), charged=True)
+        return replace(result, alone_bound_s=alone_bound_s, note="" if result.status == Status.OPTIMAL else note)
     bound = max(so_far.bound, above_s, contention.least_pace_of_shared_cores_s(problem))
     searches = ChargedPipelines(
         problem, cuts, deadline, gap, effort, useful_s, so_far.report, near, so_far.memory_binds
@@ -384,8 +392,37 @@ def _charged(
     best = interval.best
     plan = _plan(problem, best.region.space, best.pipeline.stages(), best.pace_s)
     ends = BisectionResult(interval.low, interval.high, plan, interval.finished, interval.interrupted)
-    alone_bound_s = so_far.bound if cuts.complete else None
     return replace(_result(problem, cuts, ends), charged=True, alone_bound_s=alone_bound_s)
+
+
+def _charged_afterwards(
+    problem: Problem,
+    cuts: Cuts,
+    so_far: _BestSoFar,
+    deadline: float | None,
+    gap: float,
+    effort: SearchEffort,
+    levels: list[PassedLevel],
+) -> Result:
+    """The best of a few plans with everything charged: the best one without, and those without stages that straddle."""
+    assert so_far.best is not None
+    pace_s, space, pipeline = so_far.best
+    plans = [_plan(problem, space, pipeline.stages(), pace_s)]
+    finished, interrupted = so_far.finished, so_far.interrupted
+    for one in levels if plan_spaces(problem)[0].copies == 1 and not problem.options.grid else []:
+        if interrupted or one.bound_s <= pace_s:
+            continue
+        inner = PipelineSearches(without_straddling(problem, one.level), cuts, deadline, gap, above=one.crossing_s)
+        inner.effort = effort
+        found = inner.best()
+        interrupted = interrupted or found.interrupted
+        if found.best is not None:
+            plans.append(_plan(problem, plan_spaces(problem)[0], found.best.stages(), max(found.high, one.crossing_s)))
+    scores = [evaluate(plan, problem) for plan in plans]
+    fitting = [index for index, score in enumerate(scores) if score.fits or not problem.options.memory]
+    best = min(fitting or [0], key=lambda index: scores[index].pace_s)
+    bound_s = min(so_far.bound, scores[best].pace_s)
+    return _result(problem, cuts, BisectionResult(bound_s, scores[best].pace_s, plans[best], finished, interrupted))
 
 
 def _shape_floors(problem: Problem, cuts: Cuts) -> Iterator[tuple[GridShape, float]]:
