@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from pipeplan.cost import contention, depths
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, VERTICAL, VIRTUAL
@@ -27,10 +26,10 @@ from pipeplan.solvers.dp.charged_pipelines import MOST_PLACEMENTS, ChargedPipeli
 from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_alone_s, least_pace_s
 from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
-from pipeplan.solvers.dp.passed_components import PassedLevel, passed_levels, without_straddling
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.known_answers import KNOWN, question_of
+from pipeplan.solvers.passed_components import PassedLevel, passed_levels, without_straddling
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
@@ -272,7 +271,7 @@ def solve(
     told(least_pace_s(problem), float("inf"))
 
     def search(limit_s: float, near: bool, above_s: float = 0.0) -> Result:
-        return _searched(problem, cuts, deadline, gap, told, effort, limit_s, above_s, near=near)
+        return _searched(problem, cuts, deadline, gap, told, effort, limit_s, above_s, near=near, price=price)
 
     known, first = KNOWN.get(), None
     if known is None:
@@ -310,6 +309,7 @@ def _searched(
     above_s: float,
     *,
     near: bool,
+    price: Callable[[Plan], float] | None,
 ) -> Result:
     """The results of the searches, first with every shared resource to itself, and then with everything charged.
 
@@ -327,7 +327,7 @@ def _searched(
     search(problem, cuts, deadline, _ANY_GAP if hurries else gap, effort, so_far)
     so_far.report = told
     if problem.options.contention and so_far.best is not None:
-        return _charged(problem, cuts, so_far, deadline, gap, effort, useful_s, above_s, near=hurries)
+        return _charged(problem, cuts, so_far, deadline, gap, effort, useful_s, above_s, near=hurries, price=price)
     return _alone(problem, cuts, so_far)
 
 
@@ -357,6 +357,7 @@ def _charged(
     above_s: float,
     *,
     near: bool,
+    price: Callable[[Plan], float] | None,
 ) -> Result:
     """The result with everything charged: the search goes on from the bounds without shared resources.
 
@@ -365,15 +366,18 @@ def _charged(
     """
     assert so_far.best is not None
     pace, space, pipeline = so_far.best
+    note = f"what workers share is charged exactly where a stage has at most {MOST_PLACEMENTS:,} places"
+    if price is None and not charges(problem):
+        return replace(_alone(problem, cuts, so_far), note=note)
     levels, alone_bound_s = passed_levels(problem, cuts), so_far.bound if cuts.complete else None
     if so_far.finished and so_far.regions:
         least_s = PassedLevel.highest_bound_s(levels)
         raised = [replace(one, low_s=max(one.low_s, least_s * (one.space.copies == 1))) for one in so_far.regions]
         so_far.regions, so_far.bound = raised, max(so_far.bound, min(one.low_s for one in raised))
-    if not charges(problem):
-        note = f"what workers share is charged exactly where a stage has at most {MOST_PLACEMENTS:,} places"
-        result = replace(_charged_afterwards(problem, cuts, so_far, deadline, gap, effort, levels), charged=True)
-        return replace(result, alone_bound_s=alone_bound_s, note="" if result.status == Status.OPTIMAL else note)
+    if price is not None and not charges(problem):
+        result = _charged_afterwards(problem, cuts, so_far, deadline, gap, effort, levels, price)
+        note = "" if result.status == Status.OPTIMAL else note
+        return replace(result, charged=True, alone_bound_s=alone_bound_s, note=note)
     bound = max(so_far.bound, above_s, contention.least_pace_of_shared_cores_s(problem))
     searches = ChargedPipelines(
         problem, cuts, deadline, gap, effort, useful_s, so_far.report, near, so_far.memory_binds
@@ -403,6 +407,7 @@ def _charged_afterwards(
     gap: float,
     effort: SearchEffort,
     levels: list[PassedLevel],
+    price: Callable[[Plan], float],
 ) -> Result:
     """The best of a few plans with everything charged: the best one without, and those without stages that straddle."""
     assert so_far.best is not None
@@ -418,11 +423,10 @@ def _charged_afterwards(
         interrupted = interrupted or found.interrupted
         if found.best is not None:
             plans.append(_plan(problem, plan_spaces(problem)[0], found.best.stages(), max(found.high, one.crossing_s)))
-    scores = [evaluate(plan, problem) for plan in plans]
-    fitting = [index for index, score in enumerate(scores) if score.fits or not problem.options.memory]
-    best = min(fitting or [0], key=lambda index: scores[index].pace_s)
-    bound_s = min(so_far.bound, scores[best].pace_s)
-    return _result(problem, cuts, BisectionResult(bound_s, scores[best].pace_s, plans[best], finished, interrupted))
+    paces = [price(plan) for plan in plans]
+    best_s = min(paces)
+    best = plans[paces.index(best_s)]
+    return _result(problem, cuts, BisectionResult(min(so_far.bound, best_s), best_s, best, finished, interrupted))
 
 
 def _shape_floors(problem: Problem, cuts: Cuts) -> Iterator[tuple[GridShape, float]]:

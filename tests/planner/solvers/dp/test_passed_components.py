@@ -14,7 +14,7 @@ from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp import charged_pipelines, dynamic_program
-from pipeplan.solvers.dp.passed_components import PassedLevel, passed_levels
+from pipeplan.solvers.passed_components import PassedLevel, passed_levels
 from pipeplan.solvers.result import Status
 
 CLUSTERS = (2, 5), (2, 6), (2, 7), (2, 2, 3), (2, 3, 2)
@@ -75,7 +75,8 @@ def test_no_pipeline_is_faster_than_the_bound(monkeypatch: pytest.MonkeyPatch) -
 def test_on_many_workers_it_proves_plans_whose_stages_straddle_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charged_pipelines, "MOST_PLACEMENTS", 0)
     problem = _even()
-    best = dynamic_program.solve(problem, enumerate_cuts(problem, 1000))
+    cuts = enumerate_cuts(problem, 1000)
+    best = dynamic_program.solve(problem, cuts, price=lambda plan: evaluate(plan, problem).pace_s)
     assert best.status == Status.OPTIMAL
     assert best.objective_s == pytest.approx(2.0)
     assert best.alone_bound_s == pytest.approx(1.0)
