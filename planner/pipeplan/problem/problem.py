@@ -9,7 +9,7 @@ from functools import cached_property
 
 from pipeplan.cluster_data.cluster import SHARDED_RINGS, Cluster
 from pipeplan.errors import InputError
-from pipeplan.plan.schedules import VIRTUAL, copied_share
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, VIRTUAL, copied_share
 from pipeplan.problem.options import Options
 from pipeplan.problem.shared_weights import SharedWeight
 from pipeplan.problem.units import Flow, FlowArrays, Unit, units_and_flows
@@ -140,6 +140,28 @@ class Problem:
     def work_s(self) -> float:
         """Forward and backward time of all units for one minibatch on one worker of speed 1, in seconds."""
         return sum(unit.forward_s + unit.backward_s for unit in self.units)
+
+    @property
+    def minibatches_in_flight(self) -> int | None:
+        """The most minibatches that one copy of the pipeline may have in flight: under 2BW those of its update."""
+        options = self.options
+        if options.inference or options.schedule != DOUBLE_BUFFERED or options.accumulate is None:
+            return None
+        return options.accumulate // self.copies
+
+    @property
+    def most_replicas(self) -> int:
+        """The most replicas of a stage in one copy of the pipeline."""
+        caps = self.options.max_replicas, self.minibatches_in_flight, self.options.max_workers
+        return min([self.cluster.workers, *(cap for cap in caps if cap is not None)])
+
+    @property
+    def speed_in_use(self) -> float:
+        """The most speed that the workers of one copy can have together: each in use has a minibatch in flight."""
+        total, most = self.cluster.total_speed, self.minibatches_in_flight
+        if most is None:
+            return total
+        return min(total, most * max(device.speed for device in self.cluster.distinct_devices))
 
     @cached_property
     def parameter_bytes(self) -> float:

@@ -19,7 +19,6 @@ from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, limits_of
-from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS
 from pipeplan.solvers.dp.charged_search import ChargedFlushSearch, ChargedSearch, SharedLimit
 from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
 from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
@@ -39,6 +38,8 @@ MOST_CUTS = 2000
 MOST_CELLS = 40_000
 """Limit on the number of cuts times workers."""
 MOST_STATES = 20_000
+MOST_WORKERS = 256
+"""The most workers for a certificate with everything charged."""
 NO_TIME = "there was no time left to make a certificate; give more with --time-limit"
 PATIENCE_S = 20.0
 """Seconds that making a certificate may take."""

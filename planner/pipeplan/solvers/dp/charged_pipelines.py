@@ -23,16 +23,21 @@ from pipeplan.solvers.dp.shared_resources import SharedResources
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace
 
-MOST_WORKERS = 256
-"""The most workers for which all candidate placements are searched with everything charged."""
+MOST_WORKERS, MOST_PLACEMENTS = 1024, 256**2
+"""The most workers, and the most of them times the replicas that a stage may have, for which all candidate placements
+are searched with everything charged."""
 
 # Up to this number of cuts times workers, the plan with the fewest stages and workers among the best is returned.
 _SMALL_SEARCH = 20_000
+# Above, a search takes seconds, and the first one is so far above the bound that it often finds a plan.
+_FIRST_STEP = 5e-3
 
 
 def charges(problem: Problem) -> bool:
     """Whether plans of a problem can be searched for with everything charged."""
-    return problem.options.contention and problem.cluster.workers <= MOST_WORKERS
+    workers = problem.cluster.workers
+    few = workers <= MOST_WORKERS and workers * problem.most_replicas <= MOST_PLACEMENTS
+    return problem.options.contention and few
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class ChargedPipelines:
     """Is called with the bound and the pace of the best plan, in seconds per minibatch, as they change."""
     near: bool = False
     """Whether the known pipeline is probably the fastest."""
+    memory_binds: bool = False
+    """Whether the memory limit makes the fastest pipeline slower where nothing is shared."""
     _known: dict[tuple[PlanSpace, bool], SharedResources] = field(default_factory=dict)
 
     def charge(self, region: Region, pipeline: FoundPipeline, pace_s: float) -> ChargedPipeline:
@@ -83,6 +90,9 @@ class ChargedPipelines:
         low = min([known.pace_s, *(region.low_s for region in regions)])
         if low >= min(self.useful_s, known.pace_s):
             return BisectionResult(low, known.pace_s, known)
+        if self.memory_binds:
+            # What is found without the limit would not fit.
+            return self._bisect(regions, known, memory=True)
         result = self._bisect(regions, known, memory=False)
         assert result.best is not None
         if not self.problem.options.memory or self._fits(result.best):
@@ -142,6 +152,7 @@ class ChargedPipelines:
             gap=self.gap,
             useful=self.useful_s,
             report=lambda least, best: self.report(least, best if counts else known.pace_s),
+            first_step=threshold.PRECISION if self._is_small or self.problem.options.flushes else _FIRST_STEP,
         )
         if result.finished and result.best is not None:
             result.best = self._smallest(result.best, memory=memory)
@@ -172,12 +183,16 @@ class ChargedPipelines:
         limits = searches.limits(memory=memory)
         return [replace(limits, exact_stages=count) for count in searches.stage_counts(terms, limits)]
 
+    @property
+    def _is_small(self) -> bool:
+        return len(self.cuts.ideals) * self.problem.cluster.workers <= _SMALL_SEARCH
+
     def _smallest(self, best: ChargedPipeline, *, memory: bool) -> ChargedPipeline:
         """The pipeline with the fewest stages, and then workers, among the equally fast ones of the best one's region.
 
         The best one itself is returned where finding another would take long.
         """
-        if len(self.cuts.ideals) * self.problem.cluster.workers > _SMALL_SEARCH or self.problem.options.grid:
+        if not self._is_small or self.problem.options.grid:
             return best
         exact = self.problem.options.stages is not None or bool(self.problem.options.pins)
         counting = StateCounts(stages=True, exact_stages=exact, workers=True)

@@ -12,11 +12,13 @@ straddles servers: it would then have more replicas on the card of the one and f
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipeplan.cost import formulas
 from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp import vertical_sync
@@ -60,24 +62,52 @@ class _Charging(HeterogeneousSearch):
         targets = self._leading(cut)
         if not len(states) or not len(targets):
             return
-        which, runs = self._pairs(states)
+        begins = self.terms.runs.begins
+        # No state has more placements in front of it than there are in all up to its first worker.
+        most = np.cumsum(begins[states.first + 1] - begins[self.lowest[cut]])
+        edges = [0, *(np.flatnonzero(np.diff(most // _AT_ONCE)) + 1).tolist(), len(states)]
+        variants = (False, True) if self.limits.recompute else (False,)
+        stages = [self.terms.stage(cut, targets, recompute=one) for one in variants]
+        for begin, stop in itertools.pairwise(edges):
+            yield from self._extend_some(cut, stages, states.take(slice(begin, stop)), rows[begin:stop])
+
+    def _extend_some(
+        self, cut: int, stages: list[StageTerms], states: SearchStates, rows: Ints
+    ) -> Iterator[tuple[Ints, SearchStates]]:
+        """Every state that some stages in front of some states lead to."""
+        which, runs = self._pairs(cut, states)
         transfer, allowed = self._boundary_times(cut, states, which, runs)
         which, runs, transfer = which[allowed], runs[allowed], transfer[allowed]
-        behind = self.shared.resources.behind(cut, states, which, runs)
-        allowed = behind.peak <= self.shared.within
-        which, runs, transfer, busy = which[allowed], runs[allowed], transfer[allowed], behind.busy[:, allowed]
         if not len(runs):
             return
         kinds, kind = self._kinds(runs, states.demand[which], transfer)
-        size = max(1, _AT_ONCE // len(runs))
-        for begin in range(0, len(targets), size):
-            self.limits.step(len(runs) * min(size, len(targets) - begin) / 8)
-            for recompute in (False, True) if self.limits.recompute else (False,):
-                stage = self.terms.stage(cut, targets[begin : begin + size], recompute=recompute)
-                for depth, demand in self._sizes(stage, *kinds):
-                    target, pair = np.nonzero(np.isfinite(demand)[:, kind])
-                    chosen = which[pair], runs[pair], depth[target, kind[pair]], demand[target, kind[pair]]
-                    yield from self._charged(stage, states, rows, target, busy[:, pair], *chosen)
+        useful = self._useful(stages, kinds)[kind]
+        which, runs, kind = which[useful], runs[useful], kind[useful]
+        behind = self.shared.resources.behind(cut, states, which, runs)
+        allowed = behind.peak <= self.shared.within
+        which, runs, kind, busy = which[allowed], runs[allowed], kind[allowed], behind.busy[:, allowed]
+        if not len(runs):
+            return
+        for stage in stages:
+            for target, pair, depth, demand in self._stages(stage, kinds, kind):
+                chosen = which[pair], runs[pair], depth, demand
+                yield from self._charged(stage, states, rows, target, busy[:, pair], *chosen)
+
+    def _useful(self, stages: list[StageTerms], kinds: tuple[Floats, Ints, Floats]) -> Flags:
+        """Whether any of some stages may be fast and small enough, for every kind of pair."""
+        return np.ones(len(kinds[1]), dtype=bool)
+
+    def _stages(
+        self, stage: StageTerms, kinds: tuple[Floats, Ints, Floats], kind: Ints
+    ) -> Iterator[tuple[Ints, Ints, Floats, Floats]]:
+        """The stages that are fast and small enough: row of the cut, pair of a state and a placement, depth, demand."""
+        size = max(1, _AT_ONCE // len(kind))
+        for begin in range(0, len(stage.targets), size):
+            some = stage.take(np.arange(begin, min(begin + size, len(stage.targets))))
+            self.limits.step(len(kind) * len(some.targets) / 8)
+            for depth, demand in self._sizes(some, *kinds):
+                target, pair = np.nonzero(np.isfinite(demand)[:, kind])
+                yield begin + target, pair, depth[target, kind[pair]], demand[target, kind[pair]]
 
     def _kinds(self, runs: Ints, behind: Floats, transfer: Floats) -> tuple[tuple[Floats, Ints, Floats], Ints]:
         """The pairs that differ in what sizes a stage (demand behind, placement, transfer), and the kind of each pair.
@@ -95,7 +125,7 @@ class _Charging(HeterogeneousSearch):
         one = order[begins]
         return (behind[one], runs[one], transfer[one]), kind
 
-    def _pairs(self, states: SearchStates) -> tuple[Ints, Ints]:
+    def _pairs(self, cut: int, states: SearchStates) -> tuple[Ints, Ints]:
         """Every state with every placement that may lie in front of it, by index."""
         cluster, table = self.terms.problem.cluster, self.terms.runs
         if self.limits.shape is not None:
@@ -109,9 +139,11 @@ class _Charging(HeterogeneousSearch):
             straddles |= level.first != level.last
         anywhere = straddles | edges[table.end]
         positions, position = np.unique(states.first, return_inverse=True)
+        # The stages in front of the cut have no room before this worker.
+        lowest = int(table.begins[self.lowest[cut]])
         groups, placements = [], []
         for index, first in enumerate(positions.tolist()):
-            before = np.flatnonzero(anywhere[: table.begins[first]])
+            before = lowest + np.flatnonzero(anywhere[lowest : table.begins[first]])
             mine = np.concatenate([np.arange(table.begins[first], table.begins[first + 1]), before])
             same = np.flatnonzero(position == index)
             groups.append(np.repeat(same, len(mine)))
@@ -255,6 +287,78 @@ class ChargedSearch(_Charging):
     def __init__(self, terms: HeterogeneousTerms, threshold: float, limits: SearchLimits, shared: SharedLimit) -> None:
         super().__init__(terms, threshold, limits)
         self.shared = shared
+
+    def _useful(self, stages: list[StageTerms], kinds: tuple[Floats, Ints, Floats]) -> Flags:
+        return np.asarray(np.logical_or.reduce([self._windows(stage, *kinds)[2] > 0 for stage in stages]))
+
+    def _stages(
+        self, stage: StageTerms, kinds: tuple[Floats, Ints, Floats], kind: Ints
+    ) -> Iterator[tuple[Ints, Ints, Floats, Floats]]:
+        behind, runs, transfer = kinds
+        order, begins, counts = self._windows(stage, *kinds)
+        pairs = _Groups.of(kind, len(runs))
+        chunks = np.flatnonzero(np.diff(np.cumsum(counts) // _AT_ONCE, prepend=-1, append=-1)).tolist()
+        for begin, stop in itertools.pairwise(chunks):
+            self.limits.step(int(counts[begin:stop].sum()))
+            which, place = _ranges(begins[begin:stop], counts[begin:stop])
+            row, one = order[place], begin + which
+            depth, demand = self._sized(stage.take(row), behind[one], runs[one], transfer[one], pairs=True)
+            fits = np.flatnonzero(np.isfinite(demand))
+            element, pair = pairs.members(one[fits])
+            element = fits[element]
+            sort = np.lexsort((pair, row[element]))
+            element, pair = element[sort], pair[sort]
+            yield row[element], pair, depth[element], demand[element]
+
+    def _windows(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Ints, Ints, Ints]:
+        """The cuts at which a stage on each placement may begin: an order of all, and begins and lengths in it.
+
+        A stage has no more work than its replicas can do, memory for what it covers without waits for all-reduces, and
+        enough workers in front of it.
+        """
+        table, work_s = self.terms.runs, self.terms.cuts.work_s
+        order = np.argsort(work_s[stage.targets], kind="stable")
+        sizes, lowest = work_s[stage.targets][order], np.maximum.accumulate(self.lowest[stage.targets][order])
+        most = table.replicas[runs] * table.speed[runs] * self.within * (1 + SLACK)
+        begins = np.searchsorted(sizes, work_s[stage.cut] * (1 - SLACK) - most)
+        if self.limits.memory and self.terms.training and self.terms.problem.cluster.uniform:
+            depth = np.ones(len(runs))
+            if not stage.is_last:
+                depth = formulas.in_flight_depth(behind, 0.0, transfer, self.threshold, table.replicas[runs])
+            for several in (False, True):
+                deepest = np.maximum.accumulate(stage.deepest(replicated=several)[order])
+                within = np.searchsorted(deepest, depth)
+                begins = np.where((table.replicas[runs] > 1) == several, np.maximum(begins, within), begins)
+        ends = np.searchsorted(lowest, table.first[runs], side="right")
+        return order, begins, np.maximum(ends - begins, 0)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Things by their kind."""
+
+    order: Ints
+    """The things, sorted by kind."""
+    begins: Ints
+    counts: Ints
+
+    @staticmethod
+    def of(kind: Ints, kinds: int) -> _Groups:
+        """Group things, given the kind of each and the number of kinds."""
+        counts = np.bincount(kind, minlength=kinds)
+        return _Groups(np.argsort(kind, kind="stable"), np.cumsum(counts) - counts, counts)
+
+    def members(self, kinds: Ints) -> tuple[Ints, Ints]:
+        """All things of some kinds: the index of the kind in the list, and the thing."""
+        which, place = _ranges(self.begins[kinds], self.counts[kinds])
+        return which, self.order[place]
+
+
+def _ranges(begins: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """The members of ranges of whole numbers: the index of the range of each, and the number."""
+    which = np.repeat(np.arange(len(begins)), counts)
+    before = np.cumsum(counts) - counts
+    return which, np.arange(len(which)) - before[which] + begins[which]
 
 
 class ChargedFlushSearch(_Charging, HeterogeneousFlushSearch):

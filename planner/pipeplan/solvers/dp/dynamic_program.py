@@ -22,13 +22,14 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.charged_pipelines import MOST_WORKERS, ChargedPipelines, Region, charges
+from pipeplan.solvers.dp.charged_pipelines import MOST_PLACEMENTS, ChargedPipelines, Region, charges
 from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_alone_s, least_pace_s
 from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
 from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.known_answers import KNOWN, question_of
+from pipeplan.solvers.passed_components import PassedLevel, passed_levels, without_straddling
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
@@ -46,6 +47,8 @@ class _BestSoFar:
     """The spaces of plans, each with its own bound."""
     report: Callable[[float, float], None] = lambda bound, best: None
     """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
+    memory_binds: bool = False
+    """Whether the best plan would be faster without the memory limit."""
     useful_s: float = float("inf")
     """Plans with at least this pace are of no use."""
     near: bool = False
@@ -78,7 +81,9 @@ class _BestSoFar:
         """Leave a space out for which there is no time, given a bound on its paces."""
         self.finished, self.bound = False, min(self.bound, bound_s)
 
-    def add(self, problem: Problem, space: PlanSpace, result: BisectionResult[FoundPipeline]) -> None:
+    def add(
+        self, problem: Problem, space: PlanSpace, result: BisectionResult[FoundPipeline], memory_binds: bool = False
+    ) -> None:
         """Take in the result of one more search."""
         if result.low < float("inf"):
             self.regions.append(Region(space, None, space.pace(problem, result.low)))
@@ -89,6 +94,7 @@ class _BestSoFar:
             return
         if self.best is None or space.pace(problem, result.high) < self.best[0] * (1 - PRECISION):
             self.best = space.pace(problem, result.high), space, result.best
+            self.memory_binds = memory_binds
 
 
 _VERTICAL_SHARE = 0.75
@@ -135,7 +141,7 @@ def _search_spaces(
         elif known is not None:
             one.above = known.low
         try:
-            so_far.add(problem, space, one.best())
+            so_far.add(problem, space, one.best(), one.memory_binds)
         except KeyboardInterrupt:
             so_far.stop(low)
         if one.found_without_memory is not None:
@@ -181,7 +187,7 @@ def _search_grids(
 def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> Iterator[BisectionResult[FoundPipeline]]:
     """Results for the shapes of a uniform grid in the order of their bounds, until a bound is no longer `below()`."""
     grids, per_update = UniformGrids(searches.unlimited), minibatches_of(searches.problem)
-    shapes_of = enumerate(grid_shapes(searches.problem))
+    shapes_of = enumerate(filter(searches.unlimited.has_minibatches_for, grid_shapes(searches.problem)))
     waiting = [(grids.floor(shape), number, shape, _bounds(searches, grids, shape)) for number, shape in shapes_of]
     heapq.heapify(waiting)
     interrupted = False
@@ -265,7 +271,7 @@ def solve(
     told(least_pace_s(problem), float("inf"))
 
     def search(limit_s: float, near: bool, above_s: float = 0.0) -> Result:
-        return _searched(problem, cuts, deadline, gap, told, effort, limit_s, above_s, near=near)
+        return _searched(problem, cuts, deadline, gap, told, effort, limit_s, above_s, near=near, price=price)
 
     known, first = KNOWN.get(), None
     if known is None:
@@ -303,6 +309,7 @@ def _searched(
     above_s: float,
     *,
     near: bool,
+    price: Callable[[Plan], float] | None,
 ) -> Result:
     """The results of the searches, first with every shared resource to itself, and then with everything charged.
 
@@ -320,7 +327,7 @@ def _searched(
     search(problem, cuts, deadline, _ANY_GAP if hurries else gap, effort, so_far)
     so_far.report = told
     if problem.options.contention and so_far.best is not None:
-        return _charged(problem, cuts, so_far, deadline, gap, effort, useful_s, above_s, near=hurries)
+        return _charged(problem, cuts, so_far, deadline, gap, effort, useful_s, above_s, near=hurries, price=price)
     return _alone(problem, cuts, so_far)
 
 
@@ -350,6 +357,7 @@ def _charged(
     above_s: float,
     *,
     near: bool,
+    price: Callable[[Plan], float] | None,
 ) -> Result:
     """The result with everything charged: the search goes on from the bounds without shared resources.
 
@@ -358,11 +366,22 @@ def _charged(
     """
     assert so_far.best is not None
     pace, space, pipeline = so_far.best
-    if not charges(problem):
-        note = f"what workers share is charged exactly on at most {MOST_WORKERS} workers"
+    note = f"what workers share is charged exactly where a stage has at most {MOST_PLACEMENTS:,} places"
+    if price is None and not charges(problem):
         return replace(_alone(problem, cuts, so_far), note=note)
+    levels, alone_bound_s = passed_levels(problem, cuts), so_far.bound if cuts.complete else None
+    if so_far.finished and so_far.regions:
+        least_s = PassedLevel.highest_bound_s(levels)
+        raised = [replace(one, low_s=max(one.low_s, least_s * (one.space.copies == 1))) for one in so_far.regions]
+        so_far.regions, so_far.bound = raised, max(so_far.bound, min(one.low_s for one in raised))
+    if price is not None and not charges(problem):
+        result = _charged_afterwards(problem, cuts, so_far, deadline, gap, effort, levels, price)
+        note = "" if result.status == Status.OPTIMAL else note
+        return replace(result, charged=True, alone_bound_s=alone_bound_s, note=note)
     bound = max(so_far.bound, above_s, contention.least_pace_of_shared_cores_s(problem))
-    searches = ChargedPipelines(problem, cuts, deadline, gap, effort, useful_s, so_far.report, near)
+    searches = ChargedPipelines(
+        problem, cuts, deadline, gap, effort, useful_s, so_far.report, near, so_far.memory_binds
+    )
     known = searches.charge(Region(space, None, bound), pipeline, pace)
     interval = BisectionResult(bound, known.pace_s, known, so_far.finished, so_far.interrupted, gap)
     if so_far.finished and not interval.closed:
@@ -377,8 +396,37 @@ def _charged(
     best = interval.best
     plan = _plan(problem, best.region.space, best.pipeline.stages(), best.pace_s)
     ends = BisectionResult(interval.low, interval.high, plan, interval.finished, interval.interrupted)
-    alone_bound_s = so_far.bound if cuts.complete else None
     return replace(_result(problem, cuts, ends), charged=True, alone_bound_s=alone_bound_s)
+
+
+def _charged_afterwards(
+    problem: Problem,
+    cuts: Cuts,
+    so_far: _BestSoFar,
+    deadline: float | None,
+    gap: float,
+    effort: SearchEffort,
+    levels: list[PassedLevel],
+    price: Callable[[Plan], float],
+) -> Result:
+    """The best of a few plans with everything charged: the best one without, and those without stages that straddle."""
+    assert so_far.best is not None
+    pace_s, space, pipeline = so_far.best
+    plans = [_plan(problem, space, pipeline.stages(), pace_s)]
+    finished, interrupted = so_far.finished, so_far.interrupted
+    for one in levels if plan_spaces(problem)[0].copies == 1 and not problem.options.grid else []:
+        if interrupted or one.bound_s <= pace_s:
+            continue
+        inner = PipelineSearches(without_straddling(problem, one.level), cuts, deadline, gap, above=one.crossing_s)
+        inner.effort = effort
+        found = inner.best()
+        interrupted = interrupted or found.interrupted
+        if found.best is not None:
+            plans.append(_plan(problem, plan_spaces(problem)[0], found.best.stages(), max(found.high, one.crossing_s)))
+    paces = [price(plan) for plan in plans]
+    best_s = min(paces)
+    best = plans[paces.index(best_s)]
+    return _result(problem, cuts, BisectionResult(min(so_far.bound, best_s), best_s, best, finished, interrupted))
 
 
 def _shape_floors(problem: Problem, cuts: Cuts) -> Iterator[tuple[GridShape, float]]:

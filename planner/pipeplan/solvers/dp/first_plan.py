@@ -52,8 +52,8 @@ class FirstPlan:
 
 
 def least_pace_alone_s(problem: Problem) -> float:
-    """A lower bound on the pace of every plan with every shared resource to itself: all work on all workers."""
-    return problem.work_s / problem.cluster.total_speed
+    """A lower bound on the pace of every plan with every shared resource to itself: all work on all workers in use."""
+    return problem.work_s / problem.speed_in_use
 
 
 def least_pace_s(problem: Problem) -> float:

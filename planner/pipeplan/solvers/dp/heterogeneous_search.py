@@ -81,20 +81,29 @@ class HeterogeneousTerms(CostTerms):
 
     @cached_property
     def floor(self) -> float:
-        """Lower bound on the pace: all work on all workers, the costliest unit on as many of the fastest as allowed."""
+        """Lower bound on the pace: all work on all workers in use, the costliest unit on as many of the fastest."""
         most = max(unit.forward_s + unit.backward_s for unit in self.problem.units)
         alone = most / (max(1, self.most_replicas) * self.fastest)
-        return max(self.problem.work_s / self.problem.cluster.total_speed, alone)
+        return max(self.problem.work_s / self.problem.speed_in_use, alone)
 
-    def stage_s(self, stage: StageTerms, runs: Ints | slice) -> tuple[Floats, Floats]:
-        """Seconds per minibatch of stages (rows: cuts I) on placements (columns), and of one all-reduce of each."""
-        table = self.runs
+    @cached_property
+    def least_transfer_s(self) -> Floats:
+        """The shortest one-way time of a minibatch between any two placements, by cut."""
+        table, crossing = self.runs, np.maximum(self.cuts.sent, self.cuts.returned)
+        return np.asarray(formulas.transfer_time(crossing, table.message[1:].max(), table.latency[1:].min()))
+
+    def stage_s(self, stage: StageTerms, runs: Ints, *, pairs: bool = False) -> tuple[Floats, Floats]:
+        """Seconds per minibatch of stages on placements, and of one all-reduce of each.
+
+        With `pairs` every stage is on the placement of the same index, else stages are rows and placements columns.
+        """
+        table, rows = self.runs, _rows(pairs)
         replicas = table.replicas[runs]
-        compute = formulas.compute_time(stage.work_s[:, None], replicas, table.speed[runs])
+        compute = formulas.compute_time(stage.work_s[rows], replicas, table.speed[runs])
         if not self.training:
             return compute, np.zeros(compute.shape)
         group = formulas.ring_allreduce_time(
-            replicas, stage.parameters[:, None], table.allreduce_bandwidth[runs], table.allreduce_latency[runs]
+            replicas, stage.parameters[rows], table.allreduce_bandwidth[runs], table.allreduce_latency[runs]
         )
         return formulas.overlapped(compute, group / (self.accumulate or replicas), stage.overlap), group
 
@@ -114,6 +123,7 @@ class HeterogeneousSearch(UniformSearch):
         self.lowest = np.maximum(np.searchsorted(terms.speed_before, speed), 1).astype(np.intp)
         self.need = np.maximum(np.ceil(speed / terms.fastest), 1).astype(np.intp)
         self.lowest[0] = self.need[0] = 0
+        self.most_demand, self.bounds = self._most_demand(), None
 
     def _undominated(self, cut: int, waiting: SearchStates) -> SearchStates:
         """The states that no other dominates; of equal states the first in a fixed order."""
@@ -237,10 +247,19 @@ class HeterogeneousSearch(UniformSearch):
 
         Both are infinite where a stage is too slow or too large.
         """
+        yield self._sized(stage, behind, runs, transfer)
+
+    def _sized(
+        self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats, *, pairs: bool = False
+    ) -> tuple[Floats, Floats]:
+        """Depth and demand of stages on placements, infinite where a stage is too slow or too large.
+
+        With `pairs` every stage is on the placement of the same index, else stages are rows and placements columns.
+        """
         terms, table = self.terms, self.terms.runs
         replicas = table.replicas[runs]
-        time, group = terms.stage_s(stage, runs)
-        allowed = (time <= self.within) & (table.first[runs] >= self.lowest[stage.targets][:, None])
+        time, group = terms.stage_s(stage, runs, pairs=pairs)
+        allowed = (time <= self.within) & (table.first[runs] >= self.lowest[stage.targets][_rows(pairs)])
         depth, wait = np.ones(time.shape), np.zeros(time.shape)
         counted = terms.training and (self.limits.memory or terms.accumulate is not None)
         if counted and terms.accumulate is None:
@@ -252,24 +271,24 @@ class HeterogeneousSearch(UniformSearch):
         if counted and terms.accumulate is not None:
             allowed &= self._two_versions_suffice(depth, replicas, group)
         if self.limits.memory:
-            allowed &= self._fits(stage, runs, depth)
+            allowed &= self._fits(stage, runs, depth, pairs=pairs)
         depth = np.where(allowed, depth, np.inf)
         demand = formulas.in_flight_behind(depth, replicas, wait) if counted else np.where(allowed, 0.0, np.inf)
-        yield depth, demand
+        return depth, demand
 
-    def _fits(self, stage: StageTerms, runs: Ints, depth: Floats) -> Flags:
+    def _fits(self, stage: StageTerms, runs: Ints, depth: Floats, *, pairs: bool = False) -> Flags:
         """Whether the smallest worker of each placement has the memory for each stage at its depth."""
         (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
-        replicas, first = self.terms.runs.replicas[runs], self.terms.first
-        fixed = np.where(replicas > 1, shared[:, None], alone[:, None])
-        fixed = fixed - stage.divided_bytes(stage.parameters[:, None], replicas)
+        replicas, first, rows = self.terms.runs.replicas[runs], self.terms.first, _rows(pairs)
+        fixed = np.where(replicas > 1, shared[rows], alone[rows])
+        fixed = fixed - stage.divided_bytes(stage.parameters[rows], replicas)
         if first is not None:
             # One version is already included.
             versions = schedules.vertical_versions(first.delay, first.replicas, replicas)
-            fixed = fixed + formulas.version_memory(stage.parameters[:, None], versions - 1)
+            fixed = fixed + formulas.version_memory(stage.parameters[rows], versions - 1)
             if not isinstance(first, AnyInputStage):
-                fixed[stage.targets == 0] += np.where(replicas == first.replicas, 0.0, np.inf)
-        within: Flags = fixed + growing[:, None] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
+                fixed = np.where((stage.targets == 0)[rows] & (replicas != first.replicas), np.inf, fixed)
+        within: Flags = fixed + growing[rows] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
         return within
 
     def _two_versions_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
@@ -337,3 +356,8 @@ class HeterogeneousSearch(UniformSearch):
             "ways": table.ways[runs],
         }
         return SearchStates.of(columns, np.zeros(len(runs)))
+
+
+def _rows(pairs: bool) -> tuple[slice | None, ...]:
+    """The index that gives arrays over stages a further dimension for placements, if they are not in pairs."""
+    return (slice(None),) if pairs else (slice(None), None)

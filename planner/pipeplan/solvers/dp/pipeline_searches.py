@@ -92,6 +92,8 @@ class PipelineSearches:
     """The best pipeline without a memory limit, where that is known."""
     found_without_memory: BisectionResult[FoundPipeline] | None = None
     """The same as `best` has found it, once it is certain."""
+    memory_binds: bool = False
+    """Whether `best` found that the fastest pipeline without a memory limit does not fit."""
 
     def for_shape(
         self,
@@ -148,6 +150,7 @@ class PipelineSearches:
         if not interval.finished:
             interval.high, interval.best = float("inf"), None
             return interval
+        self.memory_binds = True
         limits, low = self.limits(memory=True), interval.low
         if not self.has_many_cuts or self.shape is not None or self._near_limit:
             return self._least(self.limited, limits, low)

@@ -12,8 +12,9 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.stage_times import exchange_times
 from pipeplan.plan import schedules
-from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING, TRAITS
+from pipeplan.plan.schedules import STASHING, TRAITS
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
+from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
 from pipeplan.problem.shared_weights import SharedInCuts
 from pipeplan.solvers.dp.budget import SLACK
@@ -92,11 +93,7 @@ class CostTerms:
     @property
     def accumulate(self) -> int | None:
         """Minibatches per synchronisation in one copy; None if a stage synchronises once for its replicas' group."""
-        if self.schedule != DOUBLE_BUFFERED or not self.training:
-            return None
-        accumulate = self.problem.options.accumulate
-        assert accumulate is not None
-        return accumulate // self.problem.copies
+        return self.problem.minibatches_in_flight
 
     @property
     def constant_versions(self) -> int:
@@ -115,10 +112,27 @@ class CostTerms:
 
     @cached_property
     def floor(self) -> float:
-        """Lower bound on the pace: all work on all workers, and the costliest unit on as many as it may have."""
+        """Lower bound on the pace: all work on all workers in use, and the costliest unit on as many as it may have."""
         units = self.problem.units
         most = max(unit.forward_s + unit.backward_s for unit in units) / min(self.workers, self.most_replicas)
-        return max(self.problem.work_s / self.workers, most) / self.speed
+        return max(self.problem.work_s / self.problem.speed_in_use, most / self.speed)
+
+    def has_minibatches_for(self, shape: GridShape) -> bool:
+        """Whether a uniform grid has no more minibatches in flight than an update has, where that matters.
+
+        At its paces, every stage but the last has two more than the next one for each replica, or one more where
+        messages take no time.
+        """
+        if self.accumulate is None:
+            return True
+        between = self.least_transfer_s[1:-1].min(initial=np.inf)
+        more = 2 if 2 * between > self.most * self.accumulate * formulas.ROUNDING else 1
+        return shape.replicas * (1 + more * (shape.stages - 1)) <= self.accumulate
+
+    @cached_property
+    def least_transfer_s(self) -> Floats:
+        """The shortest one-way time of a minibatch over any level, by cut."""
+        return np.asarray(self.transfer_s[:, 1:].min(axis=1))
 
     def workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         """The least workers that stages in front of cuts (rows) need for their memory, given the demands (columns).
@@ -190,9 +204,7 @@ class CostTerms:
     @cached_property
     def most_replicas(self) -> int:
         """The most replicas of any stage."""
-        options = self.problem.options
-        caps = [options.max_replicas, self.accumulate, options.max_workers]
-        return min([self.workers, *(cap for cap in caps if cap is not None)])
+        return self.problem.most_replicas
 
     @cached_property
     def pinned(self) -> tuple[tuple[int, int], ...]:

@@ -85,6 +85,7 @@ def least_threshold(
     near: NearLeast[Found] | None = None,
     useful: float = float("inf"),
     finds_least: bool = False,
+    first_step: float = PRECISION,
 ) -> BisectionResult[Found]:
     """The least threshold above `low` for which `find` finds something; `find` must be monotonic.
 
@@ -92,7 +93,8 @@ def least_threshold(
     earlier result, and `gap` the relative distance that is close enough. With `near` that result is probably the least,
     so the first search is right below it. The search may stop where no limit below `useful` is left. With
     `finds_least`, whatever is found is the least that there is. A deadline or Ctrl-C ends the search with the interval
-    so far. `report` is called with both ends of the interval as it narrows.
+    so far. `report` is called with both ends of the interval as it narrows. The first search is a relative `first_step`
+    above `low`, unless it is for the least.
     """
     interval = BisectionResult[Found](low, gap=gap, useful=useful)
     if finds_least:
@@ -108,7 +110,7 @@ def least_threshold(
             elif known[0] > interval.low * (1 + _CLOSE) * (1 + PRECISION):
                 _bracket(find, interval, most, _STEP_WITH_KNOWN, _LONGEST_WITH_KNOWN)
         else:
-            _bracket(find, interval, most, PRECISION, _LONGEST_STEP)
+            _bracket(find, interval, most, first_step, _LONGEST_STEP)
         report(interval.low, interval.high)
         _close(find, interval, report, finds_least=finds_least)
     except OutOfTime:

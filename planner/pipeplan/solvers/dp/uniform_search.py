@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import STEP, SearchLimits, Step
 from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
@@ -47,6 +48,7 @@ class UniformSearch(StageSizing):
         self.widest = (terms.boundary_s <= self.within).sum(axis=1) - 1
         self.usable = (self.widest >= 1) | (np.arange(self.last + 1) == 0)
         self.usable[self.last] = True
+        self.most_demand = self._most_demand()
         # Whoever needs the states of all cuts, a certificate's author for one, must not miss any.
         precise = limits.memory and not limits.every_cut and WorkerBounds.suits(terms.cuts)
         self.bounds = self._worker_bounds() if precise else None
@@ -54,6 +56,20 @@ class UniformSearch(StageSizing):
     def _worker_bounds(self) -> WorkerBounds:
         """Bounds on the workers in front of every cut, for work and memory together."""
         return WorkerBounds(self.terms, 1 / self.within, recompute=self.limits.recompute)
+
+    def _most_demand(self) -> Floats:
+        """By cut, the largest demand of the stage behind it with which an update has enough minibatches.
+
+        That of the input stage is at most the minibatches of an update in one copy. Each stage in front demands more
+        than the one behind it by at least its replicas and the messages between the two.
+        """
+        accumulate = self.terms.accumulate
+        if accumulate is None or self.limits.every_cut:
+            return np.full(self.last + 1, np.inf)
+        under_way = 2 * self.terms.least_transfer_s / self.threshold - accumulate * formulas.ROUNDING
+        most = accumulate - self.need - np.maximum(np.ceil(under_way), 0)
+        most[0] = accumulate
+        return np.asarray(most)
 
     def run(self) -> list[Step] | None:
         """Search all cuts. Returns a pipeline, input to output, or None; raises `OutOfTime` at the deadline."""
@@ -294,7 +310,9 @@ class UniformSearch(StageSizing):
         need = np.maximum(need, self.workers_for_memory(stage.targets, behind))
         inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
         count = np.maximum(self._fewest(stage)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
-        level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], places.end - need))
+        # A stage demands at least its replicas and what is demanded of it.
+        most = np.minimum(places.end - need, self.most_demand[stage.targets][:, None] - behind)
+        level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], most))
         pairs = level, target, place
         candidates = CandidateStages.of(stage, states, places, self.need, pairs)
         replicas = self.allowed(stage).least(count[pairs], (candidates.level, candidates.target))
@@ -348,7 +366,7 @@ class UniformSearch(StageSizing):
 
     def can_complete(self, targets: Ints, states: SearchStates) -> Flags:
         """Whether states can still become a pipeline within the user's limits."""
-        completable = np.ones(len(targets), dtype=bool)
+        completable = states.demand <= self.most_demand[targets]
         limits = self.limits
         if limits.max_workers is not None:
             completable &= states.workers + self.need[targets] <= limits.max_workers

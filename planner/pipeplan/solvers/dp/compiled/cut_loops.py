@@ -128,6 +128,8 @@ def sized_states(cut: int, given: Given, arrays: CutArrays, places: Places, fron
                         least = max(least, covering_replicas(stage.deepest_alone, demands[place]))
                     if least > most or least > end_at - _memory_need(cut, given, arrays, places, scratch, place):
                         continue
+                    if least > arrays.most_demand[cut] - demands[place]:
+                        continue
                     if cut == 0 and given.first_is_exact:
                         if least_allowed(intervals, level, least, given.only) > min(most, given.first_replicas):
                             continue

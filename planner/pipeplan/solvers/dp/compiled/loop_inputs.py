@@ -41,6 +41,7 @@ class Search(Protocol):
     last: int
     kept: dict[int, SearchStates]
     need: Ints
+    most_demand: Floats
     widest: Ints
     usable: Flags
     bounds: WorkerBounds | None
@@ -132,6 +133,8 @@ class CutArrays(NamedTuple):
     """`Cuts.words`: the units inside every cut."""
     need: Ints
     """The workers in front of every cut that its work needs."""
+    most_demand: Floats
+    """The largest demands with which an update has enough minibatches (`UniformSearch`), by cut."""
     least_memory: Floats
     """`CostTerms.least_memory`, a row for each cut."""
     widest: Ints
@@ -235,6 +238,7 @@ def arrays_of(search: Search) -> CutArrays:
         totals=np.stack(columns, axis=1),
         words=np.array(cuts.words, dtype=np.uint64),
         need=np.array(search.need, dtype=np.intp),
+        most_demand=np.array(search.most_demand, dtype=float),
         least_memory=np.stack(terms.least_memory, axis=1).astype(float),
         widest=widest,
         pinned=_pinned(search),

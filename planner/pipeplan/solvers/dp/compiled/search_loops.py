@@ -187,6 +187,8 @@ def _keep(
 def _may_complete(cut: int, given: Given, arrays: CutArrays, bounds: Bounds, front: Front, state: int) -> bool:
     """Whether a state may still become a pipeline (`UniformSearch.completable`)."""
     stages, workers = front.numbers[state, front_loops.STAGES], front.numbers[state, front_loops.WORKERS]
+    if front.demand[state] > arrays.most_demand[cut]:
+        return False
     if 0 < given.most_workers < workers + arrays.need[cut]:
         return False
     if 0 < given.most_stages < stages + (1 if cut > 0 else 0):
