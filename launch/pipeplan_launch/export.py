@@ -32,14 +32,16 @@ def exported_state_dict(manifest: Manifest) -> dict[str, Tensor]:
     return {key: saved[MODEL_PREFIX + name] for key, name in names.items()}
 
 
-def export_checkpoint(source: Path, output: Path) -> tuple[Manifest, int]:
+def export_checkpoint(source: Path, output: Path, *, force: bool = False) -> tuple[Manifest, int]:
     """(the checkpoint, bytes written). `source`: a checkpoint, or a run folder, whose last checkpoint is exported.
 
-    Raises `LaunchError`.
+    An existing `output` is replaced with `force` alone. Raises `LaunchError`.
     """
     manifest = checkpoint.find_checkpoint(source)
     if output.is_dir():
         raise LaunchError(f"{output} is a folder: name the file to write")
+    if output.exists() and not force:
+        raise LaunchError(f"{output} exists; give another file with -o, or --force to replace it")
     content = exported_state_dict(manifest)
 
     def save(file: IO[bytes]) -> None:
@@ -61,9 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("source", type=Path, metavar="RUN_OR_CHECKPOINT", help="a checkpoint, or a run folder")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="file to write, e.g. model.pt")
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
     options = parser.parse_args(arguments)
     try:
-        manifest, size = export_checkpoint(options.source, options.output)
+        manifest, size = export_checkpoint(options.source, options.output, force=options.force)
     except LaunchError as error:
         print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
         return 2

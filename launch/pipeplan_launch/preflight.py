@@ -147,7 +147,10 @@ def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: 
             "the number that this launch starts, and NNODES to the number of launches"
         )
     if plan.device == "cpu" and workers > core_count:
-        return f"note: {workers} workers share {_count(core_count, 'core')}, so the pace will be below the prediction"
+        return (
+            f"note: {workers} workers share {_count(core_count, 'core')}; only the prediction of a plan for "
+            "`--cluster local` allows for that"
+        )
     return None
 
 

@@ -2,6 +2,7 @@
 
 PipeplanError                  one line: what is wrong, where, and how to fix it; the CLI exits with 2
 ├── InputError                 a file or an argument is wrong
+│   └── TooFewLayersError      more stages are asked for than there are layers to divide
 ├── InfeasibleError            no plan satisfies the constraints
 └── DisagreementError          two solvers, or a solver and the evaluator, do not agree (a defect of pipeplan)
 """
@@ -13,6 +14,10 @@ class PipeplanError(Exception):
 
 class InputError(PipeplanError):
     """A file, a name or an option that cannot be used as it is."""
+
+
+class TooFewLayersError(InputError):
+    """More stages are asked for than the layers can be divided into, under the schedule of the problem."""
 
 
 class InfeasibleError(PipeplanError):

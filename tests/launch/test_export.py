@@ -159,6 +159,17 @@ def test_what_cannot_be_exported_is_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["nameless", "partial", "run"]
 
 
+def test_an_existing_file_is_replaced_only_by_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path / "run", {"model.w": torch.ones(2)}, state_dict={"w": "w"})
+    output = tmp_path / "model.pt"
+    output.write_text("before")
+    assert export.main([str(tmp_path / "run"), "-o", str(output)]) == 2
+    assert capsys.readouterr().err == f"error: {output} exists; give another file with -o, or --force to replace it\n"
+    assert output.read_text() == "before"
+    assert export.main([str(tmp_path / "run"), "-o", str(output), "--force"]) == 0
+    assert torch.load(output, weights_only=True)["w"].tolist() == [1.0, 1.0]
+
+
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path) -> None:
     save(tmp_path / "run", {"model.w": torch.ones(5000)}, state_dict={"w": "w"})
     output = tmp_path / "model.pt"
@@ -168,7 +179,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
         try:
-            export.export_checkpoint(tmp_path / "run", output)
+            export.export_checkpoint(tmp_path / "run", output, force=True)
         except LaunchError as error:
             os._exit(2 if str(error) == f"writing {output} failed: File too large" else 3)
         os._exit(0)

@@ -320,7 +320,9 @@ class Cluster:
         """
         inside = self.servers // self.levels[-1].count
         why = ""
-        if self.server_level == len(self.levels):
+        if servers < 1:
+            why = "a cluster has at least one"
+        elif self.server_level == len(self.levels):
             why = "its only level is the server"
         elif servers % inside:
             why = f"in steps of {inside}"
@@ -331,7 +333,7 @@ class Cluster:
                 f"cluster {self.name} cannot have {servers} servers: {why}; write a cluster file of your own"
             )
         levels = (*self.levels[:-1], replace(self.levels[-1], count=servers // inside))
-        if self.uniform or servers == 0:
+        if self.uniform:
             return replace(self, levels=levels)
         return Cluster.of_servers(self.name, self.machines[:servers], levels[1:], self.executor)
 

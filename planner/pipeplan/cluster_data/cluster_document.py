@@ -8,10 +8,13 @@ from msgspec import Meta, Struct
 
 from pipeplan.cluster_data.cluster import Device, Level
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
+from pipeplan.errors import InputError
 from pipeplan.util.typed import Amount, Natural, Positive, WrittenRate, WrittenSize, WrittenTime
 
 CLUSTER_FORMAT = "pipeplan-cluster"
 CLUSTER_VERSION = 1
+LEAST_MEMORY = 2**20
+"""Bytes. A device with less is taken for one whose unit is missing."""
 
 
 class DeviceTable(Struct, forbid_unknown_fields=True):
@@ -24,7 +27,9 @@ class DeviceTable(Struct, forbid_unknown_fields=True):
     cores: Positive | Annotated[float, Meta(ge=1)] = 0
 
     def record(self) -> Device:
-        """The device of this table."""
+        """The device of this table. Raises an `InputError` for a memory that lacks a unit."""
+        if 0 < self.memory < LEAST_MEMORY:
+            raise InputError(f"device {self.name}: a memory of {self.memory} bytes; is a unit missing, as in '16 GiB'?")
         return Device(self.name, self.kind, self.memory, self.speed, self.cores)
 
 

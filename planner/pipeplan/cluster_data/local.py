@@ -13,6 +13,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.util.units import parse_size
 
+LOCAL = "local"
+"""The name of the cluster that is this machine."""
 _LOOPBACK = Level(
     name="server",
     count=1,
@@ -71,7 +73,7 @@ def local_processors() -> Hardware:
 
 
 def _cluster(device: Device, level: Level, workers: int) -> Cluster:
-    return Cluster(name="local", device=device, levels=(replace(level, count=workers),))
+    return Cluster(name=LOCAL, device=device, levels=(replace(level, count=workers),))
 
 
 def _processor() -> str:

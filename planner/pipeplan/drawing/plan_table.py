@@ -15,7 +15,7 @@ from pipeplan.cost.evaluate import WAITS_FOR_UPDATE
 from pipeplan.drawing.fitting_table import FittingTable
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.baselines import ON_FEWER, PARALLEL, Baseline
+from pipeplan.planning.baselines import ON_FEWER, PARALLEL, Baseline, satisfies_options
 from pipeplan.planning.plan_kinds import CORRECTED_TEXT
 from pipeplan.planning.verdict import slowed_by
 from pipeplan.util.text import one_line
@@ -57,7 +57,7 @@ def plan_table(outcome: Outcome) -> Iterator[RenderableType]:
     for line in outcome.throughput.lines:
         yield Text(f"  {line}")
     yield from _rivals(outcome.simulation)
-    yield from _gains(outcome.baselines, outcome.predicted_s)
+    yield from _gains(outcome)
     yield from _simplicity(outcome)
     colour = "green" if outcome.verdict.proven else "yellow"
     yield Text.assemble("Verdict: ", (outcome.verdict.text, colour), f" ({_seconds(outcome)})")
@@ -70,7 +70,8 @@ def _choice(choice: SynchronyChoice | None) -> Iterator[Text]:
         return
     yield Text(f"{choice.reason} The DP alone compared them.")
     for name, candidate in (("synchronous", choice.synchronous), ("asynchronous", choice.asynchronous)):
-        yield Text(f"  {name:<12}  {'none was found' if candidate is None else candidate.text}")
+        if candidate is not None:
+            yield Text(f"  {name:<12}  {candidate.text}")
     if choice.parallel is not None and choice.parallel is not choice.synchronous:
         yield Text(f"  data parallel {choice.parallel.text}")
     yield Text("")
@@ -226,9 +227,10 @@ def _own_stages(numbers: Sequence[int]) -> str:
     return "+".join(map(str, numbers)) or "."
 
 
-def _gains(baselines: tuple[Baseline, ...], stated_s: float) -> list[Text]:
+def _gains(outcome: Outcome) -> list[Text]:
     """The speedup over each baseline by stated paces, a line for each."""
     lines = []
+    baselines, stated_s = outcome.baselines, outcome.predicted_s
     # A factor is over the best plan of its kind on any workers.
     fewer_s = min((one.stated_s for one in baselines if one.name == ON_FEWER and one.stated_s), default=float("inf"))
     for baseline in baselines:
@@ -242,12 +244,25 @@ def _gains(baselines: tuple[Baseline, ...], stated_s: float) -> list[Text]:
         else:
             line.append(f"{gain:.2f}x" if gain >= 1 else f"{gain:.3f}x", "bold")
             line.append(f"  {show_time(baseline.stated_s)}")
+            if gain < 1 and (reason := _why_not(baseline, outcome)):
+                line.append(f"  {reason}", "dim")
         if baseline.remark:
             line.append(f"  {baseline.remark}", "dim")
         if baseline.simulation.note:
             line.append(f"  by the formulas: {baseline.simulation.note}", "dim")
         lines.append(line)
     return lines
+
+
+def _why_not(baseline: Baseline, outcome: Outcome) -> str:
+    """Why a baseline was not taken although it is faster, in a few words: it is outside the space that was searched."""
+    plan, problem = baseline.plan, outcome.problem
+    if plan is None or plan.inference:
+        return ""
+    size = problem.profile.minibatch
+    if Updates.of(outcome.plan, size).synchronous and not Updates.of(plan, size).synchronous:
+        return "asynchronous, unlike this plan"
+    return "" if satisfies_options(plan, problem) else "your constraints rule it out"
 
 
 def short_config(config: str, most: int) -> str:

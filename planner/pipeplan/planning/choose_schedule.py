@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.errors import InfeasibleError, InputError, TooFewLayersError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, CORRECTED, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.planning.compare_flushes import compare_flushes, taken
@@ -98,13 +98,18 @@ def choose_schedule(
     sizes = minibatch_sizes(profile.minibatch, batch)
     own, known = [profile.minibatch], known_sizes(profile, sizes)[0]
     tried = [(name, size) for name in STALENESS[staleness] for size in (sizes if name in ACCUMULATING else own)]
-    choices = []
+    choices: list[ScheduleChoice] = []
     for number, (schedule, size) in enumerate(tried):
         accumulate = batch // size if schedule in ACCUMULATING else None
         sized = profile if size == profile.minibatch else profile.rescaled(size, pessimistic=True)
         correction = options.correction if schedule in CORRECTED else "none"
         chosen = replace(options, schedule=schedule, accumulate=accumulate, correction=correction)
-        problem = Problem(sized, cluster, chosen)
+        try:
+            problem = Problem(sized, cluster, chosen)
+        except TooFewLayersError:
+            if schedule == tried[-1][0] and not choices:
+                raise
+            continue  # Another schedule may divide layers that share weights.
         ends = deadline.share(1 / (len(tried) - number + (staleness == "none")))
         best_found, in_time = best_in_time(problem, maximum_cuts, ends, _CHOICE_GAP)
         pace, config, plan = None, "", None

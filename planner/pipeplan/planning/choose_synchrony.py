@@ -236,6 +236,8 @@ def _compare(
         raise InfeasibleError("no schedule has a plan that fits, or none was found in time")
     if asynchronous is None:
         why = "asynchronous ones were ruled out" if staleness == "none" else "no asynchronous plan was found"
+        if kinds.undivided:
+            why = "layers that share weights leave too few to divide for an asynchronous plan of so many stages"
         reason = f"Chosen: the fastest synchronous plan, as {why}."
     elif synchronous is None:
         reason = f"Chosen: the fastest asynchronous plan, as no synchronous plan was found that fits.{kept}"

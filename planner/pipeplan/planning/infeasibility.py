@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.local import LOCAL
 from pipeplan.cost import formulas
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
@@ -216,7 +217,7 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
         growth=growth,
         relaxed=tuple(relaxed),
         unfinished=attempts.unfinished,
-        shared=problem.cluster.name == "local" and problem.cluster.workers > 1 and smallest.kind == "cpu",
+        shared=problem.cluster.name == LOCAL and problem.cluster.workers > 1 and smallest.kind == "cpu",
         pinned=_impossible_pins(problem),
         sharding=bool(sharding),
     )

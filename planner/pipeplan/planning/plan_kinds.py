@@ -9,6 +9,7 @@ from typing import Any
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
+from pipeplan.errors import TooFewLayersError
 from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, FLUSHING, STASHING
@@ -118,14 +119,20 @@ class PlanKinds:
     """Whether plans are compared by their stated paces, and otherwise by the formulas."""
     found: list[Candidate] = field(default_factory=list)
     """All plans found so far."""
+    undivided: list[str] = field(default_factory=list)
+    """The schedules under which the layers cannot be divided into the stages that are asked for."""
 
     def asynchronous(self, staleness: str) -> Iterator[tuple[Problem, bool]]:
-        """The problems whose plans may be asynchronous; none where staleness is ruled out."""
-        if staleness == "any":
-            yield self._problem(self.profile, schedule=STASHING, accumulate=None), False
-        elif staleness == "bounded" and self.samples % self.profile.minibatch == 0:
-            count = self.samples // self.profile.minibatch
-            yield self._problem(self.profile, schedule=DOUBLE_BUFFERED, accumulate=count), False
+        """The problems whose plans may be asynchronous; none where staleness is ruled out, or where layers that share
+        weights leave too few groups for the stages that are asked for."""
+        try:
+            if staleness == "any":
+                yield self._problem(self.profile, schedule=STASHING, accumulate=None), False
+            elif staleness == "bounded" and self.samples % self.profile.minibatch == 0:
+                count = self.samples // self.profile.minibatch
+                yield self._problem(self.profile, schedule=DOUBLE_BUFFERED, accumulate=count), False
+        except TooFewLayersError:
+            self.undivided.append(STASHING if staleness == "any" else DOUBLE_BUFFERED)
 
     def buffered(self) -> Iterator[tuple[Problem, bool]]:
         """The problems of 2BW with the samples per update that are asked for, in minibatches of measured sizes."""

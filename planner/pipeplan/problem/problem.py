@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pipeplan.cluster_data.cluster import SHARDED_RINGS, Cluster
-from pipeplan.errors import InputError
+from pipeplan.errors import InputError, TooFewLayersError
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, VIRTUAL, copied_share
 from pipeplan.problem.options import Options
 from pipeplan.problem.shared_weights import SharedWeight
@@ -58,11 +58,20 @@ class Problem:
             raise InputError("the layers of the profile take no time at all: there is nothing to plan")
         stages = self.options.stages
         if stages is not None and stages > len(self.units):
-            raise InputError(
-                f"{stages} stages asked for, but the model has only {len(self.units)} layers to cut between"
-            )
+            raise TooFewLayersError(f"{stages} stages asked for, but {self._few_layers}")
         self._check_workers()
         self._check_memory()
+
+    @property
+    def _few_layers(self) -> str:
+        """How many groups of layers can be in stages of their own, in a clause."""
+        count = len(self.units)
+        if not self.profile.tied or self.options.flushes or len(self.profile.layers) == count:
+            return f"the model has only {count} layers to cut between"
+        return (
+            f"under {self.options.schedule} layers that share weights stay in one stage, with all layers between them, "
+            f"which leaves {count} to cut between (--staleness none lets shared weights be in several stages)"
+        )
 
     def _check_memory(self) -> None:
         """A worker must leave memory for a stage, as the searches divide by it."""

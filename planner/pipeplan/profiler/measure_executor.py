@@ -65,10 +65,10 @@ class ExecutorTrials:
         try:
             out, complaint = self._process.communicate("go\n", timeout=LIMIT_S)
         except subprocess.TimeoutExpired as error:
-            raise InputError(f"the executor's trials took longer than {LIMIT_S:.0f} s") from error
+            raise InputError(f"its trials took longer than {LIMIT_S:.0f} s") from error
         if self._process.returncode:
             last = (complaint.strip().splitlines() or ["no message"])[-1]
-            raise InputError(f"the executor's trials failed: {last}")
+            raise InputError(f"its trials failed: {last}")
         return fitted(json.loads(out.strip().splitlines()[-1]), datetime.now(UTC))
 
 

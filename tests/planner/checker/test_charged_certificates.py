@@ -19,7 +19,7 @@ import pipeplan
 from pipeplan.checker.verify import CheckResult, verify_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.planning import solve as solving
+from pipeplan.planning import run_solvers
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -89,7 +89,7 @@ def _confirmed(
     seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch, draw: Callable[[int], brute_force.Instance] = _instance
 ) -> tuple[int, int, int]:
     """How many certificates hold of the oracle's pace, in how many of them sharing binds, and how many have a flush."""
-    monkeypatch.setattr(solving, "why_infeasible", lambda *_: "")
+    monkeypatch.setattr(run_solvers, "why_infeasible", lambda *_: "")
     held = bound = flushing = 0
     for seed, instance, outcome in _outcomes(seeds, draw):
         document = _certified(outcome)
@@ -164,7 +164,7 @@ def _forged(outcome: Outcome, pace_s: float, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("seeds", first_few(range(30, 44), 7))
 def test_a_certificate_of_a_pace_that_a_plan_beats_fails(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solving, "why_infeasible", lambda *_: "")
+    monkeypatch.setattr(run_solvers, "why_infeasible", lambda *_: "")
     refuted = 0
     for seed, _, outcome in _outcomes(seeds):
         document = _forged(outcome, outcome.objective_s * (1 + 1e-6), monkeypatch)
@@ -319,7 +319,7 @@ def test_pinned_layers_are_covered_for_every_number_of_stages(contention: bool) 
 
 
 def test_a_certificate_is_of_the_other_kind_where_sharing_does_not_bind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solving, "why_infeasible", lambda *_: "")
+    monkeypatch.setattr(run_solvers, "why_infeasible", lambda *_: "")
     found = 0
     for _, problem in (drawn(seed, lambda seed: replace(_instance(seed), boundary="single")) for seed in range(12)):
         free = replace(problem, options=replace(problem.options, contention=False, pins=()))

@@ -70,6 +70,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("count = 3", "count = 99999999", "at most"),
         ('memory = "40 GiB"', 'memory = "0 B"', "no memory"),
         ('memory = "40 GiB"', "", "'memory' is missing"),
+        ('memory = "40 GiB"', "memory = 40", "a memory of 40 bytes; is a unit missing, as in '16 GiB'"),
         ("latency", "latancy", "no field 'latancy'; did you mean 'latency'"),
         ("allreduce_efficiency = 0.5", "allreduce_efficiency = 1.5", "must be 1e-06 to 1"),
         ("allreduce_efficiency = 0.5", "allreduce_efficiency = 0", "must be 1e-06 to 1"),
@@ -105,7 +106,7 @@ def test_levels_between_workers() -> None:
 def test_the_number_of_servers_can_be_changed() -> None:
     assert cluster.load_cluster("A").with_servers(2).workers == 8
     assert three_levels().with_servers(5).workers == 30
-    with pytest.raises(InputError, match="no devices"):
+    with pytest.raises(InputError, match="at least one"):
         cluster.load_cluster("A").with_servers(0)
     with pytest.raises(InputError, match="its only level is the server"):
         local_cluster(2).with_servers(3)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from commandline import Run
+from decoders import tied_decoder
 
 import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.errors import TooFewLayersError
 from pipeplan.from_options.build_problem import BuiltProblem, build_problem
 from pipeplan.planning.choose_schedule import choose_schedule, known_sizes
 from pipeplan.planning.choose_synchrony import SynchronyChoice, choose_synchrony
@@ -133,6 +135,30 @@ def test_the_table_and_plan_json_show_both(run: Run) -> None:
     assert choice["asynchronous"]["updates"]["stale_by"] == [4, 1]
     other = json.loads(run(*words, "--asynchronous-gain", "5%", "--staleness", "any", "--json").out)["choice"]
     assert other["taken"] == "asynchronous"
+
+
+def test_tied_weights_that_keep_layers_together_do_not_hide_the_synchronous_plans() -> None:
+    """Under asynchronous schedules the whole model but for the loss is one group, and three stages are asked for."""
+    profile = tied_decoder(4)
+    three = {"stages": 3, "memory": False}
+    choice = build_problem(profile, pipeplan.cluster("C"), schedule="best", **three).synchrony
+    assert choice is not None
+    assert (len(choice.taken.plan.stages), choice.taken.plan.schedule, choice.asynchronous) == (3, "1f1b-flush", None)
+    assert "layers that share weights leave too few to divide for an asynchronous plan" in choice.reason
+    accumulated = {"batch": 4 * profile.minibatch, "staleness": "any"}
+    tried = build_problem(profile, pipeplan.cluster("C"), schedule="auto", **accumulated, **three).schedules
+    assert {one.schedule for one in tried} == {"1f1b-flush", "gpipe"}
+    with pytest.raises(TooFewLayersError, match=r"^3 stages asked for, but under 1f1b-stashing layers that"):
+        build_problem(profile, pipeplan.cluster("C"), schedule="1f1b-stashing", **three)
+    with pytest.raises(TooFewLayersError, match=r"^50 stages asked for, but the model has only \d+ layers to cut"):
+        build_problem(profile, pipeplan.cluster("C"), schedule="1f1b-flush", accumulate=4, stages=50)
+
+
+def test_a_faster_baseline_that_is_asynchronous_is_marked_as_such(run: Run) -> None:
+    words = ("solve", "awd-lm-v100", "--cluster", "C", "--solver", "dp", "--no-write", "--no-simulation")
+    (row,) = (line for line in run(*words).out.splitlines() if "over best straight" in line)
+    gain = float(row.split(")")[1].split("x")[0])
+    assert row.endswith("asynchronous, unlike this plan") == (gain < 1)
 
 
 @pytest.mark.parametrize(

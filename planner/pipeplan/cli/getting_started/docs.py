@@ -21,6 +21,15 @@ def _pages() -> dict[str, Path]:
     return dict(sorted(found.items(), key=lambda item: ("/" in item[0], item[0])))
 
 
+def _shown(text: str) -> str:
+    """A page without the comments before its title, which are for those who edit it."""
+    return text[text.find("# ") :] if text.startswith("<!--") else text
+
+
+def _title(text: str) -> str:
+    return _shown(text).partition("\n")[0].lstrip("# ")
+
+
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in _pages() if name.startswith(incomplete)]
 
@@ -39,7 +48,7 @@ def command(page: str | None, as_json: bool) -> None:
     """
     pages = _pages()
     if page is None:
-        titles = {name: read_text(path).partition("\n")[0].lstrip("# ") for name, path in pages.items()}
+        titles = {name: _title(read_text(path)) for name, path in pages.items()}
         if as_json:
             print_json([{"page": name, "title": titles[name], "file": str(path)} for name, path in pages.items()])
             return
@@ -51,7 +60,7 @@ def command(page: str | None, as_json: bool) -> None:
     name = page.removeprefix("docs/").removesuffix(".md")
     if name not in pages:
         raise InputError(f"there is no page {page!r}; {did_you_mean(name, pages)}")
-    text = read_text(pages[name])
+    text = _shown(read_text(pages[name]))
     if as_json:
         print_json({"page": name, "text": text})
     else:

@@ -33,6 +33,7 @@ from pipeplan.cli.running.export import export_lines
 from pipeplan.cli.shared.options import complete_words, force_option, json_option, output_folder, quiet_option
 from pipeplan.cli.shared.output import note, print_answer, print_json, print_line
 from pipeplan.cluster_data.devices import device_mismatch
+from pipeplan.cluster_data.local import LOCAL
 from pipeplan.cost.throughput import RunSize
 from pipeplan.drawing.executor_line import executor_lines
 from pipeplan.drawing.plan_table import plan_table
@@ -231,7 +232,7 @@ def command(
     if with_report:
         note(_write_report(outcome, output))
     elif not no_write and built.targeted is None:
-        note(_next_line(output))
+        note(_next_line(outcome, output))
     interrupted()  # the best plan so far is written, but the exit code stops scripts from going on with it
 
 
@@ -306,10 +307,17 @@ def _batch_norm_lines(profile: Profile, own: int) -> list[str]:
     return [f"BatchNorm normalises over {profile.minibatch} samples in this plan, where the profile's model has {own}"]
 
 
-def _next_line(folder: Path) -> str:
-    """The line that names the next command. A report on the previous plan may still be in the folder."""
+def _next_line(outcome: Outcome, folder: Path) -> str:
+    """The line that names the next command: the run, if the plan is for this machine, and the report.
+
+    A report on the previous plan may still be in the folder.
+    """
     older = " (the report.html there is of an older plan)" if (folder / "report.html").exists() else ""
-    return f"next: pipeplan report {shlex.quote(str(folder))}{older}"
+    profile = outcome.problem.profile
+    measured = bool(profile.model_ref) and profile.provenance.kind in ("measured", "calibrated")
+    runs = measured and outcome.problem.cluster.name == LOCAL and not outcome.plan.inference
+    run = f"{shlex.quote(str(folder / 'launch.sh'))} --epochs 1, or " if runs else ""
+    return f"next: {run}pipeplan report {shlex.quote(str(folder))}{older}"
 
 
 def _write_report(outcome: Outcome, folder: Path) -> str:

@@ -162,7 +162,10 @@ def _measure_with_executor(model: str, options: dict[str, Any], output: Path) ->
             found = trials.measure()
             save(found)
         except InputError as error:
-            note(f"note: the executor's costs are left out of predictions: {error}")
+            note(
+                f"note: the executor was not measured, as {error}; the next `pipeplan profile` tries again, best on an "
+                "idle machine, and until then predictions leave out its time and a worker's own memory"
+            )
             return measured
     busy = ", ".join(f"{count} workers {value:.2f}" for count, value in found.throughput.items() if count > 1)
     note(f"executor: {show_time(found.costs.pass_s)} a pass; busy together, in one worker's worth: {busy}")

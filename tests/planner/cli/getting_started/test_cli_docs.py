@@ -17,6 +17,8 @@ def test_all_pages_are_listed_with_their_titles(run: Run) -> None:
         path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in ROOT.glob("docs/**/*.md")
     }
     assert listed["sweep"].lower().startswith("sweep")
+    assert (listed["reference/cli"], listed["reference/api"]) == ("Command line", "Python API")
+    assert run("docs", "reference/cli").out.startswith("# Command line\n")
     assert str(ROOT / "docs") in done.err
     documents = json.loads(run("docs", "--json").out)
     assert [one["page"] for one in documents] == list(listed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,16 @@ def test_what_cannot_be_used_gets_one_line_and_writes_nothing(
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1), done.err
     assert complaint in done.err
     assert sorted(Path().rglob("*")) == before
+
+
+def test_a_plan_for_this_machine_names_the_command_that_runs_it(run: Run, planned: Path) -> None:
+    profile = branching()
+    measured = replace(profile, model_ref="job.py:build")
+    measured.save(Path("measured.json"))
+    where = ("--cluster", "local", "--workers", "2", "--solver", "dp", "--no-certificate", "-o", "a b")
+    solved = run("solve", "measured.json", *where)
+    assert solved.code == 0, solved.err
+    assert solved.err.splitlines()[-1] == "next: 'a b/launch.sh' --epochs 1, or pipeplan report 'a b'"
 
 
 def test_solve_names_the_next_step_or_takes_it(run: Run, planned: Path) -> None:

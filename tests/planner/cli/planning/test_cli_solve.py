@@ -135,7 +135,7 @@ def test_no_colour_codes_when_piped(run: Run) -> None:
         (["solve", "--workers", "two"], "'two' is not a valid integer"),
         (["solve", "--cluster", "A", "--workers", "3"], "--workers goes with --cluster local"),
         (["solve", "--servers", "3"], "the cluster local is one server"),
-        (["solve", "--cluster", "A", "--servers", "0"], "no devices"),
+        (["solve", "--cluster", "A", "--servers", "0"], "cannot have 0 servers: a cluster has at least one"),
         (["solve", "--minibatch", "0"], "must be at least 1"),
         (["solve", "--minibatch", str(10**24)], "at most 10000000"),
         (["solve", "--overlap", "nan"], "between 0 and 1"),
