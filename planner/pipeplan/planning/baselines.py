@@ -67,7 +67,7 @@ class Baseline:
 
 
 def quick_baselines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:
-    """The baselines that are found so quickly that a solve begins with them: data parallelism and the best grid.
+    """Data parallelism, on all workers and on the subset that is fastest, and the best grid.
 
     Data parallelism is scored even where it does not fit in memory, with a remark. A baseline that is not found before
     the deadline has a remark that says so. Raises `KeyboardInterrupt` on Ctrl-C.

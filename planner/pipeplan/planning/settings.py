@@ -10,18 +10,18 @@ MAXIMUM_CUTS = 50_000
 SHARES = {
     "choice": 0.5,
     "cuts": 0.5,
-    "grid": 0.2,
     "first": 0.5,
     "last": 0.8,
     "certificate": 0.5,
+    "grid": 0.4,
     "baselines": 0.8,
     "simplest": 0.5,
     "simulation": 1.0,
     "diagnosis": 1.0,
 }
 """The share of the time left that each phase may take: the choice of a schedule, a minibatch size or a number of
-workers, the cuts, data parallelism and the best uniform grid, the first of two solvers, the last or only solver, the
-certificate, the straight pipeline, the search for a simpler plan, the simulation. Where there is no plan, the diagnosis
+workers, the cuts, the first of two solvers, the last or only solver, the certificate, data parallelism and the best
+uniform grid, the straight pipeline, the search for a simpler plan, the simulation. Where there is no plan, the diagnosis
 takes what the solvers leave. What a phase does not need is left to those after it."""
 
 

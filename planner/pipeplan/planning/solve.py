@@ -101,14 +101,11 @@ class _Search:
     def _run_with(self, cuts: Cuts, beside: SideSearches | None) -> None:
         """Run all phases after the cuts, with the searches for baselines in processes `beside` this one if any."""
         problem, means = self._problem, self._means
-        with self._phase("grid"):
-            self._quick = [baselines.data_parallelism(problem)]
-            if beside is not None:
-                # The straight pipeline mostly takes longer.
-                searches = baselines.straight_pipelines, baselines.quick_baselines
-                beside.start(searches, means.deadline, SHARES["baselines"])
-            elif self._compares:
-                self._quick = baselines.quick_baselines(problem, cuts, means.share("grid"))
+        self._quick = [baselines.data_parallelism(problem)]
+        if beside is not None:
+            # The straight pipeline mostly takes longer.
+            searches = baselines.straight_pipelines, baselines.quick_baselines
+            beside.start(searches, means.deadline, SHARES["baselines"])
         self._results = results = run_solvers(problem, cuts, means, self._known)
         self._phases.update({result.solver: result.seconds for result in results})
         refuse_contradiction(problem, results)
@@ -121,7 +118,7 @@ class _Search:
                 self._certificate = certificate_of(problem, cuts, results, self._best[1], ends)
         if beside is not None and self._is_proven(self._best[1]):
             # Then no baseline takes the plan's place, so the search for a simpler one need not wait for them.
-            self._phases["baselines"] = 0.0  # phases are listed in the same order in any case
+            self._phases |= {"grid": 0.0, "baselines": 0.0}  # phases are listed in the same order in any case
             self._find_simpler(cuts)
             self._find_baselines(cuts, beside)
         else:
@@ -138,16 +135,18 @@ class _Search:
         if not self._compares and self._is_proven(self._finished()[1]):
             self._compared = tuple(self._quick)
             return
-        problem = self._problem
-        with self._phase("baselines"):
-            ends = self._means.share("baselines")
-            if beside is not None:
+        if beside is not None:
+            self._phases["grid"] = 0.0
+            with self._phase("baselines"):
                 self._quick = beside.found(baselines.quick_baselines)
                 self._compared = (*self._quick, *beside.found(baselines.straight_pipelines))
-                return
-            if not self._compares:
-                self._quick = baselines.quick_baselines(problem, cuts, ends.share(0.5))
-            self._compared = (*self._quick, *baselines.straight_pipelines(problem, cuts, ends))
+            return
+        # They come after the solvers, which have a plan and a bound sooner.
+        with self._phase("grid"):
+            self._quick = baselines.quick_baselines(self._problem, cuts, self._means.share("grid"))
+        with self._phase("baselines"):
+            straight = baselines.straight_pipelines(self._problem, cuts, self._means.share("baselines"))
+            self._compared = (*self._quick, *straight)
 
     def _find_simpler(self, cuts: Cuts) -> None:
         """Search for a simpler plan that is nearly as fast, if one is to be taken."""

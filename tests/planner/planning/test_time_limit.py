@@ -260,7 +260,6 @@ def test_ctrl_c_in_any_phase_after_the_dp_keeps_its_plan(
     ("target", "line"),
     [
         ("pipeplan.planning.solve.enumerate_cuts", "interrupted: the model's cuts were still being listed"),
-        ("pipeplan.planning.baselines.uniform_grid", "interrupted: no plan was found until then"),
         ("pipeplan.solvers.dp.pipeline_searches.terms_of", "interrupted: no plan was found until then"),
     ],
 )
@@ -275,7 +274,7 @@ def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(("where", "name"), [(certify, "make_certificate"), (run_solvers, "deepened")])
+@pytest.mark.parametrize(("where", "name"), [(certify, "make_certificate"), (run_solvers, "deepened"), (baselines, "uniform_grid")])
 def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
     where: object, name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
