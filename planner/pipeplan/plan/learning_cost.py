@@ -206,8 +206,15 @@ class KnownLearning:
         return any(case.reached < case.seeds for case in self.cases)
 
     @property
+    def advice(self) -> str:
+        """A sentence with a space before it where no seed of any nearest case reaches the goal, otherwise nothing."""
+        if not self.cases or any(case.reached for case in self.cases):
+            return ""
+        return " So it may not learn at the rate of one process: lower the rate, or take --staleness none."
+
+    @property
     def text(self) -> str:
-        """One sentence."""
+        """One sentence, and the advice."""
         how = "with error feedback" if self.correction != "none" else "not corrected"
         old = f"{self.delay} update{'s' if self.delay > 1 else ''} old"
         if not self.measured:
@@ -219,7 +226,7 @@ class KnownLearning:
         found = "; ".join(case.text for case in self.cases)
         return (
             f"Learning, samples to the goal beside one process, measured on small models for {self.optimizer}, {how}, "
-            f"gradients {old}{at}, {self.spread}: {found}."
+            f"gradients {old}{at}, {self.spread}: {found}.{self.advice}"
         )
 
     def to_json(self) -> dict[str, object]:

@@ -21,8 +21,8 @@ SHARES = {
 }
 """The share of the time left that each phase may take: the choice of a schedule, a minibatch size or a number of
 workers, the cuts, the first of two solvers, the last or only solver, the certificate, data parallelism and the best
-uniform grid, the straight pipeline, the search for a simpler plan, the simulation. Where there is no plan, the diagnosis
-takes what the solvers leave. What a phase does not need is left to those after it."""
+uniform grid, the straight pipeline, the search for a simpler plan, the simulation. Where there is no plan, the
+diagnosis takes what the solvers leave. What a phase does not need is left to those after it."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,15 @@ def test_sgd_with_state_has_momentum() -> None:
     assert plain is not None
     assert [case.optimizer for case in momentum.cases] == ["SGD with momentum"] * 2
     assert plain.text == "Learning: not measured for this optimiser, SGD without momentum."
+
+
+def test_where_no_seed_reaches_the_goal_it_says_what_to_do() -> None:
+    momentum = known_learning(DOUBLE, "SGD", 1.0, "none")
+    assert momentum is not None
+    none = replace(momentum, cases=tuple(replace(case, reached=0) for case in momentum.cases))
+    some = replace(none, cases=(*none.cases[:-1], replace(none.cases[-1], reached=1)))
+    assert none.text.endswith("lower the rate, or take --staleness none.")
+    assert (some.advice, replace(none, cases=()).advice) == ("", "")
 
 
 def test_solve_says_it_and_plan_json_has_the_source(run: Run) -> None:

@@ -274,7 +274,9 @@ def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(("where", "name"), [(certify, "make_certificate"), (run_solvers, "deepened"), (baselines, "uniform_grid")])
+@pytest.mark.parametrize(
+    ("where", "name"), [(certify, "make_certificate"), (run_solvers, "deepened"), (baselines, "uniform_grid")]
+)
 def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
     where: object, name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
