@@ -158,7 +158,7 @@ def _stages(outcome: Outcome) -> FittingTable:
     least = min(cost.capacity_bytes for cost in score.stages)
     # In a heterogeneous cluster the column shows the share of each stage's own capacity.
     differ = any(cost.capacity_bytes > least for cost in score.stages)
-    capacity = "" if not limited else "of its own" if differ else f"of {show_size(least)}"
+    capacity = "" if not limited else "of its device" if differ else f"of {show_size(least)}"
     for heading in ("stage", "repl.", "servers", "depth", "compute", "sync", "to next", "link", "memory", capacity):
         table.add_column(heading, justify="right", no_wrap=True)
     for number, (stage, cost) in enumerate(zip(plan.stages, score.stages, strict=True), start=1):

@@ -11,8 +11,10 @@ from pipeplan.util import graph
 from pipeplan.util.typed import Bytes
 
 MOST_NAMED = 3
-APART = "except under a synchronous schedule (1f1b-flush, gpipe): each of their stages then keeps a copy of the weights"
-"""A sentence about tied weights that follows `HeldLayers.text`."""
+APART = (
+    "under a synchronous schedule (1f1b-flush, gpipe) they may be in several stages, each with a copy of the weights"
+)
+"""A clause about tied weights that follows `HeldLayers.text`."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def tie_remarks(traced: TracedModel) -> list[str]:
         (held,) = held_layers(names, arrows, [tie.layers])
         more = f" and {len(tie.weights) - MAX_NAMED_PARAMETERS} more" if len(tie.weights) > MAX_NAMED_PARAMETERS else ""
         tied = ", ".join(tie.weights[:MAX_NAMED_PARAMETERS])
-        remarks.append(f"{held.text(f'the weights {tied}{more}')}, {APART}")
+        remarks.append(f"{held.text(f'the weights {tied}{more}')}; {APART}")
     for held in held_layers(names, arrows, traced.together):
         readers = [set(layer.parameters) for layer in traced.layers if layer.name in held.group]
         shared = [name for name in names_of if sum(name in read for read in readers) > 1]

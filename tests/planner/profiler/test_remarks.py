@@ -63,8 +63,8 @@ def test_tied_weights_are_named_with_what_they_mean_for_cuts() -> None:
     (said,) = remarks(tied=True)
     assert said == (
         "'words' and 'head' have the weights words.weight = head.weight in common and stay in one stage with the "
-        "2 layers between them; 1 layer can be in other stages, except under a synchronous schedule (1f1b-flush, "
-        "gpipe): each of their stages then keeps a copy of the weights"
+        "2 layers between them; 1 layer can be in other stages; under a synchronous schedule (1f1b-flush, "
+        "gpipe) they may be in several stages, each with a copy of the weights"
     )
     assert not remarks(tied=False)
 

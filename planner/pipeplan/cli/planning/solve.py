@@ -295,7 +295,7 @@ def _held_lines(problem: Problem) -> list[str]:
     lines = []
     for group in held_layers(names, edges(profile.tensors), (*profile.together, *tied)):
         if group.between:
-            apart = f", {APART}" if any(set(layers) <= set(group.group) for layers in tied) else ""
+            apart = f"; {APART}" if any(set(layers) <= set(group.group) for layers in tied) else ""
             lines.append(group.text() + apart)
     return lines
 
@@ -372,7 +372,10 @@ def _rate_text(samples_per_s: float | None, config: str, in_time: bool) -> str:
 
 def _fewest_line(fewest: FewestWorkers) -> str:
     less = "" if fewest.fewer_s is None else f"; one fewer takes {show_time(fewest.fewer_s)}"
+    best, best_s = fewest.best.plan, show_time(fewest.best.predicted_s)
+    if best.busy <= fewest.workers:
+        return f"the best plan has the fewest workers that are fast enough, {fewest.workers} ({best_s}){less}"
     return (
-        f"{fewest.workers} workers come within {fewest.slower:.2%} of the best, {fewest.best.plan.config} on "
-        f"{fewest.best.plan.busy} workers ({show_time(fewest.best.predicted_s)}){less}"
+        f"{fewest.workers} workers come within {fewest.slower:.2%} of the best plan, {best.config} with {best.busy} "
+        f"workers ({best_s}){less}"
     )

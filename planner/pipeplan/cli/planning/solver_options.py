@@ -45,7 +45,7 @@ _ARGUMENTS = (
         type=float,
         default=60.0,
         show_default=True,
-        help="Seconds for everything, cuts to baselines; unless given, 4 to confirm a proof.",
+        help="Seconds for the whole search. Unless it is given, the second solver has 4 of them to confirm a proof.",
     ),
     click.option(
         "--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."
