@@ -387,7 +387,7 @@ def test_workers_of_this_machine(run: Run) -> None:
     ("arguments", "complaint"),
     [
         (["--servers", "one"], "--servers: expected whole numbers such as 1,2,4, found 'one'"),
-        (["--servers", "0"], "no devices"),
+        (["--servers", "0"], "cannot have 0 servers"),
         (["--bandwidth", "10Gbit/s"], "expected a level and its rates"),
         (["--bandwidth", "cluster=fast"], "--bandwidth cluster: expected a rate"),
         (["--bandwidth", "clutser=1Gbit/s"], "did you mean 'cluster'"),
