@@ -335,21 +335,21 @@ class ChargedSearch(_Charging):
 
 @dataclass(frozen=True)
 class _Groups:
-    """Things by their kind."""
+    """Elements, by their number, grouped by kind."""
 
     order: Ints
-    """The things, sorted by kind."""
+    """The elements, sorted by kind."""
     begins: Ints
     counts: Ints
 
     @staticmethod
     def of(kind: Ints, kinds: int) -> _Groups:
-        """Group things, given the kind of each and the number of kinds."""
+        """Group elements, given the kind of each and the number of kinds."""
         counts = np.bincount(kind, minlength=kinds)
         return _Groups(np.argsort(kind, kind="stable"), np.cumsum(counts) - counts, counts)
 
     def members(self, kinds: Ints) -> tuple[Ints, Ints]:
-        """All things of some kinds: the index of the kind in the list, and the thing."""
+        """All elements of some kinds: the index of the kind in the list, and the element."""
         which, place = _ranges(self.begins[kinds], self.counts[kinds])
         return which, self.order[place]
 
