@@ -99,6 +99,7 @@ def choose_schedule(
     own, known = [profile.minibatch], known_sizes(profile, sizes)[0]
     tried = [(name, size) for name in STALENESS[staleness] for size in (sizes if name in ACCUMULATING else own)]
     choices: list[ScheduleChoice] = []
+    refused = None
     for number, (schedule, size) in enumerate(tried):
         accumulate = batch // size if schedule in ACCUMULATING else None
         sized = profile if size == profile.minibatch else profile.rescaled(size, pessimistic=True)
@@ -106,10 +107,9 @@ def choose_schedule(
         chosen = replace(options, schedule=schedule, accumulate=accumulate, correction=correction)
         try:
             problem = Problem(sized, cluster, chosen)
-        except TooFewLayersError:
-            if schedule == tried[-1][0] and not choices:
-                raise
-            continue  # Another schedule may divide layers that share weights.
+        except TooFewLayersError as error:
+            refused = error  # Another schedule may divide layers that share weights.
+            continue
         ends = deadline.share(1 / (len(tried) - number + (staleness == "none")))
         best_found, in_time = best_in_time(problem, maximum_cuts, ends, _CHOICE_GAP)
         pace, config, plan = None, "", None
@@ -117,6 +117,8 @@ def choose_schedule(
             plan, config, score = best_found.plan, best_found.plan.config, evaluate(best_found.plan, problem)
             pace = (stated_plan_s(problem, plan, score, ends) if simulate else score.pace_s) / size
         choices.append(ScheduleChoice(problem, pace, config, in_time, size not in {*own, *known}, plan))
+    if refused is not None and not choices:
+        raise refused
     feasible = [choice for choice in choices if choice.sample_s is not None]
     if not feasible and not all(choice.in_time for choice in choices):
         raise InfeasibleError("no plan of any schedule was found in time; give more with --time-limit")

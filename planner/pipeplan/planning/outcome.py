@@ -37,7 +37,7 @@ class Outcome:
     """Lower bound on the pace of every plan of the searched space with everything charged, in seconds per minibatch."""
     certificate: Certificate = NO_CERTIFICATE
     simulation: PlanSimulation = NOT_SIMULATED
-    """What a simulation of the plan's schedule says, beside the prediction."""
+    """The simulation of the plan's schedule, beside the prediction."""
     synchrony: SynchronyChoice | None = None
     """The choice between synchronous and asynchronous plans, if it was left to pipeplan."""
     simplification: Simplification | None = None

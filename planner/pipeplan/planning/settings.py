@@ -1,4 +1,4 @@
-"""What a solve is told: which solvers to run, what to search for besides, and how the time is divided."""
+"""The settings of a solve: the solvers to run, the searches beside them, and the division of the time."""
 
 from __future__ import annotations
 

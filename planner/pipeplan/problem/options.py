@@ -47,7 +47,7 @@ class Options:
     virtual_stages: Positive | None = None
     """Stages of each worker under interleaved-1f1b; None for the best number. A worker has two under zb-v."""
     correction: str = "none"
-    """What is done about old gradients, one of `CORRECTIONS`. With `ef` every stage keeps the last steps of its
+    """The correction of old gradients, one of `CORRECTIONS`. With `ef` every stage keeps the last steps of its
     optimiser, one for each weight version but the newest."""
     recompute: bool = True
     """Whether a stage may drop its activations and run forward again before backward, where memory is short."""

@@ -1,4 +1,4 @@
-"""What a simulation yields: the actions of workers and the transfers over links, each with its start and its end."""
+"""The events of a simulation: the actions of workers and the transfers over links, each with its start and its end."""
 
 from __future__ import annotations
 

@@ -44,11 +44,6 @@ class PassedLevel:
     crossing_s: float
     """P, the pace at which components may be passed through."""
 
-    @staticmethod
-    def highest_bound_s(levels: list[PassedLevel]) -> float:
-        """The highest of the bounds; 0 where there is none."""
-        return max((one.bound_s for one in levels), default=0.0)
-
 
 def passed_levels(problem: Problem, cuts: Cuts) -> list[PassedLevel]:
     """The levels of a problem for which something is known of pipelines that pass through."""

@@ -23,7 +23,7 @@ def _pages() -> dict[str, Path]:
 
 def _shown(text: str) -> str:
     """A page without the comments before its title, which are for those who edit it."""
-    return text[text.find("# ") :] if text.startswith("<!--") else text
+    return text.partition("-->")[2].lstrip() if text.startswith("<!--") else text
 
 
 def _title(text: str) -> str:

@@ -10,7 +10,7 @@ from pipeplan.cli.shared.options import bundled_clusters, complete_names, json_o
 from pipeplan.cli.shared.output import print_answer, print_json
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.cluster_toml import bundled_cluster_names, load_cluster
-from pipeplan.cluster_data.local import local_cluster
+from pipeplan.cluster_data.local import LOCAL, local_cluster
 from pipeplan.util.units import show_rate, show_size
 
 
@@ -27,8 +27,8 @@ def command(files: tuple[str, ...], as_json: bool) -> None:
     pipeplan clusters --json
     """
     clusters = [
-        local_cluster(None) if name == "local" else load_cluster(name)
-        for name in files or (*bundled_cluster_names(), "local")
+        local_cluster(None) if name == LOCAL else load_cluster(name)
+        for name in files or (*bundled_cluster_names(), LOCAL)
     ]
     if as_json:
         print_json([cluster.to_json() for cluster in clusters])

@@ -1,1 +1,1 @@
-"""What commands of several folders share: options of the same name, all that is printed, and completion of names."""
+"""Parts that commands of several folders share: options of the same name, all that is printed, completion of names."""

@@ -91,7 +91,7 @@ class ChargedPipelines:
         if low >= min(self.useful_s, known.pace_s):
             return BisectionResult(low, known.pace_s, known)
         if self.memory_binds:
-            # What is found without the limit would not fit.
+            # A pipeline that is found without the limit would not fit.
             return self._bisect(regions, known, memory=True)
         result = self._bisect(regions, known, memory=False)
         assert result.best is not None

@@ -367,14 +367,15 @@ def _charged(
     assert so_far.best is not None
     pace, space, pipeline = so_far.best
     note = f"what workers share is charged exactly where a stage has at most {MOST_PLACEMENTS:,} places"
-    if price is None and not charges(problem):
+    exact = charges(problem)
+    if price is None and not exact:
         return replace(_alone(problem, cuts, so_far), note=note)
     levels, alone_bound_s = passed_levels(problem, cuts), so_far.bound if cuts.complete else None
     if so_far.finished and so_far.regions:
-        least_s = PassedLevel.highest_bound_s(levels)
+        least_s = max((one.bound_s for one in levels), default=0.0)
         raised = [replace(one, low_s=max(one.low_s, least_s * (one.space.copies == 1))) for one in so_far.regions]
         so_far.regions, so_far.bound = raised, max(so_far.bound, min(one.low_s for one in raised))
-    if price is not None and not charges(problem):
+    if price is not None and not exact:
         result = _charged_afterwards(problem, cuts, so_far, deadline, gap, effort, levels, price)
         note = "" if result.status == Status.OPTIMAL else note
         return replace(result, charged=True, alone_bound_s=alone_bound_s, note=note)
@@ -414,7 +415,9 @@ def _charged_afterwards(
     pace_s, space, pipeline = so_far.best
     plans = [_plan(problem, space, pipeline.stages(), pace_s)]
     finished, interrupted = so_far.finished, so_far.interrupted
-    for one in levels if plan_spaces(problem)[0].copies == 1 and not problem.options.grid else []:
+    single = plan_spaces(problem)[0]
+    searches_levels = single.copies == 1 and not problem.options.grid
+    for one in levels if searches_levels else []:
         if interrupted or one.bound_s <= pace_s:
             continue
         inner = PipelineSearches(without_straddling(problem, one.level), cuts, deadline, gap, above=one.crossing_s)
@@ -422,7 +425,7 @@ def _charged_afterwards(
         found = inner.best()
         interrupted = interrupted or found.interrupted
         if found.best is not None:
-            plans.append(_plan(problem, plan_spaces(problem)[0], found.best.stages(), max(found.high, one.crossing_s)))
+            plans.append(_plan(problem, single, found.best.stages(), max(found.high, one.crossing_s)))
     paces = [price(plan) for plan in plans]
     best_s = min(paces)
     best = plans[paces.index(best_s)]

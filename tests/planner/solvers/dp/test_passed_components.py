@@ -14,7 +14,7 @@ from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp import charged_pipelines, dynamic_program
-from pipeplan.solvers.passed_components import PassedLevel, passed_levels
+from pipeplan.solvers.passed_components import passed_levels
 from pipeplan.solvers.result import Status
 
 CLUSTERS = (2, 5), (2, 6), (2, 7), (2, 2, 3), (2, 3, 2)
@@ -61,7 +61,7 @@ def test_no_pipeline_is_faster_than_the_bound(monkeypatch: pytest.MonkeyPatch) -
     higher = 0
     for problem in (_even(), *map(_problem, range(10))):
         cuts = enumerate_cuts(problem, 1000)
-        bound_s = PassedLevel.highest_bound_s(passed_levels(problem, cuts))
+        bound_s = max((one.bound_s for one in passed_levels(problem, cuts)), default=0.0)
         with monkeypatch.context() as patch:
             patch.setattr(dynamic_program, "passed_levels", lambda problem, cuts: [])
             best = dynamic_program.solve(problem, cuts)
