@@ -2,18 +2,17 @@
 
 FOLDER is an empty folder for its files. Importing torch takes longer than the trials, so the program says `ready` when
 that is done, and begins with a line on standard input; it ends where that is closed. Then standard output has one line
-of JSON: `trials`, each with its `workers`, the `pace_s` of a minibatch, the `cpu_s` of a minibatch on each worker, both
-in seconds, the `peak_bytes` of the largest worker, and `others`, the cores that other programs used meanwhile. Every
-trial runs the real executor on this machine, with workers that are forked from this process after one import of torch.
-Their stages compute matrix products, or nothing at all; messages, weight versions, samples and updates are the
-executor's own.
+of JSON: `trials`, each with its `workers`, on each worker the `cpu_s` of a minibatch and the `load_s` of reading its
+samples, both in seconds, the `cores_in_use` by all of them, the `peak_bytes` of the largest worker, and `others`, the
+cores that other programs used meanwhile. Every trial runs the real executor on this machine, with workers that are
+forked from this process after one import of torch. Their stages compute matrix products, or nothing at all; messages,
+weight versions, samples and updates are the executor's own.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import itertools
 import json
 import os
 import signal
@@ -72,6 +71,7 @@ def trials(cores: int, products: int, physical: int | None = None) -> list[Trial
     most = min(cores, MOST_WORKERS)
     counts = sorted({1, 2, min(physical or most, most), most, most + 1})
     return [
+        *([Trial("alone", 1)] if cores > 1 else []),
         # Beside another one, so that it differs from two stages in the messages, and not in what shares its caches.
         Trial("pass", 1, pipelines=min(cores, 2)),
         Trial("message", 2),
@@ -97,8 +97,8 @@ def run_trials(folder: Path) -> list[dict[str, Any]]:
     cores = len(os.sched_getaffinity(0))
     planned = trials(cores, _calibrated(), physical_cores())
     measured = [_run(trial, folder / str(number)) for number, trial in enumerate(planned)]
-    # The other trials are compared with those of one worker, and a pace counts where workers share cores. What
-    # disturbed these trials for a second may be gone by now.
+    # The other trials are compared with those of one worker, and where workers share cores it counts how much of these
+    # is idle. What disturbed these trials for a second may be gone by now.
     return [
         _least([first, _run(trial, folder / f"{number}-again")])
         if first["others"] > QUIET and (trial.workers == 1 or trial.workers > cores)
@@ -110,10 +110,11 @@ def run_trials(folder: Path) -> list[dict[str, Any]]:
 def _least(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The least times of several runs of a trial, worker by worker: other programs only ever add to them.
 
-    The pace is that of the run which other programs disturbed the least, as it has to be seen beside what they took.
+    All else is of the run which other programs disturbed the least.
     """
-    cpu_s = [min(times) for times in zip(*(one["cpu_s"] for one in measured), strict=True)]
-    return {**min(measured, key=lambda one: (round(one["others"], 1), one["pace_s"])), "cpu_s": cpu_s}
+    times = {name: zip(*(one[name] for one in measured), strict=True) for name in ("cpu_s", "load_s")}
+    least = {name: [min(found) for found in workers] for name, workers in times.items()}
+    return {**min(measured, key=lambda one: float(one["others"])), **least}
 
 
 def _calibrated() -> int:
@@ -209,9 +210,9 @@ def _finish(workers: Sequence[int], name: str) -> int:
 
 
 def _measured(folder: Path, trial: Trial) -> dict[str, Any]:
-    """The pace, the least of several parts of the steady state, and the processor time of each worker.
+    """The cores that the workers used in the steady state, and what a minibatch takes on each of them.
 
-    The processor time leaves out what evicting the caches has taken.
+    The processor time of a minibatch has the reading of its samples, but not what evicting the caches has taken.
     """
     found, evicted_s = [], []
     for rank in range(trial.workers):
@@ -219,11 +220,12 @@ def _measured(folder: Path, trial: Trial) -> dict[str, Any]:
         found.append([json.loads(line) for line in lines])
         evicted_s.append(float(_eviction_file(folder, rank).read_text()) / trial.minibatches)
     first = round(trial.minibatches * WARM_UP)
-    ends = [step["time_s"] for step in found[-1]][first:]
-    marks = [round(part * (len(ends) - 1) / PARTS) for part in range(PARTS + 1)]
-    paces = [(ends[stop] - ends[start]) / (stop - start) for start, stop in itertools.pairwise(marks)]
-    cpu_s = [_typical([step["cpu_s"] for step in steps][first:]) for steps in found]
-    return {"pace_s": min(paces), "cpu_s": [max(0.0, a - b) for a, b in zip(cpu_s, evicted_s, strict=True)]}
+    steady = [steps[first:] for steps in found]
+    cpu_s, load_s = ([_typical([step[name] for step in steps]) for steps in steady] for name in ("cpu_s", "load_s"))
+    own_s = [max(0.0, whole - evicted) for whole, evicted in zip(cpu_s, evicted_s, strict=True)]
+    used_s = sum(step["cpu_s"] for steps in steady for step in steps[1:])
+    in_use = used_s / (steady[-1][-1]["time_s"] - steady[-1][0]["time_s"])
+    return {"cores_in_use": in_use, "cpu_s": own_s, "load_s": load_s}
 
 
 def _typical(values: Sequence[float]) -> float:

@@ -87,7 +87,7 @@ def profile_of(calibrated: Calibrated, runs: Sequence[ObservedRun], before: Prof
         repeats=min(run.minibatches for run in runs),
         notes=tuple(notes),
     )
-    return replace(calibrated.profile, provenance=provenance, step_s=0.0).without_load()
+    return replace(calibrated.profile, provenance=provenance, step_s=0.0, read_s=0.0).without_load()
 
 
 def cluster_of(calibrated: Calibrated, runs: Sequence[ObservedRun]) -> Cluster:

@@ -43,9 +43,11 @@ class ExecutorCosts:
     activation_share: Amount = 0.0
     """The same for the activations that layers save, in addition, as a share of them."""
     sample_s: Amount = 0.0
-    """For reading the samples of a minibatch, and its loss: at the first and at the last stage."""
+    """For handling the samples of a minibatch, and its loss: at the first and at the last stage."""
     step_s: Amount = 0.0
     """For each step of the optimiser at a stage, whatever its parameters are, beside what the layers are charged."""
+    read_s: Amount = 0.0
+    """For reading the samples of a minibatch from the job's data: at the first and at the last stage."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -87,7 +89,9 @@ class ExecutorCosts:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON, without those that older files lack where they are nothing."""
-        return {name: value for name, value in asdict(self).items() if value or name not in ("sample_s", "step_s")}
+        return {name: value for name, value in asdict(self).items() if value or name not in _LATER}
 
 
+_LATER = ("sample_s", "step_s", "read_s")
+"""Fields that older files lack."""
 NO_COSTS = ExecutorCosts()

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +25,30 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import read_document, write_text
 from pipeplan.util.typed import Amount, decode
 
-FORMAT, VERSION = "pipeplan-executor-costs", 6
+FORMAT, VERSION = "pipeplan-executor-costs", 7
 SWITCH = "PIPEPLAN_EXECUTOR_COSTS"
 """Environment variable: with `off` nothing is measured, and nothing measured is used."""
+
+
+@dataclass(frozen=True)
+class IdleCores:
+    """How long cores are idle where more workers than cores compute, because the worker that is due has no core.
+
+    The share falls with the square root of the work that a minibatch is on each worker: the longer a worker computes,
+    the rarer it waits for a core while another core is idle (docs/performance.md, "Shared cores").
+    """
+
+    cores: int
+    share: float
+    """Share of the cores that is idle, measured with one worker more than cores."""
+    work_s: float
+    """The work of a minibatch on each worker then, in seconds."""
+
+    def share_at(self, workers: int, work_s: float | None = None) -> float:
+        """The idle share for so many workers and so much work of each for a minibatch, or as much as was measured."""
+        if workers <= self.cores:
+            return 0.0
+        return self.share * math.sqrt(min(1.0, self.work_s / work_s)) if work_s else self.share
 
 
 @dataclass(frozen=True)
@@ -35,16 +56,27 @@ class MachineCosts:
     """What the executor costs on this machine, and what several busy workers get done together."""
 
     costs: ExecutorCosts
+    """The costs of a worker beside others."""
     throughput: Mapping[int, float]
     """For numbers of workers that compute at the same time: what they get done together, in single workers' worth."""
     when: str
     """UTC time of the measurement, ISO 8601."""
     disturbed: bool = False
     """Whether other programs used the machine meanwhile."""
+    alone_pass_s: float | None = None
+    """`pass_s` of a worker that has the machine to itself; None for that of `costs`."""
+    idle: IdleCores | None = None
+    """How long cores are idle where workers share them; None where that was not measured."""
 
-    def busy_workers(self, workers: int) -> float:
-        """The work that so many workers get done together: as measured, linear between two numbers that were measured,
-        and no more than the largest of them beyond it."""
+    def costs_of(self, workers: int) -> ExecutorCosts:
+        """The costs of one of so many workers."""
+        if workers > 1 or self.alone_pass_s is None:
+            return self.costs
+        return replace(self.costs, pass_s=self.alone_pass_s)
+
+    def together(self, workers: int) -> float:
+        """The work that so many workers get done together while all cores compute: as measured, linear between two
+        numbers that were measured, and no more than the largest of them beyond it."""
         below = max((count for count in self.throughput if count <= workers), default=0)
         above = min((count for count in self.throughput if count >= workers), default=below)
         if not below:
@@ -52,6 +84,10 @@ class MachineCosts:
         low, high = self.throughput[below], self.throughput[above]
         share = (workers - below) / (above - below) if above > below else 0.0
         return max(1.0, low + share * (high - low))
+
+    def in_use(self, workers: int, work_s: float | None = None) -> float:
+        """The share of the cores that is in use by so many workers, each with so much work for a minibatch."""
+        return 1.0 - (self.idle.share_at(workers, work_s) if self.idle else 0.0)
 
     def to_json(self) -> dict[str, Any]:
         """The content of the file."""
@@ -63,6 +99,8 @@ class MachineCosts:
             "disturbed": self.disturbed,
             "executor": self.costs.to_json(),
             "throughput": {str(count): value for count, value in self.throughput.items()},
+            "alone_pass_s": self.alone_pass_s,
+            "idle": None if self.idle is None else asdict(self.idle),
         }
 
 
@@ -70,7 +108,7 @@ class ExecutorCostsFile(Struct):
     """The file of the measurements."""
 
     format: Literal["pipeplan-executor-costs"]
-    version: Literal[6]
+    version: Literal[7]
     machine: str
     torch: str
     pipeplan: str
@@ -78,6 +116,8 @@ class ExecutorCostsFile(Struct):
     disturbed: bool
     executor: ExecutorCosts
     throughput: dict[str, Amount]
+    alone_pass_s: Amount | None = None
+    idle: IdleCores | None = None
 
 
 def enabled() -> bool:
@@ -101,7 +141,7 @@ def machine_costs() -> MachineCosts | None:
         if any(getattr(file, name) != value for name, value in _made_with().items()):
             return None
         throughput = {int(count): value for count, value in file.throughput.items()}
-        return MachineCosts(file.executor, throughput, file.when, file.disturbed)
+        return MachineCosts(file.executor, throughput, file.when, file.disturbed, file.alone_pass_s, file.idle)
     except (InputError, ValueError):
         return None  # A damaged file is measured again.
 
@@ -121,9 +161,9 @@ def with_machine_costs(cluster: Cluster) -> Cluster:
     measured = machine_costs() if cluster.device.kind == "cpu" and cluster.servers == 1 and cluster.uniform else None
     if measured is None:
         return cluster
-    cores = measured.busy_workers(cluster.workers)
-    device = replace(cluster.device, cores=round(cores, 3) if cores < cluster.workers else 0)
-    return replace(cluster, device=device, executor=measured.costs)
+    workers = cluster.workers
+    cluster = _with_cores(cluster, measured.together(workers) * measured.in_use(workers))
+    return replace(cluster, executor=measured.costs_of(workers))
 
 
 def whole_cores(cluster: Cluster) -> Cluster:
@@ -131,26 +171,29 @@ def whole_cores(cluster: Cluster) -> Cluster:
     cores = cluster.device.cores
     if float(cores).is_integer() or not cluster.uniform:
         return cluster
-    whole = math.ceil(cores)
-    return _with_cores(cluster, whole)
+    return _with_cores(cluster, math.ceil(cores))
 
 
-def loaded_cores(cluster: Cluster) -> Cluster:
-    """The cluster with the share of its cores that is in use, for layers that were measured under load.
+def _shared_out(cluster: Cluster, profile: Profile) -> Cluster:
+    """The cluster with the cores that its workers have together, where what was measured here is charged.
 
-    Such layers are as slow as beside other workers. What a measured throughput says beyond that, where there are more
-    workers than cores, is that cores are idle at times because the worker that is due has none.
+    Layers that were measured under load are as slow as beside other workers already. Idle cores are in no measured
+    time of a layer, and depend on the work of a minibatch.
     """
-    measured, whole = machine_costs(), whole_cores(cluster)
-    cores = int(whole.device.cores)
-    if measured is None or replace(cluster.executor, step_s=0.0) != measured.costs or not cores:
+    measured, loaded = machine_costs(), profile.provenance.processes > 1
+    whole = whole_cores(cluster) if loaded else cluster
+    workers = cluster.workers
+    if measured is None or replace(cluster.executor, step_s=0.0, read_s=0.0) != measured.costs_of(workers):
         return whole
-    used = measured.busy_workers(cluster.workers) / measured.busy_workers(cores)
-    return _with_cores(cluster, round(cores * min(1.0, used), 3))
+    costs, cores = measured.costs, measured.idle.cores if measured.idle else whole.device.cores or workers
+    layers_s = profile.total_s + sum(layer.update_s for layer in profile.layers)
+    in_use = measured.in_use(workers, layers_s / workers + 2 * costs.pass_s + 4 * costs.message_s)
+    return _with_cores(cluster, (cores if loaded else measured.together(workers)) * in_use)
 
 
 def _with_cores(cluster: Cluster, cores: float) -> Cluster:
-    return replace(cluster, device=replace(cluster.device, cores=cores if cores < cluster.workers_per_server else 0))
+    shared = round(cores, 3) if cores < cluster.workers_per_server else 0
+    return replace(cluster, device=replace(cluster.device, cores=shared))
 
 
 def shares_processors(cluster: Cluster) -> bool:
@@ -167,15 +210,19 @@ def as_charged(profile: Profile, cluster: Cluster, busy: int) -> tuple[Profile, 
         profile = profile.under_load(busy)
     if profile.provenance.kind == "calibrated":
         return profile, without_costs(cluster)
+    cluster = _shared_out(cluster, profile)
     if profile.step_s:
         cluster = replace(cluster, executor=replace(cluster.executor, step_s=profile.step_s))
-    return profile, cluster if profile.provenance.processes == 1 else loaded_cores(cluster)
+    return profile, cluster
 
 
 def with_one_worker(cluster: Cluster) -> Cluster:
     """One worker of a machine, which then shares its cores with nobody."""
     levels = tuple(replace(level, count=1) for level in cluster.levels)
-    return replace(cluster, levels=levels, device=replace(cluster.device, cores=0))
+    measured, costs = machine_costs(), cluster.executor
+    if measured is not None and costs == measured.costs:
+        costs = measured.costs_of(1)
+    return replace(cluster, levels=levels, device=replace(cluster.device, cores=0), executor=costs)
 
 
 def without_costs(cluster: Cluster) -> Cluster:

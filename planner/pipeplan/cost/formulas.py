@@ -75,13 +75,13 @@ def executor_time(
     """The executor's own work at one stage for one minibatch, in seconds on a device of speed 1.
 
     passes · (pass + boundaries · message) + crossing · message_byte + versioned · version_byte + steps · step, and
-    sample at the first and the last stage, which have fewer than two neighbours. `passes` is 2 in training and 1 in
-    inference, `boundaries` the number of neighbouring stages (0 to 2), `crossing_bytes` what crosses both boundaries in
-    both directions, `versioned_bytes` the parameters that an update copies, per minibatch, and `steps` the optimiser's
-    steps per minibatch. "The executor's own work".
+    sample + read at the first and the last stage, which have fewer than two neighbours. `passes` is 2 in training and 1
+    in inference, `boundaries` the number of neighbouring stages (0 to 2), `crossing_bytes` what crosses both boundaries
+    in both directions, `versioned_bytes` the parameters that an update copies, per minibatch, and `steps` the
+    optimiser's steps per minibatch. "The executor's own work".
     """
     messages = passes * (costs.pass_s + boundaries * costs.message_s) + steps * costs.step_s
-    messages = messages + np.less(boundaries, 2) * costs.sample_s
+    messages = messages + np.less(boundaries, 2) * (costs.sample_s + costs.read_s)
     return messages + crossing_bytes * costs.message_byte_s + versioned_bytes * costs.version_byte_s
 
 

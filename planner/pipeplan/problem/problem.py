@@ -48,6 +48,9 @@ class Problem:
         rings = SHARDED_RINGS if self.options.shard_optimizer else 1.0
         if self.cluster.exchange_rings != rings:
             object.__setattr__(self, "cluster", replace(self.cluster, exchange_rings=rings))
+        if self.profile.read_s and self.profile.read_s != self.cluster.executor.read_s:
+            costs = replace(self.cluster.executor, read_s=self.profile.read_s)
+            object.__setattr__(self, "cluster", replace(self.cluster, executor=costs))
         units, flows, shared = units_and_flows(self.profile, self.options)
         if share := self.cluster.executor.activation_share:
             units = tuple(replace(unit, saved_bytes=unit.saved_bytes * (1 + share)) for unit in units)

@@ -72,6 +72,9 @@ class Profile:
     step_s: float = 0.0
     """Time of an optimiser's step whatever its parameters are, which each stage pays beside `update_s` of its layers; 0
     where `update_s` has all of the step."""
+    read_s: float = 0.0
+    """Time of reading the samples of one minibatch from the job's data, in the worker's own process; 0 where the job
+    has none, or reads them in other processes."""
     file: str = field(default="", compare=False)
     """The absolute path of the file that it was read from, if any; a profile's file does not hold it."""
 
@@ -129,6 +132,7 @@ class Profile:
             whole_forward_s=size.whole_forward_s,
             whole_backward_s=size.whole_backward_s,
             peak_bytes=0,
+            read_s=self.read_s * minibatch / self.minibatch,
             sizes=tuple(size for size in known if size.minibatch != minibatch) if self.sizes else (),
         )
 
@@ -183,6 +187,7 @@ class Profile:
                 **({"step_s": self.step_s} if self.step_s else {}),
             },
             "peak_bytes": self.peak_bytes,
+            **({"read_s": self.read_s} if self.read_s else {}),
             **_measured_fields(self),
             "together": [list(group) for group in self.together],
             **({"tied": [tie.to_json() for tie in self.tied]} if self.tied else {}),

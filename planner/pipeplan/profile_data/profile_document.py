@@ -68,6 +68,7 @@ class ProfileFields(SizeFields, kw_only=True):
     together: tuple[tuple[str, ...], ...]
     tied: tuple[TiedWeights, ...] = ()
     peak_bytes: Bytes = 0
+    read_s: Amount = 0.0
     work: SampleWork = SampleWork()
     sizes: tuple[SizeFields, ...] = ()
 
@@ -89,6 +90,7 @@ class ProfileFields(SizeFields, kw_only=True):
             "together": self.together,
             "tied": self.tied,
             "peak_bytes": self.peak_bytes,
+            "read_s": self.read_s,
             "work": self.work,
             "sizes": tuple(size.record() for size in self.sizes),
         }

@@ -195,6 +195,7 @@ def combine_profiles(profiles: Sequence[Profile]) -> Profile:
         layers=_median_layers([profile.layers for profile in profiles]),
         sizes=sizes,
         step_s=statistics.median(profile.step_s for profile in profiles),
+        read_s=statistics.median(profile.read_s for profile in profiles),
         peak_bytes=max(profile.peak_bytes for profile in profiles),
         **_median_whole(profiles),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipeplan.cluster_data.executor_costs import DISTURBED, ExecutorCosts
-from pipeplan.cluster_data.machine_costs import MachineCosts
+from pipeplan.cluster_data.machine_costs import IdleCores, MachineCosts
 from pipeplan.errors import InputError
 from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES
 
@@ -86,25 +87,29 @@ def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
     costs, disturbed = costs_of(trials, when), others > OTHERS
     if disturbed:
         costs = replace(costs, source=costs.source + DISTURBED)
-    return MachineCosts(costs, throughput_of(trials, cores), when, disturbed)
+    return MachineCosts(
+        costs, throughput_of(trials, cores), when, disturbed, alone_pass_s(trials, costs), idle_cores_of(trials, cores)
+    )
 
 
 def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
-    """The costs from the trials without compute.
+    """The costs from the trials without compute, for workers beside others.
 
-    A single stage makes two passes of a minibatch, reads samples and computes a loss. So does the last of two stages,
-    which also receives a message and sends one; the first stage reads nothing, and does the rest as well. Larger
-    messages cost the last stage more, and larger weights the first one, which keeps a further version. The workers of
-    small trials have next to nothing in memory beside the executor.
+    A single stage makes two passes of a minibatch, handles its samples and computes a loss. So does the last of two
+    stages, which also receives a message and sends one; the first stage has no samples, and does the rest as well.
+    Larger messages cost the last stage more, and larger weights the first one, which keeps a further version. The
+    workers of small trials have next to nothing in memory beside the executor. Reading the samples is left out: a
+    profile has what it takes with the data of the job.
     """
-    by_name = {trial["name"]: trial["cpu_s"] for trial in trials}
+    by_name = {trial["name"]: trial for trial in trials}
     worker_bytes = max(trial["peak_bytes"] for trial in trials if trial["name"] in ("pass", "message"))
-    (alone,), small, large = by_name["pass"], by_name["message"], by_name["large"]
+    small, large = by_name["message"]["cpu_s"], by_name["large"]["cpu_s"]
     more = [max(0.0, one - other) for one, other in zip(large, small, strict=True)]
-    sample_s = min(alone, max(0.0, small[1] - small[0]))
+    alone, last = _own_s(by_name["pass"]), _own_s(by_name["message"])
+    sample_s = min(alone, max(0.0, last - small[0]))
     return ExecutorCosts(
         pass_s=(alone - sample_s) / 2,
-        message_s=max(0.0, small[1] - alone) / 2,
+        message_s=max(0.0, last - alone) / 2,
         message_byte_s=more[1] / (2 * (LARGE_BYTES - SMALL_BYTES)),
         version_byte_s=max(0.0, more[0] - more[1]) / VERSION_BYTES,
         source=f"measured on this machine at {when}",
@@ -115,14 +120,23 @@ def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
     )
 
 
+def _own_s(trial: dict[str, Any]) -> float:
+    """Processor time of a minibatch on the last worker of a trial, without reading the samples."""
+    return max(0.0, float(trial["cpu_s"][-1] - trial["load_s"][-1]))
+
+
+def alone_pass_s(trials: Sequence[dict[str, Any]], costs: ExecutorCosts) -> float:
+    """What a pass takes on a worker that has the machine to itself: no more than beside another one."""
+    found = [_own_s(trial) for trial in trials if trial["name"] == "alone"]
+    return min(costs.pass_s, max(0.0, found[0] - costs.sample_s) / 2) if found else costs.pass_s
+
+
 def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, float]:
-    """What numbers of busy workers get done together, from straight pipelines of equal stages.
+    """What numbers of busy workers get done together while they all compute, from straight pipelines of equal stages.
 
     A minibatch of one stage takes C(1) of processor time alone. Beside others it takes more, as workers share caches,
     memory and the processor's clock: C(k) in the mean of k stages, their messages left out. So k workers get min(k,
-    cores) · C(1) / C(k) done, whatever other programs take. More workers than cores also leave cores idle, because a
-    worker that is due may be without one: they get no more done than the work of a minibatch in the time of their pace,
-    less the share of the cores that other programs used meanwhile.
+    cores) · C(1) / C(k) done, whatever other programs take.
     """
     busy = {trial["workers"]: trial for trial in trials if trial["products"]}
     message_s = 2 * costs_of(trials, "").message_s
@@ -131,8 +145,18 @@ def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, flo
     for count, trial in sorted(busy.items()):
         messages_s = 2 * (count - 1) * message_s
         together = min(count, cores) * alone_s * count / (sum(trial["cpu_s"]) - messages_s)
-        if count > cores:
-            ours = max(LEAST_OURS, 1 - trial["others"] / cores)
-            together = min(together, (count * alone_s + messages_s) / (trial["pace_s"] * ours))
         found[count] = min(count, cores, max(1.0, together))
     return found
+
+
+def idle_cores_of(trials: Sequence[dict[str, Any]], cores: int) -> IdleCores | None:
+    """The idle cores of the trial with one worker more than cores; None where there is none.
+
+    Cores are idle at times although there are more workers, because the worker that is due has none. What other
+    programs used meanwhile is left out.
+    """
+    for trial in trials:
+        if trial["products"] and trial["workers"] > cores:
+            ours = cores * max(LEAST_OURS, 1 - trial["others"] / cores)
+            return IdleCores(cores, max(0.0, 1 - trial["cores_in_use"] / ours), statistics.fmean(trial["cpu_s"]))
+    return None

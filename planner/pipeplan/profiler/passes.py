@@ -22,6 +22,7 @@ from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import SavedBytes, measure_workspaces
 from pipeplan.profiler.optimizer_step import StepCost, measure_steps, optimizer_state
 from pipeplan.profiler.options import Progress
+from pipeplan.profiler.reading import reading_s
 from pipeplan.profiler.samples import THOROUGH, Aim, Samples, Series
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
@@ -140,6 +141,14 @@ class Passes:
         workspaces = measure_workspaces(self.run, self.run.device)
         self._clear()
         return workspaces
+
+    def reading(self) -> float:
+        """Time of reading the samples of a minibatch in this process, in seconds; 0 on a GPU, which computes
+        meanwhile."""
+        if self.run.device.type != "cpu":
+            return 0.0
+        self.progress(0, 0, "reading samples")
+        return reading_s(self.job, self.run.minibatch, self.clock, self._eviction.run)
 
     def steps(self, own: Mapping[str, Sequence[str]], load: CoreLoad | None = None) -> StepCost:
         """Measure whole training steps, after all other passes, with a `load` also under that.

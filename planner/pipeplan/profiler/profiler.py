@@ -144,7 +144,7 @@ def _trace_and_measure(
     if busy and any(size.loaded is None for size in measured):
         remarks.append(f"times with all cores busy were not measured: {load_obstacle(busy) or LOST}")
         measured = [replace(size, loaded=None) for size in measured]
-    return _profile(ref, job, measured, steps, options, remarks)
+    return replace(_profile(ref, job, measured, steps, options, remarks), read_s=first_passes.reading())
 
 
 def _load_processes(options: ProfilerOptions) -> int:

@@ -19,8 +19,9 @@ from functools import cached_property
 from pipeplan.cluster_data.links import Links
 from pipeplan.plan.plan import Plan
 
-Card = tuple[int, int, int]
-"""(direction, level, index of the component)."""
+Card = tuple[int, ...]
+"""(direction, level, index of the component), and for the cores of a server the number of workers that all have a core
+of their own."""
 Use = Mapping[Card, float]
 """The share of each card that a flow uses at full speed; more than 1 where the card is slower than the flow."""
 
@@ -134,11 +135,14 @@ def share_cards(flows: list[NetworkFlow]) -> None:
     its weight.
     """
     demand: dict[Card, float] = {}
+    users: dict[Card, int] = {}
     for flow in flows:
         flow.speed = 1.0
         for card, share in flow.use.items():
             demand[card] = demand.get(card, 0.0) + share
-    left = {card: 1.0 for card, total in demand.items() if total > 1.0}  # no other card limits a flow
+            users[card] = users.get(card, 0) + 1
+    # No other card limits a flow.
+    left = {card: 1.0 for card, total in demand.items() if total > 1.0 and not _has_cores(card, users[card])}
     if not left:
         return
     rising: list[_Rising] = []
@@ -162,6 +166,11 @@ def share_cards(flows: list[NetworkFlow]) -> None:
             for card, share in crowded:
                 left[card] = max(0.0, left[card] - flow.speed * share)
         rising = rest
+
+
+def _has_cores(card: Card, workers: int) -> bool:
+    """Whether each of so many computing workers has one of these cores."""
+    return card[0] == CORES and workers <= card[3]
 
 
 def _weights(flows: list[NetworkFlow]) -> Iterator[tuple[NetworkFlow, float]]:
@@ -195,6 +204,10 @@ class SharedCards:
 
     plan: Plan
     links: Links
+    busy: int = 1
+    """Busy workers of a server beside which the layers were measured. So many or fewer compute at full speed: what they
+    take from each other is in their times. More of them have the cores of the server, some of which may be idle at
+    times."""
     _messages: dict[tuple[int, int, float], Use] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def message(self, sender: int, receiver: int, bandwidth: float) -> Use:
@@ -216,7 +229,7 @@ class SharedCards:
     def _computing(self) -> dict[int, Use]:
         cluster = self.links.cluster
         return {
-            worker: {(CORES, cluster.server_level, cluster.server_of(worker)): 1 / cores}
+            worker: {(CORES, cluster.server_level, cluster.server_of(worker), self.busy): 1 / cores}
             for first, stop, cores in cluster.shared_cores
             for worker in range(first, stop)
         }

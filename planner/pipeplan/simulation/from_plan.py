@@ -25,7 +25,8 @@ def scenario_of_plan(plan: Plan, problem: Problem, score: Evaluation) -> Scenari
         )
         for index, cost in enumerate(score.stages)
     ]
-    model = CostModel(options.overlap, options.boundary == "parallel", options.contention)
+    busy = problem.profile.provenance.processes
+    model = CostModel(options.overlap, options.boundary == "parallel", options.contention, busy)
     return assemble_scenario(plan, problem.cluster, figures, model, score.pace_s)
 
 

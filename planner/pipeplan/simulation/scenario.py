@@ -200,6 +200,7 @@ def scenario_from_document(root: Node) -> Scenario:
         overlap.number(),
         root["options"]["boundary"].text() == "parallel",
         root["options"]["contention"].boolean(),
+        root["profile"]["processes"].integer(),
     )
     return assemble_scenario(plan, cluster, predictions, model, root["prediction"]["minibatch_s"].number())
 
@@ -249,6 +250,8 @@ class CostModel:
     """Whether a boundary carries as many messages at once as its smaller side has replicas."""
     contention: bool
     """Whether what workers share is charged."""
+    busy: int = 1
+    """Busy workers beside which the profile was measured (`SharedCards.busy`)."""
 
 
 def assemble_scenario(
@@ -267,7 +270,7 @@ def assemble_scenario(
         copies=plan.copies,
         workers_per_server=cluster.workers_per_server,
         accumulate=plan.accumulate,
-        cards=SharedCards(plan, links) if model.contention else None,
+        cards=SharedCards(plan, links, model.busy) if model.contention else None,
         server_starts=() if cluster.uniform else tuple(cluster.starts(cluster.server_level)[:-1]),
     )
 

@@ -188,7 +188,7 @@ def numbers_of(search: Search) -> Given:
         message_s=float(costs.message_s),
         message_byte_s=float(costs.message_byte_s),
         version_byte_s=float(costs.version_byte_s),
-        sample_s=float(costs.sample_s),
+        sample_s=float(costs.sample_s + costs.read_s),
         step_s=float(costs.step_s),
         steps=float(problem.options.update_share),
         speed=float(terms.speed),

@@ -78,7 +78,7 @@ def _scaled(
     costs, several = model.problem.cluster.executor, model.problem.passes
     seconds = passes * (several * costs.pass_s + model.problem.options.update_share * costs.step_s)
     seconds += boundaries * several * costs.message_s
-    seconds += samples * costs.sample_s + size * costs.message_byte_s + copied * costs.version_byte_s
+    seconds += samples * (costs.sample_s + costs.read_s) + size * costs.message_byte_s + copied * costs.version_byte_s
     return THOUSANDTHS * seconds / model.unit_s / model.fastest
 
 
@@ -87,5 +87,5 @@ def most_executor_work_s(problem: Problem) -> float:
     costs, speed = problem.cluster.executor, min(device.speed for device in problem.cluster.devices)
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     copied = problem.parameter_bytes * problem.copied_share
-    steps = problem.options.update_share
-    return float(formulas.executor_time(costs, problem.passes, 2, 2 * traffic, copied, steps) + costs.sample_s) / speed
+    middle_s = formulas.executor_time(costs, problem.passes, 2, 2 * traffic, copied, problem.options.update_share)
+    return float(middle_s + costs.sample_s + costs.read_s) / speed
