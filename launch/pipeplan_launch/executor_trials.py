@@ -35,7 +35,7 @@ EVICTING_BYTES = 1 << 22
 little of the executor in the caches; with warm caches its work would take a third less than in training."""
 COMPUTE_S = 0.0015
 """What the products of a minibatch take on one worker alone, forward and backward together."""
-IDLE_MINIBATCHES, BUSY_MINIBATCHES = 120, 90
+IDLE_MINIBATCHES, BUSY_MINIBATCHES = 100, 90
 WARM_UP = 0.3
 PARTS = 4
 SAMPLES = 32
@@ -57,6 +57,8 @@ class Trial:
     """Matrix products of a forward pass; a backward pass makes twice as many."""
     message_bytes: int = SMALL_BYTES
     parameter_bytes: int = 4
+    corrected: bool = False
+    """Whether updates from old gradients are corrected (`runtime.step_correction`)."""
     pipelines: int = 1
     """Pipelines of this kind that run at the same time. The first is measured; another only shares its caches."""
 
@@ -76,6 +78,7 @@ def trials(cores: int, products: int, physical: int | None = None) -> list[Trial
         Trial("pass", 1, pipelines=min(cores, 2)),
         Trial("message", 2),
         Trial("large", 2, message_bytes=LARGE_BYTES, parameter_bytes=VERSION_BYTES),
+        Trial("corrected", 2, message_bytes=LARGE_BYTES, parameter_bytes=VERSION_BYTES, corrected=True),
         *(Trial("busy", count, products) for count in counts),
     ]
 
@@ -151,15 +154,15 @@ def _start_all(trial: Trial, folder: Path) -> list[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    return [_start(rank, trial.workers, port, folder) for rank in range(trial.workers)]
+    return [_start(rank, trial, port, folder) for rank in range(trial.workers)]
 
 
-def _start(rank: int, world: int, port: int, folder: Path) -> int:
+def _start(rank: int, trial: Trial, port: int, folder: Path) -> int:
     """Fork a worker; returns its process id."""
     pid = os.fork()
     if pid:
         return pid
-    status = 1
+    status, world = 1, trial.workers
     try:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
         os.environ |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -168,6 +171,7 @@ def _start(rank: int, world: int, port: int, folder: Path) -> int:
         from pipeplan_launch import __main__ as executor
 
         arguments = ["--epochs", "1", "--threads", "1", "--log-every", "0", "--run-dir", str(folder / "run")]
+        arguments += ["--correction", "ef", "--force-correction"] if trial.corrected else []
         status = executor.main([str(folder), *arguments])
         _eviction_file(folder, rank).write_text(str(_evicted_s()))
     except SystemExit as end:

@@ -16,7 +16,7 @@ from repository import ROOT
 
 from pipeplan.cluster_data.devices import bundled_device_names
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
-from pipeplan.cluster_data.machine_costs import MachineCosts
+from pipeplan.cluster_data.machine_costs import IdleCores, MachineCosts
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan_launch.checkpoint.manifest import Position, SavedTensor
@@ -90,7 +90,8 @@ def executor_costs(rng: random.Random) -> dict[str, Any]:
     """What the executor costs on this machine."""
     throughput = {count: count * rng.uniform(0.4, 1.0) for count in range(1, rng.randint(2, 5))}
     costs = ExecutorCosts(1e-4, 5e-5, 1e-10, 2e-10, source="measured")
-    return MachineCosts(costs, throughput, "2026-01-01T00:00:00Z").to_json()
+    idle = IdleCores(len(throughput), rng.random(), 1e-3) if rng.random() < 0.5 else None
+    return MachineCosts(costs, throughput, "2026-01-01T00:00:00Z", alone_pass_s=5e-5, idle=idle).to_json()
 
 
 def run_folder(plan: Path, rng: random.Random) -> Path:

@@ -317,7 +317,12 @@ def _cluster(instance: Instance) -> Cluster:
     memory = 1.0 if math.isinf(instance.memory) else instance.memory
     levels = [Level(f"n{i}", int(count), *rates) for i, (count, *rates) in enumerate(instance.levels)]
     memory_costs = instance.worker, instance.share, instance.kept
-    executor = ExecutorCosts(*instance.executor, "", *memory_costs, instance.sample, instance.step)
+    # What the oracle charges for samples is the sum of two figures here, and what it charges for copies likewise where
+    # updates are corrected.
+    handling, reading = 0.75 * instance.sample, 0.25 * instance.sample
+    *work, copying = instance.executor
+    copying, correcting = (0.375 * copying, 0.625 * copying) if instance.corrected else (copying, 7.0 * copying)
+    executor = ExecutorCosts(*work, copying, "", *memory_costs, handling, instance.step, reading, correcting)
     if not instance.servers:
         return Cluster("test", Device("d", "cpu", int(memory), cores=instance.cores), tuple(levels), executor=executor)
     machines = [

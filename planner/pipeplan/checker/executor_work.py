@@ -25,7 +25,8 @@ def executor_work_s(document: PlanDocument, neighbours: Any, crossing: Any, foll
     updates = 0.0 if document.inference else 1 / ((document.accumulate or 1) if document.accumulates else 1)
     time = passes * costs.pass_s + updates * costs.step_s + neighbours * (passes * costs.message_s)
     time = time + np.where(np.asarray(neighbours) == 2, 0.0, costs.read_s + costs.sample_s)
-    return time + crossing * costs.message_byte_s + followed * (often * costs.version_byte_s)
+    copy_byte_s = costs.version_byte_s + (costs.correction_byte_s if document.options.correction == "ef" else 0.0)
+    return time + crossing * costs.message_byte_s + followed * (often * copy_byte_s)
 
 
 def worker_bytes(cluster: Cluster, stage_bytes: float) -> float:

@@ -74,7 +74,9 @@ class ExecutorTable(Struct, forbid_unknown_fields=True, rename={"each_pass": "pa
     message: WrittenTime | None = None
     message_byte: WrittenTime | None = None
     version_byte: WrittenTime | None = None
+    correction_byte: WrittenTime | None = None
     sample: WrittenTime | None = None
+    read: WrittenTime | None = None
     step: WrittenTime | None = None
     worker: WrittenSize | None = None
     """Memory of a worker without a model."""
@@ -87,7 +89,7 @@ class ExecutorTable(Struct, forbid_unknown_fields=True, rename={"each_pass": "pa
         passes, messages = float(self.each_pass or 0), float(self.message or 0)
         sizes = float(self.message_byte or 0), float(self.version_byte or 0)
         memory = float(self.worker or 0), self.allocator_share, self.activation_share
-        others = float(self.sample or 0), float(self.step or 0)
+        others = (float(one or 0) for one in (self.sample, self.step, self.read, self.correction_byte))
         return ExecutorCosts(passes, messages, *sizes, self.source, *memory, *others)
 
 

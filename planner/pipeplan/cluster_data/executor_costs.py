@@ -48,6 +48,8 @@ class ExecutorCosts:
     """For each step of the optimiser at a stage, whatever its parameters are, beside what the layers are charged."""
     read_s: Amount = 0.0
     """For reading the samples of a minibatch from the job's data: at the first and at the last stage."""
+    correction_byte_s: Amount = 0.0
+    """For each byte of these parameters whose update is corrected for old gradients, in addition."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -64,6 +66,15 @@ class ExecutorCosts:
     def disturbed(self) -> bool:
         """Whether other programs used the machine while the costs were measured."""
         return self.source.endswith(DISTURBED)
+
+    @property
+    def samples_s(self) -> float:
+        """What reading and handling the samples of a minibatch takes, at the first and at the last stage."""
+        return self.sample_s + self.read_s
+
+    def with_correction(self) -> ExecutorCosts:
+        """The same with `version_byte_s` for copies whose updates are corrected."""
+        return replace(self, version_byte_s=self.version_byte_s + self.correction_byte_s)
 
     def times(self) -> dict[str, float]:
         """The times by the names of their fields."""
@@ -92,6 +103,6 @@ class ExecutorCosts:
         return {name: value for name, value in asdict(self).items() if value or name not in _LATER}
 
 
-_LATER = ("sample_s", "step_s", "read_s")
+_LATER = ("sample_s", "step_s", "read_s", "correction_byte_s")
 """Fields that older files lack."""
 NO_COSTS = ExecutorCosts()

@@ -81,7 +81,7 @@ def executor_time(
     optimiser's steps per minibatch. "The executor's own work".
     """
     messages = passes * (costs.pass_s + boundaries * costs.message_s) + steps * costs.step_s
-    messages = messages + np.less(boundaries, 2) * (costs.sample_s + costs.read_s)
+    messages = messages + np.less(boundaries, 2) * costs.samples_s
     return messages + crossing_bytes * costs.message_byte_s + versioned_bytes * costs.version_byte_s
 
 

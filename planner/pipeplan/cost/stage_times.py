@@ -176,7 +176,7 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
 
 def executor_work_s(plan: Plan, problem: Problem, index: int) -> float:
     """The executor's own work at a stage for one minibatch, in seconds on a device of speed 1."""
-    costs = problem.cluster.executor
+    costs = problem.executor_costs
     if not costs:
         return 0.0
     inner, last = index > 0, index + 1 == len(plan.stages)

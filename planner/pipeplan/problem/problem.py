@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pipeplan.cluster_data.cluster import SHARDED_RINGS, Cluster
+from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.errors import InputError, TooFewLayersError
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, VIRTUAL, copied_share
 from pipeplan.problem.options import Options
@@ -90,6 +91,12 @@ class Problem:
         virtual = self.options.flushes and self.options.schedule in VIRTUAL
         if stages is not None and stages > self.cluster.workers and not virtual:
             raise InputError(f"{stages} stages asked for, but the cluster has only {self.cluster.workers} workers")
+
+    @cached_property
+    def executor_costs(self) -> ExecutorCosts:
+        """What the executor costs, with the correction of updates where the options ask for it."""
+        costs = self.cluster.executor
+        return costs if self.options.correction == "none" else costs.with_correction()
 
     @property
     def state_ratio(self) -> float:

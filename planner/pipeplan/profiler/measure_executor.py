@@ -97,14 +97,15 @@ def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
 
     A single stage makes two passes of a minibatch, handles its samples and computes a loss. So does the last of two
     stages, which also receives a message and sends one; the first stage has no samples, and does the rest as well.
-    Larger messages cost the last stage more, and larger weights the first one, which keeps a further version. The
-    workers of small trials have next to nothing in memory beside the executor. Reading the samples is left out: a
-    profile has what it takes with the data of the job.
+    Larger messages cost the last stage more, and larger weights the first one, which keeps a further version, and whose
+    gradients are old, so that it has updates to correct. The workers of small trials have next to nothing in memory
+    beside the executor. Reading the samples is left out: a profile has what it takes with the data of the job.
     """
     by_name = {trial["name"]: trial for trial in trials}
     worker_bytes = max(trial["peak_bytes"] for trial in trials if trial["name"] in ("pass", "message"))
     small, large = by_name["message"]["cpu_s"], by_name["large"]["cpu_s"]
     more = [max(0.0, one - other) for one, other in zip(large, small, strict=True)]
+    corrected_s = by_name["corrected"]["cpu_s"][0] - large[0]
     alone, last = _own_s(by_name["pass"]), _own_s(by_name["message"])
     sample_s = min(alone, max(0.0, last - small[0]))
     return ExecutorCosts(
@@ -117,6 +118,7 @@ def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
         allocator_share=ALLOCATOR_SHARE,
         activation_share=ACTIVATION_SHARE,
         sample_s=sample_s,
+        correction_byte_s=max(0.0, corrected_s) / VERSION_BYTES,
     )
 
 

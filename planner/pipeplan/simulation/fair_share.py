@@ -228,11 +228,12 @@ class SharedCards:
     @cached_property
     def _computing(self) -> dict[int, Use]:
         cluster = self.links.cluster
-        return {
-            worker: {(CORES, cluster.server_level, cluster.server_of(worker), self.busy): 1 / cores}
-            for first, stop, cores in cluster.shared_cores
-            for worker in range(first, stop)
-        }
+        uses: dict[int, Use] = {}
+        for first, stop, cores in cluster.shared_cores:
+            own = min(self.busy, math.ceil(cores))
+            use = {(CORES, cluster.server_level, cluster.server_of(first), own): 1 / cores}
+            uses |= dict.fromkeys(range(first, stop), use)
+        return uses
 
     @cached_property
     def _rings(self) -> tuple[Use, ...]:

@@ -200,7 +200,7 @@ def scenario_from_document(root: Node) -> Scenario:
         overlap.number(),
         root["options"]["boundary"].text() == "parallel",
         root["options"]["contention"].boolean(),
-        root["profile"]["processes"].integer(),
+        1 if (processes := root["profile"].get("processes")) is None else processes.integer(),
     )
     return assemble_scenario(plan, cluster, predictions, model, root["prediction"]["minibatch_s"].number())
 

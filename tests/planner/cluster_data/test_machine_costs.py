@@ -14,12 +14,14 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.cluster_data.cluster_toml import read_cluster, write_cluster
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
-from pipeplan.cluster_data.machine_costs import MachineCosts
+from pipeplan.cluster_data.machine_costs import IdleCores, MachineCosts
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 
 COSTS = ExecutorCosts(240e-6, 90e-6, 0.8e-9, 0.1e-9, "measured on this machine at noon", 250 * 2**20, 0.25, 0.5)
-MEASURED = MachineCosts(COSTS, {1: 1.0, 2: 1.6, 3: 1.75}, "2026-01-01T12:00:00Z")
+MEASURED = MachineCosts(
+    COSTS, {1: 1.0, 2: 1.6, 3: 1.75}, "2026-01-01T12:00:00Z", alone_pass_s=200e-6, idle=IdleCores(2, 0.2, 0.004)
+)
 LAB = Cluster("lab", Device("cpu", "cpu", 2**30), (Level("server", 3, 1e9),))
 
 
@@ -61,8 +63,24 @@ def test_the_local_cluster_has_it(cache: Path, monkeypatch: pytest.MonkeyPatch) 
     machine_costs.save(MEASURED)
     found = pipeplan.cluster("local", workers=3)
     assert found.executor == COSTS
-    assert found.device.cores == 1.75
-    assert found.shared_cores == [(0, 3, 1.75)]
+    assert found.device.cores == 1.4
+    assert found.shared_cores == [(0, 3, 1.4)]
+
+
+def test_the_longer_workers_compute_the_less_cores_are_idle() -> None:
+    assert MEASURED.in_use(2, 1.0) == MEASURED.in_use(1) == 1, "every worker has a core"
+    assert MEASURED.in_use(3) == MEASURED.in_use(3, 0.004) == MEASURED.in_use(3, 0.001) == pytest.approx(0.8)
+    assert MEASURED.in_use(3, 0.016) == pytest.approx(0.9)
+    assert MEASURED.in_use(5, 0.4) == pytest.approx(0.98)
+
+
+def test_a_lone_worker_is_not_charged_as_beside_others(cache: Path) -> None:
+    machine_costs.save(MEASURED)
+    alone = machine_costs.with_one_worker(machine_costs.with_machine_costs(LAB))
+    assert alone.executor == replace(COSTS, pass_s=200e-6)
+    assert machine_costs.with_machine_costs(machine_costs.with_one_worker(LAB)) == alone
+    stated = replace(LAB, executor=replace(COSTS, pass_s=1e-3))
+    assert machine_costs.with_one_worker(stated).executor == stated.executor, "what a cluster file states"
 
 
 def test_layers_measured_under_load_share_whole_cores(cache: Path) -> None:

@@ -25,8 +25,10 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json
 from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
 from pipeplan.simulation.scenario import scenario_from_document
+from pipeplan.simulation.simulate import simulate
 from pipeplan.util.files import Node
 
 NO_OVERLAP = Options(overlap=0.0)
@@ -39,7 +41,7 @@ def _profile(*times: tuple[float, float, float], size: int = 8) -> Profile:
     return Profile(layers, tensors, 1)
 
 
-def _cluster(workers: int, cores: int, bandwidth: float = 1e9) -> Cluster:
+def _cluster(workers: int, cores: float, bandwidth: float = 1e9) -> Cluster:
     return Cluster("c", Device("d", "cpu", 1 << 30, cores=cores), (Level("server", workers, bandwidth),))
 
 
@@ -140,6 +142,18 @@ def test_the_replay_shares_the_cores(replicas: tuple[int, ...]) -> None:
     steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady
     assert steady is not None
     assert steady.pace_s == pytest.approx(outcome.objective_s, rel=0.01)
+
+
+def test_only_more_workers_than_were_busy_in_the_profile_share_cores_in_the_replay() -> None:
+    """Two workers on 1.6 cores that were measured with both busy take 3 s each, and 3 / 0.8 s if measured alone."""
+    for busy, pace_s in ((2, 3.0), (1, 3 / 0.8)):
+        profile = _profile((1, 2, 0), (1, 2, 0), size=0)
+        profile = replace(profile, provenance=replace(profile.provenance, processes=busy))
+        problem = Problem(profile, _cluster(3, 1.6), NO_OVERLAP)
+        plan = _plan(("0", 1), ("1", 1), depths=(3, 1))
+        report = simulate(scenario_of_plan(plan, problem, evaluate(plan, problem))).report
+        assert report.steady is not None
+        assert report.steady.pace_s == pytest.approx(pace_s)
 
 
 def test_cores_are_written_and_read(tmp_path: Path) -> None:

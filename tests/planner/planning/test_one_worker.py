@@ -12,7 +12,7 @@ import pipeplan
 from pipeplan.cluster_data import machine_costs
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
-from pipeplan.cluster_data.machine_costs import MachineCosts, as_charged
+from pipeplan.cluster_data.machine_costs import IdleCores, MachineCosts, as_charged
 from pipeplan.from_options.build_problem import build_problem
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -137,14 +137,17 @@ def test_loaded_layers_share_the_part_of_the_cores_that_is_in_use(
     """What workers take from each other is in the layers; that cores are idle at times, with three on two, is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(machine_costs.SWITCH, "on")
-    machine_costs.save(MachineCosts(ExecutorCosts(pass_s=1e-4), {1: 1.0, 2: 1.6, 3: 1.4}, "noon"))
-    for workers, cores in ((2, 0), (3, 1.75)):
+    work_s = sum(layer.loaded_forward_s + layer.loaded_backward_s for layer in profile(1.5).layers) / 3 + 2e-4
+    idle = IdleCores(2, 0.2, work_s / 4)
+    machine_costs.save(MachineCosts(ExecutorCosts(pass_s=1e-4), {1: 1.0, 2: 1.6, 3: 1.5}, "noon", idle=idle))
+    for workers, cores in ((2, 0), (3, 1.8)):
         measured = machine_costs.with_machine_costs(machine(workers))
-        assert measured.device.cores == {2: 1.6, 3: 1.4}[workers]
+        assert measured.device.cores == {2: 1.6, 3: 1.2}[workers], "of a minibatch whose work is not known"
         charged, cluster = as_charged(profile(1.5), measured, workers)
         assert charged.provenance.processes == 2
         assert cluster.device.cores == cores
-    assert as_charged(profile(1.5).without_load(), measured, 3)[1] == measured
+    unloaded = as_charged(profile(1.5).without_load(), measured, 3)[1]
+    assert unloaded.device.cores == pytest.approx(1.5 * 0.8785, abs=1e-3), "such layers are slowed down by others, too"
 
 
 def test_every_stage_is_charged_what_a_step_takes_whatever_its_parameters_are() -> None:

@@ -8,34 +8,62 @@ from typing import Any
 
 import pytest
 
-from pipeplan.profiler.measure_executor import costs_of, fitted, measure_executor, throughput_of
+from pipeplan.cluster_data.machine_costs import IdleCores
+from pipeplan.profiler.measure_executor import (
+    alone_pass_s,
+    costs_of,
+    fitted,
+    idle_cores_of,
+    measure_executor,
+    throughput_of,
+)
 from pipeplan_launch.devices.processor_topology import physical_cores
 from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES, trials
 
 
-def _trial(name: str, pace_s: float, *cpu_s: float, products: int = 0) -> dict[str, Any]:
+def _trial(name: str, in_use: float, *cpu_s: float, products: int = 0) -> dict[str, Any]:
+    """A trial whose last worker reads samples for a quarter of a millisecond, which its processor time has, too."""
     kind = {"name": name, "workers": len(cpu_s), "products": products, "peak_bytes": 1000 * len(cpu_s), "others": 0.0}
-    return {**kind, "pace_s": pace_s, "cpu_s": list(cpu_s)}
+    *others, last = cpu_s
+    return {**kind, "cores_in_use": in_use, "cpu_s": [*others, last + READ_S], "load_s": [0.0] * len(others) + [READ_S]}
 
 
+READ_S = 0.00025
 TRIALS = [
-    _trial("pass", 0.001, 0.001),
-    _trial("message", 0.001, 0.0009, 0.0012),
-    _trial("large", 0.001, 0.0009 + 0.0005 + 0.0002, 0.0012 + 0.0005),
-    _trial("busy", 0.002, 0.002, products=9),
-    _trial("busy", 0.0025, 0.003, 0.003, products=9),
-    _trial("busy", 0.004, 0.002, 0.002, 0.002, products=9),
+    _trial("pass", 1.0, 0.001),
+    _trial("message", 2.0, 0.0009, 0.0012),
+    _trial("large", 2.0, 0.0009 + 0.0005 + 0.0002, 0.0012 + 0.0005),
+    _trial("corrected", 2.0, 0.0009 + 0.0005 + 0.0002 + 0.0006, 0.0012 + 0.0005),
+    _trial("busy", 1.0, 0.002 - READ_S, products=9),
+    _trial("busy", 2.0, 0.003, 0.003 - READ_S, products=9),
+    _trial("busy", 1.5, 0.002, 0.002, 0.002 - READ_S, products=9),
 ]
 
 
 def test_costs_are_differences_between_trials() -> None:
     costs = costs_of(TRIALS, "noon")
-    assert costs.sample_s == pytest.approx(0.0003), "the last stage reads, the first does not"
+    assert costs.sample_s == pytest.approx(0.0003), "the last stage handles samples, the first does not"
     assert costs.pass_s == pytest.approx((0.001 - 0.0003) / 2)
     assert costs.message_s == pytest.approx(0.0001)
     assert costs.message_byte_s == pytest.approx(0.0005 / (2 * (LARGE_BYTES - SMALL_BYTES)))
     assert costs.version_byte_s == pytest.approx(0.0002 / VERSION_BYTES)
+    assert costs.correction_byte_s == pytest.approx(0.0006 / VERSION_BYTES)
     assert costs.worker_bytes == 2000, "of the largest worker without large messages"
+
+
+def test_what_reading_takes_in_the_trials_is_left_out() -> None:
+    """A profile has what it takes with the data of the job."""
+    slower = [one | {"cpu_s": [*one["cpu_s"][:-1], one["cpu_s"][-1] + 1.0]} for one in TRIALS[:4]]
+    slower = [one | {"load_s": [*one["load_s"][:-1], one["load_s"][-1] + 1.0]} for one in slower]
+    found, expected = costs_of(slower, ""), costs_of(TRIALS, "")
+    assert found.times() == pytest.approx(expected.times())
+
+
+def test_a_worker_alone_has_passes_of_its_own() -> None:
+    costs = costs_of(TRIALS, "")
+    assert alone_pass_s(TRIALS, costs) == costs.pass_s
+    assert alone_pass_s([*TRIALS, _trial("alone", 1.0, 0.0007)], costs) == pytest.approx((0.0007 - 0.0003) / 2)
+    assert alone_pass_s([*TRIALS, _trial("alone", 1.0, 0.1)], costs) == costs.pass_s, "no more than beside another one"
 
 
 def test_a_message_is_told_from_reading_samples() -> None:
@@ -48,15 +76,19 @@ def test_throughput_is_the_work_done_together() -> None:
     found = throughput_of(TRIALS, cores=2)
     assert found[1] == 1
     assert found[2] == pytest.approx(2 * 0.002 / (0.003 - 0.0002))
-    assert found[3] == pytest.approx((3 * 0.002 + 4 * 0.0002) / 0.004), "two cores are idle for a part of 4 ms"
-    assert throughput_of([*TRIALS[:5], TRIALS[5] | {"pace_s": 0.001}], cores=2)[3] == 2, "no more than the cores"
+    assert found[3] == 2, "no more than the cores, although their messages are left out"
+
+
+def test_cores_are_idle_although_there_are_more_workers() -> None:
+    assert idle_cores_of(TRIALS, cores=2) == IdleCores(2, pytest.approx(0.25), pytest.approx(0.002))
+    assert idle_cores_of(TRIALS, cores=3) is None, "no trial has more workers"
 
 
 def test_other_programs_do_not_count() -> None:
-    """They stretch paces, and leave the processor time of the workers as it is."""
-    stretched = [one | {"pace_s": 3 * one["pace_s"]} for one in TRIALS]
-    assert throughput_of(stretched, cores=4) == throughput_of(TRIALS, cores=4)
-    assert costs_of(stretched, "") == costs_of(TRIALS, "")
+    """They take cores, and leave the processor time of the workers as it is."""
+    slowed = [one | {"cores_in_use": one["cores_in_use"] / 3} for one in TRIALS]
+    assert throughput_of(slowed, cores=2) == throughput_of(TRIALS, cores=2)
+    assert costs_of(slowed, "") == costs_of(TRIALS, "")
 
 
 def test_threads_of_one_core_are_loaded_apart(tmp_path: Path) -> None:
@@ -73,16 +105,16 @@ def test_threads_of_one_core_are_loaded_apart(tmp_path: Path) -> None:
 def test_other_programs_are_told_by_the_time_that_they_take() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert not fitted({"trials": [one | {"others": 0.1} for one in TRIALS]}, now).disturbed
-    busy = fitted({"trials": [*TRIALS[:5], TRIALS[5] | {"others": 0.6}]}, now)
+    busy = fitted({"trials": [*TRIALS[:-1], TRIALS[-1] | {"others": 0.6}]}, now)
     assert busy.disturbed
     assert busy.costs.disturbed, "so that a cluster with these costs says so, too"
     assert not fitted({"trials": TRIALS}, now).costs.disturbed
 
 
 def test_the_share_of_other_programs_is_taken_off() -> None:
-    """Three workers that had one core of two, because others used the other, are twice as fast without them."""
-    halved = [*TRIALS[:5], TRIALS[5] | {"others": 1.0, "pace_s": 0.008}]
-    assert throughput_of(halved, cores=2) == throughput_of(TRIALS, cores=2)
+    """Three workers that had one core of two, because others used the other, leave half as much idle with them."""
+    halved = [*TRIALS[:-1], TRIALS[-1] | {"others": 1.0, "cores_in_use": 0.75}]
+    assert idle_cores_of(halved, cores=2) == idle_cores_of(TRIALS, cores=2)
 
 
 def test_every_machine_is_loaded_beyond_its_cores() -> None:
@@ -93,6 +125,7 @@ def test_every_machine_is_loaded_beyond_its_cores() -> None:
 def test_a_pass_is_measured_beside_another_worker_as_messages_are() -> None:
     busy = {trial.name: trial.pipelines * trial.workers for trial in trials(4, 9)}
     assert busy["pass"] == busy["message"] == 2
+    assert busy["alone"] == 1
     assert all(trial.pipelines == 1 for trial in trials(1, 9)), "a single core would have to be shared"
 
 
@@ -103,3 +136,5 @@ def test_the_trials_run_on_this_machine() -> None:
     assert found.costs.message_byte_s > 0
     assert 2**26 < found.costs.worker_bytes < 2**30
     assert all(1 <= value <= count for count, value in found.throughput.items())
+    assert found.alone_pass_s is None or 1e-5 < found.alone_pass_s <= found.costs.pass_s
+    assert found.idle is None or 0 <= found.idle.share < 0.75

@@ -244,10 +244,10 @@ class CostTerms:
         copied = np.where(is_last, 0.0, cuts.parameters[cut] - cuts.parameters[targets])
         if most:
             boundaries, size, copied = np.asarray(2), 2 * crossing.max(), cuts.parameters[-1]
-        costs, copied = problem.cluster.executor, copied * problem.copied_share
+        costs, copied = problem.executor_costs, copied * problem.copied_share
         steps = problem.options.update_share
         work = formulas.executor_time(costs, problem.passes, boundaries, size, copied, steps)
-        return np.asarray(work + costs.sample_s if most else work)
+        return np.asarray(work + costs.samples_s if most else work)
 
 
 _ARRAYS = ("parameters", "_replication", "_deepest_alone", "_deepest_replicated")

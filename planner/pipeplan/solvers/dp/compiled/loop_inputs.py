@@ -178,7 +178,7 @@ class Bounds(NamedTuple):
 def numbers_of(search: Search) -> Given:
     """The numbers of a search and its problem."""
     terms, limits = search.terms, search.limits
-    problem, costs = terms.problem, terms.problem.cluster.executor
+    problem, costs = terms.problem, terms.problem.executor_costs
     counting = limits.counting
     compared_stages = EXACT_STAGES if counting.exact_stages else FEWER_STAGES if counting.stages else ALIKE
     return Given(
@@ -188,7 +188,7 @@ def numbers_of(search: Search) -> Given:
         message_s=float(costs.message_s),
         message_byte_s=float(costs.message_byte_s),
         version_byte_s=float(costs.version_byte_s),
-        sample_s=float(costs.sample_s + costs.read_s),
+        sample_s=float(costs.samples_s),
         step_s=float(costs.step_s),
         steps=float(problem.options.update_share),
         speed=float(terms.speed),

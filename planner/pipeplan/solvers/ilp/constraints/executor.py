@@ -75,17 +75,17 @@ def _scaled(
     samples: int = 0,
 ) -> float:
     """A part of the executor's work, in thousandths of U on the fastest device."""
-    costs, several = model.problem.cluster.executor, model.problem.passes
+    costs, several = model.problem.executor_costs, model.problem.passes
     seconds = passes * (several * costs.pass_s + model.problem.options.update_share * costs.step_s)
     seconds += boundaries * several * costs.message_s
-    seconds += samples * (costs.sample_s + costs.read_s) + size * costs.message_byte_s + copied * costs.version_byte_s
+    seconds += samples * costs.samples_s + size * costs.message_byte_s + copied * costs.version_byte_s
     return THOUSANDTHS * seconds / model.unit_s / model.fastest
 
 
 def most_executor_work_s(problem: Problem) -> float:
     """Upper bound on the executor's work at any stage, in seconds per minibatch on the slowest device."""
-    costs, speed = problem.cluster.executor, min(device.speed for device in problem.cluster.devices)
+    costs, speed = problem.executor_costs, min(device.speed for device in problem.cluster.devices)
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     copied = problem.parameter_bytes * problem.copied_share
     middle_s = formulas.executor_time(costs, problem.passes, 2, 2 * traffic, copied, problem.options.update_share)
-    return float(middle_s + costs.sample_s + costs.read_s) / speed
+    return float(middle_s + costs.samples_s) / speed

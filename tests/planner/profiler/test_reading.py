@@ -1,0 +1,92 @@
+"""What a worker takes to read the samples of a minibatch, measured with the job's own data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from pipeplan.profile_data.layers import Layer
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profiler.clock import CPUClock
+from pipeplan.profiler.reading import reading_s
+from pipeplan_launch.job.job import Data, Job
+
+
+class Counted(Dataset[Any]):
+    """Samples that note when they are read."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.read.append(index)
+        return torch.zeros(1), torch.zeros(())
+
+
+class Ticks:
+    """A clock by which a sample takes a second to read."""
+
+    how = "samples"
+
+    def __init__(self, data: Counted) -> None:
+        self.data = data
+
+    def measure(self, call: Callable[[], None]) -> Callable[[], float]:
+        before = len(self.data.read)
+        call()
+        taken = float(len(self.data.read) - before)
+        return lambda: taken
+
+    def settle(self) -> None:
+        """Nothing is under way."""
+
+
+def job_of(data: Data) -> Job:
+    return Job(nn.Linear(1, 1), data=lambda: data)
+
+
+def test_whole_minibatches_of_shuffled_samples_are_read() -> None:
+    data, evictions = Counted(40), []
+    assert reading_s(job_of(Data(data)), 8, Ticks(data), lambda: evictions.append(len(data.read))) == 8.0
+    assert len(data.read) == 8 * len(evictions)
+    assert evictions == sorted(evictions)
+    assert sorted(data.read[:40]) == list(range(40)) != data.read[:40]
+
+
+@pytest.mark.parametrize("data", [None, Data(Counted(40), processes=2), Data(Counted(3))])
+def test_nothing_is_charged_where_the_worker_reads_nothing(data: Data | None) -> None:
+    job = Job(nn.Linear(1, 1), inputs=lambda count: torch.zeros(count, 1)) if data is None else job_of(data)
+    assert reading_s(job, 8, CPUClock(1), lambda: None) == 0.0
+
+
+def test_slow_data_is_not_read_for_long() -> None:
+    class Slow(Counted):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            time.sleep(0.2)
+            return super().__getitem__(index)
+
+    data = Slow(12)
+    reading_s(job_of(Data(data)), 4, CPUClock(1), lambda: None)
+    assert len(data.read) <= 12
+
+
+def test_reading_a_larger_minibatch_takes_longer() -> None:
+    profile = Profile((Layer("l", 1.0, 1.0, 4, 4),), (), 8, read_s=0.5)
+    assert profile.rescaled(24).read_s == pytest.approx(1.5)
+    assert replace(profile, read_s=0.0).to_json().get("read_s") is None
+
+
+def test_tensors_are_read_as_the_executor_reads_them() -> None:
+    data = Data(TensorDataset(torch.zeros(64, 3), torch.zeros(64)))
+    assert 0 < reading_s(job_of(data), 16, CPUClock(1), lambda: None) < 1
