@@ -22,6 +22,8 @@ WIDE = 10 * GIB
 """Columns with a total of at least so many bytes are in GiB."""
 LEAST_SHARE = 0.05
 """Share of the time from which a layer is named for how much other busy cores slow it down."""
+MUCH_READING = 0.1
+"""Share of the time of computing from which reading samples is said to be worth processes of its own."""
 LONGEST = 18
 """Most characters of an operation; those of other tools contain all their arguments."""
 
@@ -141,6 +143,7 @@ def profile_totals(profile: Profile) -> list[str]:
     if update:
         fixed = f", {show_time(profile.step_s)} of it at every stage" if profile.step_s else ""
         lines.append(f"The optimiser's step: {show_time(update + profile.step_s)}{fixed}.")
+    lines += _reading(profile)
     if profile.peak_bytes:
         lines.append(f"Peak memory of a pass and update of the whole model: {show_size(profile.peak_bytes)}.")
     buffers = sum(layer.buffer_bytes for layer in profile.layers)
@@ -154,6 +157,16 @@ def profile_totals(profile: Profile) -> list[str]:
             "the sum row has the largest."
         )
     return lines
+
+
+def _reading(profile: Profile) -> list[str]:
+    """What reading samples takes, and how to have it done meanwhile where that is much."""
+    if not profile.read_s:
+        return []
+    line = f"Reading the samples of a minibatch: {show_time(profile.read_s)}"
+    if profile.read_s > MUCH_READING * profile.total_s:
+        line += ", while the worker computes nothing; Data(processes=2) reads them in other processes"
+    return [f"{line}."]
 
 
 def _whole(profile: Profile) -> list[str]:

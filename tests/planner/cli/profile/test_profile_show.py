@@ -216,6 +216,15 @@ def test_all_that_a_profile_says_is_shown(run: Run) -> None:
     assert "\x1b" not in shown.out
 
 
+def test_slow_reading_is_said_to_be_worth_processes(run: Run) -> None:
+    profile = profile_of("ab", {"a": 0.003, "b": 0.002})
+    for read_s, says in ((0.0, False), (2e-4, False), (0.004, True)):
+        replace(profile, read_s=read_s).save(Path("p.json"))
+        shown = " ".join(run("profile", "show", "p.json", "--no-picture").out.split())
+        assert ("Reading the samples of a minibatch" in shown) is bool(read_s)
+        assert ("Data(processes=2) reads them in other processes" in shown) is says
+
+
 def test_the_most_expensive_come_first(run: Run) -> None:
     profile_of("ab bc cd", {"c": 0.003, "a": 0.002, "b": 0.0, "d": 0.005}).save(Path("p.json"))
     shown = run("profile", "show", "p.json", "--top", "2", "--no-picture")
