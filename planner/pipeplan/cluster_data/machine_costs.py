@@ -35,7 +35,7 @@ class IdleCores:
     """How long cores are idle where more workers than cores compute, because the worker that is due has no core.
 
     The share falls with the square root of the work that a minibatch is on each worker: the longer a worker computes,
-    the rarer it waits for a core while another core is idle (docs/performance.md, "Shared cores").
+    the rarer it waits for a core while another core is idle (docs/performance.md, "Idle cores").
     """
 
     cores: int
@@ -84,6 +84,10 @@ class MachineCosts:
         low, high = self.throughput[below], self.throughput[above]
         share = (workers - below) / (above - below) if above > below else 0.0
         return max(1.0, low + share * (high - low))
+
+    def done_by(self, workers: int, work_s: float | None = None) -> float:
+        """The work that so many workers get done, each with so much of it for a minibatch, in single workers' worth."""
+        return self.together(workers) * self.in_use(workers, work_s)
 
     def in_use(self, workers: int, work_s: float | None = None) -> float:
         """The share of the cores that is in use by so many workers, each with so much work for a minibatch."""
@@ -162,7 +166,7 @@ def with_machine_costs(cluster: Cluster) -> Cluster:
     if measured is None:
         return cluster
     workers = cluster.workers
-    cluster = _with_cores(cluster, measured.together(workers) * measured.in_use(workers))
+    cluster = _with_cores(cluster, measured.done_by(workers))
     return replace(cluster, executor=measured.costs_of(workers))
 
 
@@ -185,10 +189,13 @@ def _shared_out(cluster: Cluster, profile: Profile) -> Cluster:
     workers = cluster.workers
     if measured is None or replace(cluster.executor, step_s=0.0, read_s=0.0) != measured.costs_of(workers):
         return whole
-    costs, cores = measured.costs, measured.idle.cores if measured.idle else whole.device.cores or workers
+    costs = measured.costs
     layers_s = profile.total_s + sum(layer.update_s for layer in profile.layers)
-    in_use = measured.in_use(workers, layers_s / workers + 2 * costs.pass_s + 4 * costs.message_s)
-    return _with_cores(cluster, (cores if loaded else measured.together(workers)) * in_use)
+    work_s = layers_s / workers + 2 * costs.pass_s + 4 * costs.message_s
+    if not loaded:
+        return _with_cores(cluster, measured.done_by(workers, work_s))
+    cores = measured.idle.cores if measured.idle else whole.device.cores or workers
+    return _with_cores(cluster, cores * measured.in_use(workers, work_s))
 
 
 def _with_cores(cluster: Cluster, cores: float) -> Cluster:
