@@ -40,6 +40,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data import bundled
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import HALVINGS
+from pipeplan.profiler.torch_version import check_torch
 from pipeplan.questions import explain, replan, sweep
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
@@ -105,12 +106,10 @@ def profile(
     called with the steps done, the steps in all (0: not known) and the next step. `Profile.save(path)` writes the
     result. Raises `InputError`, also if torch is missing.
     """
-    try:
-        from pipeplan.profiler import ProfilerOptions, profile_model
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise InputError("profiling needs torch: pip install 'pipeplan[torch]'") from error
+    check_torch()
+    from pipeplan.profiler.options import ProfilerOptions
+    from pipeplan.profiler.profiler import profile_model
+
     sizes = () if batch is None else (batch,) if isinstance(batch, int) else tuple(batch)
     measuring = ProfilerOptions(
         batches=sizes,

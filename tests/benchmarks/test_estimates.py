@@ -9,7 +9,8 @@ from pathlib import Path
 import estimates
 import pytest
 
-from pipeplan.profiler import ProfilerOptions, profile_model
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.profiler import profile_model
 
 FOLDER = Path(os.environ.get("PIPEPLAN_REFERENCE", "")) / "pipedream"
 CASES = {case.name: case for case in estimates.CASES}

@@ -1,9 +1,12 @@
-"""Check for torch. The profiler imports this module before its others; it raises `InputError` if torch is unusable."""
+"""Check for torch, which the modules of the profiler import."""
 
 from __future__ import annotations
 
 from pipeplan.errors import InputError
 from pipeplan_launch.torch_check import TRACING, import_problem
 
-if why := import_problem(TRACING):
-    raise InputError(f"profiling needs torch: {why[0]}; {why[1]}")
+
+def check_torch() -> None:
+    """Raise an `InputError` that says which torch profiling needs, unless there is one."""
+    if why := import_problem(TRACING):
+        raise InputError(f"profiling needs torch: {why[0]}; {why[1]}")

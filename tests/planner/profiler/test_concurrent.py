@@ -18,8 +18,9 @@ import pytest
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler import ProfilerOptions, profile_model
 from pipeplan.profiler.concurrent import GroupMember, SingleProcess, combine_profiles
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.profiler import profile_model
 
 
 def profile(scale: float, peak: int = 0) -> Profile:

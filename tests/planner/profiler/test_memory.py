@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pipeplan.errors import InputError
-from pipeplan.profiler import ProfilerOptions, profile_model
 from pipeplan.profiler import profiler as module
 from pipeplan.profiler.memory import failed_allocation_bytes, free_bytes, limited_memory
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.profiler import profile_model
 
 MIB = 1 << 20
 

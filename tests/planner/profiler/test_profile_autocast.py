@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from pipeplan.profiler import ProfilerOptions, profile_model
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.profiler import profile_model
 
 JOB = """
 import torch

@@ -15,7 +15,8 @@ from pipeplan.cli.profile import command as profile_command
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
-from pipeplan.profiler import ProfilerOptions, profile_model
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.profiler import profile_model
 from pipeplan_launch.job.bundled_models import BUNDLED
 
 QUICK = ProfilerOptions(batches=(8,), repeats=2, warmup=1)

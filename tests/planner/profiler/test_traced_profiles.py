@@ -10,7 +10,8 @@ from rich.console import Console
 
 from pipeplan.cli.profile.table import measured_profile
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler import ProfilerOptions, profile_model
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.profiler import profile_model
 
 SOURCE = """
 import torch
