@@ -35,7 +35,7 @@ EVICTING_BYTES = 1 << 22
 little of the executor in the caches; with warm caches its work would take a third less than in training."""
 COMPUTE_S = 0.0015
 """What the products of a minibatch take on one worker alone, forward and backward together."""
-IDLE_MINIBATCHES, BUSY_MINIBATCHES = 100, 90
+IDLE_MINIBATCHES, BUSY_MINIBATCHES = 80, 90
 WARM_UP = 0.3
 PARTS = 4
 SAMPLES = 32
