@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler import ProfilerOptions, profile_model
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.profiler import profile_model
 from pipeplan.util.files import write_text
 
 MODELS = {

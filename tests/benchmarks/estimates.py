@@ -33,8 +33,8 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler import ProfilerOptions as Measure
-from pipeplan.profiler import profile_model
+from pipeplan.profiler.options import ProfilerOptions as Measure
+from pipeplan.profiler.profiler import profile_model
 
 MOST, CLOSE = 0.9, 0.25
 JOBS = Path(__file__).with_name("estimates_jobs.py")

@@ -140,11 +140,12 @@ def _trace_and_measure(
             break
     remarks += batch_norm_remarks(traced, len(measured))
     remarks += copies_remarks(copies_seconds(first_passes.run, first_passes.clock), measured[0].forward_s)
+    read_s = first_passes.reading()
     steps = _steps(first_passes, charged_parameters(traced), busy)
     if busy and any(size.loaded is None for size in measured):
         remarks.append(f"times with all cores busy were not measured: {load_obstacle(busy) or LOST}")
         measured = [replace(size, loaded=None) for size in measured]
-    return replace(_profile(ref, job, measured, steps, options, remarks), read_s=first_passes.reading())
+    return replace(_profile(ref, job, measured, steps, options, remarks), read_s=read_s)
 
 
 def _load_processes(options: ProfilerOptions) -> int:
