@@ -32,7 +32,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.dp import certificate
 from pipeplan.solvers.dp.certificate import make_certificate
-from pipeplan.solvers.dp.charged_search import ChargedFlushSearch, ChargedSearch
+from pipeplan.solvers.dp.charged.charged_search import ChargedFlushSearch, ChargedSearch
 from pipeplan.solvers.result import Status
 from pipeplan.util.files import Node
 

@@ -34,8 +34,9 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Size, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
-from pipeplan.solvers.dp import dynamic_program, grid
+from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
+from pipeplan.solvers.dp.spaces import grid
 from pipeplan.solvers.result import Status
 from pipeplan.util.files import Node
 

@@ -22,11 +22,17 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.charged_pipelines import MOST_PLACEMENTS, ChargedPipelines, Region, charges
-from pipeplan.solvers.dp.first_plan import FirstPlan, MonotoneReport, first_plan, least_pace_alone_s, least_pace_s
-from pipeplan.solvers.dp.flush.batch_spaces import BatchSpaces
-from pipeplan.solvers.dp.grid import UniformGrids, minibatches_of
-from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
+from pipeplan.solvers.dp.charged.charged_pipelines import MOST_PLACEMENTS, ChargedPipelines, Region, charges
+from pipeplan.solvers.dp.pipelines.pipeline_searches import FoundPipeline, PipelineSearches
+from pipeplan.solvers.dp.spaces.batch_spaces import BatchSpaces
+from pipeplan.solvers.dp.spaces.first_plan import (
+    FirstPlan,
+    MonotoneReport,
+    first_plan,
+    least_pace_alone_s,
+    least_pace_s,
+)
+from pipeplan.solvers.dp.spaces.grid import UniformGrids, minibatches_of
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.known_answers import KNOWN, question_of
 from pipeplan.solvers.passed_components import PassedLevel, passed_levels, without_straddling
