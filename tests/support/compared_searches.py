@@ -36,8 +36,8 @@ from pipeplan.solvers.dp.steady import uniform_search
 from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
 from pipeplan.solvers.dp.steady.vertical_sync import VerticalSearch
 from pipeplan.solvers.dp.terms.batch_limit import BatchLimit
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms, InputStage
 from pipeplan.solvers.dp.terms.input_stages import AnyInputStage
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms, InputStage
 from pipeplan.solvers.plan_space import plan_spaces
 
 COUNTS = (

@@ -14,7 +14,7 @@ from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp import dynamic_program
-from pipeplan.solvers.dp.charged import charged_pipelines
+from pipeplan.solvers.dp.charged import charged_pipelines, charged_result
 from pipeplan.solvers.passed_components import passed_levels
 from pipeplan.solvers.result import Status
 
@@ -64,7 +64,7 @@ def test_no_pipeline_is_faster_than_the_bound(monkeypatch: pytest.MonkeyPatch) -
         cuts = enumerate_cuts(problem, 1000)
         bound_s = max((one.bound_s for one in passed_levels(problem, cuts)), default=0.0)
         with monkeypatch.context() as patch:
-            patch.setattr(dynamic_program, "passed_levels", lambda problem, cuts: [])
+            patch.setattr(charged_result, "passed_levels", lambda problem, cuts: [])
             best = dynamic_program.solve(problem, cuts)
         assert best.status == Status.OPTIMAL
         assert best.objective_s >= bound_s * (1 - 1e-9)

@@ -27,84 +27,16 @@ from pipeplan.cost.ddp_overlap import ddp_pace_s, waits_for_allreduce
 from pipeplan.cost.stage_times import stage_times
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
+from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import Step
+from pipeplan.solvers.dp.charged.resource_levels import Port, ResourceLevel, card_levels, core_level, ports_of
+from pipeplan.solvers.dp.charged.stage_charges import StageCharges, core_loads, meeting_pairs
 from pipeplan.solvers.dp.states.search_states import SearchStates
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousTerms
-from pipeplan.solvers.dp.terms.stage_costs import StageTerms
+from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 from pipeplan.solvers.dp.terms.topology import PlacementTable, least
 from pipeplan.solvers.plan_space import PlanSpace
-
-
-@dataclass(frozen=True)
-class ResourceLevel:
-    """Components that share a resource, and how every candidate placement lies on them.
-
-    The arrays with an entry for each placement are in the order of the `PlacementTable`.
-    """
-
-    component: Ints
-    """The component of every worker, counted from 0."""
-    start: Ints
-    """The first worker of every component; `stop` is one past its last."""
-    stop: Ints
-    per_message: Floats
-    """Seconds that a byte of a message keeps the component's card busy; 0 for cores."""
-    per_ring: Floats
-    """Seconds that a byte of an all-reduce keeps it busy; 0 for cores."""
-    per_core: Floats
-    """Inverse of the number of cores that the component's workers share; 0 for cards."""
-    first: Ints
-    """For each placement, the component of its first worker."""
-    last: Ints
-    """For each placement, the component of its last worker."""
-    in_first: Ints
-    """For each placement, its workers in the component of its first worker."""
-    in_last: Ints
-    middle: tuple[tuple[int, Flags], ...]
-    """For each kind of component, one of them, and which placements fill a component of this kind without beginning or
-    ending in it."""
-
-    @staticmethod
-    def of(
-        edges: Ints, per_message: Floats, per_ring: Floats, per_core: Floats, table: PlacementTable
-    ) -> ResourceLevel:
-        """The level whose components begin at all but the last of `edges`."""
-        start, stop = edges[:-1], edges[1:]
-        component = np.repeat(np.arange(len(start)), np.diff(edges))
-        first, last = component[table.first], component[table.end - 1]
-        kinds: dict[tuple[float, ...], list[int]] = {}
-        for index in range(len(start)):
-            rates = (float(stop[index] - start[index]), per_message[index], per_ring[index], per_core[index])
-            kinds.setdefault(tuple(map(float, rates)), []).append(index)
-        middle = []
-        for indices in kinds.values():
-            inside = np.zeros(len(first), dtype=bool)
-            for index in indices:
-                inside |= (first < index) & (index < last)
-            if inside.any():
-                middle.append((indices[0], inside))
-        # One more component, without workers, stands behind the last worker, where the search begins.
-        beyond = edges[-1:]
-        return ResourceLevel(
-            np.append(component, len(start)),
-            np.concatenate([start, beyond]),
-            np.concatenate([stop, beyond]),
-            np.append(per_message, 0.0),
-            np.append(per_ring, 0.0),
-            np.append(per_core, 0.0),
-            first,
-            last,
-            np.minimum(table.end, stop[first]) - table.first,
-            table.end - np.maximum(table.first, start[last]),
-            tuple(middle),
-        )
-
-    @property
-    def is_card(self) -> bool:
-        """Whether the resource is a network card, which has two directions, and not cores."""
-        return not self.per_core.any()
 
 
 @dataclass(frozen=True)
@@ -155,52 +87,13 @@ class SharedResources:
     @cached_property
     def levels(self) -> tuple[ResourceLevel, ...]:
         """The levels with components of several workers, smallest components first; cores come last."""
-        inner, links, table = self.problem.cluster, Links.of(self.problem.cluster), self.table
-        found = []
-        for level in range(1, len(inner.levels)):
-            edges = np.array(inner.starts(level), dtype=np.intp)
-            rates = np.array([links.card(level, int(worker)) for worker in edges[:-1]])
-            if np.isfinite(rates).any():
-                messages, rings = 1 / rates.T
-                found.append(ResourceLevel.of(edges, messages, rings, np.zeros(len(rates)), table))
-        cores = self._cores
-        if cores is not None:
-            found.append(cores)
-        return tuple(found)
-
-    @property
-    def _cores(self) -> ResourceLevel | None:
-        """The servers whose workers share cores, or None. A server may hold several whole copies of the pipeline."""
-        size, shared = self.problem.cluster.workers, self.whole.cluster.shared_cores
-        if not shared:
-            return None
-        if shared[0][1] - shared[0][0] > size and self.copies > 1:
-            first, stop, cores = shared[0]
-            edges, rates = np.array([0, size]), np.array([min(self.copies, (stop - first) // size) / cores])
-        else:
-            base = self.space.workers(self.whole.cluster)[0]
-            starts = self.whole.cluster.starts(self.whole.cluster.server_level)
-            edges = np.array([start - base for start in starts if 0 <= start - base <= size], dtype=np.intp)
-            number = {first - base: cores for first, _, cores in shared}
-            rates = np.array([1 / number[first] if first in number else 0.0 for first in edges[:-1].tolist()])
-        nothing = np.zeros(len(rates))
-        return ResourceLevel.of(edges, nothing, nothing, rates, self.table)
+        cores = core_level(self.whole, self.space, self.problem.cluster, self.table)
+        return (*card_levels(self.problem.cluster, self.table), *(() if cores is None else (cores,)))
 
     @cached_property
-    def ports(self) -> tuple[tuple[float, float, Flags], ...]:
-        """For each kind of port, the seconds for a byte of a message and of a ring, and the placements that have it."""
-        cluster, links = self.problem.cluster, Links.of(self.problem.cluster)
-        kinds: dict[tuple[float, float], list[int]] = {}
-        for worker in range(cluster.workers):
-            kinds.setdefault(links.card(0, worker), []).append(worker)
-        ports = []
-        for (message, ring), workers in kinds.items():
-            held = np.zeros(cluster.workers + 1, dtype=np.intp)
-            held[np.array(workers) + 1] = 1
-            count = np.cumsum(held)
-            if np.isfinite(message) or np.isfinite(ring):
-                ports.append((1 / message, 1 / ring, count[self.table.end] > count[self.table.first]))
-        return tuple(ports)
+    def ports(self) -> tuple[Port, ...]:
+        """The kinds of ports, each of which one worker has to itself."""
+        return ports_of(self.problem.cluster, self.table)
 
     @property
     def columns(self) -> int:
@@ -264,7 +157,7 @@ class SharedResources:
                 continue
             sending = level.in_last[placements]
             receiving = np.minimum(states.first[which] + receivers, level.stop[theirs]) - states.first[which]
-            inside = np.where(shared, _meeting(sending, receiving, common), 0)
+            inside = np.where(shared, meeting_pairs(sending, receiving, common), 0)
             leaving = (sending * (receivers // common) - inside) / period
             entering = (receiving * (senders // common) - inside) / period
             for row, (out, back) in enumerate(((sent, returned), (returned, sent))):
@@ -282,16 +175,16 @@ class SharedResources:
         """
         charges, table = self._charges(stage, target, placement), self.table
         peak = self._single_stage_s(stage, target, placement)
-        for per_message, per_ring, held in self.ports:
+        for port in self.ports:
             for sent, received in charges.directions:
-                load = (sent + received) * per_message + (charges.hop + charges.copied) * per_ring
-                peak = np.maximum(peak, np.where(held[placement], load, 0.0))
+                load = (sent + received) * port.per_message + (charges.hop + charges.copied) * port.per_ring
+                peak = np.maximum(peak, np.where(port.held[placement], load, 0.0))
         loads, column = np.zeros((len(target), self.columns)), 0
         for level in self.levels:
             at_edge = table.first[placement] == level.start[level.first[placement]]
             if not level.is_card:
                 core = self._core_s(stage, target, placement)
-                complete, pending = _core_loads(level, placement, core, busy[column])
+                complete, pending = core_loads(level, placement, core, busy[column])
                 peak = np.maximum(peak, np.maximum(complete, pending))
                 loads[:, column] = np.where(at_edge, 0.0, pending)
                 column += 1
@@ -324,7 +217,7 @@ class SharedResources:
         for step in reversed(steps):
             placement = np.array([self.table.index(step.first, step.first + step.replicas)])
             behind = self.behind(cut, states, only, placement)
-            stage = self.terms.stage(cut, np.array([step.start]), recompute=step.recompute)
+            stage = StageTerms.of(self.terms, cut, np.array([step.start]), recompute=step.recompute)
             peak, loads = self.in_front(stage, only, placement, behind.busy)
             busiest = max(busiest, float(behind.peak[0]), float(peak[0]))
             states = states.moved(step.first, step.replicas, loads)
@@ -400,60 +293,3 @@ class SharedResources:
     @cached_property
     def _single_stages(self) -> dict[tuple[int, float, bool, float, float], float]:
         return {}
-
-
-@dataclass(frozen=True)
-class StageCharges:
-    """The bytes that stages on placements put on the card of each of their workers, per minibatch of the whole plan."""
-
-    hop: Floats
-    """Bytes of the ring of the stage's replicas, on each hop."""
-    copied: Floats
-    """Bytes of the rings among copies of the pipeline."""
-    directions: tuple[tuple[Floats, Floats], ...]
-    """For outgoing and incoming traffic, bytes of messages of the cut behind the stage, and of the cut in front."""
-
-    def card_loads(
-        self, level: ResourceLevel, placement: Ints, behind: Floats, ahead: Floats, busy: Floats
-    ) -> tuple[Floats, Floats]:
-        """Seconds that cards of a level are busy in one direction: the longest complete load, and the pending one.
-
-        `busy` is the load of the component of the last worker with the traffic of the cut behind the stage.
-        """
-        first, last = level.first[placement], level.last[placement]
-        ending, beginning = level.in_last[placement], level.in_first[placement]
-        end = busy + (self.hop + ending * self.copied) * level.per_ring[last] + ending * ahead * level.per_message[last]
-        straddles = first != last
-        complete = np.where(straddles, end, 0.0)
-        for index, held in level.middle:
-            count = level.stop[index] - level.start[index]
-            load = count * (behind + ahead) * level.per_message[index]
-            load = load + (self.hop + count * self.copied) * level.per_ring[index]
-            complete = np.maximum(complete, np.where(held[placement], load, 0.0))
-        across = (
-            beginning * behind * level.per_message[first] + (self.hop + beginning * self.copied) * level.per_ring[first]
-        )
-        within = busy + beginning * self.copied * level.per_ring[first]
-        return complete, np.where(straddles, across, within)
-
-
-def _core_loads(level: ResourceLevel, placement: Ints, core_s: Floats, busy: Floats) -> tuple[Floats, Floats]:
-    """Seconds that the cores of servers are busy: the longest complete load, and that pending at the first server."""
-    first, last = level.first[placement], level.last[placement]
-    end = busy + level.in_last[placement] * core_s * level.per_core[last]
-    complete = end
-    for index, held in level.middle:
-        load = (level.stop[index] - level.start[index]) * core_s * level.per_core[index]
-        complete = np.maximum(complete, np.where(held[placement], load, 0.0))
-    return complete, np.where(first != last, level.in_first[placement] * core_s * level.per_core[first], end)
-
-
-def _meeting(sending: Ints, receiving: Ints, common: Ints) -> Ints:
-    """Pairs that meet of the last `sending` senders and the first `receiving` receivers, in one period.
-
-    Sender p and receiver q meet if p ≡ q modulo `common`, which divides the number of either.
-    """
-    rounds, more = np.divmod(sending, common)
-    others, rest = np.divmod(receiving, common)
-    pairs: Ints = common * rounds * others + rounds * rest + others * more + np.maximum(0, more + rest - common)
-    return pairs

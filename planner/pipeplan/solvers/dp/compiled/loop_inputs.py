@@ -16,8 +16,8 @@ from pipeplan.solvers.dp.budget import SearchLimits
 from pipeplan.solvers.dp.states.search_states import SearchStates
 from pipeplan.solvers.dp.states.worker_bounds import WorkerBounds
 from pipeplan.solvers.dp.terms.batch_limit import BatchLimit
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
 from pipeplan.solvers.dp.terms.input_stages import AnyInputStage
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms
 from pipeplan.solvers.dp.terms.topology import ComponentLayout
 
 WORK, FORWARD, PARAMETERS, BUFFERS, SAVED, SENT, RETURNED = range(7)

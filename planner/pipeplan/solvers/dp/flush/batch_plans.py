@@ -12,7 +12,7 @@ from pipeplan.problem.cuts import Floats
 from pipeplan.solvers.dp.budget import Step
 from pipeplan.solvers.dp.steady.placed_steps import PlacedStep, placed_steps
 from pipeplan.solvers.dp.terms.batch_limit import BatchLimit, Placed
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
 
 
 def batch_s(terms: CostTerms, steps: Sequence[Step], *, depths: bool) -> float:

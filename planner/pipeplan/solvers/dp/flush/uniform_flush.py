@@ -26,7 +26,8 @@ from pipeplan.solvers.dp.states.search_states import SearchStates
 from pipeplan.solvers.dp.states.worker_bounds import WorkerBounds
 from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
 from pipeplan.solvers.dp.terms.batch_limit import BatchLimit, Placed
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms, StageTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 # The number of pairs of a cut and an end position that are looked at a time.
 _AT_ONCE = 100_000

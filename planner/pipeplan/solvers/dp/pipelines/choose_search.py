@@ -12,10 +12,11 @@ from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.flush import batch_plans, steady_bands
 from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
 from pipeplan.solvers.dp.steady import placed_steps, vertical_sync
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
+from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch
 from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
 from pipeplan.solvers.dp.terms.batch_limit import BatchLimit
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
+from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
 
 MOST_WORKERS = 1024
 """The most workers for a search over all candidate placements, of which there are about half the square."""

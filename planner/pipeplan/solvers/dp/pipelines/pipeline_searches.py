@@ -21,7 +21,7 @@ from pipeplan.solvers.dp.pipelines.choose_search import (
     pipeline_pace,
     terms_of,
 )
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.util.deadline import Deadline
 

@@ -6,16 +6,13 @@ all spaces are searched for one limit before a longer one is tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pipeplan.problem.cuts import Cuts
-from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import threshold
-from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.cuts.selected_cuts import cheap_cuts
 from pipeplan.solvers.dp.pipelines.pipeline_searches import FoundPipeline, PipelineSearches
+from pipeplan.solvers.dp.spaces.search_task import SearchTask, tell_nobody
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.util.deadline import Deadline
@@ -34,43 +31,35 @@ FoundBatch = tuple[PlanSpace, FoundPipeline]
 class BatchSpaces:
     """The search of all spaces. Limits and results are paces, in seconds per minibatch."""
 
-    problem: Problem
-    cuts: Cuts
-    deadline: float | None
-    gap: float
-    effort: SearchEffort = field(default_factory=SearchEffort)
-    report: Callable[[float, float], None] = lambda bound, best: None
-    """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
-    below: float = float("inf")
-    """Slower plans are not searched for."""
-    near: bool = False
-    """Whether the fastest plan is probably right below `below`, or slower."""
+    task: SearchTask
     later: float | None = None
-    """The deadline in place of `deadline` once a plan that was found without the memory limit fits; None for none."""
+    """The deadline in place of the task's once a plan that was found without the memory limit fits; None for none."""
 
     @cached_property
     def searches(self) -> dict[PlanSpace, PipelineSearches]:
         """The searches of every space with a floor, the most promising first."""
-        spaces = sorted(plan_spaces(self.problem), key=self.floors.__getitem__)
-        inner = {space: space.inner(self.problem) for space in spaces}
+        task = self.task
+        spaces = sorted(plan_spaces(task.problem), key=self.floors.__getitem__)
+        inner = {space: space.inner(task.problem) for space in spaces}
         return {
-            space: PipelineSearches(inner[space], self.cuts, self.deadline, self.gap, effort=self.effort)
+            space: PipelineSearches(inner[space], task.cuts, task.deadline, task.gap, effort=task.effort)
             for space in spaces
         }
 
     @cached_property
     def floors(self) -> dict[PlanSpace, float]:
         """For every space, a lower bound on the paces in it."""
-        return {space: space.floor(self.problem) for space in plan_spaces(self.problem)}
+        return {space: space.floor(self.task.problem) for space in plan_spaces(self.task.problem)}
 
     def best(self) -> BisectionResult[FoundBatch]:
         """The fastest plan. The result's `best` is None where there is none or none was found in time."""
-        low, limited = min(self.floors.values()), self.problem.options.memory
+        low, limited = min(self.floors.values()), self.task.problem.options.memory
         if not limited:
             return self._refined(low, memory=False)
         # A plan that was found without the memory limit is only a bound, so that search gets a part of the time.
-        halfway = Deadline(self.deadline).share(_SHARE).at
-        searched = replace(self, deadline=halfway, later=self.deadline, gap=max(self.gap, _BOUND_GAP))
+        halfway = Deadline(self.task.deadline).share(_SHARE).at
+        task = replace(self.task, deadline=halfway, gap=max(self.task.gap, _BOUND_GAP))
+        searched = BatchSpaces(task, later=self.task.deadline)
         bound = searched._refined(low, memory=False)
         fits = bound.best is not None and self._fits(bound)
         if fits and bound.finished and bound.best is not None and self._is_open(bound):
@@ -84,7 +73,7 @@ class BatchSpaces:
 
     def _is_open(self, result: BisectionResult[FoundBatch]) -> bool:
         """Whether a result is less close to the bound than is asked for."""
-        return result.high > result.low * (1 + max(2 * PRECISION, self.gap))
+        return result.high > result.low * (1 + max(2 * PRECISION, self.task.gap))
 
     def _fits(self, result: BisectionResult[FoundBatch]) -> bool:
         assert result.best is not None
@@ -96,22 +85,23 @@ class BatchSpaces:
 
         The selection gives a good plan soon, which is a tight limit for the search over all cuts.
         """
-        count, known = len(self.cuts.ideals), None
-        if self.near and self.below < float("inf"):
+        count, known = len(self.task.cuts.ideals), None
+        if self.task.near and self.task.useful_s < float("inf"):
             return self._least(low, None, memory=memory)
         if count > _FEW_CUTS:
-            selected = self.cuts.only(cheap_cuts(self.cuts, max(_FEW_CUTS // 2, count // _PART)))
-            deadline = Deadline(self.deadline).share(_SHARE).at
-            spaces = BatchSpaces(self.problem, selected, deadline, self.gap, self.effort, below=self.below)
-            found = spaces._refined(low, memory=memory)
+            selected = self.task.cuts.only(cheap_cuts(self.task.cuts, max(_FEW_CUTS // 2, count // _PART)))
+            deadline = Deadline(self.task.deadline).share(_SHARE).at
+            task = replace(self.task, cuts=selected, deadline=deadline, report=tell_nobody, near=False)
+            found = BatchSpaces(task)._refined(low, memory=memory)
             if found.interrupted:
                 raise KeyboardInterrupt
             known = None if found.best is None else (found.high, found.best)
             if self.later is not None and known is not None and self._fits(found):
-                self.report(low, known[0])
-                return replace(self, deadline=self.later)._least(low, known, memory=memory)
-            if known is not None and (memory or not self.problem.options.memory):
-                self.report(low, known[0])
+                self.task.report(low, known[0])
+                task = replace(self.task, deadline=self.later)
+                return replace(self, task=task)._least(low, known, memory=memory)
+            if known is not None and (memory or not self.task.problem.options.memory):
+                self.task.report(low, known[0])
         elif memory:
             # Where memory binds, the optimum may be far above the bound: a coarse search finds some plan soon.
             some = self._least(low, None, memory=True, coarse=True)
@@ -123,31 +113,31 @@ class BatchSpaces:
     ) -> BisectionResult[FoundBatch]:
         """The fastest plan with at least the pace `low`, with or without the memory limit."""
         # A plan that was found without the memory limit is only a bound.
-        counts = memory or not self.problem.options.memory
-        most = max(space.pace(self.problem, search.most(memory=memory)) for space, search in self.searches.items())
-        if self.below < low:
+        counts = memory or not self.task.problem.options.memory
+        most = max(space.pace(self.task.problem, search.most(memory=memory)) for space, search in self.searches.items())
+        if self.task.useful_s < low:
             return BisectionResult(low)
 
         def find(pace_s: float) -> tuple[float, FoundBatch] | None:
             return self._find(pace_s, memory=memory, coarse=coarse)
 
         def report(least: float, best: float) -> None:
-            self.report(least, best if counts else float("inf"))
+            self.task.report(least, best if counts else float("inf"))
 
-        if self.near and self.below < most:
-            return threshold.least_near(find, low, self.below, report, self.gap, finds_least=True)
-        ends = low * (1 - PRECISION), min(most, self.below)
-        return threshold.least_threshold(find, *ends, known, gap=self.gap, report=report, finds_least=True)
+        if self.task.near and self.task.useful_s < most:
+            return threshold.least_near(find, low, self.task.useful_s, report, self.task.gap, finds_least=True)
+        ends = low * (1 - PRECISION), min(most, self.task.useful_s)
+        return threshold.least_threshold(find, *ends, known, gap=self.task.gap, report=report, finds_least=True)
 
     def _find(self, pace_s: float, *, memory: bool, coarse: bool) -> tuple[float, FoundBatch] | None:
         """The fastest plan of all spaces with at most this pace, or None. Raises `OutOfTime`."""
         found: tuple[float, FoundBatch] | None = None
         for space, search in self.searches.items():
             limit = pace_s if found is None else found[0] * (1 - PRECISION)
-            inner_s = space.inner_pace(self.problem, limit)
+            inner_s = space.inner_pace(self.task.problem, limit)
             if inner_s is None or self.floors[space] > limit:
                 continue
             result = search.within(inner_s, memory=memory, coarse=coarse)
             if result is not None:
-                found = space.pace(self.problem, result[0]), (space, result[1])
+                found = space.pace(self.task.problem, result[0]), (space, result[1])
         return found

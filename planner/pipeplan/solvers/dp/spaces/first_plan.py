@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeplan.cost import contention, depths
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.cuts.selected_cuts import cheap_cuts
 from pipeplan.solvers.dp.pipelines.pipeline_searches import PipelineSearches
+from pipeplan.solvers.dp.spaces.results import plan_of
 from pipeplan.solvers.plan_space import plan_spaces
 
 LARGE = 5_000
@@ -51,16 +51,6 @@ class FirstPlan:
     """Whether everything is charged that workers share."""
 
 
-def least_pace_alone_s(problem: Problem) -> float:
-    """A lower bound on the pace of every plan with every shared resource to itself: all work on all workers in use."""
-    return problem.work_s / problem.speed_in_use
-
-
-def least_pace_s(problem: Problem) -> float:
-    """A lower bound on the pace of every plan, also where workers share cores."""
-    return max(least_pace_alone_s(problem), contention.least_pace_of_shared_cores_s(problem))
-
-
 def first_plan(
     problem: Problem, cuts: Cuts, deadline: float | None, price: Callable[[Plan], float] | None = None
 ) -> FirstPlan | None:
@@ -79,7 +69,7 @@ def first_plan(
     if found.best is None:
         return None
     pace_s = space.pace(problem, found.high)
-    plan = depths.assign_depths(space.plan(problem, found.best.stages()), problem, pace_s * (1 + 1e-12))
+    plan = plan_of(problem, space, found.best.stages(), pace_s)
     if problem.options.contention and price is not None:
         return FirstPlan(plan, price(plan), charged=True)
     return FirstPlan(plan, pace_s, charged=False)

@@ -22,7 +22,7 @@ from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import Step
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
 
 MOST_CUTS = 1500
 """The most cuts for which going over all their pairs is faster than a search."""

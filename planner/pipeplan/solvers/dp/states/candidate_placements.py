@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.states.search_states import SearchStates
-from pipeplan.solvers.dp.terms.stage_costs import StageTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Flags, Floats
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits
 from pipeplan.solvers.dp.states.candidate_placements import CandidateStages, SizedStages
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
 from pipeplan.solvers.dp.terms.replicas import ReplicaIntervals
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms, StageTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 from pipeplan.solvers.dp.terms.topology import ComponentLayout
 
 FEW = 40

@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Cuts, Floats, Ints
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
 
 _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """The values of λ."""

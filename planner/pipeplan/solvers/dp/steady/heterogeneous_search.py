@@ -14,8 +14,6 @@ the stage's last worker e - 1, the stage can move by one worker: it leaves one a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -25,87 +23,12 @@ from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits
 from pipeplan.solvers.dp.states.search_states import SearchStates, group_starts, no_later, time_order, undominated_rows
 from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
+from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms, stage_rows
 from pipeplan.solvers.dp.terms.input_stages import AnyInputStage
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms, StageTerms
-from pipeplan.solvers.dp.terms.topology import PlacementTable, levels_between
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 # The number of stages, pairs of a cut and a placement, that are sized at a time.
 _AT_ONCE = 1_000_000
-
-# The vertical-sync search runs once for each input stage, on the same placements.
-placements_of, levels_of = lru_cache(maxsize=4)(PlacementTable.of), lru_cache(maxsize=4)(levels_between)
-
-
-@dataclass(frozen=True)
-class HeterogeneousTerms(CostTerms):
-    """The terms of the cost model on a heterogeneous cluster. They do not depend on the threshold."""
-
-    @cached_property
-    def runs(self) -> PlacementTable:
-        """The candidate placements of a stage."""
-        return placements_of(self.problem.cluster, self.most_replicas)
-
-    @cached_property
-    def usable(self) -> Flags:
-        """Whether each candidate placement is only on workers that stages may be on."""
-        table, barred = self.runs, np.zeros(self.problem.cluster.workers + 1, dtype=np.intp)
-        barred[[worker + 1 for worker in self.problem.unused]] = 1
-        count = np.cumsum(barred)
-        return np.asarray(count[table.end] == count[table.first])
-
-    @cached_property
-    def between(self) -> Ints:
-        """The level of the smallest component that holds two workers, for all pairs."""
-        return levels_of(self.problem.cluster)
-
-    def rates_between(self, joined: Ints, ways: Ints, others: Ints) -> tuple[Floats, Floats]:
-        """Bandwidth and latency of messages between placements of two classes that a level joins, elementwise."""
-        message, latency = self.runs.message, self.runs.latency
-        bandwidth = np.minimum(message[joined, ways], message[joined, others])
-        return bandwidth, np.maximum(latency[joined, ways], latency[joined, others])
-
-    @cached_property
-    def speed_before(self) -> Floats:
-        """For each worker 0 … D, the sum of the speeds of all workers before it."""
-        return np.concatenate([[0.0], np.cumsum([device.speed for device in self.problem.cluster.devices])])
-
-    @property
-    def speed(self) -> float:
-        """Speed of the slowest device, which gives an upper bound on every stage time."""
-        return min(device.speed for device in self.problem.cluster.devices)
-
-    @cached_property
-    def fastest(self) -> float:
-        """Speed of the fastest device."""
-        return max(device.speed for device in self.problem.cluster.devices)
-
-    @cached_property
-    def floor(self) -> float:
-        """Lower bound on the pace: all work on all workers in use, the costliest unit on as many of the fastest."""
-        most = max(unit.forward_s + unit.backward_s for unit in self.problem.units)
-        alone = most / (max(1, self.most_replicas) * self.fastest)
-        return max(self.problem.work_s / self.problem.speed_in_use, alone)
-
-    @cached_property
-    def least_transfer_s(self) -> Floats:
-        """The shortest one-way time of a minibatch between any two placements, by cut."""
-        table, crossing = self.runs, np.maximum(self.cuts.sent, self.cuts.returned)
-        return np.asarray(formulas.transfer_time(crossing, table.message[1:].max(), table.latency[1:].min()))
-
-    def stage_s(self, stage: StageTerms, runs: Ints, *, pairs: bool = False) -> tuple[Floats, Floats]:
-        """Seconds per minibatch of stages on placements, and of one all-reduce of each.
-
-        With `pairs` every stage is on the placement of the same index, else stages are rows and placements columns.
-        """
-        table, rows = self.runs, _rows(pairs)
-        replicas = table.replicas[runs]
-        compute = formulas.compute_time(stage.work_s[rows], replicas, table.speed[runs])
-        if not self.training:
-            return compute, np.zeros(compute.shape)
-        group = formulas.ring_allreduce_time(
-            replicas, stage.parameters[rows], table.allreduce_bandwidth[runs], table.allreduce_latency[runs]
-        )
-        return formulas.overlapped(compute, group / (self.accumulate or replicas), stage.overlap), group
 
 
 class HeterogeneousSearch(UniformSearch):
@@ -194,7 +117,7 @@ class HeterogeneousSearch(UniformSearch):
         for begin in range(0, len(targets), size):
             self.limits.step(len(runs) * min(size, len(targets) - begin))
             for recompute in (False, True) if self.limits.recompute else (False,):
-                stage = self.terms.stage(cut, targets[begin : begin + size], recompute=recompute)
+                stage = StageTerms.of(self.terms, cut, targets[begin : begin + size], recompute=recompute)
                 for depth, demand in self._sizes(stage, states.demand[which], runs, transfer):
                     yield from self._new_states(stage, states, rows, which, runs, depth, demand)
 
@@ -259,7 +182,7 @@ class HeterogeneousSearch(UniformSearch):
         terms, table = self.terms, self.terms.runs
         replicas = table.replicas[runs]
         time, group = terms.stage_s(stage, runs, pairs=pairs)
-        allowed = (time <= self.within) & (table.first[runs] >= self.lowest[stage.targets][_rows(pairs)])
+        allowed = (time <= self.within) & (table.first[runs] >= self.lowest[stage.targets][stage_rows(pairs)])
         depth, wait = np.ones(time.shape), np.zeros(time.shape)
         counted = terms.training and (self.limits.memory or terms.accumulate is not None)
         if counted and terms.accumulate is None:
@@ -279,7 +202,7 @@ class HeterogeneousSearch(UniformSearch):
     def _fits(self, stage: StageTerms, runs: Ints, depth: Floats, *, pairs: bool = False) -> Flags:
         """Whether the smallest worker of each placement has the memory for each stage at its depth."""
         (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
-        replicas, first, rows = self.terms.runs.replicas[runs], self.terms.first, _rows(pairs)
+        replicas, first, rows = self.terms.runs.replicas[runs], self.terms.first, stage_rows(pairs)
         fixed = np.where(replicas > 1, shared[rows], alone[rows])
         fixed = fixed - stage.divided_bytes(stage.parameters[rows], replicas)
         if first is not None:
@@ -356,8 +279,3 @@ class HeterogeneousSearch(UniformSearch):
             "ways": table.ways[runs],
         }
         return SearchStates.of(columns, np.zeros(len(runs)))
-
-
-def _rows(pairs: bool) -> tuple[slice | None, ...]:
-    """The index that gives arrays over stages a further dimension for placements, if they are not in pairs."""
-    return (slice(None),) if pairs else (slice(None), None)

@@ -12,8 +12,9 @@ from pipeplan.cost import formulas
 from pipeplan.plan import schedules
 from pipeplan.plan.schedules import VERTICAL
 from pipeplan.solvers.dp.budget import SLACK, Step
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousTerms
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms, StageTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
+from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def placed_steps(terms: CostTerms, steps: Sequence[Step]) -> list[PlacedStep]:
 
 
 def _stage(terms: CostTerms, step: Step) -> StageTerms:
-    return terms.stage(step.end, np.array([step.start]), recompute=step.recompute)
+    return StageTerms.of(terms, step.end, np.array([step.start]), recompute=step.recompute)
 
 
 def _allreduce_s(stage: StageTerms, replicas: int, bandwidth: float, latency_s: float) -> float:

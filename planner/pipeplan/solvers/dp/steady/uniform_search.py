@@ -27,7 +27,8 @@ from pipeplan.solvers.dp.states.search_states import SearchStates, StatePool, un
 from pipeplan.solvers.dp.states.stage_sizing import StageSizing
 from pipeplan.solvers.dp.states.worker_bounds import WorkerBounds
 from pipeplan.solvers.dp.terms.batch_limit import BatchLimit
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms, StageTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 
 class UniformSearch(StageSizing):
@@ -178,7 +179,7 @@ class UniformSearch(StageSizing):
         self.limits.effort.array_work += STEP + len(targets) * len(places)
         variants = (False, True) if self.limits.recompute else (False,)
         for recompute in variants:
-            stage = self.terms.stage(cut, targets, recompute=recompute)
+            stage = StageTerms.of(self.terms, cut, targets, recompute=recompute)
             fits = stage.deepest(replicated=False) >= 1 if self.limits.memory else np.ones(len(targets), dtype=bool)
             if not fits.any():
                 continue

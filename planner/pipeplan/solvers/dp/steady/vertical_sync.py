@@ -28,10 +28,11 @@ from pipeplan.solvers.dp.compiled.availability import STEADY
 from pipeplan.solvers.dp.states.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.states.search_states import SearchStates
 from pipeplan.solvers.dp.steady import placed_steps
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousTerms
 from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms, InputStage
+from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.dp.terms.input_stages import AnyInputStage
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms, InputStage, StageTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 
 class VerticalSearch(UniformSearch):
@@ -109,7 +110,8 @@ def _has_no_single_stage(terms: CostTerms) -> bool:
     """Whether no stage can have all layers. As the only stage it would keep one version whatever its replicas."""
     if not terms.problem.cluster.uniform:
         return False
-    whole = [terms.stage(len(terms.cuts.ideals) - 1, np.array([0]), recompute=again) for again in (False, True)]
+    last, start = len(terms.cuts.ideals) - 1, np.array([0])
+    whole = [StageTerms.of(terms, last, start, recompute=again) for again in (False, True)]
     return all(one.deepest(replicated=several)[0] < 1 for one in whole for several in (False, True))
 
 

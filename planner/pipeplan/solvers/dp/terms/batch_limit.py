@@ -23,7 +23,8 @@ from pipeplan.cost import formulas
 from pipeplan.plan.schedules import TRAITS
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms, StageTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 Counts = Floats | Ints | int
 """Numbers of replicas."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeplan.problem.cuts import Ints
 from pipeplan.solvers.dp.budget import SLACK
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms, InputStage
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms, InputStage
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from instances import drawn, mixed_instance
 
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.solvers.dp.budget import limits_of
-from pipeplan.solvers.dp.charged.charged_search import ChargedSearch, SharedLimit
+from pipeplan.solvers.dp.charged.charged_search import ChargedSearch
+from pipeplan.solvers.dp.charged.charging_search import SharedLimit
 from pipeplan.solvers.dp.charged.shared_resources import SharedResources
 from pipeplan.solvers.dp.states.search_states import SearchStates
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousTerms
+from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.plan_space import plan_spaces
 
 

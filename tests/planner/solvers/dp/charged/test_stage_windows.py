@@ -12,16 +12,17 @@ from pipeplan.problem.cuts import Floats, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import limits_of
-from pipeplan.solvers.dp.charged.charged_search import ChargedSearch, SharedLimit, _Charging
+from pipeplan.solvers.dp.charged.charged_search import ChargedSearch
+from pipeplan.solvers.dp.charged.charging_search import ChargingSearch, SharedLimit
 from pipeplan.solvers.dp.charged.shared_resources import SharedResources
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousTerms
+from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.plan_space import plan_spaces
 
 
 class _Thorough(ChargedSearch):
     """The search that sizes every stage on every placement."""
 
-    _stages, _useful = _Charging._stages, _Charging._useful
+    _stages, _useful = ChargingSearch._stages, ChargingSearch._useful
 
 
 class _Unaware(ChargedSearch):

@@ -20,7 +20,7 @@ from pipeplan.solvers.dp.budget import SearchEffort, SearchLimits
 from pipeplan.solvers.dp.compiled import availability
 from pipeplan.solvers.dp.steady import uniform_search
 from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
 
 pytest.importorskip("numba")
 

@@ -26,7 +26,8 @@ from pipeplan.solvers.dp.pipelines import pipeline_searches
 from pipeplan.solvers.dp.states.search_states import undominated_rows
 from pipeplan.solvers.dp.states.worker_bounds import WorkerBounds
 from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 FLUSHING = ("gpipe", "1f1b-flush")
 
@@ -104,7 +105,7 @@ def test_selected_stages_have_the_terms_of_the_same_stages_alone(latency_s: floa
     problem = Problem(Profile(layers=layers, tensors=tensors, minibatch=1), cluster, Options())
     terms = CostTerms(problem, enumerate_cuts(problem, 100))
     rows, targets = np.array([0, 2, 3]), np.arange(5)
-    whole, alone = terms.stage(5, targets, recompute=recompute), terms.stage(5, targets[rows], recompute=recompute)
+    whole, alone = (StageTerms.of(terms, 5, some, recompute=recompute) for some in (targets, targets[rows]))
     at_least = np.ones((3, 3))
     whole.allowed(1.0)
     whole.deepest(replicated=True)

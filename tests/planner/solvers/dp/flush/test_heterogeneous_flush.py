@@ -21,7 +21,7 @@ from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, Step
 from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
 from pipeplan.solvers.dp.flush.uniform_flush import FlushSearch
 from pipeplan.solvers.dp.states.search_states import SearchStates
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousTerms
+from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.result import Status
 
 FLUSHING = ("gpipe", "1f1b-flush", "zb-h1")

@@ -12,7 +12,8 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.spaces.first_plan import LARGE, MonotoneReport, first_plan, least_pace_s
+from pipeplan.solvers.dp.spaces.first_plan import LARGE, MonotoneReport, first_plan
+from pipeplan.solvers.dp.spaces.results import least_pace_s
 from pipeplan.solvers.result import Status
 
 SCHEDULES = ("1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush")

@@ -15,9 +15,10 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp.budget import SearchLimits
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
+from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch
 from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
-from pipeplan.solvers.dp.terms.stage_costs import CostTerms
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
+from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
 
 SHAPES = ((24,), (4, 6), (8, 3), (2, 3, 4), (3, 2, 2, 2))
 

@@ -17,6 +17,7 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.pipelines.pipeline_searches import PipelineSearches
+from pipeplan.solvers.dp.spaces import search_spaces
 from pipeplan.solvers.plan_space import plan_spaces
 
 PROFILE = Profile(
@@ -41,7 +42,7 @@ def test_what_there_is_no_time_for_is_left_out_with_its_bound(schedule: str, mon
 
     monkeypatch.setattr(PipelineSearches, "best", counted)
     found = dynamic_program.solve(problem, enumerate_cuts(problem, 100), 0.0)
-    assert len(searched) <= dynamic_program.MOST_UNTIMED
+    assert len(searched) <= search_spaces.MOST_UNTIMED
     assert found.bound_s <= min(space.floor(problem) for space in plan_spaces(problem))
 
 
