@@ -120,7 +120,7 @@ def test_baselines_for_which_there_is_no_time_say_so(grid: bool) -> None:
     problem = _problem(options=Options(grid=grid))
     cuts = enumerate_cuts(problem, 1000)
     compared, known = (
-        [*baselines.quick_baselines(problem, cuts, ends), *baselines.straight_pipelines(problem, cuts, ends)]
+        [*baselines.uniform_baselines(problem, cuts, ends), *baselines.straight_pipelines(problem, cuts, ends)]
         for ends in (PASSED, Deadline())
     )
     assert [one.name for one in compared] == [one.name for one in known]
