@@ -16,7 +16,7 @@ from extents import first_few, slow_but_for
 from instances import crowded_instance, drawn, mixed_instance, tied_instance, unequal_instance
 
 import pipeplan
-from pipeplan.checker.verify import CheckResult, verify_plan
+from pipeplan.checker.verify import CheckResult, check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning import run_solvers
@@ -45,7 +45,7 @@ DRAWS = (mixed_instance, unequal_instance, crowded_instance)
 def _optimality(document: Document, problem: Problem) -> CheckResult:
     """What the checker finds of the certificate. A complaint about plan.json itself counts as a refusal."""
     try:
-        found = verify_plan(Node(document, "plan.json"), problem.profile)
+        found = check_plan(Node(document, "plan.json"), problem.profile).results
     except InputError as error:
         return CheckResult("optimality", False, str(error))
     return next((one for one in found if one.what == "optimality"), found[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan.profiler.measure_executor import costs_of, fitted, measure_executor, throughput_of
+from pipeplan.profiler.measure_executor import ExecutorTrials, costs_of, fitted, throughput_of
 from pipeplan_launch.devices.processor_topology import physical_cores
 from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES, trials
 
@@ -98,7 +98,8 @@ def test_a_pass_is_measured_beside_another_worker_as_messages_are() -> None:
 
 @pytest.mark.slow
 def test_the_trials_run_on_this_machine() -> None:
-    found = measure_executor()
+    with ExecutorTrials() as started:
+        found = started.measure()
     assert 1e-5 < found.costs.pass_s < 0.1
     assert found.costs.message_byte_s > 0
     assert 2**26 < found.costs.worker_bytes < 2**30

@@ -101,12 +101,6 @@ class BatchLimit:
         return min(max(0.0, self.budget_s - float(self.work_s[-1])), self.steady_to_s)
 
     @cached_property
-    def slowest_pace_s(self) -> float:
-        """The pace inside a batch with the longest steady part, at which stages need the fewest minibatches in
-        flight."""
-        return formulas.flush_pace(self.most_steady_s, self.minibatches)
-
-    @cached_property
     def least_steady_s(self) -> float:
         """A lower bound on the steady part of every pipeline, and so on the pace inside its batch."""
         everywhere = self._steady_in_front(np.array([len(self.work_s) - 1]), np.array([self.terms.workers]))
