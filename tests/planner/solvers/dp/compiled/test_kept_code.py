@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan.solvers.dp.compiled import old_code
+from pipeplan.solvers.dp.compiled import availability, old_code
 from pipeplan.solvers.dp.compiled.old_code import DAY_S, UNUSED_S, note_use
 
 NOW = 1e9
@@ -87,6 +89,18 @@ def test_code_that_comes_to_be_used_while_it_is_removed_stays(tmp_path: Path, mo
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     note_use(tmp_path / "file" / NAMES[0], NOW)
+
+
+def test_code_depends_on_every_file_with_a_constant_of_the_loops() -> None:
+    """numba compiles the value of a constant into the code, and would go on with an older one."""
+    known = set(availability.sources())
+    for path in Path(availability.__file__).parent.glob("*.py"):
+        imports = [one for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.ImportFrom)]
+        if not any(one.module == "pipeplan.solvers.dp.compiled.jit" for one in imports):
+            continue
+        for one in imports:
+            if any(alias.name.isupper() for alias in one.names):
+                assert Path(str(importlib.import_module(str(one.module)).__file__)) in known, (path.name, one.module)
 
 
 LOOP = """
