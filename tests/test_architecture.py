@@ -62,6 +62,20 @@ PROFILER = "pipeplan.profiler"
 CHECKER_MAY_IMPORT = {"checker", "cluster_data", "errors", "profile_data", "util"}
 """The checker of plans may use readers of files, and nothing that plans or costs."""
 
+DYNAMIC_PROGRAM = (
+    {"budget"},
+    {"terms", "threshold"},
+    {"states"},
+    {"compiled"},
+    {"steady"},
+    {"cuts", "flush"},
+    {"pipelines"},
+    {"spaces"},
+    {"charged"},
+    {"certificate", "dynamic_program"},
+)
+"""The folders of `pipeplan.solvers.dp`, and the modules beside them, from the bottom up."""
+
 MOST_FILES = 26
 """Files in one folder: beyond that, it holds more than one kind of thing."""
 
@@ -160,7 +174,7 @@ def package_of(name: str) -> str:
 
 
 def part_of(module: str) -> str:
-    """`pipeplan.solvers` of `pipeplan.solvers.dp.search_states`, and `pipeplan` of the package itself."""
+    """`pipeplan.solvers` of `pipeplan.solvers.dp.states.search_states`, and `pipeplan` of the package itself."""
     return ".".join(module.split(".")[:2])
 
 
@@ -193,6 +207,16 @@ def test_the_arrows_between_parts_point_one_way(package: str) -> None:
         others = [name for name in theirs if part_of(name) != part_of(module)]
         upward += [f"{module} imports {name}" for name in others if ROW[part_of(name)] >= ROW[part_of(module)]]
     assert upward == []
+
+
+def test_the_arrows_between_parts_of_the_dynamic_program_point_one_way() -> None:
+    folder = "pipeplan.solvers.dp."
+    row = {part: number for number, parts in enumerate(DYNAMIC_PROGRAM) for part in parts}
+    inside = {name: name.removeprefix(folder).split(".")[0] for name in modules() if name.startswith(folder)}
+    assert set(inside.values()) == set(row)
+    arrows = [(name, other) for name in inside for other in imported(name) if other in inside]
+    others = [(name, other) for name, other in arrows if inside[name] != inside[other]]
+    assert [f"{name} imports {other}" for name, other in others if row[inside[other]] >= row[inside[name]]] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

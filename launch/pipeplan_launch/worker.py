@@ -39,7 +39,7 @@ from pipeplan_launch.runtime.inference import Score
 from pipeplan_launch.runtime.run_start import RunStart, build_own_stage, decide_start, restore_in_all
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
 from pipeplan_launch.telemetry import run_folder
-from pipeplan_launch.telemetry.memory import code_bytes, peak_resident_bytes, reset_peak, resident_bytes
+from pipeplan_launch.telemetry.memory import reset_peak, resident_memory
 from pipeplan_launch.telemetry.progress import print_status
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.telemetry.summary import WorkerReport, summarise, summary_table
@@ -164,7 +164,8 @@ class ActiveWorker:
                 state += optimizer_tensors(one.training.optimizer)  # state that a checkpoint may have restored
         reset_peak()
         state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state)
-        self._memory_before_bytes = resident_bytes() - code_bytes() - state_bytes
+        memory = resident_memory()
+        self._memory_before_bytes = memory.now_bytes - memory.code_bytes - state_bytes
 
     def run(self) -> None:
         """Train or infer, then report."""
@@ -274,4 +275,5 @@ class ActiveWorker:
         if on_device is not None:
             return on_device
         own = self._plan.predictions[self._stage.place.stage].worker_bytes or 0
-        return round(own) + max(0, peak_resident_bytes() - code_bytes() - self._memory_before_bytes)
+        memory = resident_memory()
+        return round(own) + max(0, memory.peak_bytes - memory.code_bytes - self._memory_before_bytes)

@@ -24,7 +24,7 @@ GIB = 1024**3
 def measure(name: str, batch: int | None, steps: int) -> dict[str, float]:
     """Seconds and bytes of one model, in this process."""
     from pipeplan_launch import load_job
-    from pipeplan_launch.telemetry.memory import peak_resident_bytes, resident_bytes
+    from pipeplan_launch.telemetry.memory import resident_bytes, resident_memory
 
     before = resident_bytes()
     job = load_job(name, seed=0)
@@ -45,7 +45,7 @@ def measure(name: str, batch: int | None, steps: int) -> dict[str, float]:
         "minibatch": minibatch,
         "wall_s": statistics.median(wall[counted]),
         "cpu_s": statistics.median(cpu[counted]),
-        "peak_bytes": peak_resident_bytes() - before,
+        "peak_bytes": resident_memory().peak_bytes - before,
     }
 
 

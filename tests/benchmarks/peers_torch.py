@@ -29,7 +29,7 @@ from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.runtime.data import Batch, Batches, MinibatchSizes
-from pipeplan_launch.telemetry.memory import peak_resident_bytes, reset_peak, resident_bytes
+from pipeplan_launch.telemetry.memory import reset_peak, resident_bytes, resident_memory
 
 SEED = 0
 
@@ -100,7 +100,7 @@ def run(subject: str, contender: str, updates: int) -> dict[str, Any]:
         losses.append(update(index))
         ends.append(time.perf_counter())
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (peak_resident_bytes() - before, losses))
+    dist.all_gather_object(everyone, (resident_memory().peak_bytes - before, losses))
     seen = [[loss for _, other in everyone for loss in other[index]] for index in range(updates)]
     return {
         "ends": ends,

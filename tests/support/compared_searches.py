@@ -5,8 +5,8 @@
 goes over random problems by seed and prints how many states it compared. `chains` are long ones whose memory binds,
 `flush` and `vertical` small ones of these schedules, and `answers` are compared with brute force. With
 NUMBA_DISABLE_JIT=1 in the environment the loops run as they are written. It is run by
-`tests/planner/solvers/dp/test_compiled_loops.py`, in processes of their own, because a process that has loaded the
-loops uses them from then on.
+`tests/planner/solvers/dp/compiled/test_compiled_loops.py`, in processes of their own, because a process that has loaded
+the loops uses them from then on.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import dynamic_program, uniform_search
+from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort, SearchLimits, StateCounts
-from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
 from pipeplan.solvers.dp.flush.uniform_flush import FlushSearch
-from pipeplan.solvers.dp.input_stages import AnyInputStage
-from pipeplan.solvers.dp.stage_costs import CostTerms, InputStage
-from pipeplan.solvers.dp.uniform_search import UniformSearch
-from pipeplan.solvers.dp.vertical_sync import VerticalSearch
+from pipeplan.solvers.dp.steady import uniform_search
+from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
+from pipeplan.solvers.dp.steady.vertical_sync import VerticalSearch
+from pipeplan.solvers.dp.terms.batch_limit import BatchLimit
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms, InputStage
+from pipeplan.solvers.dp.terms.input_stages import AnyInputStage
 from pipeplan.solvers.plan_space import plan_spaces
 
 COUNTS = (

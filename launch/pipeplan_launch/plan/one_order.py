@@ -17,7 +17,7 @@ so all workers get the same order.
 
 A worker that hands its own nodes to its device in this order, from one thread, cannot be part of a deadlock, even if
 every send waits for its receive and the device does one thing at a time (docs/gpus.md has the proof). If a segment ends
-early, the order is the same without the nodes that are left out (`leave_out_after`).
+early, the order is the same without the nodes that it does not have (`stays`).
 
 **Rings.** The receiver writes the message of its k-th minibatch into slot k mod n of a ring of n (`ring_slots`). A
 slot is free when its last reader is done: the backward pass (for activations, W where the schedule has it), or the
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -132,13 +132,6 @@ def one_order(
     """
     crossed = neighbours(len(pipeline)) if crossings is None else crossings
     return _Replay(schedule, pipeline, minibatches, crossed, shared).run()
-
-
-def leave_out_after(
-    order: Iterable[Node], schedule: Schedule, pipeline: Sequence[StageShape], end: int
-) -> Iterator[Node]:
-    """The order of a segment that ends before minibatch `end`: a longer segment's order without what is left out."""
-    return (node for node in order if stays(node, schedule, pipeline, end))
 
 
 def stays(node: Node, schedule: Schedule, pipeline: Sequence[StageShape], end: int) -> bool:

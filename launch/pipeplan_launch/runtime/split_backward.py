@@ -61,11 +61,6 @@ class SplitBackward:
         self._deferred, self._at_once = _divide(self._roots, self._inputs, list(trained.values()))
         self._gradients: list[tuple[Tensor, Tensor]] = []
 
-    @property
-    def defers(self) -> bool:
-        """Whether any weight gets its gradient in the second part."""
-        return bool(self._deferred)
-
     def inputs(self, gradients: Sequence[Tensor]) -> None:
         """The first part: set the `grad` of the stage's inputs, given the gradients of the roots."""
         hooks = [

@@ -90,11 +90,6 @@ def check_readable_plan(root: Node, profile: Profile) -> CheckedPlan:
         return CheckedPlan((CheckResult("document", False, str(error)),), None)
 
 
-def verify_plan(root: Node, profile: Profile) -> list[CheckResult]:
-    """The results of `check_plan`, without what they establish."""
-    return list(check_plan(root, profile).results)
-
-
 def check_plan(root: Node, profile: Profile) -> CheckedPlan:
     """Check a plan.json against the profile that it was made from.
 

@@ -362,7 +362,7 @@ def _check(cluster: Cluster) -> None:
     where = f"cluster {cluster.name}"
     if not cluster.levels:
         raise InputError(f"{where} has no levels: at least one [[level]] says how many devices there are")
-    _check_device(where, "its device", cluster.device)
+    _check_device(where, cluster.device)
     if cluster.machines:
         _check_servers(where, cluster)
     else:
@@ -378,7 +378,7 @@ def _check(cluster: Cluster) -> None:
 def _check_servers(where: str, cluster: Cluster) -> None:
     for number, machine in enumerate(cluster.machines):
         server = f"{where}, server {number}"
-        _check_device(server, "its device", machine.device)
+        _check_device(server, machine.device)
         if machine.device.kind != cluster.device.kind:
             raise InputError(
                 f"{server}: its devices are {machine.device.kind}, those of server 0 {cluster.device.kind}"
@@ -397,9 +397,9 @@ def _check_servers(where: str, cluster: Cluster) -> None:
         raise InputError(f"{where}: its levels join {joined} servers, but it has {len(cluster.machines)}")
 
 
-def _check_device(where: str, what: str, device: Device) -> None:
+def _check_device(where: str, device: Device) -> None:
     if device.memory_bytes < 1:
-        raise InputError(f"{where}: {what} has no memory")
+        raise InputError(f"{where}: its device has no memory")
     if not 1e-6 <= device.speed <= 1e6:
         raise InputError(f"{where}: the device's speed must lie between 1e-6 and 1e6")
     if not 0 <= device.cores <= MAXIMUM_WORKERS:

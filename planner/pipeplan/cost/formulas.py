@@ -17,11 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
-
-Number = float | NDArray[np.float64]
 
 ROUNDING = 1e-9
 """Slack in the ceiling of `in_flight_depth`: a quotient that exceeds an integer by less counts as that integer."""
@@ -42,14 +39,6 @@ def ring_allreduce_time(members: Any, size: Any, bandwidth: Any, latency_s: Any)
     Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 2009.
     """
     return 2 * (members - 1) / members * size / bandwidth + 2 * (members - 1) * latency_s
-
-
-def synchronisation_time(replicas: Any, size: Any, bandwidth: Any, latency_s: Any) -> Any:
-    """Gradient synchronisation of a stage per minibatch: one ring all-reduce for every `replicas` minibatches.
-
-    PipeDream §3.1 charges 2 (r-1) · w / B for them, r times the ring all-reduce that is charged here. "The pace".
-    """
-    return ring_allreduce_time(replicas, size, bandwidth, latency_s) / replicas
 
 
 def overlapped(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
@@ -155,18 +144,11 @@ def buffered_synchronisation(allreduce_s: Any, accumulate: int) -> Any:
     return allreduce_s / accumulate
 
 
-def buffered_wait(allreduce_s: Any, pace_s: float, copies: int = 1) -> Any:
-    """Wait of 2BW: minibatches of one copy between the last backward pass of a group and its update.
-
-    The wait is max(0, G / T - 1/m). Where d · r + wait ≤ minibatches per update, in each of m copies, the update is
-    ready before the first forward pass that needs it, so the pipeline never waits. "2BW".
-    """
-    return np.maximum(0.0, allreduce_s / pace_s - 1.0 / copies)
-
-
 def buffered_pace(depth: int, replicas: int, allreduce_s: float, minibatches: int, copies: int = 1) -> float:
-    """Smallest pace at which two weight versions suffice: d · r + `buffered_wait` ≤ minibatches, solved for the pace.
+    """Smallest pace T at which two weight versions suffice: d · r + max(0, G / T - 1/m) ≤ minibatches, solved for T.
 
+    The second term is the wait of 2BW: minibatches of one copy, of m, between the last backward pass of a group and its
+    update. The update is ready before the first forward pass that needs it, so the pipeline never waits.
     `minibatches` is the number per update in one copy, accumulate // copies. The result is infinite where more than
     these are in flight. "2BW".
     """

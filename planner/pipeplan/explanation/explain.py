@@ -110,7 +110,7 @@ def _explained(
     others = find_alternatives(problem, cuts, plan, score.pace_s, progress)
     others = with_stated_paces(others, problem, Deadline.after(STATING_S))
     changed = []
-    for effect in change_effects(problem, cuts, best.plan, best.evaluation.pace_s):
+    for effect in change_effects(problem, cuts, best.evaluation.pace_s):
         changed.append(effect)
         progress(f"trying other clusters: {effect.name.strip()}")
     return Explanation(

@@ -172,8 +172,8 @@ def cluster_changes(cluster: Cluster) -> Iterator[ClusterChange]:
     yield ClusterChange("devices twice as fast", partial(variants.with_faster_devices, cluster, 2.0))
 
 
-def change_effects(problem: Problem, cuts: Cuts, plan: Plan, pace_s: float) -> Iterator[ChangeEffect]:
-    """The plan that a solve would take after every change, compared with the present one and its pace.
+def change_effects(problem: Problem, cuts: Cuts, pace_s: float) -> Iterator[ChangeEffect]:
+    """The plan that a solve would take after every change, compared with the present one's pace.
 
     It is the simplest of the nearly fastest plans. The cuts serve all changes, because they do not depend on the
     cluster.

@@ -17,7 +17,7 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.selected_cuts import cheap_cuts
+from pipeplan.solvers.dp.cuts.selected_cuts import cheap_cuts
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
@@ -66,8 +66,9 @@ class Baseline:
         return None if self.stated_s is None or stated_s == 0 or not self.fits else self.stated_s / stated_s
 
 
-def quick_baselines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:
-    """Data parallelism, on all workers and on the subset that is fastest, and the best grid.
+def uniform_baselines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:
+    """The baselines with as many replicas in every stage: data parallelism, on all workers and on the subset that is
+    fastest, and the best uniform grid.
 
     Data parallelism is scored even where it does not fit in memory, with a remark. A baseline that is not found before
     the deadline has a remark that says so. Raises `KeyboardInterrupt` on Ctrl-C.

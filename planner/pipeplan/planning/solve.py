@@ -82,7 +82,7 @@ class _Search:
         self._results: tuple[Result, ...] = ()
         self._best: tuple[Plan, Evaluation] | None = None
         self._certificate = STOPPED_CERTIFICATE
-        self._quick: list[Baseline] = []
+        self._uniform: list[Baseline] = []
         self._compared: tuple[Baseline, ...] | None = None
         self._simulation = STOPPED if means.settings.simulate else NOT_SIMULATED
         self._simpler: SimplerPlan | None = None
@@ -101,10 +101,10 @@ class _Search:
     def _run_with(self, cuts: Cuts, beside: SideSearches | None) -> None:
         """Run all phases after the cuts, with the searches for baselines in processes `beside` this one if any."""
         problem, means = self._problem, self._means
-        self._quick = [baselines.data_parallelism(problem)]
+        self._uniform = [baselines.data_parallelism(problem)]
         if beside is not None:
             # The straight pipeline mostly takes longer.
-            searches = baselines.straight_pipelines, baselines.quick_baselines
+            searches = baselines.straight_pipelines, baselines.uniform_baselines
             beside.start(searches, means.deadline, SHARES["baselines"])
         self._results = results = run_solvers(problem, cuts, means, self._known)
         self._phases.update({result.solver: result.seconds for result in results})
@@ -133,20 +133,20 @@ class _Search:
     def _find_baselines(self, cuts: Cuts, beside: SideSearches | None) -> None:
         """Complete the baselines that are shown, or that may take the plan's place."""
         if not self._compares and self._is_proven(self._finished()[1]):
-            self._compared = tuple(self._quick)
+            self._compared = tuple(self._uniform)
             return
         if beside is not None:
             self._phases["grid"] = 0.0
             with self._phase("baselines"):
-                self._quick = beside.found(baselines.quick_baselines)
-                self._compared = (*self._quick, *beside.found(baselines.straight_pipelines))
+                self._uniform = beside.found(baselines.uniform_baselines)
+                self._compared = (*self._uniform, *beside.found(baselines.straight_pipelines))
             return
         # They come after the solvers, which have a plan and a bound sooner.
         with self._phase("grid"):
-            self._quick = baselines.quick_baselines(self._problem, cuts, self._means.share("grid"))
+            self._uniform = baselines.uniform_baselines(self._problem, cuts, self._means.share("grid"))
         with self._phase("baselines"):
             straight = baselines.straight_pipelines(self._problem, cuts, self._means.share("baselines"))
-            self._compared = (*self._quick, *straight)
+            self._compared = (*self._uniform, *straight)
 
     def _find_simpler(self, cuts: Cuts) -> None:
         """Search for a simpler plan that is nearly as fast, if one is to be taken."""
@@ -202,9 +202,9 @@ class _Search:
     def _baselines(self) -> tuple[Baseline, ...]:
         if self._compared is not None:
             return self._compared
-        found = {one.name for one in self._quick}
+        found = {one.name for one in self._uniform}
         unsearched = baselines.unsearched_baselines(self._problem, baselines.STOPPED)
-        return (*self._quick, *(one for one in unsearched if one.name not in found))
+        return (*self._uniform, *(one for one in unsearched if one.name not in found))
 
     def outcome(self) -> Outcome:
         """The outcome by what has been found. Raises `KeyboardInterrupt` if that is no plan."""

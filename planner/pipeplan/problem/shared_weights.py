@@ -49,11 +49,6 @@ def copied_bytes(shared: Sequence[SharedWeight], held: Collection[int]) -> int:
     return sum(weight.bytes for weight in shared if weight.copied_in(held))
 
 
-def exchanged_bytes(shared: Sequence[SharedWeight], held: Collection[int]) -> list[int]:
-    """Bytes of each weight of which a stage with these units has a shared copy."""
-    return [weight.bytes for weight in shared if weight.split_by(held)]
-
-
 @dataclass(frozen=True)
 class SharedInCuts:
     """The additions of shared weights to the stages between two cuts, as arrays."""

@@ -73,12 +73,6 @@ class ExecutorTrials:
         return fitted(json.loads(out.strip().splitlines()[-1]), datetime.now(UTC))
 
 
-def measure_executor() -> MachineCosts:
-    """Run the trials, and return the costs. Raises `InputError` where they fail."""
-    with ExecutorTrials() as trials:
-        return trials.measure()
-
-
 def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
     """The costs by what the trials have printed."""
     when = now.isoformat(timespec="seconds").replace("+00:00", "Z")

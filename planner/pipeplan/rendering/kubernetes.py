@@ -69,7 +69,7 @@ def _kubernetes_variables(context: TemplateContext, settings: Mapping[str, Any])
         "q": _quoted,
         "name": name,
         "namespace": _checked("namespace", settings["namespace"], _LABEL),
-        "image": _word("image", settings["image"]),
+        "image": _image(settings["image"]),
         "runtime": _checked("runtime", settings["runtime"], _SUBDOMAIN),
         "claim": _checked("claim", settings["claim"], _SUBDOMAIN),
         "config_map": _checked("config-map", settings["config_map"], _SUBDOMAIN),
@@ -107,9 +107,9 @@ def _checked(option: str, value: str | None, pattern: re.Pattern[str]) -> str | 
     return value
 
 
-def _word(option: str, value: str) -> str:
+def _image(value: str) -> str:
     if not value or any(character.isspace() for character in value):
-        raise InputError(f"--{option} must be one word, not {value!r}")
+        raise InputError(f"--image must be one word, not {value!r}")
     return value
 
 

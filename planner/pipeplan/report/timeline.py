@@ -92,20 +92,20 @@ class ShownLanes:
         return {place: lane for lane, place in enumerate(self.places)}
 
 
-def shown_lanes(scenario: Scenario, most: int = MAX_LANES) -> ShownLanes:
-    """All workers, or at most `most` of them: the first replicas of every stage, or of evenly spaced stages."""
+def shown_lanes(scenario: Scenario) -> ShownLanes:
+    """All workers, or at most `MAX_LANES` of them: the first replicas of every stage, or of evenly spaced stages."""
     stages, total = scenario.stages, sum(load.replicas for load in scenario.stages)
-    if total <= most:
+    if total <= MAX_LANES:
         return ShownLanes(tuple((i, r) for i, load in enumerate(stages) for r in range(load.replicas)), "")
-    if len(stages) > most:
-        selected = sorted({round(number * (len(stages) - 1) / (most - 1)) for number in range(most)})
+    if len(stages) > MAX_LANES:
+        selected = sorted({round(number * (len(stages) - 1) / (MAX_LANES - 1)) for number in range(MAX_LANES)})
         return ShownLanes(
             tuple((i, 0) for i in selected), f"Shown are the first workers of {len(selected)} of {len(stages)} stages."
         )
     shown = [1] * len(stages)
     # Add one worker to each stage in turn as long as there is room.
     while True:
-        more = [i for i, load in enumerate(stages) if shown[i] < load.replicas][: most - sum(shown)]
+        more = [i for i, load in enumerate(stages) if shown[i] < load.replicas][: MAX_LANES - sum(shown)]
         if not more:
             break
         for i in more:

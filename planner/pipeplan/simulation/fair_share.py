@@ -231,7 +231,7 @@ class SharedCards:
         uses: dict[int, Use] = {}
         for first, stop, cores in cluster.shared_cores:
             own = min(self.busy, math.ceil(cores))
-            use = {(CORES, cluster.server_level, cluster.server_of(first), own): 1 / cores}
+            use: Use = {(CORES, cluster.server_level, cluster.server_of(first), own): 1 / cores}
             uses |= dict.fromkeys(range(first, stop), use)
         return uses
 

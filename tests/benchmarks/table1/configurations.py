@@ -26,7 +26,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp.reduce_cuts import prune_cuts
+from pipeplan.solvers.dp.cuts.reduce_cuts import prune_cuts
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 
 Floats = NDArray[np.float64]
@@ -139,7 +139,9 @@ class Configurations:
             size = self.cuts.parameters[None, :] - self.cuts.parameters[:, None]
             rate = self._links.allreduce(level, 0)
             compute = formulas.compute_time(work, replicas, self.problem.cluster.device.speed)
-            wait = formulas.synchronisation_time(replicas, size, *rate) if replicas > 1 else np.zeros_like(work)
+            wait = (
+                formulas.ring_allreduce_time(replicas, size, *rate) / replicas if replicas > 1 else np.zeros_like(work)
+            )
             wait = wait if self.problem.training else np.zeros_like(work)
             both = formulas.overlapped(compute, wait, self.problem.options.overlap)
             self._stages[key] = np.where(self.within, both, np.inf)

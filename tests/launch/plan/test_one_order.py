@@ -16,8 +16,8 @@ from pipeplan_launch.plan.one_order import (
     Direction,
     Node,
     Transfer,
-    leave_out_after,
     one_order,
+    stays,
     takes_part,
 )
 from pipeplan_launch.plan.schedule import SCHEDULES, Action, Schedule, StageShape
@@ -28,7 +28,7 @@ STASHING = SCHEDULES["1f1b-stashing"]
 def order_of(drained: Drained) -> list[Node]:
     """The order of a segment, which every device follows until it ends."""
     order = one_order(drained.schedule, drained.pipeline, drained.count, drained.crossings, drained.shared)
-    return list(leave_out_after(order, drained.schedule, drained.pipeline, drained.end))
+    return [node for node in order if stays(node, drained.schedule, drained.pipeline, drained.end)]
 
 
 def run_steps(run: list[Drained]) -> list[Step]:

@@ -127,7 +127,7 @@ def test_weights_wait_where_they_can() -> None:
     assert sum(len(one.leaves) for one in split._deferred) == len(list(model.parameters()))
     weights = {name: torch.randn(4, 4, requires_grad=True) for name in "ab"}
     split = SplitBackward(used_twice(weights, torch.randn(3, 4, requires_grad=True)), [], weights.values())
-    assert not split.defers
+    assert not split._deferred
 
 
 def test_a_sequence_of_lstm_cells_waits_for_nothing_that_is_shared() -> None:

@@ -16,7 +16,7 @@ from extents import first_few, slow_but_for
 from instances import crowded_instance, drawn, mixed_instance, tied_instance, unequal_instance
 
 import pipeplan
-from pipeplan.checker.verify import CheckResult, verify_plan
+from pipeplan.checker.verify import CheckResult, check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning import run_solvers
@@ -32,7 +32,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.dp import certificate
 from pipeplan.solvers.dp.certificate import make_certificate
-from pipeplan.solvers.dp.charged_search import ChargedFlushSearch, ChargedSearch
+from pipeplan.solvers.dp.charged.charged_search import ChargedFlushSearch, ChargedSearch
 from pipeplan.solvers.result import Status
 from pipeplan.util.files import Node
 
@@ -45,7 +45,7 @@ DRAWS = (mixed_instance, unequal_instance, crowded_instance)
 def _optimality(document: Document, problem: Problem) -> CheckResult:
     """What the checker finds of the certificate. A complaint about plan.json itself counts as a refusal."""
     try:
-        found = verify_plan(Node(document, "plan.json"), problem.profile)
+        found = check_plan(Node(document, "plan.json"), problem.profile).results
     except InputError as error:
         return CheckResult("optimality", False, str(error))
     return next((one for one in found if one.what == "optimality"), found[0])

@@ -13,7 +13,7 @@ import pytest
 from brute_force import Instance
 from instances import ALL_SCHEDULES, drawn, mixed_instance, roomy, unequal_instance
 
-from pipeplan.checker.verify import verify_plan
+from pipeplan.checker.verify import check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.cluster_data.links import Links
@@ -119,7 +119,9 @@ def test_checker_and_evaluator_find_the_same_costs(
         endless = math.isinf(score.pace_s)
         if endless:
             score = replace(score, pace_s=1.0, batch=score.batch and replace(score.batch, steady_s=1.0))
-        found = {one.what: one for one in verify_plan(Node(_document(problem, plan, score), "p"), problem.profile)}
+        found = {
+            one.what: one for one in check_plan(Node(_document(problem, plan, score), "p"), problem.profile).results
+        }
         assert found["structure"].holds, (seed, found)
         if endless:
             assert "to keep any pace" in found["pace"].text, (seed, found)
@@ -143,4 +145,6 @@ def test_an_allocators_share_of_activations_is_no_wrong_figure() -> None:
     outcome = solve(problem, Settings(solver="dp", simulate=False))
     document = json.loads(json.dumps(plan_json.plan_document(outcome)))
     assert document["prediction"]["stages"][0]["minibatch_bytes"] != outcome.evaluation.stages[0].minibatch_bytes
-    assert [found.text for found in verify_plan(Node(document, "plan.json"), problem.profile) if not found.holds] == []
+    assert [
+        found.text for found in check_plan(Node(document, "plan.json"), problem.profile).results if not found.holds
+    ] == []

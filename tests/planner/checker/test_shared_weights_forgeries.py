@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from instances import drawn, tied_instance
 
-from pipeplan.checker.verify import verify_plan
+from pipeplan.checker.verify import check_plan
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
@@ -22,7 +22,7 @@ FORGERIES = {"none": 0.0, "less": 0.5, "more": 2.0}
 
 
 def _holds(document: dict[str, Any], outcome: Outcome) -> bool:
-    results = verify_plan(Node(document, "plan.json"), outcome.problem.profile)
+    results = check_plan(Node(document, "plan.json"), outcome.problem.profile).results
     return all(result.holds is not False for result in results)
 
 

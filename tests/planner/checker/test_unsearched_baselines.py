@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from long_chains import long_chain
 
-from pipeplan.checker.verify import verify_plan
+from pipeplan.checker.verify import check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.planning import baselines, settings, solve
 from pipeplan.planning.outcome import Outcome
@@ -40,7 +40,7 @@ def _document(outcome: Outcome) -> dict[str, Any]:
 
 def _wrong(document: dict[str, Any], problem: Problem) -> list[str]:
     """The checks of plan.json that fail."""
-    return [one.line for one in verify_plan(Node(document, "plan.json"), problem.profile) if one.holds is False]
+    return [one.line for one in check_plan(Node(document, "plan.json"), problem.profile).results if one.holds is False]
 
 
 def _remarks(outcome: Outcome) -> dict[str, str]:

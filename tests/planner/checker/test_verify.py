@@ -22,7 +22,7 @@ from instances import drawn, mixed_instance, random_instance, unequal_instance
 
 from pipeplan.checker.certificates.states import dominates
 from pipeplan.checker.network import UniformRates
-from pipeplan.checker.verify import CheckResult, verify_plan
+from pipeplan.checker.verify import CheckResult, check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.settings import Settings
@@ -45,7 +45,7 @@ def _document(problem: Problem) -> Document:
 
 
 def _checked(document: Document, problem: Problem) -> dict[str, CheckResult]:
-    return {found.what: found for found in verify_plan(Node(document, "plan.json"), problem.profile)}
+    return {found.what: found for found in check_plan(Node(document, "plan.json"), problem.profile).results}
 
 
 def _certified(instance: Instance, problem: Problem) -> Case | None:

@@ -14,10 +14,6 @@ def test_ring_allreduce() -> None:
     assert formulas.ring_allreduce_time(1, 100, 10, 0.5) == 0
 
 
-def test_synchronisation_is_shared_by_a_group_of_minibatches() -> None:
-    assert formulas.synchronisation_time(4, 100, 10, 0.5) == pytest.approx(18 / 4)
-
-
 @pytest.mark.parametrize(("overlap", "expected"), [(1.0, 5.0), (0.0, 8.0), (0.5, 6.5)])
 def test_overlap_lies_between_the_larger_and_the_sum(overlap: float, expected: float) -> None:
     assert formulas.overlapped(5.0, 3.0, overlap) == pytest.approx(expected)
@@ -86,16 +82,14 @@ def test_a_batch_of_the_flush_schedules_by_hand() -> None:
 def test_two_versions_suffice_for_what_is_in_flight_and_the_wait_for_an_update() -> None:
     # 12 minibatches per update, 3 on each of 2 replicas in flight, and an all-reduce of 5 paces: 6 + 4 ≤ 12.
     assert formulas.buffered_synchronisation(24.0, 12) == 2.0
-    assert formulas.buffered_wait(10.0, 2.0) == 4.0
-    assert formulas.buffered_wait(1.0, 2.0) == 0.0
     # At twice that speed it takes 9: 6 + 9 > 12. The pace that it allows is where both are equal.
     pace = formulas.buffered_pace(3, 2, 10.0, 12)
-    assert 6 + float(formulas.buffered_wait(10.0, pace)) == pytest.approx(12)
+    assert 6 + 10.0 / pace - 1 == pytest.approx(12)
     assert math.isinf(formulas.buffered_pace(7, 2, 0.0, 12))
     assert formulas.buffered_pace(6, 2, 0.0, 12) == 0.0
     # In two copies a group's last minibatch may be half a pace of this copy later.
     pace = formulas.buffered_pace(2, 2, 10.0, 6, copies=2)
-    assert 4 + float(formulas.buffered_wait(10.0, pace, copies=2)) == pytest.approx(6)
+    assert 4 + 10.0 / pace - 1 / 2 == pytest.approx(6)
 
 
 def test_vertical_sync_keeps_versions_by_what_the_input_stage_has_in_flight() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan.checker.verify import verify_plan
+from pipeplan.checker.verify import check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.cluster_data.cluster_toml import cluster_toml, read_cluster
@@ -57,7 +57,9 @@ def _plan(*stages: tuple[str, int], depths: tuple[int, ...]) -> Plan:
 
 def _checked(outcome: Outcome) -> dict[str, bool | None]:
     document = json.loads(json.dumps(plan_json.plan_document(outcome)))
-    return {found.what: found.holds for found in verify_plan(Node(document, "plan.json"), outcome.problem.profile)}
+    return {
+        found.what: found.holds for found in check_plan(Node(document, "plan.json"), outcome.problem.profile).results
+    }
 
 
 def test_three_workers_on_two_cores_take_what_all_compute_on_both() -> None:
@@ -129,7 +131,7 @@ def test_what_keeps_all_cores_busy_is_proven_best() -> None:
     # The same plan where the cores are said to be one more: what it states is then wrong.
     forged = json.loads(json.dumps(plan_json.plan_document(outcome)))
     forged["prediction"]["minibatch_s"] = outcome.evaluation.alone_s
-    findings = {found.what: found.holds for found in verify_plan(Node(forged, "plan.json"), problem.profile)}
+    findings = {found.what: found.holds for found in check_plan(Node(forged, "plan.json"), problem.profile).results}
     assert findings["pace"] is False
 
 

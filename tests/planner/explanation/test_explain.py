@@ -253,7 +253,7 @@ def test_faster_devices_help_and_memory_that_is_not_short_does_not() -> None:
     cuts = enumerate_cuts(problem, CUTS)
     best = best_plan(problem, cuts)
     assert best is not None
-    found = {effect.name.strip(): effect for effect in change_effects(problem, cuts, best.plan, best.pace_s)}
+    found = {effect.name.strip(): effect for effect in change_effects(problem, cuts, best.pace_s)}
     assert found["devices with twice the memory"].gain == pytest.approx(1.0)
     assert (found["devices twice as fast"].gain or 0) >= 1.0
     assert (found["one more server"].gain or 0) >= 1.0
@@ -266,7 +266,7 @@ def test_free_communication_makes_devices_all_that_matters() -> None:
     layers = (Layer("a", 1.0, 2.0, 0, 0), Layer("b", 1.0, 2.0, 0, 0))
     problem = Problem(Profile(layers, (Tensor("t", "a", ("b",), 0, 0),), 1), _cluster(2), Options(memory=False))
     cuts = enumerate_cuts(problem, CUTS)
-    gains = {effect.name: effect.gain for effect in change_effects(problem, cuts, plain_data_parallel(problem, 2), 3.0)}
+    gains = {effect.name: effect.gain for effect in change_effects(problem, cuts, 3.0)}
     assert gains.pop("devices twice as fast") == pytest.approx(2.0)
     assert gains.pop("one more server") == pytest.approx(2.0)
     assert list(gains.values()) == pytest.approx([1.0] * 4)
@@ -279,7 +279,7 @@ def test_no_change_for_the_better_does_harm(seed: int) -> None:
     cuts = enumerate_cuts(problem, CUTS)
     best = best_plan(problem, cuts)
     assert best is not None
-    for effect in change_effects(problem, cuts, best.plan, best.pace_s):
+    for effect in change_effects(problem, cuts, best.pace_s):
         if effect.name != "devices twice as fast":  # Its depths are those of the slower pace.
             assert (effect.gain or 0) >= 1 - 1e-9, effect
 

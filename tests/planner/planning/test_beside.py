@@ -25,7 +25,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE
 
-SEARCHES = baselines.straight_pipelines, baselines.quick_baselines
+SEARCHES = baselines.straight_pipelines, baselines.uniform_baselines
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pipeplan
-from pipeplan.checker.verify import verify_plan
+from pipeplan.checker.verify import check_plan
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan, Stage
@@ -74,7 +74,7 @@ def test_solve_leaves_the_last_workers_idle() -> None:
     assert sorted(worker for stage in outcome.plan.stages for worker in stage.workers) == [0, 1]
     assert outcome.simplification is None
     document = json.loads(json.dumps(plan_document(outcome)))
-    assert all(result.holds is not False for result in verify_plan(Node(document, "plan.json"), profile))
+    assert all(result.holds is not False for result in check_plan(Node(document, "plan.json"), profile).results)
 
 
 def test_copies_stay_where_they_are() -> None:

@@ -13,7 +13,7 @@ import pytest
 from commandline import Run
 
 import pipeplan
-from pipeplan.checker.verify import verify_plan
+from pipeplan.checker.verify import check_plan
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
@@ -36,7 +36,7 @@ def _outcome(name: str, cluster: str, servers: int, settings: Settings = DP, **o
 
 def _checks(outcome: Outcome, changed: dict[str, Any] | None = None) -> list[bool | None]:
     document = json.loads(json.dumps(plan_document(outcome))) | (changed or {})
-    return [result.holds for result in verify_plan(Node(document, "plan.json"), outcome.problem.profile)]
+    return [result.holds for result in check_plan(Node(document, "plan.json"), outcome.problem.profile).results]
 
 
 def test_a_uniform_grid_comes_before_unequal_replicas() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeplan.checker import ddp_overlap as checker
-from pipeplan.checker.verify import CheckResult, verify_plan
+from pipeplan.checker.verify import CheckResult, check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cost import ddp_overlap
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
@@ -101,7 +101,7 @@ def test_the_proof_of_one_stage_is_checked() -> None:
     profile = outcome.problem.profile
 
     def said(changed: dict[str, Any]) -> CheckResult:
-        return {found.what: found for found in verify_plan(Node(changed, "plan.json"), profile)}["optimality"]
+        return {found.what: found for found in check_plan(Node(changed, "plan.json"), profile).results}["optimality"]
 
     assert said(document).holds
     assert document["certificate"]["charged"] is True
@@ -110,7 +110,7 @@ def test_the_proof_of_one_stage_is_checked() -> None:
     assert not said(greedy).holds
     wrong = copy.deepcopy(document)
     wrong["prediction"]["stages"][0]["exposed_sync_s"] *= 1.01
-    assert not {found.what: found for found in verify_plan(Node(wrong, "plan.json"), profile)}["stages"].holds
+    assert not {found.what: found for found in check_plan(Node(wrong, "plan.json"), profile).results}["stages"].holds
 
 
 def test_buckets_close_where_those_of_the_executor_do() -> None:
@@ -141,5 +141,5 @@ def test_copies_of_one_stage_count_where_replicas_are_limited() -> None:
     assert outcome.evaluation.bound == WAITS_FOR_UPDATE
     assert outcome.bound_s <= outcome.objective_s * (1 + 1e-9)
     document = json.loads(json.dumps(plan_json.plan_document(outcome)))
-    found = {one.what: one for one in verify_plan(Node(document, "plan.json"), problem.profile)}
+    found = {one.what: one for one in check_plan(Node(document, "plan.json"), problem.profile).results}
     assert found["optimality"].holds, found["optimality"].text

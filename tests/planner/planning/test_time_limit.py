@@ -120,7 +120,7 @@ def test_baselines_for_which_there_is_no_time_say_so(grid: bool) -> None:
     problem = _problem(options=Options(grid=grid))
     cuts = enumerate_cuts(problem, 1000)
     compared, known = (
-        [*baselines.quick_baselines(problem, cuts, ends), *baselines.straight_pipelines(problem, cuts, ends)]
+        [*baselines.uniform_baselines(problem, cuts, ends), *baselines.straight_pipelines(problem, cuts, ends)]
         for ends in (PASSED, Deadline())
     )
     assert [one.name for one in compared] == [one.name for one in known]
@@ -260,7 +260,7 @@ def test_ctrl_c_in_any_phase_after_the_dp_keeps_its_plan(
     ("target", "line"),
     [
         ("pipeplan.planning.solve.enumerate_cuts", "interrupted: the model's cuts were still being listed"),
-        ("pipeplan.solvers.dp.pipeline_searches.terms_of", "interrupted: no plan was found until then"),
+        ("pipeplan.solvers.dp.pipelines.pipeline_searches.terms_of", "interrupted: no plan was found until then"),
     ],
 )
 def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(

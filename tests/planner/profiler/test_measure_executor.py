@@ -10,11 +10,11 @@ import pytest
 
 from pipeplan.cluster_data.machine_costs import IdleCores
 from pipeplan.profiler.measure_executor import (
+    ExecutorTrials,
     alone_pass_s,
     costs_of,
     fitted,
     idle_cores_of,
-    measure_executor,
     throughput_of,
 )
 from pipeplan_launch.devices.processor_topology import physical_cores
@@ -131,7 +131,8 @@ def test_a_pass_is_measured_beside_another_worker_as_messages_are() -> None:
 
 @pytest.mark.slow
 def test_the_trials_run_on_this_machine() -> None:
-    found = measure_executor()
+    with ExecutorTrials() as started:
+        found = started.measure()
     assert 1e-5 < found.costs.pass_s < 0.1
     assert found.costs.message_byte_s > 0
     assert 2**26 < found.costs.worker_bytes < 2**30

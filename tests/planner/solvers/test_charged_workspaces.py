@@ -25,7 +25,7 @@ from instances import (
 )
 from solver_contract import check_ilp, solve_by_dp
 
-from pipeplan.checker.verify import verify_plan
+from pipeplan.checker.verify import check_plan
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.settings import Settings
@@ -115,7 +115,7 @@ def test_the_checker_computes_the_same_and_its_proof_holds(seeds: range) -> None
         except InfeasibleError:
             continue
         document = json.loads(json.dumps(plan_json.plan_document(outcome)))
-        found = {one.what: one for one in verify_plan(Node(document, "plan.json"), problem.profile)}
+        found = {one.what: one for one in check_plan(Node(document, "plan.json"), problem.profile).results}
         assert not [one.line for one in found.values() if one.holds is False], seed
         proven += found["optimality"].holds is True
     assert proven > len(seeds) / 4

@@ -21,7 +21,7 @@ from instances import (
 )
 from solver_contract import check_ilp, solve_by_dp
 
-from pipeplan.checker.verify import verify_plan
+from pipeplan.checker.verify import check_plan
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
@@ -121,7 +121,7 @@ def test_the_checker_computes_the_same_and_its_proof_holds(seeds: range) -> None
         except InfeasibleError:
             continue
         document = json.loads(json.dumps(plan_json.plan_document(outcome)))
-        found = {one.what: one for one in verify_plan(Node(document, "plan.json"), problem.profile)}
+        found = {one.what: one for one in check_plan(Node(document, "plan.json"), problem.profile).results}
         assert not [one.line for one in found.values() if one.holds is False], seed
         proven += found["optimality"].holds is True
         burdened_s = [node.get("executor_s", 0.0) for node in document["prediction"]["stages"]]
@@ -136,5 +136,5 @@ def test_the_checker_refuses_a_plan_that_hides_the_executors_work() -> None:
     document = json.loads(json.dumps(plan_json.plan_document(solve(charged, Settings(solver="dp", simulate=False)))))
     for node in document["prediction"]["stages"]:
         node["executor_s"] = 0.5
-    found = verify_plan(Node(document, "plan.json"), charged.profile)
+    found = check_plan(Node(document, "plan.json"), charged.profile).results
     assert any(one.holds is False and "executor_s" in one.text for one in found)

@@ -14,7 +14,7 @@ from extents import first_few, slow_but_for
 from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, unequal_instance
 from solver_contract import check_solvers
 
-from pipeplan.checker.verify import verify_plan
+from pipeplan.checker.verify import check_plan
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cost.stage_times import grid_shape_of
@@ -34,8 +34,9 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Size, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
-from pipeplan.solvers.dp import dynamic_program, grid
+from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
+from pipeplan.solvers.dp.spaces import grid
 from pipeplan.solvers.result import Status
 from pipeplan.util.files import Node
 
@@ -227,7 +228,7 @@ def test_the_check_verifies_that_a_plan_is_a_grid() -> None:
 
 
 def _constraints(document: dict[str, Any], profile: Profile) -> bool | None:
-    found = verify_plan(Node(json.loads(json.dumps(document)), "plan.json"), profile)
+    found = check_plan(Node(json.loads(json.dumps(document)), "plan.json"), profile).results
     return next((one.holds for one in found if one.what == "constraints"), found[0].holds)
 
 

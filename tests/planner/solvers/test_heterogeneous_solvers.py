@@ -16,7 +16,10 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import choose_search, dynamic_program, heterogeneous_search, search_states
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.dp.pipelines import choose_search
+from pipeplan.solvers.dp.states import search_states
+from pipeplan.solvers.dp.steady import heterogeneous_search
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.solvers.result import Status
 

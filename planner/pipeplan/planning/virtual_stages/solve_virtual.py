@@ -86,9 +86,9 @@ def _baselines(flushing: Problem, maximum_cuts: int, deadline: Deadline) -> tupl
         cuts = enumerate_cuts(flushing, maximum_cuts, deadline.share(0.2))
     except OutOfTime:
         return tuple(baselines.unsearched_baselines(flushing, baselines.NO_TIME, (BEST_FLUSH,)))
-    quick = baselines.quick_baselines(flushing, cuts, deadline.share(0.3))
+    uniform = baselines.uniform_baselines(flushing, cuts, deadline.share(0.3))
     best, in_time = best_in_time(flushing, maximum_cuts, deadline.share(0.8), 0.01)
     if best is None:
         remark = "no plan fits in memory" if in_time else baselines.NO_TIME
-        return (*quick, Baseline(BEST_FLUSH, None, "", remark))
-    return (*quick, Baseline(BEST_FLUSH, best.pace_s, best.plan.config, "found by the DP alone", best.plan))
+        return (*uniform, Baseline(BEST_FLUSH, None, "", remark))
+    return (*uniform, Baseline(BEST_FLUSH, best.pace_s, best.plan.config, "found by the DP alone", best.plan))

@@ -19,14 +19,16 @@ from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, limits_of
-from pipeplan.solvers.dp.charged_search import ChargedFlushSearch, ChargedSearch, SharedLimit
+from pipeplan.solvers.dp.charged.charged_search import ChargedFlushSearch, ChargedSearch
+from pipeplan.solvers.dp.charged.charging_search import SharedLimit
+from pipeplan.solvers.dp.charged.shared_resources import SharedResources
 from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
-from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
-from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
-from pipeplan.solvers.dp.search_states import SearchStates
-from pipeplan.solvers.dp.shared_resources import SharedResources
-from pipeplan.solvers.dp.stage_costs import CostTerms
-from pipeplan.solvers.dp.uniform_search import UniformSearch
+from pipeplan.solvers.dp.pipelines.pipeline_searches import PipelineSearches
+from pipeplan.solvers.dp.states.search_states import SearchStates
+from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch
+from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
+from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 

@@ -16,6 +16,9 @@ from pathlib import Path
 
 from pipeplan.cost import formulas
 from pipeplan.plan import schedules
+from pipeplan.solvers.dp import budget
+from pipeplan.solvers.dp.states import stage_sizing
+from pipeplan.solvers.dp.terms import replicas
 
 LONG = 3e5
 """Work of array code (`SearchEffort.array_work`) after which compiled loops are loaded: about a second's."""
@@ -76,9 +79,15 @@ def code_folder() -> Path:
     """
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     digest = hashlib.sha256(importlib.metadata.version("numba").encode())
-    for source in (*sorted(Path(__file__).parent.glob("*.py")), Path(formulas.__file__), Path(schedules.__file__)):
+    for source in sources():
         digest.update(source.read_bytes() + f"{source} {source.stat().st_mtime_ns}".encode())
     return Path(root) / "pipeplan" / "compiled" / digest.hexdigest()[:16]
+
+
+def sources() -> list[Path]:
+    """The files whose functions or constants are compiled into the code."""
+    others = budget, formulas, replicas, schedules, stage_sizing
+    return [*sorted(Path(__file__).parent.glob("*.py")), *(Path(one.__file__) for one in others)]
 
 
 def is_writable(folder: Path) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeplan.problem.cuts import Floats, Ints
 from pipeplan.solvers.dp.compiled.loop_inputs import Search
-from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
+from pipeplan.solvers.dp.terms.batch_limit import BatchLimit
 
 
 class BatchSearch(Search, Protocol):

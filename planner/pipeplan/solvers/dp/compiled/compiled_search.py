@@ -27,7 +27,7 @@ from pipeplan.solvers.dp.compiled.search_loops import (
     search_batches,
     search_cuts,
 )
-from pipeplan.solvers.dp.search_states import SearchStates
+from pipeplan.solvers.dp.states.search_states import SearchStates
 
 _FIRST_ROOM, _FRONT_ROOM = 4096, 256
 """Rows of the tables and of the front at first."""

@@ -28,7 +28,7 @@ from pipeplan.solvers.dp.compiled.stage_loops import (
     stage_numbers,
     versions_suffice,
 )
-from pipeplan.solvers.dp.replica_bounds import FEW
+from pipeplan.solvers.dp.states.stage_sizing import FEW
 
 STATE, FIRST, LEVEL, STAGES, WORKERS, BOUND, POSITION, LOWEST, ROOM = range(9)
 """Columns of `Places.numbers`: of the state its row at its cut, p, level, stages, workers, and the row of its demand in

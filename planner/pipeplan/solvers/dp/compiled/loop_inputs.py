@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SearchLimits
-from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
-from pipeplan.solvers.dp.input_stages import AnyInputStage
-from pipeplan.solvers.dp.search_states import SearchStates
-from pipeplan.solvers.dp.stage_costs import CostTerms
-from pipeplan.solvers.dp.topology import ComponentLayout
-from pipeplan.solvers.dp.worker_bounds import WorkerBounds
+from pipeplan.solvers.dp.states.search_states import SearchStates
+from pipeplan.solvers.dp.states.worker_bounds import WorkerBounds
+from pipeplan.solvers.dp.terms.batch_limit import BatchLimit
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
+from pipeplan.solvers.dp.terms.input_stages import AnyInputStage
+from pipeplan.solvers.dp.terms.topology import ComponentLayout
 
 WORK, FORWARD, PARAMETERS, BUFFERS, SAVED, SENT, RETURNED = range(7)
 """Columns of `CutArrays.totals`, by their names in `Cuts`."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeplan.problem.cuts import Floats
 from pipeplan.solvers.dp.compiled.jit import compiled
-from pipeplan.solvers.dp.replicas import ROUNDING
+from pipeplan.solvers.dp.terms.replicas import ROUNDING
 
 _PASSES = 4
 """Each of the two sums can move a number into its second interval once."""

@@ -1,6 +1,6 @@
 """One stage between two cuts: its memory, and the replicas and depths with which it keeps a threshold.
 
-This is the scalar form of `stage_costs` and `replica_bounds`, with the formulas of `cost.formulas`.
+This is the scalar form of `stage_terms` and `stage_sizing`, with the formulas of `cost.formulas`.
 """
 
 from __future__ import annotations

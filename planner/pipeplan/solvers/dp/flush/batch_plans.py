@@ -10,9 +10,9 @@ import numpy as np
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Floats
 from pipeplan.solvers.dp.budget import Step
-from pipeplan.solvers.dp.flush.batch_limit import BatchLimit, Placed
-from pipeplan.solvers.dp.placed_steps import PlacedStep, placed_steps
-from pipeplan.solvers.dp.stage_costs import CostTerms
+from pipeplan.solvers.dp.steady.placed_steps import PlacedStep, placed_steps
+from pipeplan.solvers.dp.terms.batch_limit import BatchLimit, Placed
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
 
 
 def batch_s(terms: CostTerms, steps: Sequence[Step], *, depths: bool) -> float:

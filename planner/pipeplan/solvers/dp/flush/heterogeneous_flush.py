@@ -12,10 +12,11 @@ import numpy as np
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SearchLimits
-from pipeplan.solvers.dp.flush.batch_limit import BatchLimit, Placed
-from pipeplan.solvers.dp.heterogeneous_search import HeterogeneousSearch, HeterogeneousTerms
-from pipeplan.solvers.dp.search_states import SearchStates, thinned_rows
-from pipeplan.solvers.dp.stage_costs import StageTerms
+from pipeplan.solvers.dp.states.search_states import SearchStates, thinned_rows
+from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch
+from pipeplan.solvers.dp.terms.batch_limit import BatchLimit, Placed
+from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 
 class HeterogeneousFlushSearch(HeterogeneousSearch):

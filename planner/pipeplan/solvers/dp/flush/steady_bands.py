@@ -16,9 +16,9 @@ from dataclasses import replace
 
 from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.flush import batch_plans
-from pipeplan.solvers.dp.flush.batch_limit import BatchLimit
 from pipeplan.solvers.dp.flush.uniform_flush import FlushSearch
-from pipeplan.solvers.dp.stage_costs import CostTerms
+from pipeplan.solvers.dp.terms.batch_limit import BatchLimit
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
 
 WIDTH = 0.02
 """The width of a band, as a part of the limit on the batch."""

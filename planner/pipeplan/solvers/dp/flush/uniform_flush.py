@@ -20,13 +20,14 @@ import numpy as np
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SearchLimits
-from pipeplan.solvers.dp.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.compiled.availability import BATCHES
-from pipeplan.solvers.dp.flush.batch_limit import BatchLimit, Placed
-from pipeplan.solvers.dp.search_states import SearchStates
-from pipeplan.solvers.dp.stage_costs import CostTerms, StageTerms
-from pipeplan.solvers.dp.uniform_search import UniformSearch
-from pipeplan.solvers.dp.worker_bounds import WorkerBounds
+from pipeplan.solvers.dp.states.candidate_placements import CandidateStages, EndPositions
+from pipeplan.solvers.dp.states.search_states import SearchStates
+from pipeplan.solvers.dp.states.worker_bounds import WorkerBounds
+from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
+from pipeplan.solvers.dp.terms.batch_limit import BatchLimit, Placed
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 # The number of pairs of a cut and an end position that are looked at a time.
 _AT_ONCE = 100_000

@@ -1,0 +1,189 @@
+"""The fastest uniform grid without a memory limit. The shape gives every stage's workers, so only the cuts are open.
+
+The least time over stages s and cuts J follows from the time of a stage from cut I to cut J on the workers of s, and
+from that of the boundary before it:
+
+    V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
+
+In the steady state V is the best pace of the grid. With a flush it is a lower bound on the steady part of a batch plus
+the all-reduce that the same stage exposes, on top of the work of all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.cost import formulas
+from pipeplan.plan.schedules import ACCUMULATING, GPIPE
+from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.problem.grid_shapes import GridShape
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp.budget import Step
+from pipeplan.solvers.dp.terms.cost_terms import CostTerms
+
+MOST_CUTS = 1500
+"""The most cuts for which going over all their pairs is faster than a search."""
+PAIRS = 50
+"""Pairs of cuts that take as long as one row of a search."""
+
+
+@dataclass
+class UniformGrids:
+    """The uniform grids of a problem."""
+
+    terms: CostTerms
+    """The terms of the cost model without a memory limit, on all cuts."""
+    _known: dict[tuple[float, ...], Floats] = field(default_factory=dict)
+
+    def floor(self, shape: GridShape) -> float:
+        """Lower bound on the pace of a shape: all work on all workers, and the costliest unit on its replicas."""
+        problem = self.terms.problem
+        largest = max(unit.forward_s + unit.backward_s for unit in problem.units)
+        if problem.cluster.uniform:
+            return max(problem.work_s / shape.workers, largest / shape.replicas) / problem.cluster.device.speed
+        speeds = [device.speed for device in problem.cluster.devices[: shape.workers]]
+        return max(problem.work_s / sum(speeds), largest / shape.replicas / max(speeds))
+
+    @property
+    def has_few_cuts(self) -> bool:
+        """Whether the cuts are few enough to go over all their pairs."""
+        return len(self.terms.cuts.ideals) <= MOST_CUTS
+
+    @property
+    def exact(self) -> bool:
+        """Whether `least_pace` finds a plan, not only a bound: no layer is pinned, and depths do not matter."""
+        options = self.terms.problem.options
+        return not options.pins and not options.flushes and self.terms.accumulate is None
+
+    def rows(self, shape: GridShape) -> float:
+        """Effort of going over all pairs of cuts, stage by stage, in rows of a search."""
+        return len(self.terms.cuts.ideals) ** 2 * shape.stages / PAIRS
+
+    def least_pace(self, shape: GridShape) -> tuple[float, list[Step]]:
+        """The least pace of a shape without a memory limit, and its steps; only a bound where not `exact`."""
+        values, choices = self._stage_s(shape, 0)[0], []
+        for stage in range(1, shape.stages):
+            before = np.maximum(values, self._boundary_s(shape, stage))[:, None]
+            through = np.maximum(before, self._stage_s(shape, stage))
+            choices.append(through.argmin(axis=0))
+            values = through.min(axis=0)
+        return self._pace(shape, float(values[-1])), steps_of(shape, choices)
+
+    def _pace(self, shape: GridShape, value: float) -> float:
+        problem = self.terms.problem
+        if not problem.options.flushes:
+            return value
+        fastest = max(problem.cluster.device_of(worker).speed for worker in range(shape.workers))
+        return (problem.work_s / fastest + value) / minibatches_of(problem)
+
+    def stage(self, shape: GridShape, stage: int) -> tuple[float, ...]:
+        """Replicas and speed of a stage of a shape, and bandwidth and latency of its all-reduce."""
+        first, end = stage * shape.replicas, (stage + 1) * shape.replicas
+        speed = self.terms.problem.cluster.speed_of(range(first, end))
+        return shape.replicas, speed, *self.terms.links.allreduce_among(range(first, end))
+
+    def hop(self, shape: GridShape, stage: int) -> tuple[float, float, int]:
+        """Bandwidth, latency and number of the links before a stage."""
+        both = range((stage - 1) * shape.replicas, (stage + 1) * shape.replicas)
+        return *self.terms.links.sendrecv_among(both), shape.replicas if self.terms.parallel else 1
+
+    def _stage_s(self, shape: GridShape, stage: int) -> Floats:
+        """The time of a stage from one cut I (rows) to another J (columns), infinite unless I ⊂ J."""
+        key = self.stage(shape, stage)
+        if key not in self._known:
+            self._known[key] = np.where(self.nested, self._all_stages_s(*key), np.inf)
+        return self._known[key]
+
+    def _all_stages_s(self, replicas: float, speed: float, bandwidth: float, latency_s: float) -> Floats:
+        """The time of a stage from every cut (rows) to every cut (columns), nested or not."""
+        options, terms = self.terms.problem.options, self.terms
+        work, allreduce = self.work_s, self.allreduce_s(replicas, bandwidth, latency_s)
+        if options.flushes and options.accumulate is not None:
+            steady = formulas.flush_steady(work / speed, options.accumulate, int(replicas))
+            return np.asarray(steady + self.exposed_s(allreduce))
+        shared = options.accumulate if terms.training and options.schedule in ACCUMULATING else None
+        compute = formulas.compute_time(work, replicas, speed)
+        return np.asarray(formulas.overlapped(compute, allreduce / (shared or replicas), options.overlap))
+
+    @cached_property
+    def executor_s(self) -> Floats:
+        """The executor's own work at the stage from one cut (rows) to another (columns)."""
+        cuts = np.arange(len(self.terms.cuts.ideals))
+        return self.terms.executor_s(cuts[None, :], cuts[:, None])
+
+    @cached_property
+    def work_s(self) -> Floats:
+        """Compute of one minibatch, from one cut (rows) to another (columns), with the executor's own work."""
+        return self.between(self.terms.cuts.work_s) + self.executor_s
+
+    def between(self, totals: Floats) -> Floats:
+        """A quantity that adds up over units, from one cut (rows) to another (columns)."""
+        return totals[None, :] - totals[:, None]
+
+    def allreduce_s(self, replicas: float, bandwidth: float, latency_s: float) -> Floats:
+        """Seconds of one all-reduce of every stage among so many replicas."""
+        if not self.terms.training:
+            return np.zeros((len(self.terms.cuts.ideals),) * 2)
+        size, shared = self.between(self.terms.cuts.parameters), self.terms.shared
+        if shared is not None:
+            size = size + np.where(self.nested, shared.copied(*self._ends), 0.0)
+        return np.asarray(formulas.ring_allreduce_time(replicas, size, bandwidth, latency_s))
+
+    @property
+    def _ends(self) -> tuple[Ints, Ints]:
+        """The cuts at which every stage starts and ends, from every cut (rows) to every cut (columns)."""
+        starts, ends = np.indices((len(self.terms.cuts.ideals),) * 2)
+        return starts, ends
+
+    def exchange_s(self) -> Floats:
+        """Seconds that every stage is charged for exchanging the gradients of shared weights."""
+        shared, count = self.terms.shared, len(self.terms.cuts.ideals)
+        if shared is None:
+            return np.zeros((count, count))
+        return np.where(self.nested, shared.exchanged_s(*self._ends), 0.0)
+
+    def exposed_s(self, allreduce: Floats) -> Floats:
+        """The part of an all-reduce that a flush waits for."""
+        fastest = max(device.speed for device in {*self.terms.problem.cluster.devices})
+        return np.asarray(formulas.flush_exposed(allreduce, self.terms.cuts.work_s[:, None] / fastest))
+
+    def _boundary_s(self, shape: GridShape, stage: int) -> Floats:
+        """The time of the boundary before a stage, by cut."""
+        cuts, options = self.terms.cuts, self.terms.problem.options
+        bandwidth, _, links = self.hop(shape, stage)
+        both_ways = options.flushes and options.schedule == GPIPE
+        size = cuts.sent + cuts.returned if both_ways else np.maximum(cuts.sent, cuts.returned)
+        if options.flushes and options.accumulate is not None:
+            return np.asarray(formulas.flush_steady(size / bandwidth, options.accumulate, links))
+        return np.asarray(formulas.boundary_time(size, bandwidth, links))
+
+    @cached_property
+    def nested(self) -> Flags:
+        """Whether a cut (rows) is a proper subset of another (columns)."""
+        cuts = self.terms.cuts
+        nested = np.triu(np.ones((len(cuts.ideals),) * 2, dtype=bool), 1)
+        if not cuts.chain:
+            for end in range(len(cuts.ideals)):
+                nested[:, end] = False
+                nested[cuts.smaller(end), end] = True
+        return nested
+
+
+def minibatches_of(problem: Problem) -> int:
+    """The number of minibatches that the solvers' times refer to: those of a batch with a flush, else one."""
+    return problem.options.accumulate or 1 if problem.options.flushes else 1
+
+
+def steps_of(shape: GridShape, choices: list[Ints]) -> list[Step]:
+    """The steps of a shape; `choices` gives, for each stage but the first and each end cut, the cut where it begins."""
+    ends = [-1]
+    for choice in reversed(choices):
+        ends.insert(0, int(choice[ends[0]]))
+    starts = [0, *ends[:-1]]
+    return [
+        Step(start, end, stage * shape.replicas, shape.replicas, 1, False)
+        for stage, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
