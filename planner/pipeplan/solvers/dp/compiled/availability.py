@@ -87,7 +87,7 @@ def code_folder() -> Path:
 def sources() -> list[Path]:
     """The files whose functions or constants are compiled into the code."""
     others = budget, formulas, replicas, schedules, stage_sizing
-    return [*sorted(Path(__file__).parent.glob("*.py")), *(Path(one.__file__) for one in others)]
+    return [*sorted(Path(__file__).parent.glob("*.py")), *(Path(str(one.__file__)) for one in others)]
 
 
 def is_writable(folder: Path) -> bool:
