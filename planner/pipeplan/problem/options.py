@@ -85,6 +85,7 @@ class Options:
             ("maximum of stages", self.max_stages),
             ("maximum of workers", self.max_workers),
             ("number of minibatches per update", self.accumulate),
+            ("number of virtual stages", self.virtual_stages),
         ):
             if value is not None and value < 1:
                 raise InputError(f"the {what} must be at least 1, not {value}")

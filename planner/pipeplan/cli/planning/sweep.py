@@ -13,7 +13,7 @@ import click
 from pipeplan.api import cluster
 from pipeplan.cli.planning.problem_options import check_schedules, options_of, problem_arguments, read_profile
 from pipeplan.cli.planning.solver_options import positive_time_limit, solver_option
-from pipeplan.cli.shared.options import force_option, json_option, quiet_option, refuse_output
+from pipeplan.cli.shared.options import NumberRange, force_option, json_option, quiet_option, refuse_output
 from pipeplan.cli.shared.output import note, print_answer, print_json, progress_bar
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.plan.schedules import ACCUMULATING
@@ -54,9 +54,7 @@ class _Outputs:
 @click.option("--memory", metavar="8GiB,16GiB", help="Memory sizes of a device.")
 @click.option("--minibatch", metavar="32,64", help="Minibatch sizes, as in solve --minibatch.")
 @click.option("--schedule", metavar="A,B", help="Training schedules, among them best, the default, as in solve.")
-@click.option(
-    "--price", type=click.FloatRange(min=0), help="Price of a server for an hour  [default: that of the cluster]"
-)
+@click.option("--price", type=NumberRange(min=0), help="Price of a server for an hour  [default: that of the cluster]")
 @solver_option("dp")
 @click.option(
     "--time-limit",

@@ -34,6 +34,17 @@ SEED = "Seed of the random numbers."
 PLAN_PROFILE = "The plan's profile  [default: found beside the plan, in this folder, or among the bundled ones]"
 
 
+class NumberRange(click.FloatRange):
+    """A range of numbers without NaN, which lies inside of every range of click's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number that a text stands for."""
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
 def output_file(default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
     """`-o FILE`, a Path named `output`; `note` describes a default that is no fixed name."""
     return _output(FILE, "FILE", default, note)
