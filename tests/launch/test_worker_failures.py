@@ -67,6 +67,14 @@ def test_a_loss_for_each_sample_is_named(tmp_path: Path, loss: str) -> None:
     assert line.endswith("take the mean, as with reduction='mean'")
 
 
+def test_a_loss_that_trains_nothing_is_refused(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([1, 1]))
+    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--epochs", "1"], Toy(loss="detached"), 2)
+    assert ended.statuses == [2, 2]
+    (line,) = errors(ended.err)
+    assert line.endswith("does not depend on any parameter that can be trained")
+
+
 def test_a_frozen_peer_is_given_up_on(tmp_path: Path) -> None:
     write_plan(tmp_path, stage_contents([1, 1]))
     ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--timeout", "1"], Toy(die=(0, 3), freeze=True), 2)

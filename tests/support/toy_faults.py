@@ -38,6 +38,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "broken": broken_loss,
     "nan-later": loss_lost_later,
     "nan": lambda output, target: functional.cross_entropy(output, target) * float("nan"),
+    "detached": lambda output, target: functional.cross_entropy(output, target).detach(),
     "each-judged": lambda output, target: functional.cross_entropy(output, target, reduction=_in_training("mean")),
     "each-trained": lambda output, target: functional.cross_entropy(output, target, reduction=_in_training("none")),
 }

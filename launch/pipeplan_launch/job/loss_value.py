@@ -40,6 +40,11 @@ def loss_number(loss: object, value: object) -> float:
     return float(checked_loss(loss, value))
 
 
+def constant_loss_message(loss: object) -> str:
+    """The error for a loss from which no gradient leads back."""
+    return f"{loss_text(loss)} does not depend on any parameter that can be trained"
+
+
 def _found(value: Any) -> str:
     """A value that is no loss, and what to write where that is clear."""
     if not isinstance(value, Tensor):

@@ -18,7 +18,7 @@ from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
 from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
-from pipeplan_launch.job.loss_value import checked_loss, loss_text
+from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
 from pipeplan_launch.job.seeds import seed_forward
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
 from pipeplan_launch.plan.one_order import Direction
@@ -190,7 +190,10 @@ class TrainingEngine(Engine):
         if place.is_last:
             assert place.job.loss is not None
             with self.calling(loss_text(place.job.loss), index), autocast(place.job.autocast, place.device):
-                result = (checked_loss(place.job.loss, place.job.loss(result, stage_inputs.target)),)
+                loss = checked_loss(place.job.loss, place.job.loss(result, stage_inputs.target))
+            if not loss.requires_grad and (self.trained or any(one.requires_grad for one in stage_inputs.received)):
+                raise LaunchError(constant_loss_message(place.job.loss))
+            result = (loss,)
         outputs: Sequence[Tensor] = result
         return outputs
 

@@ -21,7 +21,7 @@ from pipeplan.profiler.memory import SavedBytes
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch
-from pipeplan_launch.job.loss_value import checked_loss, loss_text
+from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.tracing.aliasing import attribute_at
 from pipeplan_launch.tracing.layers import LOSS_LAYER
@@ -146,7 +146,7 @@ class _Pass:
             value = self.loss(tree_unflatten(outputs, output_spec(self.traced)), target)
         loss = checked_loss(self.loss, value)
         if not loss.requires_grad:
-            raise LaunchError(f"{loss_text(self.loss)} does not depend on any parameter that can be trained")
+            raise LaunchError(constant_loss_message(self.loss))
         return loss
 
 
