@@ -85,7 +85,6 @@ class Options:
             ("maximum of stages", self.max_stages),
             ("maximum of workers", self.max_workers),
             ("number of minibatches per update", self.accumulate),
-            ("number of virtual stages", self.virtual_stages),
         ):
             if value is not None and value < 1:
                 raise InputError(f"the {what} must be at least 1, not {value}")
@@ -99,6 +98,8 @@ class Options:
             raise InputError(
                 f"virtual stages are those of a worker under {INTERLEAVED}, and the schedule is {self.schedule}"
             )
+        if self.virtual_stages is not None and self.virtual_stages < 2:
+            raise InputError(f"a worker has at least 2 virtual stages under {INTERLEAVED}, not {self.virtual_stages}")
         if self.correction not in CORRECTIONS:
             raise InputError(
                 f"there is no correction {self.correction!r}; {did_you_mean(self.correction, CORRECTIONS)}"

@@ -85,8 +85,8 @@ def replanned_problem(
     if options.stages is not None and options.stages > remaining.cluster.workers:
         count = remaining.cluster.workers
         raise InputError(
-            f"{options.stages} stages were asked for, and {count} worker{'s are' if count > 1 else ' is'} left: ask for "
-            "fewer with --stages, or leave it to the solvers with --relax stages"
+            f"{options.stages} stages were asked for, and {count} worker{'s are' if count > 1 else ' is'} left: ask "
+            "for fewer with --stages, or leave it to the solvers with --relax stages"
         )
     return Problem(profile, remaining.cluster, options)
 

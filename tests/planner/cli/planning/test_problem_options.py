@@ -126,8 +126,8 @@ def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
         (["--gap", "nan"], "invalid value for '--gap': 'nan' is not a number"),
         (["--straight", "--max-replicas", "3"], "--straight and --max-replicas 3 contradict each other: leave out one"),
         (
-            ["--schedule", "interleaved-1f1b", "--accumulate", "4", "--virtual-stages", "0"],
-            "the number of virtual stages must be at least 1, not 0",
+            ["--schedule", "interleaved-1f1b", "--accumulate", "4", "--virtual-stages", "1"],
+            "a worker has at least 2 virtual stages under interleaved-1f1b, not 1",
         ),
         (
             ["--schedule", "gpipe", "--accumulate", "4", "--staleness", "none"],
