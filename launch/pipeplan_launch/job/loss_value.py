@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from pipeplan_launch.errors import LaunchError
 def loss_text(loss: object) -> str:
     """The job's loss in messages, with the name that its author gave it: `the job's loss (cross_entropy)`."""
     called = loss
-    while hasattr(called, "func"):  # functools.partial
+    while isinstance(called, functools.partial):
         called = called.func
     name = getattr(called, "__qualname__", None) or type(called).__qualname__
     name = name.rpartition("<locals>.")[2]
