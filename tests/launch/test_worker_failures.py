@@ -48,10 +48,31 @@ def test_the_users_mistake_is_quoted(tmp_path: Path) -> None:
     ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run")], Toy(loss="broken"), 2)
     assert ended.statuses == [2, 2]
     (line,) = errors(ended.err)
-    assert line.startswith("error: the job's loss at stage 1 (rank 1), minibatch 0, failed: RuntimeError: shape")
+    failed = "error: the job's loss (broken_loss) at stage 1 (rank 1), minibatch 0, failed: RuntimeError: shape"
+    assert line.startswith(failed)
     assert "toy_faults.py:" in line
     assert "return output + target.reshape(3, 7)" in line
     assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("loss", ["each-trained", "each-judged"])
+def test_a_loss_for_each_sample_is_named(tmp_path: Path, loss: str) -> None:
+    """In training, and in the evaluation after an epoch."""
+    write_plan(tmp_path, stage_contents([1]))
+    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--epochs", "1"], Toy(loss=loss), 1)
+    assert ended.statuses == [2]
+    (line,) = errors(ended.err)
+    assert line.startswith("error: the job's loss (lambda of ")
+    assert "must return a tensor with one number, the mean over the minibatch, not one of shape (" in line
+    assert line.endswith("take the mean, as with reduction='mean'")
+
+
+def test_a_loss_that_trains_nothing_is_refused(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([1, 1]))
+    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--epochs", "1"], Toy(loss="detached"), 2)
+    assert ended.statuses == [2, 2]
+    (line,) = errors(ended.err)
+    assert line.endswith("does not depend on any parameter that can be trained")
 
 
 def test_a_frozen_peer_is_given_up_on(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.job import Data, Job
 
 
 def mlp() -> Job:
@@ -146,3 +148,22 @@ def tied_with_data() -> Job:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[0].weight = model[1].weight = nn.Parameter(torch.ones(4, 4, device="cpu"))
     return Job(model, inputs=lambda n: torch.zeros(n, 4), minibatch=2)
+
+
+def _with_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Job:
+    return Job(nn.Linear(4, 3), data=lambda: Data([(torch.ones(4), 0)] * 4), loss=loss, minibatch=4)
+
+
+def each_loss() -> Job:
+    """A loss for each sample."""
+    return _with_loss(nn.CrossEntropyLoss(reduction="none"))
+
+
+def constant_loss() -> Job:
+    """A loss from which no gradient leads back."""
+    return _with_loss(lambda output, target: functional.cross_entropy(output, target).detach())
+
+
+def failing_loss() -> Job:
+    """A loss that torch refuses for these targets."""
+    return _with_loss(functional.mse_loss)

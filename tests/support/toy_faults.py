@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Optimizer
@@ -37,7 +38,15 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "broken": broken_loss,
     "nan-later": loss_lost_later,
     "nan": lambda output, target: functional.cross_entropy(output, target) * float("nan"),
+    "detached": lambda output, target: functional.cross_entropy(output, target).detach(),
+    "each-judged": lambda output, target: functional.cross_entropy(output, target, reduction=_in_training("mean")),
+    "each-trained": lambda output, target: functional.cross_entropy(output, target, reduction=_in_training("none")),
 }
+
+
+def _in_training(reduction: str) -> str:
+    """This reduction of a loss where gradients are taken, and the other one of `mean` and `none` where they are not."""
+    return reduction if torch.is_grad_enabled() else {"mean": "none", "none": "mean"}[reduction]
 
 
 def bad(*_given: object) -> Tensor:

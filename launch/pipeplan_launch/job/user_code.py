@@ -44,22 +44,19 @@ def user_line(error: BaseException) -> str | None:
 
 
 def is_user_code(filename: str) -> bool:
-    """Whether a file is the user's: not torch's, not the standard library's, not this package's machinery."""
+    """Whether a file is the user's: not torch's, not the standard library's, not the machinery of pipeplan."""
     path = Path(filename)
     if filename.startswith("<") or "site-packages" in path.parts or "dist-packages" in path.parts:
         return False
-    package = _package_folder()
-    if package in path.parents:
+    package = _folder_of(__name__.partition(".")[0])
+    if package is not None and package in path.parents:
         return package / "models" in path.parents
-    libraries = [Path(os.__file__).parent]
-    torch = sys.modules.get("torch")  # a process without torch has no frames of it either
-    if torch is not None and torch.__file__:
-        libraries.append(Path(torch.__file__).parent)
-    return not any(library in path.parents for library in libraries)
+    # A process that has not imported torch, or the planner, has no frames of it either.
+    libraries = [Path(os.__file__).parent, _folder_of("torch"), _folder_of("pipeplan")]
+    return not any(library in path.parents for library in libraries if library is not None)
 
 
-def _package_folder() -> Path:
-    """The folder of pipeplan_launch."""
-    package = sys.modules[__name__.partition(".")[0]]
-    assert package.__file__ is not None
-    return Path(package.__file__).parent
+def _folder_of(package: str) -> Path | None:
+    """The folder of a package, if it was imported."""
+    module = sys.modules.get(package)
+    return None if module is None or module.__file__ is None else Path(module.__file__).parent

@@ -15,6 +15,7 @@ from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.loss_value import loss_number, loss_text
 from pipeplan_launch.job.seeds import seed_forward
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind
 from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace
@@ -122,8 +123,8 @@ class ForwardEngine(Engine):
             with self.calling(f"the job's metric {name!r}", index):
                 self.score.sums[name] += _mean(name, metric(output, target)) * real
         if job.loss is not None:
-            with self.calling("the job's loss", index), autocast(job.autocast, self.place.device):
-                self.score.loss_sum += float(job.loss(output, target)) * real
+            with self.calling(loss_text(job.loss), index), autocast(job.autocast, self.place.device):
+                self.score.loss_sum += loss_number(job.loss, job.loss(output, target)) * real
 
 
 def _number(correct: object) -> float:

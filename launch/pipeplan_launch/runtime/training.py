@@ -18,6 +18,7 @@ from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
 from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
 from pipeplan_launch.job.seeds import seed_forward
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
 from pipeplan_launch.plan.one_order import Direction
@@ -188,8 +189,11 @@ class TrainingEngine(Engine):
             result: Any = place.program.call(weights, stage_inputs.received, stage_inputs.inputs, self.size(index))
         if place.is_last:
             assert place.job.loss is not None
-            with self.calling("the job's loss", index), autocast(place.job.autocast, place.device):
-                result = (_scalar(place.job.loss(result, stage_inputs.target)),)
+            with self.calling(loss_text(place.job.loss), index), autocast(place.job.autocast, place.device):
+                loss = checked_loss(place.job.loss, place.job.loss(result, stage_inputs.target))
+            if not loss.requires_grad and (self.trained or any(one.requires_grad for one in stage_inputs.received)):
+                raise LaunchError(constant_loss_message(place.job.loss))
+            result = (loss,)
         outputs: Sequence[Tensor] = result
         return outputs
 
@@ -433,12 +437,3 @@ def update_stages(engines: Sequence[TrainingEngine], group: int) -> None:
     engines[-1].clip({name: gradient for one in averaged for name, gradient in one.items()})
     for engine, gradients in zip(engines, averaged, strict=True):
         engine.make_step(gradients, group, lap)
-
-
-def _scalar(loss: object) -> Tensor:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise LaunchError(
-            f"the job's loss must return a tensor with one number, the mean over the minibatch, not {shape}"
-        )
-    return loss

@@ -15,7 +15,7 @@ from pipeplan.cost.evaluate import WAITS_FOR_UPDATE
 from pipeplan.drawing.fitting_table import FittingTable
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.baselines import ON_FEWER, PARALLEL, Baseline, satisfies_options
+from pipeplan.planning.baselines import ON_FEWER, PARALLEL, not_taken_because
 from pipeplan.planning.plan_kinds import CORRECTED_TEXT
 from pipeplan.planning.verdict import slowed_by
 from pipeplan.util.text import one_line
@@ -244,7 +244,7 @@ def _gains(outcome: Outcome) -> list[Text]:
         else:
             line.append(f"{gain:.2f}x" if gain >= 1 else f"{gain:.3f}x", "bold")
             line.append(f"  {show_time(baseline.stated_s)}")
-            if gain < 1 and (reason := _why_not(baseline, outcome)):
+            if reason := not_taken_because(baseline, outcome.plan, stated_s, outcome.problem):
                 line.append(f"  {reason}", "dim")
         if baseline.remark:
             line.append(f"  {baseline.remark}", "dim")
@@ -252,17 +252,6 @@ def _gains(outcome: Outcome) -> list[Text]:
             line.append(f"  by the formulas: {baseline.simulation.note}", "dim")
         lines.append(line)
     return lines
-
-
-def _why_not(baseline: Baseline, outcome: Outcome) -> str:
-    """Why a baseline was not taken although it is faster, in a few words: it is outside the space that was searched."""
-    plan, problem = baseline.plan, outcome.problem
-    if plan is None or plan.inference:
-        return ""
-    size = problem.profile.minibatch
-    if Updates.of(outcome.plan, size).synchronous and not Updates.of(plan, size).synchronous:
-        return "asynchronous, unlike this plan"
-    return "" if satisfies_options(plan, problem) else "your constraints rule it out"
 
 
 def short_config(config: str, most: int) -> str:

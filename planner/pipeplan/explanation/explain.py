@@ -12,7 +12,7 @@ from pipeplan.explanation.second_best import Alternative, Alternatives, find_alt
 from pipeplan.explanation.sensitivity import ChangeEffect, Robustness, change_effects
 from pipeplan.explanation.time_breakdown import ResourceLoad, TimeBreakdown, break_down_time, resource_loads
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import FASTEST, ON_FEWER, UNPIPELINED
+from pipeplan.planning.baselines import FASTEST, ON_FEWER, UNPIPELINED, not_taken_because
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.reuse import reusing
 from pipeplan.planning.settings import Settings
@@ -106,7 +106,8 @@ def _explained(
     anatomies = [break_down_time("this plan", plan, problem, stated_s)]
     for baseline in best.baselines:
         if baseline.plan is not None and baseline.name not in (UNPIPELINED, ON_FEWER, FASTEST):
-            anatomies.append(break_down_time(baseline.name, baseline.plan, problem, baseline.stated_s))
+            made = break_down_time(baseline.name, baseline.plan, problem, baseline.stated_s)
+            anatomies.append(replace(made, not_taken=not_taken_because(baseline, plan, stated_s, problem)))
     others = find_alternatives(problem, cuts, plan, score.pace_s, progress)
     others = with_stated_paces(others, problem, Deadline.after(STATING_S))
     changed = []

@@ -95,10 +95,15 @@ def has_spread(profile: Profile) -> bool:
     return any(layer.forward_spread_s > 0 or layer.backward_spread_s > 0 for layer in profile.layers)
 
 
-def with_spread(profile: Profile, relative: float) -> Profile:
-    """The profile with an interquartile range of `relative` times every time."""
+def check_spread(relative: float) -> None:
+    """Raise an `InputError` unless a spread lies between 0 and 1."""
     if not 0 <= relative <= 1:
         raise InputError(f"the spread must lie between 0 and 1 (100%), not {relative:g}")
+
+
+def with_spread(profile: Profile, relative: float) -> Profile:
+    """The profile with an interquartile range of `relative` times every time."""
+    check_spread(relative)
     layers = tuple(
         replace(layer, forward_spread_s=layer.forward_s * relative, backward_spread_s=layer.backward_s * relative)
         for layer in profile.layers

@@ -142,6 +142,7 @@ def baseline_reasons(anatomies: tuple[TimeBreakdown, ...], capacity: float) -> l
             continue
         times = baseline.stated_s / plan.stated_s
         speed = f"{times:.2f} times as slow" if times > 1 + MATTERS else "as fast" if times > 1 - MATTERS else "faster"
+        speed += f" ({baseline.not_taken})" if baseline.not_taken else ""
         cause, share = max(
             ("communication", baseline.communication), ("idling", baseline.idle), key=lambda entry: entry[1]
         )

@@ -42,6 +42,9 @@ class TimeBreakdown:
     memory_bytes: float
     """Memory of the worker that needs most, in bytes."""
     fits: bool
+    not_taken: str = ""
+    """Why the plan was not taken although it is faster than the explained one, in a few words; empty where it is not
+    faster."""
 
     @property
     def sent_bytes(self) -> float:

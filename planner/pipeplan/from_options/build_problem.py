@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,10 +14,11 @@ from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch
+from pipeplan.plan.schedules import FLUSH
+from pipeplan.planning.choose_minibatch import MinibatchChoice, choose_minibatch, sizes_to_try
 from pipeplan.planning.choose_order import OrderChoice, choose_order
-from pipeplan.planning.choose_schedule import ScheduleChoice, choose_schedule
-from pipeplan.planning.choose_synchrony import BEST, GAIN, RATE, SynchronyChoice, choose_synchrony
+from pipeplan.planning.choose_schedule import ScheduleChoice, check_staleness, choose_schedule, minibatch_sizes
+from pipeplan.planning.choose_synchrony import BEST, GAIN, RATE, SynchronyChoice, check_objective, choose_synchrony
 from pipeplan.planning.fast import ScoredPlan, best_in_time
 from pipeplan.planning.one_worker import OneWorkerChoice
 from pipeplan.planning.settings import MAXIMUM_CUTS, SHARES
@@ -81,6 +82,7 @@ class _Request:
     server_order: str = "any"
     simplest: float = 0.0
     simulate: bool = True
+    before_search: Callable[[], None] = lambda: None
 
     def charged(self) -> _Request:
         """The request with the times that layers take beside all other workers that may be busy."""
@@ -120,6 +122,7 @@ def build_problem(
     objective: str = RATE,
     simplest: float = 0.0,
     simulate: bool = True,
+    before_search: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> BuiltProblem:
     """The problem that the user describes; `options` are fields of `Options`.
@@ -136,12 +139,14 @@ def build_problem(
     and the profile has times under load, the problem is that of one worker if its plan is as fast, or slower by less
     than what makes a plan of several stages worth its trouble (`simplest`, as in `Settings`). A choice that takes
     searches has a share of the time until the deadline. Plans are compared by their stated paces, or without `simulate`
-    by the formulas; orders of the servers by the formulas.
+    by the formulas; orders of the servers by the formulas. `before_search` is called, once or several times, when the
+    options have been checked and no search has begun.
 
     Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
     """
     if server_order not in SERVER_ORDERS:
         raise InputError(f"there is no server order {server_order!r}; {did_you_mean(server_order, SERVER_ORDERS)}")
+    check_objective(objective)
     if _chooses_schedule(minibatch, target, options):
         options = options | {"schedule": BEST}
     request = _Request(
@@ -159,6 +164,7 @@ def build_problem(
         server_order,
         simplest,
         simulate,
+        before_search,
     )
     charged = request.charged()
     built = _in_best_order(charged)
@@ -244,6 +250,9 @@ def _in_listed_order(request: _Request) -> BuiltProblem:
         if target is not None:
             raise InputError(f"--for has a schedule of its own: leave out --schedule {schedule}")
         return _with_best_schedule(request) if schedule == AUTO else _synchronous_or_not(request)
+    if request.staleness is not None:
+        check_staleness(request.staleness.lower())
+        raise InputError("--staleness goes with --schedule best or auto, which choose the schedule by it: leave it out")
     if batch is not None and target is None:
         raise InputError("--batch goes with --schedule best or auto, or --for; otherwise give --accumulate")
     scaled = request.scaled
@@ -253,6 +262,9 @@ def _in_listed_order(request: _Request) -> BuiltProblem:
     unrestricted = Problem(scaled, request.cluster, options_for(request.cluster.device.kind, **options))
     targeted = None if target is None else TargetedProblem(export_target(target), unrestricted)
     problem = unrestricted if targeted is None else targeted.problem
+    if minibatch == AUTO:
+        sizes_to_try(problem.profile)  # raises for a profile of one size
+    request.before_search()
     if minibatch != AUTO:
         return BuiltProblem(problem, targeted=targeted)
     ends = request.deadline.share(SHARES["choice"])
@@ -283,17 +295,29 @@ def _with_best_schedule(request: _Request) -> BuiltProblem:
     if request.batch is None:
         raise InputError("--schedule auto needs the global batch: give --batch, in samples per update")
     options, deadline = request.unscheduled(AUTO), request.deadline.share(SHARES["choice"])
+    staleness = (request.staleness or "any").lower()
+    check_staleness(staleness)
+    _check_choice(request, options)
     problem, choices = choose_schedule(
         request.scaled,
         request.cluster,
         options,
         request.batch,
-        (request.staleness or "any").lower(),
+        staleness,
         request.maximum_cuts,
         deadline,
         simulate=request.simulate,
     )
     return BuiltProblem(problem, schedules=tuple(choices))
+
+
+def _check_choice(request: _Request, options: Options) -> None:
+    """Raise what every schedule would be refused for, then call `before_search`."""
+    samples = request.scaled.minibatch if request.batch is None else request.batch
+    count = samples // minibatch_sizes(request.scaled.minibatch, samples)[0]
+    # Under a schedule with a flush the most layers may be in stages of their own.
+    Problem(request.scaled, request.cluster, replace(options, schedule=FLUSH, accumulate=count, correction="none"))
+    request.before_search()
 
 
 def _synchronous_or_not(request: _Request) -> BuiltProblem:
@@ -303,13 +327,17 @@ def _synchronous_or_not(request: _Request) -> BuiltProblem:
     options, gain = request.unscheduled(BEST), request.asynchronous_gain
     if not 0 <= gain < float("inf"):
         raise InputError(f"the asynchronous gain must be a share of at least 0, not {gain:g}")
+    staleness = None if request.staleness is None else request.staleness.lower()
+    if staleness is not None:
+        check_staleness(staleness)
+    _check_choice(request, options)
     try:
         choice = choose_synchrony(
             request.scaled,
             request.cluster,
             options,
             request.batch,
-            None if request.staleness is None else request.staleness.lower(),
+            staleness,
             gain,
             request.maximum_cuts,
             request.deadline.share(SHARES["choice"]),

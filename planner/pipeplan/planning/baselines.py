@@ -12,6 +12,7 @@ from pipeplan.cost import formulas
 from pipeplan.cost.evaluate import evaluate, memory_excess_message
 from pipeplan.cost.stage_times import grid_shape_of, plain_data_parallel
 from pipeplan.plan.plan import Plan
+from pipeplan.plan.updates import Updates
 from pipeplan.planning.stated.pace import NOT_SIMULATED, PlanSimulation
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
@@ -192,6 +193,20 @@ def unpipelined_time(plan: Plan, problem: Problem) -> float:
                 both = plan.stages[index].workers + plan.stages[index + 1].workers
                 total += float(formulas.transfer_time(size, *links.sendrecv_among(both)))
     return total
+
+
+def not_taken_because(baseline: Baseline, plan: Plan, stated_s: float, problem: Problem) -> str:
+    """Why a baseline was not taken although it is faster than the plan, in a few words: it is outside the space that
+    was searched.
+
+    `stated_s` is the stated pace of the plan, in seconds per minibatch. Empty where the baseline is not faster.
+    """
+    gain, size = baseline.gain(stated_s), problem.profile.minibatch
+    if baseline.plan is None or gain is None or gain >= 1 or plan.inference:
+        return ""
+    if Updates.of(plan, size).synchronous and not Updates.of(baseline.plan, size).synchronous:
+        return "asynchronous, unlike this plan"
+    return "" if satisfies_options(baseline.plan, problem) else "your constraints rule it out"
 
 
 def satisfies_options(plan: Plan, problem: Problem) -> bool:

@@ -9,6 +9,7 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.stated.choose import stated_plan_s
 from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 
@@ -44,12 +45,7 @@ def choose_minibatch(
     minibatches per update of each. The sizes share the time until the deadline. Raises `InputError` if the profile
     holds a single size, and `InfeasibleError` if no size has a plan that fits.
     """
-    sizes = [size.minibatch for size in problem.profile.all_sizes]
-    if len(sizes) == 1:
-        raise InputError(
-            f"--minibatch auto chooses among measured sizes, and the profile has one, {sizes[0]}: measure several, as "
-            "in pipeplan profile MODEL --batch 8,16,32"
-        )
+    sizes = sizes_to_try(problem.profile)
     choices = []
     tried = [choice for choice in sizes if batch is None or batch % choice == 0]
     for number, size in enumerate(tried):
@@ -70,3 +66,14 @@ def choose_minibatch(
     if choices[0].samples_per_s is None:
         raise InfeasibleError(f"no minibatch size has a plan that fits: tried {', '.join(map(str, sizes))}")
     return choices[0].problem, choices
+
+
+def sizes_to_try(profile: Profile) -> list[int]:
+    """The minibatch sizes that a profile holds. Raises `InputError` if it holds a single one."""
+    sizes = [size.minibatch for size in profile.all_sizes]
+    if len(sizes) == 1:
+        raise InputError(
+            f"--minibatch auto chooses among measured sizes, and the profile has one, {sizes[0]}: measure several, as "
+            "in pipeplan profile MODEL --batch 8,16,32"
+        )
+    return sizes

@@ -93,8 +93,7 @@ def choose_schedule(
     time until the deadline. Raises `InputError` if the batch cannot be cut into minibatches, and `InfeasibleError` if
     no schedule has a plan. Models of many layers are compared by plans within 1% of the best.
     """
-    if staleness not in STALENESS:
-        raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
+    check_staleness(staleness)
     sizes = minibatch_sizes(profile.minibatch, batch)
     own, known = [profile.minibatch], known_sizes(profile, sizes)[0]
     tried = [(name, size) for name in STALENESS[staleness] for size in (sizes if name in ACCUMULATING else own)]
@@ -131,6 +130,12 @@ def choose_schedule(
     choices.sort(key=lambda one: (one.sample_s is None, one.extrapolated, one.sample_s or 0.0))
     best = next((one for one in simulated if one.note.startswith(TAKEN)), best)
     return best.problem, [*choices, *simulated]
+
+
+def check_staleness(staleness: str) -> None:
+    """Raise an `InputError` unless it is a tolerance of `STALENESS`."""
+    if staleness not in STALENESS:
+        raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
 
 
 def simulated_choices(best: ScheduleChoice, deadline: Deadline) -> list[ScheduleChoice]:

@@ -23,7 +23,7 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
 from pipeplan.plan.updates import MOST_STALE
-from pipeplan.planning.choose_schedule import STALENESS, known_sizes, minibatch_sizes
+from pipeplan.planning.choose_schedule import check_staleness, known_sizes, minibatch_sizes
 from pipeplan.planning.plan_kinds import Candidate, PlanKinds
 from pipeplan.planning.simplest import LEAST_GAIN
 from pipeplan.problem.options import Options
@@ -103,10 +103,9 @@ def choose_synchrony(
     updates old. Ctrl-C ends the comparison with what was found until then. Raises `InputError` for a batch that cannot
     be cut into minibatches, and `InfeasibleError` where nothing fits.
     """
-    if staleness is not None and staleness not in STALENESS:
-        raise InputError(f"there is no tolerance {staleness!r} for staleness; {did_you_mean(staleness, STALENESS)}")
-    if objective not in OBJECTIVES:
-        raise InputError(f"there is no objective {objective!r}; {did_you_mean(objective, OBJECTIVES)}")
+    if staleness is not None:
+        check_staleness(staleness)
+    check_objective(objective)
     workers = min(cluster.workers, options.max_workers or cluster.workers)
     samples = workers * profile.minibatch if batch is None else batch
     corrects = may_correct and is_helped(profile.optimizer_name, profile.optimizer_state_ratio)
@@ -123,6 +122,12 @@ def choose_synchrony(
     except KeyboardInterrupt:
         choice = _interrupted(kinds.found, gain)
     return replace(choice, objective=objective)
+
+
+def check_objective(objective: str) -> None:
+    """Raise an `InputError` unless it is one of `OBJECTIVES`."""
+    if objective not in OBJECTIVES:
+        raise InputError(f"there is no objective {objective!r}; {did_you_mean(objective, OBJECTIVES)}")
 
 
 def _compare_goals(

@@ -98,6 +98,8 @@ class Options:
             raise InputError(
                 f"virtual stages are those of a worker under {INTERLEAVED}, and the schedule is {self.schedule}"
             )
+        if self.virtual_stages is not None and self.virtual_stages < 2:
+            raise InputError(f"a worker has at least 2 virtual stages under {INTERLEAVED}, not {self.virtual_stages}")
         if self.correction not in CORRECTIONS:
             raise InputError(
                 f"there is no correction {self.correction!r}; {did_you_mean(self.correction, CORRECTIONS)}"

@@ -20,6 +20,7 @@ from pipeplan.profile_data.profile_document import GRANULARITIES, PROFILE_FORMAT
 from pipeplan.profile_data.rescale import size_at
 from pipeplan.profile_data.sample_work import SampleWork
 from pipeplan.profile_data.ties import TiedWeights
+from pipeplan.profile_data.training_needs import TrainingNeed
 from pipeplan.util import graph
 from pipeplan.util.files import read_document, write_json
 from pipeplan.util.numeric_fields import settle_numbers
@@ -65,6 +66,9 @@ class Profile:
     """Peak memory of one forward and backward pass and update of the whole model; 0 where it was not measured."""
     batch_norm: bool = False
     """Whether the model has BatchNorm, also inside of layers."""
+    lacks: tuple[TrainingNeed, ...] = ()
+    """What the job lacks for training, `loss` or `data`, so that no plan for it can be trained; empty where nothing is
+    known to be missing."""
     work: SampleWork = field(default_factory=SampleWork)
     """FLOPs and tokens of a sample, and the samples of an epoch, as far as they are known."""
     sizes: tuple[Size, ...] = ()
@@ -178,6 +182,7 @@ class Profile:
                 "dynamic_batch": self.dynamic_batch,
                 "granularity": self.granularity,
                 **({"batch_norm": True} if self.batch_norm else {}),
+                **({"lacks": list(self.lacks)} if self.lacks else {}),
             },
             "minibatch": self.minibatch,
             "provenance": self.provenance.to_json(),

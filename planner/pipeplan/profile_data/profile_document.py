@@ -9,6 +9,7 @@ from msgspec import Struct
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor
 from pipeplan.profile_data.sample_work import SampleWork
 from pipeplan.profile_data.ties import TiedWeights
+from pipeplan.profile_data.training_needs import TrainingNeed
 from pipeplan.util.typed import Amount, Bytes, Positive
 
 PROFILE_FORMAT = "pipeplan-profile"
@@ -26,6 +27,7 @@ class ModelFields(Struct):
     dynamic_batch: bool
     granularity: Granularity = "layer"
     batch_norm: bool = False
+    lacks: tuple[TrainingNeed, ...] = ()
 
 
 class OptimizerFields(Struct):
@@ -83,6 +85,7 @@ class ProfileFields(SizeFields, kw_only=True):
             "dynamic_batch": self.model.dynamic_batch,
             "granularity": self.model.granularity,
             "batch_norm": self.model.batch_norm,
+            "lacks": self.model.lacks,
             "provenance": self.provenance,
             "optimizer_name": self.optimizer.name,
             "optimizer_state_ratio": self.optimizer.state_bytes_per_parameter_byte,

@@ -12,9 +12,11 @@ import torch
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.layers import Tensor as Edge
 from pipeplan.profile_data.ties import TiedWeights
+from pipeplan.profile_data.training_needs import TrainingNeed
 from pipeplan.profiler.clock import Overhead, interquartile_range, median
 from pipeplan.profiler.optimizer_step import StepCost
 from pipeplan.profiler.samples import Aim, Samples
+from pipeplan_launch.job.job import Job
 from pipeplan_launch.tracing.trace import TracedModel
 
 
@@ -102,6 +104,16 @@ def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
         own[info.name] = tuple(name for name in info.parameters if name not in charged)
         charged.update(own[info.name])
     return own
+
+
+def training_lacks(job: Job) -> tuple[TrainingNeed, ...]:
+    """What the job lacks for training."""
+    missing: list[TrainingNeed] = []
+    if job.loss is None:
+        missing.append("loss")
+    if job.data is None:
+        missing.append("data")
+    return tuple(missing)
 
 
 def tied_weights(traced: TracedModel) -> tuple[TiedWeights, ...]:

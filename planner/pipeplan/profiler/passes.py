@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from pipeplan.profiler.reading import reading_s
 from pipeplan.profiler.samples import THOROUGH, Aim, Samples, Series
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
+from pipeplan_launch.job.loss_value import loss_text
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.runtime.cache_eviction import CacheEviction
 from pipeplan_launch.tracing.layers import LOSS_LAYER
@@ -67,14 +69,22 @@ class Passes:
         saved = SavedBytes([*model.parameters(), *model.buffers()])
         modules = {layer.name: layer.module for layer in self.run.traced.layers}
         self.run.watcher = observer = DuplicateFinder(self.run)
+        entered: list[str] = []
+
+        def watch(layer: str) -> AbstractContextManager[None]:
+            entered.append(layer)
+            return saved.watch(layer)
+
         try:
             self.run.forward(
-                self.clock.measure, saved.watch, lambda layer, made: _check_outputs(ref, layer, modules[layer], made)
+                self.clock.measure, watch, lambda layer, made: _check_outputs(ref, layer, modules[layer], made)
             )
         except (LaunchError, InputError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
-            raise InputError(f"{ref!r} cannot be run on a minibatch of its data: {describe_error(error)}") from error
+            part = f"{loss_text(self.run.loss)} failed: " if entered[-1:] == [LOSS_LAYER] else ""
+            why = f"{part}{describe_error(error)}"
+            raise InputError(f"{ref!r} cannot be run on a minibatch of its data: {why}") from error
         self.run.backward(self.clock.measure)
         self.run.watcher = None
         self._clear()

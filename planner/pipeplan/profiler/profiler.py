@@ -31,9 +31,22 @@ from pipeplan.profiler.memory import (
 )
 from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
 from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
-from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, cpu_name, has_batch_norm, tied_weights
+from pipeplan.profiler.outcome import (
+    MeasuredSize,
+    charged_parameters,
+    cpu_name,
+    has_batch_norm,
+    tied_weights,
+    training_lacks,
+)
 from pipeplan.profiler.passes import Passes, training_loss
-from pipeplan.profiler.remarks import batch_norm_remarks, layer_sum_remarks, tie_remarks, unread_parameter_remarks
+from pipeplan.profiler.remarks import (
+    batch_norm_remarks,
+    lacking_remarks,
+    layer_sum_remarks,
+    tie_remarks,
+    unread_parameter_remarks,
+)
 from pipeplan.profiler.samples import BRIEF, THOROUGH, Aim, Samples, sample_notes
 from pipeplan.profiler.stage_copies import copies_remarks, copies_seconds
 from pipeplan_launch.allocator import keep_freed_memory
@@ -129,7 +142,7 @@ def _trace_and_measure(
         first_passes = first_passes or passes
         measured.append(_measure(ref, passes, options, THOROUGH, busy))
     assert first_passes is not None
-    remarks = [*unread_parameter_remarks(traced), *tie_remarks(traced)]
+    remarks = [*lacking_remarks(job), *unread_parameter_remarks(traced), *tie_remarks(traced)]
     for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
         try:
             passes = _passes(job, traced, size, options, progress, company)
@@ -254,6 +267,7 @@ def _profile(
         together=traced.together,
         tied=tied_weights(traced),
         batch_norm=has_batch_norm(traced),
+        lacks=training_lacks(job),
         work=counted_work(job, traced, first.minibatch),
         whole_forward_s=first.whole_forward_s,
         whole_backward_s=first.whole_backward_s,

@@ -1,4 +1,5 @@
-"""Remarks in a profile on a model that is not all in its layers, whose layers do not add up, or that has ties."""
+"""Remarks in a profile on a job that cannot be trained, and on a model that is not all in its layers, whose layers do
+not add up, or that has ties."""
 
 from __future__ import annotations
 
@@ -6,12 +7,20 @@ from collections import defaultdict
 
 from pipeplan.profile_data.layers import Size
 from pipeplan.profile_data.ties import APART, held_layers
-from pipeplan.profiler.outcome import has_batch_norm, tied_weights
+from pipeplan.profile_data.training_needs import lacking_text
+from pipeplan.profiler.outcome import has_batch_norm, tied_weights, training_lacks
+from pipeplan_launch.job.job import Job
 from pipeplan_launch.tracing.trace import TracedModel
 
 MAX_SUM_DEVIATION = 0.1
 """Relative difference between the sum of the layers and the whole model above which a remark is made."""
 MAX_NAMED_PARAMETERS = 3
+
+
+def lacking_remarks(job: Job) -> list[str]:
+    """At most one sentence, if the job lacks what training needs."""
+    lacks = training_lacks(job)
+    return [lacking_text(lacks)] if lacks else []
 
 
 def unread_parameter_remarks(traced: TracedModel) -> list[str]:

@@ -20,7 +20,7 @@ from pipeplan.cost.stage_times import awaited_exchange_s, group_allreduce_time
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE, SPLITTING
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.baselines import UNPIPELINED
+from pipeplan.planning.baselines import UNPIPELINED, not_taken_because
 from pipeplan.simulation.from_plan import exposed_sync_s
 
 if TYPE_CHECKING:
@@ -72,19 +72,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         },
         "throughput": outcome.throughput.to_json(),
         "simulation": _simulation(outcome.simulation),
-        "baselines": [
-            {
-                "name": baseline.name,
-                "config": baseline.config,
-                "minibatch_s": baseline.pace_s,
-                "simulated_s": baseline.simulation.stated_s,
-                "stated_s": baseline.stated_s,
-                "gain": baseline.gain(outcome.predicted_s),
-                "remark": baseline.remark,
-                "plan": _baseline_plan(baseline),
-            }
-            for baseline in outcome.baselines
-        ],
+        "baselines": [_baseline(baseline, outcome) for baseline in outcome.baselines],
         "verdict": {
             "agree": outcome.verdict.agree,
             "proven": outcome.verdict.proven,
@@ -137,6 +125,22 @@ def _simulation(simulation: PlanSimulation) -> dict[str, Any]:
             }
             for rival in simulation.rivals
         ],
+    }
+
+
+def _baseline(baseline: Baseline, outcome: Outcome) -> dict[str, Any]:
+    """What is stated of a baseline; with `not_taken` where it is faster than the plan and not in the searched space."""
+    why = not_taken_because(baseline, outcome.plan, outcome.predicted_s, outcome.problem)
+    return {
+        "name": baseline.name,
+        "config": baseline.config,
+        "minibatch_s": baseline.pace_s,
+        "simulated_s": baseline.simulation.stated_s,
+        "stated_s": baseline.stated_s,
+        "gain": baseline.gain(outcome.predicted_s),
+        "remark": baseline.remark,
+        **({"not_taken": why} if why else {}),
+        "plan": _baseline_plan(baseline),
     }
 
 

@@ -45,6 +45,8 @@ SETTINGS = (
         "no_requeue", "Do not queue the job again after the time limit, preemption or the loss of a node.", "flag"
     ),
 )
+TIME_LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+"""A time limit of sbatch: minutes, with seconds or hours around them, or days and hours."""
 COMPONENT_OPTIONS = ("partition", "account", "qos", "time", "constraint", "mem")
 """Options that every component of a heterogeneous job must repeat."""
 
@@ -63,6 +65,10 @@ def _slurm_variables(context: TemplateContext, settings: Mapping[str, Any]) -> M
         # SLURM splits an `#SBATCH` line at spaces and ends it at a number sign.
         if value and not re.fullmatch(r"[^\s\"'#\\]+", value):
             raise InputError(f"--{name.replace('_', '-')} must be one word without quotes, not {value!r}")
+    if settings["time"] and not TIME_LIMIT.fullmatch(settings["time"]):
+        raise InputError(
+            f"--time: expected a limit such as 12:00:00, 2-00:00:00 or minutes, found {settings['time']!r}"
+        )
     for option in settings["sbatch"]:
         if not re.fullmatch(r"-[^\"'#\\]+", option):
             raise InputError(f"--sbatch takes an option of sbatch, such as --sbatch=--exclusive, not {option!r}")

@@ -83,9 +83,10 @@ def replanned_problem(
     if fields.get("overlap") is None and kind != old.cluster.device.kind:
         options = replace(options, overlap=default_overlap(kind))
     if options.stages is not None and options.stages > remaining.cluster.workers:
+        count = remaining.cluster.workers
         raise InputError(
-            f"{options.stages} stages were asked for, and {remaining.cluster.workers} workers are left: ask for fewer "
-            "with --stages, or leave it to the solvers with --relax stages"
+            f"{options.stages} stages were asked for, and {count} worker{'s are' if count > 1 else ' is'} left: ask "
+            "for fewer with --stages, or leave it to the solvers with --relax stages"
         )
     return Problem(profile, remaining.cluster, options)
 

@@ -38,6 +38,7 @@ class StatedBaseline(Struct):
     name: str
     config: str
     remark: str
+    not_taken: str = ""
     minibatch_s: Amount | None = None
     stated_s: Amount | None = None
     gain: Amount | None = None
@@ -74,7 +75,7 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
 
 def _remark(baseline: StatedBaseline, known: bool) -> str:
     """The remark on a baseline, with what is stated and not shown."""
-    remarks = [one_line(baseline.remark)]
+    remarks = [one_line(baseline.not_taken), one_line(baseline.remark)]
     if baseline.name.startswith(BEST) and baseline.minibatch_s is not None:
         remarks.append("stated to be the best")
     return "; ".join([*filter(None, remarks), *([] if known else [NOT_SHOWN])])

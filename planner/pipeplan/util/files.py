@@ -59,10 +59,13 @@ def _umask() -> int:
     return mask
 
 
-def refuse_unwritable(path: Path) -> None:
-    """Raise an `InputError` for a path that `write_text` could not write; for use before long work."""
+def refuse_unwritable(path: Path, option: str = "-o") -> None:
+    """Raise an `InputError` for a path that `write_text` could not write; for use before long work.
+
+    `option` is the option by which the path was given.
+    """
     if path.is_dir():
-        raise InputError(f"{path} is a folder: name the file to write, as in -o {path / 'profile.json'}")
+        raise InputError(f"{path} is a folder: name the file to write with {option}")
     if path.exists() and not path.is_file():
         return
     target = Path(os.path.realpath(path))

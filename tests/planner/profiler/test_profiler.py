@@ -94,6 +94,9 @@ def test_ties_are_charged_once(tmp_path: Path) -> None:
     assert profile.tied == (TiedWeights(("a.weight = b.weight",), ("a", "b"), 5 * 4 * 4),)
     assert (profile.optimizer_name, profile.optimizer_state_ratio) == ("Adam", 2.0)
     assert "sum of the outputs" in profile.provenance.how
+    assert profile.lacks == ("loss", "data")
+    said = "the job has no loss and no data, so that it can be planned, but launch.sh cannot train it: return Job("
+    assert [note for note in profile.provenance.notes if note.startswith(said)]
 
 
 def test_halves_of_the_minibatch_are_measured_as_well(
@@ -179,6 +182,7 @@ def loss_nan(): return job(loss=lambda output, target: output.sum() * float("inf
 def loss_fails(): return job(loss=lambda output, target: output[99].sum())
 def frozen(): return job(nn.Linear(4, 4).requires_grad_(False), loss=lambda output, target: output.sum())
 def nothing(): return None
+def loss_of_torch(): return job(loss=torch.nn.functional.mse_loss)
 """
 
 
@@ -191,7 +195,13 @@ def nothing(): return None
         ("FILE:wrong_shape", {}, r"fails on its example inputs \(8×5\)"),
         ("FILE:loss_of_many", {}, r"must be a single number, not \(8, 4\)"),
         ("FILE:loss_nan", {}, "the loss of .* is nan"),
-        ("FILE:loss_fails", {}, r"cannot be run on a minibatch of its data: IndexError: .*jobs.py:45"),
+        (
+            "FILE:loss_fails",
+            {},
+            r"on a minibatch of its data: the job's loss \(lambda of .*jobs.py:45\) failed: IndexError: .*jobs.py:45",
+        ),
+        # No line of pipeplan's own is quoted where no line of the job's is to blame.
+        ("FILE:loss_of_torch", {}, r"data: the job's loss \(mse_loss\) failed: RuntimeError: .* dimension 1$"),
         ("FILE:frozen", {}, "does not depend on any parameter"),
         ("FILE:nothing", {}, "returned NoneType"),
         ("mnist", {"batches": (0,)}, "minibatch size must be at least 1, not 0"),

@@ -154,6 +154,7 @@ def test_each_component_asks_for_its_own_device(tmp_path: Path) -> None:
     ("kind", "settings", "said"),
     [
         ("slurm", {"partition": "a b"}, "--partition must be one word without quotes, not 'a b'"),
+        ("slurm", {"time": "soon"}, "--time: expected a limit such as 12:00:00, 2-00:00:00 or minutes, found 'soon'"),
         ("slurm", {"gpu_type": ("a", "b")}, "all servers of this plan have the same devices: name one type"),
         ("slurm", {"time": "1#2"}, "--time must be one word"),
         ("slurm", {"sbatch": ("x",)}, "--sbatch takes an option of sbatch"),

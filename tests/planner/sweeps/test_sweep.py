@@ -353,6 +353,35 @@ def test_without_a_schedule_every_point_has_the_plan_of_a_solve(run: Run) -> Non
     assert (solved["plan"]["config"], solved["prediction"]["minibatch_s"]) == ("7-1", float(rows[2]["minibatch_s"]))
 
 
+def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    _save()
+    asked = ("sweep", "--cluster", "A", "--servers", "1,2", "--schedule", "1f1b-stashing", "--jobs", "1")
+    for _ in range(2):
+        assert run(*asked, "--csv", "new/made.csv", "--svg", "new/made.svg").code == 0
+    Path("notes").write_text("mine")
+
+    def search(*_arguments: object, **_named: object) -> None:
+        raise AssertionError("a search began")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeplan.cli.planning.sweep.solve_points", search)
+        for files, says in (
+            (
+                ("--csv", "notes"),
+                "notes exists and is not the table of a sweep: give another file with --csv, or --force",
+            ),
+            (("--svg", "new/made.csv"), "new/made.csv exists and is not the plot of a sweep"),
+            (("--csv", "both", "--svg", "both"), "--csv and --svg cannot both be both"),
+            (("--csv", "notes/made.csv"), "cannot write notes/made.csv: Not a directory"),
+        ):
+            done = run(*asked, *files)
+            assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+            assert says in done.err
+    assert Path("notes").read_text() == "mine"
+    assert run(*asked, "--csv", "notes", "--force").code == 0
+    assert Path("notes").read_text().startswith("servers,")
+
+
 def test_a_smaller_minibatch_that_was_chosen_is_said(run: Run) -> None:
     _save(9 * GIB)
     ways = ("sweep", "--cluster", "A", "--servers", "1", "--minibatch", "8", "--jobs", "1")

@@ -180,7 +180,7 @@ def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> 
     if profile.absolute() == cluster.absolute():
         raise InputError(f"the profile and the cluster cannot both be {profile}: give another --cluster-output")
     for path, option in ((profile, "-o"), (cluster, "--cluster-output")):
-        refuse_unwritable(path)
+        refuse_unwritable(path, option)
         if not path.is_file():
             continue
         if not force:

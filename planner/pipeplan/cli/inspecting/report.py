@@ -12,7 +12,7 @@ from pipeplan.cli.shared.options import (
     output_file,
     plan_profile_option,
     quiet_option,
-    refuse_foreign_file,
+    refuse_output,
 )
 from pipeplan.cli.shared.output import note, print_json
 from pipeplan.errors import InputError
@@ -22,7 +22,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.report.build import build_report, report_page
 from pipeplan.report.source import read_report_source
 from pipeplan.run_data.run_folder import MeasuredRun, has_runs, read_run_of_plan
-from pipeplan.util.files import Node, refuse_unwritable, write_text
+from pipeplan.util.files import Node, write_text
 
 REPORT = "report.html"
 MARK = b'<meta name="generator" content="pipeplan report">'
@@ -64,8 +64,7 @@ def command(
     if not as_json:
         if target.is_dir():
             raise InputError(f"{target} is a folder: name the file to write, as in -o {target / REPORT}")
-        refuse_unwritable(target)
-        refuse_foreign_file(target, MARK, "a report", force)
+        refuse_output(target, MARK, "a report", force)
     source = read_report_source(root, _profile(root, path, profile_file))
     measured = _latest_run(path.parent) if run is None else read_run_of_plan(path.parent, run)
     document = build_report(source, measured, thorough=thorough).to_json()

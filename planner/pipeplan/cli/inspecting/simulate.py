@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from pipeplan.api import simulate
-from pipeplan.cli.shared.options import complete_words, json_option, quiet_option
+from pipeplan.cli.inspecting.trace import TRACE_MARK
+from pipeplan.cli.shared.options import complete_words, force_option, json_option, quiet_option, refuse_output
 from pipeplan.cli.shared.output import answer_console, answer_width, note, print_json
 from pipeplan.errors import InputError
 from pipeplan.run_data.run_folder import read_run_of_plan
@@ -35,6 +36,7 @@ from pipeplan.util.files import write_text
     help="How messages travel between stages, as in launch.sh: nccl and batched keep one order on all workers.",
 )
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto or Chrome.")
+@force_option
 @json_option
 @quiet_option
 @click.option(
@@ -52,11 +54,13 @@ def command(
     minibatches: int | None,
     transport: str,
     trace_file: Path | None,
+    force: bool,
     as_json: bool,
     run_folder: Path | None,
     width: int | None,
 ) -> None:
     """Replay the plan in PLAN_FOLDER (default: ./plan) in simulated time, with the schedule that the executor runs.
+    An older trace is replaced, any other file only with --force.
 
     \b
     pipeplan simulate
@@ -66,6 +70,8 @@ def command(
     """
     if as_json and run_folder is not None:
         raise InputError("--run adds to the drawing, which --json leaves out: give only one of them")
+    if trace_file is not None:
+        refuse_output(trace_file, TRACE_MARK, "a trace", force, "--trace")
     run = None if run_folder is None else read_run_of_plan(plan_folder, run_folder)
     simulated = simulate(plan_folder, minibatches, transport=transport)
     plan, replayed, report = simulated.scenario, simulated.replayed, simulated.report

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import click
 
-from pipeplan.cli.shared.options import force_option, output_file, quiet_option, refuse_foreign_file
+from pipeplan.cli.shared.options import force_option, output_file, quiet_option, refuse_output
 from pipeplan.cli.shared.output import note
 from pipeplan.errors import InputError
 from pipeplan.run_data.run_folder import read_run_of_plan
 from pipeplan.simulation import perfetto, scenario
 from pipeplan.simulation.engine import simulate_schedule
-from pipeplan.util.files import refuse_unwritable, write_text
+from pipeplan.util.files import write_text
 
+TRACE_MARK = b'"traceEvents"'
+"""The field of a trace by which its file is recognised."""
 MOST_MINIBATCHES = 100_000
 DEFAULT_MINIBATCHES = 256
 """The number of minibatches that a run records."""
@@ -51,8 +53,7 @@ def command(
     pipeplan trace plan plan/runs/20260131T120000Z -o trace.json
     pipeplan trace plan --only predicted
     """
-    refuse_unwritable(output)
-    refuse_foreign_file(output, b'"traceEvents"', "a trace", force)
+    refuse_output(output, TRACE_MARK, "a trace", force)
     plan = scenario.read_scenario(plan_folder)
     if only == perfetto.PREDICTED:
         if run_folder is not None:

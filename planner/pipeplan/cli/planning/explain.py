@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from pipeplan.cli.shared.output import note, print_answer, print_json, status
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.explanation import infeasible
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan, explanation_json
+from pipeplan.explanation.sensitivity import check_spread
 from pipeplan.explanation.terminal import explanation_parts
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.infeasibility import Diagnosis, diagnose
@@ -65,13 +67,13 @@ def command(
     pipeplan explain plan
     """
     wishes = RobustnessSettings(samples, seed, None if spread is None else parse_share(spread, "--spread"))
+    if wishes.spread is not None:
+        check_spread(wishes.spread)
     settings = replace(SEARCH, solver=solver)
     with status("choosing between synchronous and asynchronous plans …"):
         problem, plan, origin, (proof, stated_s) = _subject(
             profile_option, arguments, Deadline.after(settings.time_limit_s)
         )
-    for line in origin:
-        note(line, dim=True)
     try:
         with status("") as show_status, interrupts.remember_interrupt() as interrupted:
 
@@ -82,12 +84,20 @@ def command(
             explanation = explain_plan(problem, settings, wishes, plan, progress, proof=proof, stated_s=stated_s)
             interrupted()
     except InfeasibleError:
+        _note_origin(origin)
         ends = Deadline.after(settings.time_limit_s)
         _explain_infeasible(problem, diagnose(problem, settings.maximum_cuts, ends), as_json)
+    _note_origin(origin)
     if as_json:
         print_json(explanation_json(explanation))
     else:
         print_answer(explanation_parts(explanation), fold=True, narrow=True)
+
+
+def _note_origin(lines: Sequence[str]) -> None:
+    """Print where the problem comes from, after everything that may fail: an error is to be the only line."""
+    for line in lines:
+        note(line, dim=True)
 
 
 def _subject(

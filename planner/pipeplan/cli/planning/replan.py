@@ -90,11 +90,11 @@ def command(
     remaining = remaining_cluster(old.cluster, names, _replacement(cluster, servers, workers))
     fields = _fields(relax_options(old_problem.options, relax), arguments)
     problem = replanned_problem(old_problem, remaining, relax, arguments["minibatch"], fields)
-    if not no_write:
-        refuse_to_overwrite_plan(output, force)  # after what may be mistyped, as in `solve`
     checkpoint = None
     if not old.plan.inference:
         checkpoint = latest_run.latest_checkpoint(folder, run_folder, problem.profile.graph_hash)
+    if not no_write:
+        refuse_to_overwrite_plan(output, force)  # after what may be mistyped, as in `solve`
     note(f"plan: {plan_file.plan_file(plan_folder)}; profile: {problem.profile.model_name}", dim=True)
     with (
         interrupts.remember_interrupt() as interrupted,

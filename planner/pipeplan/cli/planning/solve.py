@@ -52,6 +52,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import APART, held_layers
+from pipeplan.profile_data.training_needs import lacking_text
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
 from pipeplan.util.deadline import Deadline
@@ -175,9 +176,6 @@ def command(
         no_write = True
     chosen_cluster = cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"])
     fields = checked_option_fields(arguments | {"target_name": target_name})
-    if not no_write:
-        # After everything that may be mistyped, so that --force is not the first thing that a user has to add.
-        plan_folder.refuse_to_overwrite_plan(output, force)
     deadline = Deadline.after(settings.time_limit_s)
     with interrupts.remember_interrupt() as interrupted, solve_line() as report:
         built = build_problem(
@@ -194,6 +192,8 @@ def command(
             deadline=deadline,
             simplest=settings.simplest,
             simulate=settings.simulate,
+            # After everything that may be mistyped, so that --force is not the first thing that a user has to add.
+            before_search=lambda: None if no_write else plan_folder.refuse_to_overwrite_plan(output, force),
             **fields,
         )
         if built.synchrony is None:
@@ -277,6 +277,8 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
         note(built.one_worker.text)
     if built.problem.cluster.executor.disturbed:
         note(BUSY_MACHINE)
+    if built.problem.profile.lacks and built.problem.training:
+        note(lacking_text(built.problem.profile.lacks))
     for line in (*_held_lines(built.problem), *_batch_norm_lines(built.problem.profile, source.minibatch)):
         note(line)
     chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes), *_order_lines(built.orders)]
@@ -314,7 +316,7 @@ def _next_line(outcome: Outcome, folder: Path) -> str:
     """
     older = " (the report.html there is of an older plan)" if (folder / "report.html").exists() else ""
     profile = outcome.problem.profile
-    measured = bool(profile.model_ref) and profile.provenance.kind in ("measured", "calibrated")
+    measured = bool(profile.model_ref) and profile.provenance.kind in ("measured", "calibrated") and not profile.lacks
     runs = measured and outcome.problem.cluster.name == LOCAL and not outcome.plan.inference
     run = f"{shlex.quote(str(folder / 'launch.sh'))} --epochs 1, or " if runs else ""
     return f"next: {run}pipeplan report {shlex.quote(str(folder))}{older}"

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pipeplan.cli.shared.options import Function
+from pipeplan.cli.shared.options import Function, NumberRange
 from pipeplan.errors import InputError
 from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.planning.outcome import Outcome
@@ -48,7 +48,7 @@ _ARGUMENTS = (
         help="Seconds for the whole search. Unless it is given, the second solver has 4 of them to confirm a proof.",
     ),
     click.option(
-        "--gap", type=click.FloatRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."
+        "--gap", type=NumberRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."
     ),
     click.option("--no-certificate", is_flag=True, help="Write no proof into plan.json."),
     click.option(

@@ -13,7 +13,7 @@ import click
 from pipeplan.api import cluster
 from pipeplan.cli.planning.problem_options import check_schedules, options_of, problem_arguments, read_profile
 from pipeplan.cli.planning.solver_options import positive_time_limit, solver_option
-from pipeplan.cli.shared.options import json_option, quiet_option
+from pipeplan.cli.shared.options import NumberRange, force_option, json_option, quiet_option, refuse_output
 from pipeplan.cli.shared.output import note, print_answer, print_json, progress_bar
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.plan.schedules import ACCUMULATING
@@ -30,6 +30,8 @@ from pipeplan.sweeps.terminal import scaling_plot, sweep_table
 from pipeplan.util.files import write_text
 from pipeplan.util.units import parse_rate, parse_size
 
+CSV_MARK, SVG_MARK = b"cost_per_million_samples,pareto", b"samples per second, by number of workers"
+"""Texts by which a file is recognised as a table or a plot of a sweep."""
 Value = TypeVar("Value")
 
 
@@ -52,9 +54,7 @@ class _Outputs:
 @click.option("--memory", metavar="8GiB,16GiB", help="Memory sizes of a device.")
 @click.option("--minibatch", metavar="32,64", help="Minibatch sizes, as in solve --minibatch.")
 @click.option("--schedule", metavar="A,B", help="Training schedules, among them best, the default, as in solve.")
-@click.option(
-    "--price", type=click.FloatRange(min=0), help="Price of a server for an hour  [default: that of the cluster]"
-)
+@click.option("--price", type=NumberRange(min=0), help="Price of a server for an hour  [default: that of the cluster]")
 @solver_option("dp")
 @click.option(
     "--time-limit",
@@ -68,6 +68,7 @@ class _Outputs:
 @click.option(
     "--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the scaling plot to this file."
 )
+@force_option
 @json_option
 @quiet_option
 def command(
@@ -83,12 +84,13 @@ def command(
     jobs: int | None,
     csv_file: Path | None,
     svg_file: Path | None,
+    force: bool,
     as_json: bool,
     **arguments: Any,
 ) -> None:
     """Solve for every combination of the listed values, several at a time, and compare the plans.
 
-    Files are only written with --csv and --svg.
+    Files are only written with --csv and --svg. Older ones of a sweep are replaced, any other only with --force.
 
     \b
     pipeplan sweep --cluster A --servers 1,2,4,8 --bandwidth cluster=10Gbit/s,25Gbit/s
@@ -107,6 +109,7 @@ def command(
     grid = _points(
         profile, arguments, _listed(servers, "--servers", _integer), _listed(workers, "--workers", _integer), axes
     )
+    _refuse_outputs(csv_file, svg_file, force)
     note(origin, dim=True)
     answers, finished = _run(grid, settings, jobs, time_limit)
     solved = [SweepRow(grid[i], answers[i], rows.hourly_price(grid[i], price)) for i in sorted(answers)]
@@ -116,6 +119,16 @@ def command(
         raise click.Abort
     if any(row.answer.contradiction for row in solved):
         raise DisagreementError("the solvers disagree about a point, which is a defect of pipeplan: see its line")
+
+
+def _refuse_outputs(csv_file: Path | None, svg_file: Path | None, force: bool) -> None:
+    """Raise an `InputError` for files that cannot be written or are of another kind, before the long search."""
+    if csv_file is not None and svg_file is not None and csv_file.absolute() == svg_file.absolute():
+        raise InputError(f"--csv and --svg cannot both be {csv_file}: give another file for one of them")
+    if csv_file is not None:
+        refuse_output(csv_file, CSV_MARK, "the table of a sweep", force, "--csv")
+    if svg_file is not None:
+        refuse_output(svg_file, SVG_MARK, "the plot of a sweep", force, "--svg")
 
 
 def _profile(arguments: dict[str, Any]) -> tuple[Profile, str]:

@@ -22,7 +22,7 @@ from pipeplan.cli.shared.options import (
     model_words,
     output_file,
     quiet_option,
-    refuse_foreign_file,
+    refuse_output,
     seed_option,
 )
 from pipeplan.cli.shared.output import note, print_answer, print_json, progress_bar
@@ -32,7 +32,6 @@ from pipeplan.errors import InputError
 from pipeplan.first_steps.init import CLUSTER
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.profile_document import GRANULARITIES
-from pipeplan.util.files import refuse_unwritable
 from pipeplan.util.units import show_time
 
 FIRST_PASS = "first pass"
@@ -127,8 +126,7 @@ def command(
     pipeplan profile job.py:build --batch 16,32 --granularity module
     pipeplan profile mnist --device v100 -o mnist-v100.json
     """
-    refuse_unwritable(output)
-    refuse_foreign_file(output, b'"pipeplan-profile"', "a profile", force)
+    refuse_output(output, b'"pipeplan-profile"', "a profile", force)
     measuring = {"batch": _sizes(batches), **options}
     if executor_costs and options["device"] == "cpu" and _unknown_costs():
         measured = _measure_with_executor(model, measuring, output)

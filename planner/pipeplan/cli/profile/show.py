@@ -10,7 +10,14 @@ import click
 from rich.console import RenderableType
 
 from pipeplan.cli.profile.table import layer_table, profile_totals
-from pipeplan.cli.shared.options import bundled_profiles, complete_names, json_option, quiet_option
+from pipeplan.cli.shared.options import (
+    bundled_profiles,
+    complete_names,
+    force_option,
+    json_option,
+    quiet_option,
+    refuse_output,
+)
 from pipeplan.cli.shared.output import answer_width, note, print_answer, print_json
 from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
 from pipeplan.drawing.terminal import dag_lines
@@ -21,6 +28,8 @@ from pipeplan.util.files import write_text
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_size, show_time
 
+SVG_MARK, DOT_MARK = b"the darker, the larger its share of the time", b"digraph profile {"
+"""Texts by which a file is recognised as a drawing of a profile."""
 ORIGINS = {
     "measured": "measured on",
     "modelled": "modelled, not measured, for",
@@ -50,20 +59,31 @@ ORIGINS = {
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the graph for Graphviz to this file.",
 )
+@force_option
 @json_option
 @quiet_option
 def command(
-    profile: str, top: int | None, no_picture: bool, svg_file: Path | None, dot_file: Path | None, as_json: bool
+    profile: str,
+    top: int | None,
+    no_picture: bool,
+    svg_file: Path | None,
+    dot_file: Path | None,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Show a profile: the origin of its numbers, the cost of each layer, and its graph.
 
-    FILE is a profile, or the name of a bundled one, such as vgg16-v100.
+    FILE is a profile, or the name of a bundled one, such as vgg16-v100. Older drawings are replaced, any other file
+    only with --force.
 
     \b
     pipeplan profile show profile.json --top 10
     pipeplan profile show vgg16-v100 --svg vgg16.svg
     """
     loaded = load_profile(profile)
+    for path, mark, option in ((svg_file, SVG_MARK, "--svg"), (dot_file, DOT_MARK, "--dot")):
+        if path is not None:
+            refuse_output(path, mark, "a drawing of a profile", force, option)
     _draw(loaded, svg_file, dot_file)
     if as_json:
         print_json(profile_summary(loaded, top))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from pipeplan.cli.shared.options import json_option, quiet_option
+from pipeplan.cli.shared.options import NumberRange, json_option, quiet_option
 from pipeplan.cli.shared.output import answer_console, is_watched, print_json, status
 from pipeplan.cli.shared.plan_completion import complete_fault
 from pipeplan.errors import InputError
@@ -26,9 +26,7 @@ NOT_AS_PROMISED = 1
 @click.command("replay")
 @click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
 @click.option("--profile", type=click.Path(path_type=Path), help="The profile that the plan was made from.")
-@click.option(
-    "--seconds", type=click.FloatRange(1, 3600), default=SECONDS, show_default=True, help="Duration of the run."
-)
+@click.option("--seconds", type=NumberRange(1, 3600), default=SECONDS, show_default=True, help="Duration of the run.")
 @click.option(
     "--fault",
     metavar="KIND[:WHERE][@WHEN]",
@@ -37,7 +35,7 @@ NOT_AS_PROMISED = 1
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(1, 3600),
+    type=NumberRange(1, 3600),
     help="With --fault: the executor's --timeout in seconds  [default: at least 10]",
 )
 @click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep the run folder and logs in DIR.")

@@ -20,17 +20,29 @@ from click.shell_completion import CompletionItem
 
 from pipeplan.cli.shared import output
 from pipeplan.errors import InputError
-from pipeplan.util.files import read_bytes
+from pipeplan.util.files import read_bytes, refuse_unwritable
 
 HEAD = 2**12
 """Bytes at the beginning of a file that are searched for the mark of its kind."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-FILE, FOLDER, FORCE = "The file to write.", "The folder to write to.", "Replace existing files."
+FILE, FOLDER = "The file to write; missing folders are made.", "The folder to write to; missing ones are made."
+FORCE = "Replace existing files."
 JSON = "Print the answer as one JSON document."
 QUIET = "Print nothing but errors and what --json asks for."
 SEED = "Seed of the random numbers."
 PLAN_PROFILE = "The plan's profile  [default: found beside the plan, in this folder, or among the bundled ones]"
+
+
+class NumberRange(click.FloatRange):
+    """A range of numbers without NaN, which lies inside of every range of click's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number that a text stands for."""
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 def output_file(default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
@@ -148,11 +160,13 @@ def model_words() -> list[str]:
     return [*bundled_models(), "show", "diff"]
 
 
-def refuse_foreign_file(path: Path, mark: bytes, what: str, force: bool) -> None:
-    """Raise an `InputError` if `path` is a file that is not `what`, which has a mark in its first bytes."""
+def refuse_output(path: Path, mark: bytes, what: str, force: bool, option: str = "-o") -> None:
+    """Raise an `InputError` if `path` cannot be written, or is a file that is not `what`, which has a mark in its first
+    bytes; for use before long work."""
+    refuse_unwritable(path, option)
     if force or not path.is_file() or not path.stat().st_size or mark in _begin(path):
         return
-    raise InputError(f"{path} exists and is not {what}: give another file with -o, or --force to replace it")
+    raise InputError(f"{path} exists and is not {what}: give another file with {option}, or --force to replace it")
 
 
 def refuse_existing(path: Path, force: bool) -> None:

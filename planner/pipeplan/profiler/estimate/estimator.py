@@ -20,9 +20,9 @@ from pipeplan.profiler.estimate.sample_work import sample_work
 from pipeplan.profiler.estimate.work import Work
 from pipeplan.profiler.optimizer_step import optimizer_state
 from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
-from pipeplan.profiler.outcome import charged_parameters, has_batch_norm, tied_weights
+from pipeplan.profiler.outcome import charged_parameters, has_batch_norm, tied_weights, training_lacks
 from pipeplan.profiler.passes import training_loss
-from pipeplan.profiler.remarks import tie_remarks
+from pipeplan.profiler.remarks import lacking_remarks, tie_remarks
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.loading import canonical_reference
 from pipeplan_launch.job.user_code import describe_error
@@ -173,13 +173,14 @@ def _profile(
             torch=torch.__version__,
             pipeplan=__version__,
             traced=traced.how,
-            notes=(*notes, *tie_remarks(traced)),
+            notes=(*lacking_remarks(built.job), *notes, *tie_remarks(traced)),
         ),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,
         together=traced.together,
         tied=tied_weights(traced),
         batch_norm=has_batch_norm(traced),
+        lacks=training_lacks(built.job),
         work=sample_work(built.job, counts, first.minibatch),
         sizes=tuple(others),
     )

@@ -18,8 +18,11 @@ from pipeplan.profiler.estimate.fused_ops import FusedOperators
 from pipeplan.profiler.estimate.operators import works_of
 from pipeplan.profiler.estimate.work import Work, bytes_of
 from pipeplan.profiler.memory import SavedBytes
+from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch
+from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
+from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.tracing.aliasing import attribute_at
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall
@@ -139,7 +142,12 @@ class _Pass:
         leaves = torch.utils._pytree.tree_leaves(self.graph.output_node().args[0])
         outputs = [self.values[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
         target = tree_map_only(Tensor, _without_data, self.batch.target)
-        return self.loss(tree_unflatten(outputs, output_spec(self.traced)), target)
+        with user_code_errors(loss_text(self.loss)):
+            value = self.loss(tree_unflatten(outputs, output_spec(self.traced)), target)
+        loss = checked_loss(self.loss, value)
+        if not loss.requires_grad:
+            raise LaunchError(constant_loss_message(self.loss))
+        return loss
 
 
 def _as_cpu(argument: Any) -> Any:

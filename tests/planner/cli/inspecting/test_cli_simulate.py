@@ -68,6 +68,12 @@ def test_json_and_a_trace(run: Run, planned: Path) -> None:
     assert report["ratio"] == pytest.approx(1.0, rel=0.01)
     assert all(stage["peak_in_flight"] <= stage["depth"] for stage in report["stages"])
     assert json.loads(Path("made/trace.json").read_text())["traceEvents"]
+    assert run("simulate", "plan", "--trace", "made/trace.json").code == 0
+    before = Path("plan/plan.json").read_text()
+    refused = run("simulate", "plan", "--trace", "plan/plan.json")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("error: plan/plan.json exists and is not a trace: give another file with --trace")
+    assert Path("plan/plan.json").read_text() == before
     again = run("simulate", "plan", "--json", "--minibatches", "300")
     assert again.out == done.out
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commandline import Run
 from decoders import decoder
 
-from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer, Provenance, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan_launch.plan.stage_files import load_plan
 
@@ -175,6 +176,75 @@ def test_a_second_plan_is_refused_before_any_work(run: Run) -> None:
     assert "already holds a plan" in done.err
     assert "did you mean 'local'" in run("solve", "--cluster", "locla").err
     assert run("solve", "--cluster", "C", "--force", *QUICK).code == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["--staleness", "nine"], "there is no tolerance 'nine' for staleness"),
+        (["--staleness", "none", "--inference"], "--staleness goes with --schedule best or auto"),
+        (["--objective", "fast"], "there is no objective 'fast'"),
+        (["--server-order", "up"], "there is no server order 'up'"),
+        (["--schedule", "zb"], "there is no schedule 'zb'"),
+        (["--schedule", "auto"], "--schedule auto needs the global batch"),
+        (["--batch", "0"], "a batch of 0 samples cannot be cut"),
+        (["--schedule", "auto", "--batch", "-4"], "a batch of -4 samples cannot be cut"),
+        (["--schedule", "auto", "--batch", "8", "--staleness", "nine"], "there is no tolerance 'nine'"),
+        (["--pin", "z=1"], "the profile has no layer 'z'"),
+        (["--stages", "9"], "9 stages asked for"),
+        (["--schedule", "auto", "--batch", "8", "--stages", "9"], "9 stages asked for"),
+        (["--minibatch", "auto"], "--minibatch auto chooses among measured sizes"),
+        (["--for", "megatron"], "Megatron"),
+        (["--for", "nobody"], "there is no export for 'nobody'"),
+    ],
+)
+def test_wrong_options_come_before_the_folder(run: Run, wrong: list[str], says: str) -> None:
+    _save()
+    Path("plan").mkdir()
+    Path("plan", "plan.json").write_text("{}")
+    done = run("solve", "--cluster", "C", *wrong)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert says in done.err
+
+
+@pytest.mark.parametrize("asked", [[], ["--schedule", "auto", "--batch", "8"], ["--schedule", "1f1b-stashing"]])
+def test_the_folder_comes_before_any_search(run: Run, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def search(*_arguments: object, **_named: object) -> None:
+        raise AssertionError("a search began")
+
+    for module in ("choose_schedule", "plan_kinds"):
+        monkeypatch.setattr(f"pipeplan.planning.{module}.best_in_time", search)
+    monkeypatch.setattr("pipeplan.cli.planning.solve.solve", search)
+    _save()
+    Path("plan").mkdir()
+    Path("plan", "plan.json").write_text("{}")
+    done = run("solve", "--cluster", "C", *asked)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: plan already holds a plan")
+
+
+def test_a_job_that_cannot_be_trained_is_said_where_it_would_be(run: Run) -> None:
+    _save()
+    profile = replace(Profile.load("profile.json"), lacks=("loss", "data"))
+    profile.save("profile.json")
+    assert Profile.load("profile.json").lacks == ("loss", "data")
+    said = "the job has no loss and no data, so that it can be planned, but launch.sh cannot train it"
+    done = run("solve", "--cluster", "C", *QUICK, "--no-write")
+    assert done.code == 0
+    assert said in done.err
+    assert said not in run("solve", "--cluster", "C", *QUICK, "--no-write", "--inference").err
+    replace(profile, lacks=()).save("profile.json")
+    assert "launch.sh cannot train it" not in run("solve", "--cluster", "C", *QUICK, "--no-write").err
+
+
+def test_no_run_is_proposed_for_a_job_that_cannot_be_trained(run: Run) -> None:
+    _save()
+    measured = replace(Profile.load("profile.json"), provenance=Provenance("measured", "cpu"))
+    measured.save("profile.json")
+    runs = "launch.sh --epochs"
+    assert runs in run("solve", "--cluster", "local", "--workers", "2", *QUICK).err
+    replace(measured, lacks=("loss",)).save("profile.json")
+    assert runs not in run("solve", "--cluster", "local", "--workers", "2", "--force", *QUICK).err
 
 
 def test_a_bundled_profile_is_solved_by_its_name(run: Run) -> None:

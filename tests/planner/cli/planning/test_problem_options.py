@@ -123,6 +123,17 @@ def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
         (["--accumulate", "4"], "--accumulate goes with --schedule 2bw, gpipe, 1f1b-flush"),
         (["--inference", "--schedule", "gpipe"], "--schedule is for training"),
         (["--boundary", "paralel"], "did you mean 'parallel'"),
+        (["--gap", "nan"], "invalid value for '--gap': 'nan' is not a number"),
+        (["--straight", "--max-replicas", "3"], "--straight and --max-replicas 3 contradict each other: leave out one"),
+        (
+            ["--schedule", "interleaved-1f1b", "--accumulate", "4", "--virtual-stages", "1"],
+            "a worker has at least 2 virtual stages under interleaved-1f1b, not 1",
+        ),
+        (
+            ["--schedule", "gpipe", "--accumulate", "4", "--staleness", "none"],
+            "--staleness goes with --schedule best or auto, which choose the schedule by it: leave it out",
+        ),
+        (["--minibatch", "auto", "--staleness", "none"], "--staleness goes with --schedule best or auto"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(run: Run, arguments: list[str], complaint: str) -> None:

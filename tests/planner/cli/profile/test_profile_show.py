@@ -266,6 +266,12 @@ def test_the_drawing_has_every_layer_and_every_edge(run: Run) -> None:
     text = Path("p.dot").read_text()
     assert text.count("->") == 2
     assert text.count("fillcolor") == 3
+    assert run("profile", "show", "p.json", "--svg", "p.svg", "--dot", "p.dot").code == 0
+    refused = run("profile", "show", "p.json", "--dot", "p.svg")
+    assert refused.err.startswith("error: p.svg exists and is not a drawing of a profile: give another file with --dot")
+    assert (refused.code, refused.out) == (2, "")
+    assert run("profile", "show", "p.json", "--dot", "p.svg", "--force").code == 0
+    assert Path("p.svg").read_text() == text
 
 
 def test_nothing_in_a_drawing_lies_on_anything_else(reference: Path) -> None:

@@ -136,7 +136,9 @@ def test_sizes_are_those_that_are_measured() -> None:
     smaller = profile_model(ref("residual"), ProfilerOptions(device="v100", batches=(4,), halvings=3)).sizes
     assert [size.minibatch for size in smaller] == [1]
     assert estimated.provenance.kind == "modelled"
-    assert estimated.provenance.notes == V100.checked
+    said, *notes = estimated.provenance.notes
+    assert said.startswith("the job has no loss and no data, so that it can be planned, but launch.sh cannot train it")
+    assert tuple(notes) == V100.checked
     # A frozen layer has neither gradients nor an update.
     frozen = next(layer for layer in estimated.layers if layer.name == "stem")
     assert (frozen.backward_s, frozen.update_s) == (0.0, 0.0)
@@ -167,6 +169,22 @@ def test_a_model_that_looks_at_its_data_gets_one_line() -> None:
     with pytest.raises(InputError) as caught:
         profile_model(ref("looks"), ProfilerOptions(device="v100"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        (
+            "each_loss",
+            r"^the job's loss \(CrossEntropyLoss\) must return a tensor with one number, .* shape \(4,\): take",
+        ),
+        ("constant_loss", r"^the job's loss \(lambda of .*\) does not depend on any parameter that can be trained$"),
+        ("failing_loss", r"^the job's loss \(mse_loss\) failed: RuntimeError: .* dimension 1$"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_with_is_named(job: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        profile_model(ref(job), ProfilerOptions(device="v100", batches=(4,)))
 
 
 def test_what_is_taken_whole_is_said_to_be_known_by_its_bytes_only() -> None:
