@@ -252,7 +252,10 @@ def _in_listed_order(request: _Request) -> BuiltProblem:
         return _with_best_schedule(request) if schedule == AUTO else _synchronous_or_not(request)
     if request.staleness is not None:
         check_staleness(request.staleness.lower())
-        raise InputError("--staleness goes with --schedule best or auto, which choose the schedule by it: leave it out")
+        if request.staleness.lower() != "any":
+            raise InputError(
+                "--staleness goes with --schedule best or auto, which choose the schedule by it: leave it out"
+            )
     if batch is not None and target is None:
         raise InputError("--batch goes with --schedule best or auto, or --for; otherwise give --accumulate")
     scaled = request.scaled

@@ -71,7 +71,7 @@ class Given(NamedTuple):
     message_s: float
     message_byte_s: float
     version_byte_s: float
-    sample_s: float
+    samples_s: float
     step_s: float
     steps: float
     """The optimiser's steps per minibatch (`Options.update_share`)."""
@@ -188,7 +188,7 @@ def numbers_of(search: Search) -> Given:
         message_s=float(costs.message_s),
         message_byte_s=float(costs.message_byte_s),
         version_byte_s=float(costs.version_byte_s),
-        sample_s=float(costs.samples_s),
+        samples_s=float(costs.samples_s),
         step_s=float(costs.step_s),
         steps=float(problem.options.update_share),
         speed=float(terms.speed),
