@@ -153,12 +153,22 @@ def _trace_and_measure(
             break
     remarks += batch_norm_remarks(traced, len(measured))
     remarks += copies_remarks(copies_seconds(first_passes.run, first_passes.clock), measured[0].forward_s)
-    read_s = first_passes.reading()
+    read_s = _reading_s(first_passes, remarks)
     steps = _steps(first_passes, charged_parameters(traced), busy)
     if busy and any(size.loaded is None for size in measured):
         remarks.append(f"times with all cores busy were not measured: {load_obstacle(busy) or LOST}")
         measured = [replace(size, loaded=None) for size in measured]
     return replace(_profile(ref, job, measured, steps, options, remarks), read_s=read_s)
+
+
+def _reading_s(passes: Passes, remarks: list[str]) -> float:
+    """Time of reading a minibatch; 0, and a remark, where the job's data fails on samples that nothing else reads."""
+    try:
+        return passes.reading()
+    except Exception as error:
+        why = error if isinstance(error, (InputError, LaunchError)) else describe_error(error)
+        remarks.append(f"reading samples was not measured, and would fail in training: {why}")
+        return 0.0
 
 
 def _load_processes(options: ProfilerOptions) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,28 @@ from torch.utils.data import Dataset, TensorDataset
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.clock import CPUClock
+from pipeplan.profiler.concurrent import SingleProcess
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.profiler import profile_in_process
 from pipeplan.profiler.reading import reading_s
 from pipeplan_launch.job.job import Data, Job
+
+FAILING = """
+import torch
+from torch import nn
+from pipeplan_launch import Data, Job
+
+class Damaged(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if index == 7:
+            raise OSError("sample 7 is damaged")
+        return torch.zeros(3), torch.zeros(2)
+
+def build():
+    return Job(nn.Linear(3, 2), loss=nn.functional.mse_loss, data=lambda: Data(Damaged()), minibatch=4)
+"""
 
 
 class Counted(Dataset[Any]):
@@ -79,6 +100,16 @@ def test_slow_data_is_not_read_for_long() -> None:
     data = Slow(12)
     reading_s(job_of(Data(data)), 4, CPUClock(1), lambda: None)
     assert len(data.read) <= 12
+
+
+def test_a_sample_that_fails_is_remarked_and_the_model_measured(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text(FAILING)
+    options = ProfilerOptions(repeats=1, warmup=1, halvings=0, load=False)
+    found = profile_in_process(f"{path}:build", options, lambda done, total, what: None, SingleProcess())
+    assert found.read_s == 0
+    (said,) = [note for note in found.provenance.notes if "reading samples was not measured" in note]
+    assert "sample 7 is damaged" in said
 
 
 def test_reading_a_larger_minibatch_takes_longer() -> None:
