@@ -169,7 +169,8 @@ def test_a_profile_has_both(model: str) -> None:
     assert "3 passes while 2 processes ran the same" in found.provenance.how
     for size in found.all_sizes:
         assert all(layer.loaded_forward_s > 0 for layer in size.layers if "Linear" in layer.op)
-    assert any(layer.loaded_update_s > 0 for layer in found.layers)
+    # What a step takes beyond its fixed cost may be too little to be told from none.
+    assert all((layer.loaded_update_s > 0) is (layer.update_s > 0) for layer in found.layers)
 
 
 def test_a_profile_without_load_says_nothing_of_it(model: str) -> None:
