@@ -69,11 +69,11 @@ class ExecutorCosts:
 
     @property
     def samples_s(self) -> float:
-        """What reading and handling the samples of a minibatch takes, at the first and at the last stage."""
+        """Time of reading and handling the samples of a minibatch, at the first and at the last stage."""
         return self.sample_s + self.read_s
 
     def with_correction(self) -> ExecutorCosts:
-        """The same with `version_byte_s` for copies whose updates are corrected."""
+        """These costs, with a `version_byte_s` that has the correction of the updates."""
         return replace(self, version_byte_s=self.version_byte_s + self.correction_byte_s)
 
     def times(self) -> dict[str, float]:

@@ -162,7 +162,7 @@ def save(measured: MachineCosts) -> None:
 
 def with_machine_costs(cluster: Cluster) -> Cluster:
     """A cluster of CPU workers of this machine, with what was measured here; unchanged where nothing was."""
-    measured = machine_costs() if cluster.device.kind == "cpu" and cluster.servers == 1 and cluster.uniform else None
+    measured = machine_costs() if shares_processors(cluster) else None
     if measured is None:
         return cluster
     workers = cluster.workers

@@ -94,7 +94,7 @@ class Problem:
 
     @cached_property
     def executor_costs(self) -> ExecutorCosts:
-        """What the executor costs, with the correction of updates where the options ask for it."""
+        """The executor's costs, with the correction of updates where the options ask for it."""
         costs = self.cluster.executor
         return costs if self.options.correction == "none" else costs.with_correction()
 

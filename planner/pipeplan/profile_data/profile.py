@@ -67,8 +67,8 @@ class Profile:
     batch_norm: bool = False
     """Whether the model has BatchNorm, also inside of layers."""
     lacks: tuple[TrainingNeed, ...] = ()
-    """What the job lacks for training, `loss` or `data`, so that no plan for it can be trained; empty where nothing is
-    known to be missing."""
+    """The needs of training that the job lacks, `loss` or `data`; empty where nothing is known to be missing. No plan
+    for a job that lacks one can be trained."""
     work: SampleWork = field(default_factory=SampleWork)
     """FLOPs and tokens of a sample, and the samples of an epoch, as far as they are known."""
     sizes: tuple[Size, ...] = ()

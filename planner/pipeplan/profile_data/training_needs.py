@@ -1,4 +1,4 @@
-"""What training needs of a job beside its model: a loss, and data with targets."""
+"""The needs of training that a job may lack: a loss, and data with targets."""
 
 from __future__ import annotations
 

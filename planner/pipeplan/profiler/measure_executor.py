@@ -122,13 +122,13 @@ def _own_s(trial: dict[str, Any]) -> float:
 
 
 def alone_pass_s(trials: Sequence[dict[str, Any]], costs: ExecutorCosts) -> float:
-    """What a pass takes on a worker that has the machine to itself: no more than beside another one."""
+    """Time of a pass on a worker that has the machine to itself: no more than beside another one."""
     found = [_own_s(trial) for trial in trials if trial["name"] == "alone"]
     return min(costs.pass_s, max(0.0, found[0] - costs.sample_s) / 2) if found else costs.pass_s
 
 
 def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, float]:
-    """What numbers of busy workers get done together while they all compute, from straight pipelines of equal stages.
+    """Work that numbers of busy workers get done together while all compute, from straight pipelines of equal stages.
 
     A minibatch of one stage takes C(1) of processor time alone. Beside others it takes more, as workers share caches,
     memory and the processor's clock: C(k) in the mean of k stages, their messages left out. So k workers get min(k,

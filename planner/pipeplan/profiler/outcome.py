@@ -107,7 +107,7 @@ def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
 
 
 def training_lacks(job: Job) -> tuple[TrainingNeed, ...]:
-    """What the job lacks for training."""
+    """The needs of training that the job lacks."""
     missing: list[TrainingNeed] = []
     if job.loss is None:
         missing.append("loss")

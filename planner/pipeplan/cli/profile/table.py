@@ -160,7 +160,7 @@ def profile_totals(profile: Profile) -> list[str]:
 
 
 def _reading(profile: Profile) -> list[str]:
-    """What reading samples takes, and how to have it done meanwhile where that is much."""
+    """A line on the time of reading samples, with advice where that is much; none where it is not known."""
     if not profile.read_s:
         return []
     line = f"Reading the samples of a minibatch: {show_time(profile.read_s)}"
