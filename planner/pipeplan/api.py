@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Unpack
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
@@ -25,15 +25,12 @@ from pipeplan.cluster_data.machine_costs import with_machine_costs
 from pipeplan.cost.throughput import RunSize
 from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
 from pipeplan.exports.target import export_files, export_target, write_export
-from pipeplan.from_options.build_problem import build_problem
+from pipeplan.from_options.build_problem import Request, build_problem
 from pipeplan.from_options.option_fields import OptionKeywords, checked_keywords
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.choose_synchrony import GAIN, RATE
-from pipeplan.planning.fewest_workers import search_fewest_workers
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.progress import SolveProgress
 from pipeplan.planning.settings import Settings
-from pipeplan.planning.simplest import WITHIN
 from pipeplan.planning.solve import solve as solve_problem
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
@@ -155,38 +152,30 @@ def solve(
     cluster: Cluster,
     *,
     settings: Settings | None = None,
-    minibatch: int | Literal["auto"] | None = None,
     batch: int | None = None,
-    staleness: str | None = None,
-    asynchronous_gain: float = GAIN,
-    objective: str = RATE,
+    microbatch: int | None = None,
+    staleness: float | None = None,
     target: str | None = None,
-    server_order: str = "any",
-    fewest_workers_within: float | None = None,
-    simplest: float = WITHIN,
     epochs: int | None = None,
     dataset_size: int | None = None,
     tokens_per_sample: int | None = None,
     progress: Callable[[SolveProgress], None] | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Outcome:
-    """Find the best plan of a profile on a cluster, with its proof and its gain over data parallelism.
+    """Find the best plan of a profile on a cluster, how good it is, and its gain over data parallelism.
 
-    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model; also `straight`,
-    `ignore_memory`, `no_recompute`, `no_contention`, and `pin="conv1=1"`, as on the command line. If the overlap is not
-    given, it is 1 on GPUs and 0 on CPUs. `settings` selects the solvers and says when they stop.
-    Further choices:
+    `batch` is the global batch in samples, by default one microbatch on every worker; `microbatch` the size of a
+    microbatch, by default the best of those that the profile knows. Gradients are never old unless `staleness` allows
+    it: the age of the oldest gradients in updates, `math.inf` for any. Every candidate trains the same global batch,
+    and the simplest plan within 3% of the fastest is taken; `outcome.choice` has the best of every kind.
 
-    `schedule="auto"` takes the best schedule for a global `batch`, in samples per update, whose weights are at most as
-    old as `staleness` allows (`none`, `bounded`, `any`). `minibatch="auto"` takes the best of the sizes in the profile.
-    `schedule="best"`, the default of training, takes the synchronous plan unless an asynchronous one has more samples
-    per second by the share `asynchronous_gain`, and gradients at most 3 updates old unless `staleness` is `any`;
-    the `objective` `time-to-goal` divides rates by the measured cost in samples to the goal (docs/learning.md);
-    `outcome.synchrony` has the best of both kinds. The simplest plan within the share `simplest` of the fastest is
-    taken, with the fastest in `outcome.simplification`; 0 takes that.
+    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model; also
+    `ignore_memory`, `no_recompute`, `no_contention`, and `pin="conv1=1"`, as on the command line. A `schedule` among
+    them takes the place of the choice. If the overlap is not given, it is 1 on GPUs and 0 on CPUs. `settings` selects
+    the solvers and says when they stop.
+
     A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes its
-    files. Servers that differ are put in the best order, which `outcome.problem.cluster` has then, unless
-    `server_order="listed"`. `fewest_workers_within=0.05` uses as few workers as come within 5% of the best pace.
+    files. Servers that differ are put in the best order, which `outcome.problem.cluster` has then.
 
     `outcome.throughput` has samples and tokens per second, the share of the peak, prices, and the time of `epochs` over
     `dataset_size` samples of `tokens_per_sample`, by default those of the profile, as far as all this is known.
@@ -194,45 +183,34 @@ def solve(
     `progress` is called whenever the phase, the best plan or the bound changes. The search ends with the best plan so
     far after `settings.time_limit_s` seconds, or at Ctrl-C.
 
-    The pace to expect is `outcome.predicted_s`, in seconds per minibatch: simulated where that differs from
-    `outcome.objective_s`, the pace by the formulas, which the proof is about. `outcome.verdict.proven` says whether two
-    solvers, or a reason that needs none, show that no plan of the searched space is faster, with everything charged;
-    `outcome.gap` is by how much one could be. Raises `InputError`, `InfeasibleError` if no plan fits, and
-    `DisagreementError` if the two solvers contradict each other, which is a defect of pipeplan.
+    The figure of the plan is `outcome.predicted_s`, its simulated step time in seconds per microbatch.
+    `outcome.bound_s` is a lower bound for all plans of the searched space, `outcome.gap` by how much one could be
+    faster, and `outcome.verdict.proven` says whether two solvers show that. Raises `InputError`, `InfeasibleError` if
+    no plan fits, and `DisagreementError` if the two solvers contradict each other, which is a defect of pipeplan.
     """
     if not isinstance(profile, Profile):
         raise InputError(f"solve takes a profile, as pipeplan.read_profile({str(profile)!r}) reads one")
     if not isinstance(cluster, Cluster):
         raise InputError(f"solve takes a cluster, as pipeplan.cluster({str(cluster)!r}) is one")
-    if not 0 <= simplest <= 1:
-        raise InputError(f"the share by which the simplest plan may be slower lies between 0 and 1, not {simplest:g}")
-    settings = replace(settings or Settings(), simplest=simplest)
+    settings = replace(settings or Settings(), simplify=True)
     size = RunSize(epochs, dataset_size, tokens_per_sample)
     size.check(profile, inference=bool(options.get("inference")))
     deadline = Deadline.after(settings.time_limit_s)
-    built = build_problem(
+    request = Request(
         profile,
         cluster,
-        minibatch=minibatch,
-        batch=batch,
-        staleness=staleness,
-        asynchronous_gain=asynchronous_gain,
-        objective=objective,
-        target=target,
-        server_order=server_order,
-        maximum_cuts=settings.maximum_cuts,
-        deadline=deadline,
-        simplest=simplest,
-        simulate=settings.simulate,
-        **checked_keywords(options),
+        batch,
+        microbatch,
+        staleness,
+        target,
+        checked_keywords(options),
+        settings.maximum_cuts,
+        deadline,
+        settings.simulate,
     )
-    if fewest_workers_within is not None:
-        outcome = search_fewest_workers(
-            built.problem, fewest_workers_within, settings, report=progress, deadline=deadline
-        ).outcome
-    else:
-        outcome = solve_problem(built.problem, settings, report=progress, deadline=deadline, known=built.known)
-    return replace(outcome, synchrony=built.synchrony, run_size=size)
+    built = build_problem(request)
+    outcome = solve_problem(built.problem, settings, report=progress, deadline=deadline, known=built.known)
+    return replace(outcome, choice=built.choice, run_size=size)
 
 
 def simulate(

@@ -14,18 +14,15 @@ from typing import Any, Unpack
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.explanation.explain import Explanation, RobustnessSettings, explain_plan
-from pipeplan.from_options.option_fields import OptionKeywords, checked_keywords, options_for
-from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.planning.choose_synchrony import BEST
+from pipeplan.from_options.option_fields import OptionKeywords, checked_keywords
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
-from pipeplan.planning.simplest import WITHIN
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replanning.replan import RELAXED, ReplanReport
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.units import parse_rate, parse_size
 
-SEARCH = Settings(solver="dp", certify=False, simplest=WITHIN)
+SEARCH = Settings(solver="dp", certify=False, simplify=True)
 """The dynamic program alone, and the simulation, as `explain` and `sweep` of the command line use it."""
 
 
@@ -50,13 +47,13 @@ def explain(
 
     wishes = RobustnessSettings(samples, seed, spread)
     if isinstance(plan, Outcome):
-        proof, stated_s = plan.verdict.text, plan.predicted_s
-        return explain_plan(plan.problem, settings, wishes, plan.plan, progress, proof=proof, stated_s=stated_s)
+        proof, step_s = plan.verdict.text, plan.predicted_s
+        return explain_plan(plan.problem, settings, wishes, plan.plan, progress, proof=proof, step_s=step_s)
     path = Path(plan)
     problem, read = plan_file.read_plan(path, None if profile is None else Path(profile))
     root = plan_file.read_plan_document(path)
-    proof, stated_s = check_readable_plan(root, problem.profile).proof, plan_file.stated_pace_s(root)
-    return explain_plan(problem, settings, wishes, read, progress, proof=proof, stated_s=stated_s)
+    proof, step_s = check_readable_plan(root, problem.profile).proof, plan_file.step_time_s(root)
+    return explain_plan(problem, settings, wishes, read, progress, proof=proof, step_s=step_s)
 
 
 def sweep(
@@ -65,8 +62,10 @@ def sweep(
     *,
     bandwidth: Mapping[str, Sequence[str | float]] | None = None,
     memory: Sequence[str | int] = (),
-    minibatch: Sequence[int] = (),
+    microbatch: Sequence[int] = (),
     schedule: Sequence[str] = (),
+    batch: int | None = None,
+    staleness: float | None = None,
     price: float | None = None,
     settings: Settings = SEARCH,
     jobs: int = 1,
@@ -76,14 +75,14 @@ def sweep(
 
     `clusters` is one or several, as in `[pipeplan.cluster("A", servers=n) for n in (1, 2, 4)]`. `bandwidth` has rates
     by the name of a level, as text (`25 Gbit/s`) or in bytes/s, `memory` sizes of a device, as text or in bytes.
-    Without a `schedule` every point takes the synchronous plan unless an asynchronous one is 10% faster, as `solve`
-    does. The `price` of a server for an hour is by default that of the cluster. `options` are those of `solve`. Rows
+    `batch` and `staleness` are as for `solve`. Without a `schedule` every point has the plan that `solve` takes. The
+    `price` of a server for an hour is by default that of the cluster. `options` are those of `solve`. Rows
     have the names of `pipeplan sweep --csv`, in seconds, bytes and bytes/s; a point without a plan has the reason in
     `why`.
     Several `jobs` are processes, which need the script's own code under `if __name__ == "__main__":`. Raises
     `InputError`, and `KeyboardInterrupt` for Ctrl-C.
     """
-    from pipeplan.sweeps.points import SweepAxes, sweep_points
+    from pipeplan.sweeps.points import SweepAxes, SweptQuestion, sweep_points
     from pipeplan.sweeps.rows import SweepRow, hourly_price, row_records
     from pipeplan.sweeps.sweep import PointAnswer, solve_points
 
@@ -93,16 +92,11 @@ def sweep(
     axes = SweepAxes(
         {name: [_parsed(rate, parse_rate, name) for rate in rates] for name, rates in (bandwidth or {}).items()},
         [round(_parsed(size, parse_size, "memory")) for size in memory],
-        minibatch,
+        microbatch,
         schedule,
     )
-    fields = checked_keywords(options)
-    named = [name for name in schedule if name != BEST]
-    # Each point has its schedule set; until then any will do that agrees with the other options.
-    fields |= {"schedule": max(named, key=lambda name: name in ACCUMULATING)} if named else {}
-    if not schedule and not {"schedule", "accumulate", "inference"} & fields.keys():
-        axes = replace(axes, schedules=(BEST,))
-    points = sweep_points(profile, listed, options_for(listed[0].device.kind, **fields), axes)
+    question = SweptQuestion(checked_keywords(options), batch, staleness)
+    points = sweep_points(profile, listed, question, axes)
     answers: dict[int, PointAnswer] = {}
     if not solve_points(points, settings, jobs, answers.__setitem__):
         raise KeyboardInterrupt
@@ -123,9 +117,8 @@ def replan(
     relax: Sequence[str] = (),
     run: str | os.PathLike[str] | None = None,
     profile: str | os.PathLike[str] | None = None,
-    minibatch: int | None = None,
+    microbatch: int | None = None,
     settings: Settings | None = None,
-    simplest: float = WITHIN,
     output: str | os.PathLike[str] | None = None,
     force: bool = False,
     **options: Unpack[OptionKeywords],
@@ -135,7 +128,7 @@ def replan(
     `lost` names servers and workers (`server2`, `worker5`, `server1.worker0`); a new `cluster` takes the place of the
     old one instead. `relax` drops constraints of the old plan. Training resumes from the last checkpoint of the latest
     `run`. The new plan is `report.outcome`; it is written to the folder `output`, if that is given, and
-    `report.commands` are then the commands that resume training. `settings` and `simplest` are as for `solve`. Raises
+    `report.commands` are then the commands that resume training. `settings` are as for `solve`. Raises
     `InputError`, and `InfeasibleError` if no plan fits.
     """
     from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
@@ -148,14 +141,14 @@ def replan(
     names = (lost,) if isinstance(lost, str) else tuple(lost)
     old_problem, old = read_old_plan(Path(plan), None if profile is None else Path(profile))
     remaining = remaining_cluster(old.cluster, names, cluster)
-    problem = replanned_problem(old_problem, remaining, relax, minibatch, checked_keywords(options))
+    problem = replanned_problem(old_problem, remaining, relax, microbatch, checked_keywords(options))
     folder = None if output is None else Path(output)
     if folder is not None:
         refuse_to_overwrite_plan(folder, force)
     checkpoint = None
     if not old.plan.inference:
         checkpoint = latest_checkpoint(old.folder, None if run is None else Path(run), problem.profile.graph_hash)
-    outcome = solve_again(problem, replace(settings or Settings(), simplest=simplest))
+    outcome = solve_again(problem, replace(settings or Settings(), simplify=True))
     report = ReplanReport(old, remaining, names, outcome, None, checkpoint)
     if folder is None:
         return report

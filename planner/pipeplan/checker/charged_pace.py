@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan.checker import verdict_words
 from pipeplan.checker.ddp_overlap import ddp_pace
 from pipeplan.checker.document import FLUSHING, PlanDocument
 from pipeplan.checker.figures import ROUNDING, StageFigures, copies_allreduce_s
@@ -30,8 +29,6 @@ class ChargedPace:
     """Pace with everything charged."""
     bound_by: frozenset[str]
     """Names of the resources that determine the pace; several where they are equal up to rounding."""
-    slowed_by: str
-    """The charge that makes `pace_s` longer than `alone_s`, one of those in `verdict_words`; empty if none does."""
 
 
 def charged_pace(document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]) -> ChargedPace:
@@ -43,7 +40,7 @@ def charged_pace(document: PlanDocument, model: CheckedModel, figures: Sequence[
         alone = steady_pace(document, figures, among)
     if math.isinf(alone):
         raise InputError("a stage has too few minibatches in flight to keep any pace")
-    pace, slowed_by, candidates = alone, "", [(alone, slowest_resources(document, figures, among))]
+    pace, candidates = alone, [(alone, slowest_resources(document, figures, among))]
     if document.options.contention:
         awaited = ddp_pace(document, model, figures)
         cards, cores = card_loads(document, figures), core_loads(document, figures)
@@ -51,12 +48,11 @@ def charged_pace(document: PlanDocument, model: CheckedModel, figures: Sequence[
             raise InputError("the replicas of the stages are too many to add up what each network card carries")
         candidates.append((awaited, frozenset({AWAITED})))
         if awaited > pace * (1 + ROUNDING):
-            pace, slowed_by = awaited, verdict_words.WAIT
+            pace = awaited
         shared = max(load.seconds for load in (*cards, *cores))
         candidates.append((shared, busiest([*cards, *cores])))
         # A card with a single user has the load of that user, up to rounding.
         if shared > pace * (1 + ROUNDING):
-            on_cards = any(load.seconds >= shared for load in cards)
-            pace, slowed_by = shared, verdict_words.CARDS if on_cards else verdict_words.CORES
+            pace = shared
     bound_by = frozenset().union(*(names for time, names in candidates if time >= pace * (1 - 2 * ROUNDING)))
-    return ChargedPace(alone, pace, bound_by, slowed_by if pace > alone * (1 + verdict_words.TOLERANCE) else "")
+    return ChargedPace(alone, pace, bound_by)

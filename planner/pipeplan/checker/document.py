@@ -104,10 +104,9 @@ class PlanDocument:
         return self.root["prediction"]
 
     @property
-    def stated_s(self) -> float:
-        """The pace that the answer states, in seconds per minibatch; that of the formulas in older plans."""
-        stated = self.root.get("stated")
-        return self.pace_s if stated is None else stated["minibatch_s"].number()
+    def step_s(self) -> float:
+        """The step time that the answer states, in seconds per minibatch."""
+        return self.root["stated"]["minibatch_s"].number()
 
     @property
     def accumulates(self) -> bool:

@@ -12,10 +12,8 @@ from pipeplan.checker.charged_pace import ChargedPace
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.shared_cards import shared_cores_bound_s
-from pipeplan.checker.structure import check_grid
-from pipeplan.checker.verdict_words import TOLERANCE, ProofState, SolverAnswer, gap_of
+from pipeplan.checker.verdict_words import TOLERANCE, ProofState, SolverAnswer, gap_of, percent
 from pipeplan.checker.virtual_stages import check_bound
-from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 from pipeplan.util.units import show_time
 
@@ -32,80 +30,67 @@ CONFIGURATION = re.compile(r"([1-9][0-9]*×\()?[1-9][0-9]*(-[1-9][0-9]*)*(\)| ×
 class ShownBound:
     """The bound that a certificate shows for a plan whose cost was checked. Times are in seconds per minibatch."""
 
-    pace_s: float
+    step_s: float
+    """The step time of the plan."""
     bound_s: float
     """No plan of the searched space takes less, with everything charged."""
 
     @property
     def gap(self) -> float:
-        """How much faster, at most, as a fraction of the pace, another plan of the searched space is."""
-        return gap_of(self.pace_s, self.bound_s)
-
-    @property
-    def optimal(self) -> bool:
-        """Whether no plan of the searched space is faster, to `verdict_words.TOLERANCE`."""
-        return self.gap <= TOLERANCE
+        """How much faster, at most, another plan of the searched space is: step time over bound, minus 1."""
+        return gap_of(self.step_s, self.bound_s)
 
     @property
     def text(self) -> str:
         """The bound that the certificate shows, as a clause."""
-        if self.optimal:
-            return f"no plan of the searched space is faster, to {TOLERANCE:.0e} of the pace"
-        shown = f"{self.gap:.2%}" if self.gap >= 1e-4 else f"{self.gap * 100:.1e}%"
-        return f"no plan of the searched space takes less than {show_time(self.bound_s)}, {shown} below this one"
+        if self.gap <= TOLERANCE:
+            return "no plan of the searched space is faster"
+        return (
+            f"no plan of the searched space takes less than {show_time(self.bound_s)}, so none is more than "
+            f"{percent(self.gap)} faster"
+        )
 
 
 def check_claims(
-    document: PlanDocument,
-    model: CheckedModel,
-    pace: ChargedPace,
-    fastest: ChargedPace | None,
-    certified: CertifiedBound | None,
+    document: PlanDocument, model: CheckedModel, pace: ChargedPace, certified: CertifiedBound | None
 ) -> str | None:
     """Check that status, gap and verdict follow from the figures and from the solvers' record.
-
-    `fastest` is the pace of the fastest plan by the formulas, if another was taken.
 
     Returns a summary, or None where no certificate shows the bound. Raises an `InputError` that names the first field
     that claims something else.
     """
-    root = document.root
+    root, step_s = document.root, document.step_s
     bound, gap = root["bound_s"].number(), root["gap"].number()
-    if bound > document.pace_s * (1 + TOLERANCE):
-        root["bound_s"].fail(f"stated {bound!r}, but this plan takes {document.pace_s!r}")
-    found = gap_of(document.pace_s, bound)
+    if bound > step_s * (1 + TOLERANCE):
+        root["bound_s"].fail(f"stated {bound!r}, but this plan takes {step_s!r}")
+    found = gap_of(step_s, bound)
     if abs(gap - found) > 1e-9:
         root["gap"].fail(f"stated {gap!r}, found {found!r}")
     if document.virtual:
         return _check_search(document, model, pace, found)
-    verdict, rival = root["verdict"], fastest or pace
+    verdict = root["verdict"]
     state = ProofState(
-        pace_s=document.pace_s if fastest is None else fastest.pace_s,
+        step_s=step_s,
         bound_s=bound,
-        answers=tuple(_answer(node, rival) for node in verdict["solvers"].items()),
-        slowed_by=rival.slowed_by,
+        answers=tuple(_answer(node, pace) for node in verdict["solvers"].items()),
         cores_s=shared_cores_bound_s(document, model),
-        contention=document.options.contention,
     )
     _check_origin(root["bound_s"], state)
-    status = state.status if found <= TOLERANCE else verdict_words.FEASIBLE
-    if root["status"].text() != status:
-        root["status"].fail(f"stated {root['status'].value!r}, found {status!r}")
-    text = state.text
-    if fastest is not None:
-        within = check_simplest(document, fastest.pace_s)
-        if within is None:
-            text = verdict_words.simulated_text(state, document.pace_s)
-        else:
-            text = verdict_words.simplest_text(state, document.pace_s, within)
-    for key, expected in (("agree", True), ("proven", state.proven and fastest is None)):
+    if root["status"].text() != state.status:
+        root["status"].fail(f"stated {root['status'].value!r}, found {state.status!r}")
+    _check_verdict(verdict, state.proven, state.text)
+    if certified is None or bound > certified.bound_s * (1 + TOLERANCE):
+        return None
+    return f"{state.status}, gap {found:.2%}; what each solver found is {NOT_SHOWN}"
+
+
+def _check_verdict(verdict: Node, proven: bool, text: str) -> None:
+    """Raise an `InputError` where the verdict is not what the figures say."""
+    for key, expected in (("agree", True), ("proven", proven)):
         if verdict[key].boolean() is not expected:
             verdict[key].fail(f"stated {verdict[key].value!r}, found {expected!r}")
     if verdict["text"].text() != text:
         verdict["text"].fail(f"found {text!r}")
-    if certified is None or bound > certified.bound_s * (1 + TOLERANCE):
-        return None
-    return f"{status}, gap {found:.2%}; what each solver found is {NOT_SHOWN}"
 
 
 def _check_search(document: PlanDocument, model: CheckedModel, pace: ChargedPace, gap: float) -> str:
@@ -121,42 +106,8 @@ def _check_search(document: PlanDocument, model: CheckedModel, pace: ChargedPace
     status = verdict_words.OPTIMAL if gap <= TOLERANCE else verdict_words.FEASIBLE
     if root["status"].text() != status:
         root["status"].fail(f"stated {root['status'].value!r}, found {status!r}")
-    for key, expected in (("agree", True), ("proven", False)):
-        if verdict[key].boolean() is not expected:
-            verdict[key].fail(f"stated {verdict[key].value!r}, found {expected!r}")
-    simulated = root["simulation"].get("ratio")
-    text = verdict_words.search_text(document.pace_s, bound_s, None if simulated is None else simulated.number())
-    if verdict["text"].text() != text:
-        verdict["text"].fail(f"found {text!r}")
+    _check_verdict(verdict, False, verdict_words.search_text(document.step_s, bound_s))
     return f"a search found the plan; no plan of {document.schedule} is more than {gap:.1%} faster, by the work alone"
-
-
-def check_simplest(document: PlanDocument, fastest_s: float) -> float | None:
-    """Check a plan that was taken in place of the fastest one by the formulas.
-
-    Returns the share by which it may be slower, as it is simpler; None where it was taken for its stated pace.
-    """
-    stated = document.root["simplest"]
-    share, stages = stated.get("within"), len(document.stages)
-    within = None if share is None else share.number()
-    most_s = math.inf if within is None else fastest_s * (1 + within) * (1 + TOLERANCE)
-    if not fastest_s < document.pace_s <= most_s:
-        stated.fail(f"the fastest plan takes {fastest_s!r} s, and this one {document.pace_s!r} s")
-    kind = "a uniform grid of " if stages > 1 and _is_grid(document) else ""
-    kind += f"{stages} stages"
-    if stages == 1:
-        kind = "data parallelism" + ("" if document.copies == 1 else " with a hierarchical all-reduce")
-    if stated["kind"].text() != kind:
-        stated["kind"].fail(f"stated {stated['kind'].value!r}, found {kind!r}")
-    return within
-
-
-def _is_grid(document: PlanDocument) -> bool:
-    try:
-        check_grid(document)
-    except InputError:
-        return False
-    return True
 
 
 def _answer(node: Node, pace: ChargedPace) -> SolverAnswer:
@@ -179,11 +130,12 @@ def _answer(node: Node, pace: ChargedPace) -> SolverAnswer:
         node.fail(f"the status {status!r} does not go with its pace")
     if (limit is None) is not (status == verdict_words.INFEASIBLE):
         node.fail(f"the status {status!r} does not go with its bound")
-    if found is not None and (gap is None or abs(gap.number() - gap_of(minibatch_s, bound_s)) > 1e-9):
-        node.fail(f"its gap is not {gap_of(minibatch_s, bound_s)!r}")
+    own_gap = max(0.0, 1.0 - bound_s / minibatch_s) if found is not None and minibatch_s > 0 else 0.0
+    if found is not None and (gap is None or abs(gap.number() - own_gap) > 1e-9):
+        node.fail(f"its gap is not {own_gap!r}")
     if found is None and gap is not None:
         gap.fail("there is no gap without a plan")
-    if status == verdict_words.OPTIMAL and gap_of(minibatch_s, bound_s) > TOLERANCE:
+    if status == verdict_words.OPTIMAL and own_gap > TOLERANCE:
         node.fail("its bound does not reach its pace, so it is not optimal")
     if bound_s > min(minibatch_s, pace.pace_s if charged else pace.alone_s) * (1 + TOLERANCE):
         node.fail(f"its bound is {bound_s!r} s, but there is a plan that takes less")
@@ -195,6 +147,6 @@ def _check_origin(node: Node, state: ProofState) -> None:
     solvers = [answer.solver for answer in state.answers]
     if not solvers or len(set(solvers)) < len(solvers):
         node.fail("the record names no solver, or one of them twice")
-    best = max(min(max(answer.bound_s for answer in state.answers), state.pace_s), state.cores_s)
+    best = max(min(max(answer.bound_s for answer in state.answers), state.step_s), state.cores_s)
     if state.bound_s > best * (1 + TOLERANCE):
         node.fail(f"stated {state.bound_s!r}, but the record of the solvers gives {best!r}")

@@ -7,18 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from pipeplan.checker.baselines import check_baselines, fastest_plan
 from pipeplan.checker.certificates.certificate import CertifiedBound, check_certificate
 from pipeplan.checker.charged_pace import ChargedPace, charged_pace
 from pipeplan.checker.ddp_overlap import exposed_allreduce_s
-from pipeplan.checker.description import check_description, check_goal_choice
+from pipeplan.checker.description import check_description
 from pipeplan.checker.document import FLUSHING, PlanDocument
 from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s, stage_figures, weight_versions
 from pipeplan.checker.model import CheckedModel, checked_model
 from pipeplan.checker.pace import batch_parts, update_interval
 from pipeplan.checker.proof import NOT_SHOWN, ShownBound, check_claims
 from pipeplan.checker.searched_space import outside_space
-from pipeplan.checker.stated_pace import check_stated_pace
+from pipeplan.checker.step_time import check_step_time
 from pipeplan.checker.structure import check_options, check_structure
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
@@ -76,11 +75,6 @@ class CheckedPlan:
         """Whether the check of this name was made and found nothing wrong."""
         return any(result.what == what and result.holds for result in self.results)
 
-    @property
-    def optimal(self) -> bool:
-        """Whether it is shown that no plan of the searched space is faster, to 1e-6 of the pace."""
-        return self.shown is not None and self.shown.optimal
-
 
 def check_readable_plan(root: Node, profile: Profile) -> CheckedPlan:
     """Like `check_plan`, but what raises an `InputError` there is a wrong document here."""
@@ -123,20 +117,19 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
         structure,
         _try("constraints", lambda: check_options(document, model)),
         _try("pace", lambda: check_pace(document, model, figures)),
-        _try("stated pace", lambda: check_stated_pace(document, _same), "plan.json is older, and states none"),
+        _try("step time", lambda: check_step_time(document, _same)),
         _try("stages", lambda: check_stages(document, model, figures)),
         _try("memory", lambda: check_memory(document, figures)),
-        _try("description", lambda: _check_words(document, profile, pace(), figures)),
-        _try("baselines", lambda: check_baselines(document, model, _same), "plan.json does not hold their stages"),
+        _try("description", lambda: check_description(document, profile, pace(), figures)),
         _try("optimality", certified.check, NO_CERTIFICATE),
         _try(
             "verdict",
-            lambda: check_claims(document, model, pace(), fastest_plan(document, model), certified.bound),
+            lambda: check_claims(document, model, pace(), certified.bound),
             "it follows from the bound, which no certificate shows",
         ),
     )
     bound, right = certified.bound, all(result.holds is not False for result in results)
-    return CheckedPlan(results, ShownBound(document.pace_s, bound.bound_s) if bound and right else None)
+    return CheckedPlan(results, ShownBound(document.step_s, bound.bound_s) if bound and right else None)
 
 
 @dataclass
@@ -163,7 +156,7 @@ class _Certified:
         self.bound = check_certificate(self.document, self.model)
         if self.bound is None:
             return None
-        shown = ShownBound(self.document.pace_s, self.bound.bound_s)
+        shown = ShownBound(self.document.step_s, self.bound.bound_s)
         return f"{shown.text}; states checked: {self.bound.states}"
 
 
@@ -234,12 +227,6 @@ def check_memory(document: PlanDocument, figures: tuple[StageFigures, ...]) -> s
             needs, has = show_size(figure.memory_bytes), show_size(capacity)
             raise InputError(f"stage {number} needs {needs}, a device has {has}")
     return f"every stage fits; the largest takes {show_size(most)}"
-
-
-def _check_words(document: PlanDocument, profile: Profile, pace: ChargedPace, figures: tuple[StageFigures, ...]) -> str:
-    """Check the description, and the choice by time to the goal if there is one."""
-    check_goal_choice(document.root, _same)
-    return check_description(document, profile, pace, figures)
 
 
 def _stage_nodes(document: PlanDocument) -> list[Node]:

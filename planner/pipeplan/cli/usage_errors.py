@@ -9,6 +9,32 @@ import click
 
 from pipeplan.util.text import did_you_mean
 
+GONE = {
+    "--minibatch": "--microbatch takes its place",
+    "--accumulate": "--batch takes its place: the global batch in samples",
+    "--straight": "write --max-replicas 1",
+    "--max-stages": "write --stages 1-N",
+    "--no-cut-after": "--together keeps layers in one stage",
+    "--virtual-stages": "the best number is found with --schedule interleaved-1f1b",
+    "--correction": "it follows from --staleness and the optimiser",
+    "--overlap": "it follows from the device",
+    "--no-contention": "shared network cards are always charged",
+    "--boundary": "the model of docs/cost-model.md is always used",
+    "--ilp-solver": "HiGHS is always used",
+    "--gap": "--time-limit ends a search earlier",
+    "--no-certificate": "every plan has its proof",
+    "--no-simulation": "plans are always compared by their simulated time",
+    "--simplest": "the simplest plan within 3% of the fastest is always taken",
+    "--asynchronous-gain": "--staleness N allows gradients up to N updates old",
+    "--objective": "--staleness N allows gradients up to N updates old",
+    "--server-order": "the best order is always found",
+    "--fewest-workers": "of plans within 3% the one with fewer workers is taken; --max-workers limits them",
+    "--epochs": "launch.sh takes --epochs",
+    "--dataset-size": "the job's data say it",
+    "--tokens-per-sample": "the job's `tokens_per_sample` says it",
+    "--report": "pipeplan report PLAN writes it",
+}
+"""Options that earlier versions of the planning commands had, with what takes their place."""
 NEAR = 0.6
 """How similar an option must be to be suggested, as a ratio of `difflib`."""
 
@@ -35,6 +61,8 @@ def usage_message(error: click.ClickException) -> str:
 
 
 def _near(typed: str, context: click.Context, path: str) -> str:
+    if typed in GONE and context.command.name in ("solve", "explain", "sweep", "replan"):
+        return GONE[typed]
     options = [param for param in context.command.get_params(context) if isinstance(param, click.Option)]
     known = {name.lstrip("-"): name for option in options for name in option.opts if name.startswith("--")}
     if owner := _owner(typed, context):

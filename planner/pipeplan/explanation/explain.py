@@ -8,16 +8,16 @@ from typing import Any
 
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.explanation import sensitivity
-from pipeplan.explanation.second_best import Alternative, Alternatives, find_alternatives, with_stated_paces
+from pipeplan.explanation.second_best import Alternative, Alternatives, find_alternatives, with_figures
 from pipeplan.explanation.sensitivity import ChangeEffect, Robustness, change_effects
 from pipeplan.explanation.time_breakdown import ResourceLoad, TimeBreakdown, break_down_time, resource_loads
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import FASTEST, ON_FEWER, UNPIPELINED, not_taken_because
+from pipeplan.planning.baselines import not_taken_because
+from pipeplan.planning.figure import figure_of
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.reuse import reusing
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
-from pipeplan.planning.stated.pace import simulated
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
@@ -50,13 +50,13 @@ class Explanation:
     """The solvers' outcome: this plan, unless the plan was read from a file."""
     loads: tuple[ResourceLoad, ...]
     anatomies: tuple[TimeBreakdown, ...]
-    """The plan, data parallelism, and the best straight pipeline and uniform grid if they exist."""
+    """The plan, data parallelism, and the best uniform grid if there is one."""
     alternatives: Alternatives
     effects: tuple[ChangeEffect, ...]
     robustness: Robustness | None
     """None if the profile has no spread."""
-    stated_s: float
-    """The stated pace of the plan, in seconds per minibatch: simulated where that differs from the formulas."""
+    step_s: float
+    """The figure of the plan, its simulated step time in seconds per minibatch."""
     proof: str = ""
     """A clause on faster plans: the solvers' verdict, or what the check of a plan file shows."""
 
@@ -75,17 +75,17 @@ def explain_plan(
     progress: Callable[[str], None] = lambda _: None,
     *,
     proof: str | None = None,
-    stated_s: float | None = None,
+    step_s: float | None = None,
 ) -> Explanation:
     """Explain a plan, by default the one that the solve takes; `proof` is what is shown about a given plan.
 
-    `stated_s` is its stated pace, in seconds per minibatch; without it the plan is simulated.
+    `step_s` is its figure, in seconds per minibatch; without it the plan is simulated.
 
     The searches for other plans and clusters reuse what those before them have found. Raises `InfeasibleError` if no
     plan fits.
     """
     with reusing():
-        return _explained(problem, settings, wishes, plan, progress, (proof, stated_s))
+        return _explained(problem, settings, wishes, plan, progress, (proof, step_s))
 
 
 def _explained(
@@ -97,19 +97,19 @@ def _explained(
     known: tuple[str | None, float | None],
 ) -> Explanation:
     progress("solving")
-    best, (proof, stated_s) = solve(problem, settings), known
+    best, (proof, step_s) = solve(problem, settings), known
     plan = best.plan if plan is None else plan
     score, cuts = evaluate(plan, problem), enumerate_cuts(problem, settings.maximum_cuts)
-    if stated_s is None:
+    if step_s is None:
         answered = plan == best.plan
-        stated_s = best.predicted_s if answered else simulated("", plan, score, problem, Deadline()).stated_s
-    anatomies = [break_down_time("this plan", plan, problem, stated_s)]
+        step_s = best.predicted_s if answered else figure_of(plan, score, problem, Deadline()).step_s
+    anatomies = [break_down_time("this plan", plan, problem, step_s)]
     for baseline in best.baselines:
-        if baseline.plan is not None and baseline.name not in (UNPIPELINED, ON_FEWER, FASTEST):
-            made = break_down_time(baseline.name, baseline.plan, problem, baseline.stated_s)
-            anatomies.append(replace(made, not_taken=not_taken_because(baseline, plan, stated_s, problem)))
+        if baseline.plan is not None:
+            made = break_down_time(baseline.name, baseline.plan, problem, baseline.step_s)
+            anatomies.append(replace(made, not_taken=not_taken_because(baseline, plan, step_s, problem)))
     others = find_alternatives(problem, cuts, plan, score.pace_s, progress)
-    others = with_stated_paces(others, problem, Deadline.after(STATING_S))
+    others = with_figures(others, problem, Deadline.after(STATING_S))
     changed = []
     for effect in change_effects(problem, cuts, best.evaluation.pace_s):
         changed.append(effect)
@@ -123,7 +123,7 @@ def _explained(
         anatomies=tuple(anatomies),
         alternatives=others,
         effects=tuple(changed),
-        stated_s=stated_s,
+        step_s=step_s,
         proof=best.verdict.text if proof is None else proof,
         robustness=_robustness(problem, cuts, plan, wishes, progress),
     )
@@ -158,7 +158,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "cluster": explanation.problem.cluster.name,
         "plan": explanation.plan.to_json() | {"config": explanation.plan.config},
         "minibatch_s": score.pace_s,
-        "stated_s": explanation.stated_s,
+        "step_s": explanation.step_s,
         "bound_by": score.bound,
         "behind_best": explanation.behind_best,
         "best_config": explanation.best.plan.config,
@@ -187,7 +187,7 @@ def _alternative_json(one: Alternative) -> dict[str, Any]:
     return {
         "config": one.plan.config,
         "minibatch_s": one.pace_s,
-        "stated_s": one.stated_s,
+        "step_s": one.step_s,
         "behind": one.behind,
         "part": one.part,
     }

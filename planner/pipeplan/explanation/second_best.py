@@ -9,7 +9,7 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.fast import USEFUL, best_plan
-from pipeplan.planning.stated.pace import simulated
+from pipeplan.planning.figure import figure_of
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.options import Options
@@ -34,7 +34,7 @@ class Alternative:
     pace_s: float
     behind: float
     """How much slower it is than the best plan by the formulas, relative."""
-    stated_s: float | None = None
+    step_s: float | None = None
     """The stated pace, in seconds per minibatch: simulated where that differs from the formulas; None: not known."""
 
 
@@ -102,12 +102,12 @@ def find_alternatives(
     return Alternatives(tuple(alternatives[:ENOUGH]), tuple(searched), certain and known)
 
 
-def with_stated_paces(alternatives: Alternatives, problem: Problem, deadline: Deadline) -> Alternatives:
-    """The alternatives with their stated paces. The order stays that of the formulas, by which they were found."""
+def with_figures(alternatives: Alternatives, problem: Problem, deadline: Deadline) -> Alternatives:
+    """The alternatives with their figures. The order stays that of the formulas, by which they were found."""
     found = []
     for one in alternatives.found:
-        told = simulated(one.part, one.plan, evaluate(one.plan, problem), problem, deadline)
-        found.append(replace(one, stated_s=told.stated_s))
+        figure = figure_of(one.plan, evaluate(one.plan, problem), problem, deadline)
+        found.append(replace(one, step_s=figure.step_s))
     return replace(alternatives, found=tuple(found))
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeplan.cost.evaluate import Evaluation
-from pipeplan.drawing.plan_table import describe_cluster, short_config
+from pipeplan.drawing.words import describe_cluster, short_config
 from pipeplan.explanation.explain import Explanation
 from pipeplan.explanation.sensitivity import ChangeEffect, Robustness
 from pipeplan.explanation.time_breakdown import TimeBreakdown
@@ -36,9 +36,9 @@ def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
         (f"Plan {short_config(explanation.plan.config, 40)}", "bold"),
         f" for {purpose} {one_line(problem.profile.model_name)}, minibatch {problem.profile.minibatch}, on cluster "
         f"{one_line(problem.cluster.name)} ({describe_cluster(problem.cluster)}): "
-        f"{show_time(explanation.stated_s)} a minibatch",
+        f"{show_time(explanation.step_s)} a minibatch",
     )
-    if explanation.stated_s != score.pace_s:
+    if explanation.step_s != score.pace_s:
         yield f"That is simulated. By the formulas, to which the shares below refer, it is {show_time(score.pace_s)}."
     if explanation.behind_best:
         found = f"the best plan that was found, {explanation.best.plan.config}"
@@ -119,7 +119,7 @@ def _anatomies(anatomies: tuple[TimeBreakdown, ...]) -> Table:
     table = _table("", *(anatomy.name for anatomy in anatomies))
     rows = [
         ("configuration", [short_config(anatomy.config, LONGEST_CONFIG) for anatomy in anatomies]),
-        ("time of a minibatch", [show_time(anatomy.stated_s) for anatomy in anatomies]),
+        ("time of a minibatch", [show_time(anatomy.step_s) for anatomy in anatomies]),
         ("workers in use", [str(anatomy.busy) for anatomy in anatomies]),
         ("time spent computing", [f"{anatomy.computing:.0%}" for anatomy in anatomies]),
         ("lost to communication", [f"{anatomy.communication:.0%}" for anatomy in anatomies]),
@@ -140,7 +140,7 @@ def baseline_reasons(anatomies: tuple[TimeBreakdown, ...], capacity: float) -> l
         if baseline.config == plan.config:
             lines.append(f"This plan is {_named(baseline.name)}.")
             continue
-        times = baseline.stated_s / plan.stated_s
+        times = baseline.step_s / plan.step_s
         speed = f"{times:.2f} times as slow" if times > 1 + MATTERS else "as fast" if times > 1 - MATTERS else "faster"
         speed += f" ({baseline.not_taken})" if baseline.not_taken else ""
         cause, share = max(
@@ -166,11 +166,11 @@ def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
     else:
         table = _table("configuration", "a minibatch", "behind", "searched among")
         for alternative in alternatives.found:
-            stated_s = alternative.pace_s if alternative.stated_s is None else alternative.stated_s
-            behind = stated_s / explanation.stated_s - 1
+            step_s = alternative.pace_s if alternative.step_s is None else alternative.step_s
+            behind = step_s / explanation.step_s - 1
             table.add_row(
                 Text(short_config(alternative.plan.config, LONGEST_CONFIG)),
-                show_time(stated_s),
+                show_time(step_s),
                 f"{behind:+.1%}" if abs(behind) > MATTERS else "0%",
                 Text(alternative.part),
             )

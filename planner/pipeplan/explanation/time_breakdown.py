@@ -23,7 +23,7 @@ class TimeBreakdown:
     config: str
     pace_s: float
     """Seconds per minibatch by the formulas, to which the shares refer."""
-    stated_s: float
+    step_s: float
     """Seconds per minibatch as they are stated: simulated where that differs from the formulas."""
     bound: str
     """The slowest resource."""
@@ -52,8 +52,8 @@ class TimeBreakdown:
         return self.boundary_bytes + self.allreduce_bytes
 
 
-def break_down_time(name: str, plan: Plan, problem: Problem, stated_s: float | None = None) -> TimeBreakdown:
-    """Break the time of a plan for a problem down, under a name for tables; `stated_s` is its stated pace, if known."""
+def break_down_time(name: str, plan: Plan, problem: Problem, step_s: float | None = None) -> TimeBreakdown:
+    """Break the time of a plan for a problem down, under a name for tables; `step_s` is its stated pace, if known."""
     score = evaluate(plan, problem)
     free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).pace_s
     computing = ideal_pace(problem) / score.pace_s
@@ -63,7 +63,7 @@ def break_down_time(name: str, plan: Plan, problem: Problem, stated_s: float | N
         name=name,
         config=plan.config,
         pace_s=score.pace_s,
-        stated_s=score.pace_s if stated_s is None else stated_s,
+        step_s=score.pace_s if step_s is None else step_s,
         bound=score.bound,
         busy=plan.busy,
         computing=computing,

@@ -9,8 +9,9 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.exports.target import ExportFile, ExportTarget, export_files
 from pipeplan.plan.schedules import FLUSHING, STASHING
 from pipeplan.planning.fast import best_plan
+from pipeplan.planning.figure import figured
+from pipeplan.planning.local_search import improve
 from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.stated.choose import stated_plan_s
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
@@ -53,9 +54,9 @@ class TargetedProblem:
             best = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
             if best is None:
                 continue
-            pace_s = best.pace_s
-            if outcome.simulation.simulated_s is not None:
-                pace_s = stated_plan_s(problem, best.plan, evaluate(best.plan, problem), Deadline.after(STATING_S))
+            ends = Deadline.after(STATING_S)
+            start = figured(best.plan, evaluate(best.plan, problem), problem, ends)
+            pace_s = improve(start, problem, ends).step_s
             gain = speedup_text(outcome.predicted_s / pace_s)
             alternatives.append(f"{best.plan.config} by {options.schedule}, {gain}")
         return (

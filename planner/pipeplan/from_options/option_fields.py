@@ -24,7 +24,7 @@ class OptionKeywords(TypedDict, total=False):
     max_replicas: int | None
     allow_copies: bool
     schedule: str
-    """A schedule, `best`, which is the default of `solve`, or `auto` together with a global `batch`."""
+    """A training schedule; without one the best is chosen."""
     accumulate: int | None
     virtual_stages: int | None
     correction: str
@@ -38,7 +38,6 @@ class OptionKeywords(TypedDict, total=False):
     together: tuple[tuple[str, ...], ...]
     no_cut_after: tuple[str, ...]
     grid: bool
-    straight: bool
     ignore_memory: bool
     no_recompute: bool
     no_contention: bool
@@ -47,7 +46,6 @@ class OptionKeywords(TypedDict, total=False):
 
 
 FLAGS: Mapping[str, Mapping[str, Any]] = {
-    "straight": {"max_replicas": 1, "allow_copies": False},
     "ignore_memory": {"memory": False},
     "no_recompute": {"recompute": False},
     "no_contention": {"contention": False},

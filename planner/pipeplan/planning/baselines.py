@@ -1,5 +1,4 @@
-"""The baselines that a plan is compared with: data parallelism, on all workers and on the subset that is fastest, the
-best uniform grid, the best straight pipeline, and the same straight pipeline without pipelining (model parallelism)."""
+"""The baselines that a plan is compared with: data parallelism and the best uniform grid."""
 
 from __future__ import annotations
 
@@ -7,30 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeplan.cluster_data.links import Links
-from pipeplan.cost import formulas
 from pipeplan.cost.evaluate import evaluate, memory_excess_message
 from pipeplan.cost.stage_times import grid_shape_of, plain_data_parallel
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.stated.pace import NOT_SIMULATED, PlanSimulation
+from pipeplan.planning.figure import Figure
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.cuts.selected_cuts import cheap_cuts
-from pipeplan.solvers.result import Result, Status
+from pipeplan.solvers.result import Result
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
-PARALLEL, ON_FEWER = "data parallelism", "data parallelism on fewer workers"
-UNIFORM_GRID, STRAIGHT, UNPIPELINED = "best uniform grid", "best straight pipeline", "model parallelism"
-FASTEST = "fastest plan"
-"""The plan that is fastest by the formulas, where another was taken."""
+PARALLEL, UNIFORM_GRID = "data parallelism", "best uniform grid"
 NO_TIME = "there was no time left to search for it; give more with --time-limit"
 STOPPED = "not searched for, as Ctrl-C came before"
-IN_TIME = "the best that was found in time"
-LEAST_DIFFERENCE = 1e-6
-"""Relative. Data parallelism on fewer workers is told where it is faster by more."""
 MOST_CELLS, MOST_WORKERS = 20_000, 1024
 """The largest product of cuts and workers for which the search for a grid is among all cuts, and the most workers for
 which it is made."""
@@ -51,61 +42,26 @@ class Baseline:
     """The stages of the baseline."""
     fits: bool = True
     """Whether it fits in memory. What does not fit is no plan that another one could be faster than."""
-    simulation: PlanSimulation = NOT_SIMULATED
-    """The simulated pace of the baseline, or why there is none."""
+    figure: Figure | None = None
+    """The figure of the baseline; None without a plan, or where nobody asked for it."""
 
     @property
-    def stated_s(self) -> float | None:
-        """The pace that is stated for it, in seconds per minibatch: simulated where that differs from the formulas."""
-        return None if self.pace_s is None else self.simulation.pace_s(self.pace_s)
+    def step_s(self) -> float | None:
+        """The step time of the baseline, in seconds per minibatch; None without a plan."""
+        return self.pace_s if self.figure is None else self.figure.step_s
 
-    def gain(self, stated_s: float) -> float | None:
-        """The speed-up over this baseline, as it is stated, of a plan with the given stated pace.
+    def gain(self, step_s: float) -> float | None:
+        """The speed-up over this baseline of a plan with the given step time.
 
-        It is None where either pace is unknown or zero, and where the baseline does not fit in memory.
+        It is None where either time is unknown or zero, and where the baseline does not fit in memory.
         """
-        return None if self.stated_s is None or stated_s == 0 or not self.fits else self.stated_s / stated_s
+        return None if self.step_s is None or step_s == 0 or not self.fits else self.step_s / step_s
 
 
-def uniform_baselines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:
-    """The baselines with as many replicas in every stage: data parallelism, on all workers and on the subset that is
-    fastest, and the best uniform grid.
-
-    Data parallelism is scored even where it does not fit in memory, with a remark. A baseline that is not found before
-    the deadline has a remark that says so. Raises `KeyboardInterrupt` on Ctrl-C.
-    """
-    everyone = data_parallelism(problem)
-    found = [everyone, *fewer_workers(problem, cuts, everyone, deadline.share(0.2))]
-    return found if problem.options.grid else [*found, uniform_grid(problem, cuts, deadline)]
-
-
-def unsearched_baselines(
-    problem: Problem, remark: str, others: Sequence[str] = (STRAIGHT, UNPIPELINED)
-) -> list[Baseline]:
+def unsearched_baselines(problem: Problem, remark: str, others: Sequence[str] = ()) -> list[Baseline]:
     """The baselines without a search for any: data parallelism, and the grid and others by name, with a remark."""
     names = (*(() if problem.options.grid else (UNIFORM_GRID,)), *others)
     return [data_parallelism(problem), *(Baseline(name, None, "", remark) for name in names)]
-
-
-def straight_pipelines(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> list[Baseline]:
-    """The best straight pipeline, and the same one without pipelining; a remark says where Ctrl-C came before."""
-    try:
-        straight = dynamic_program.solve(problem.straight(), cuts, deadline.left_s)
-    except KeyboardInterrupt:
-        return [Baseline(STRAIGHT, None, "", STOPPED), Baseline(UNPIPELINED, None, "", STOPPED)]
-    if straight.interrupted:
-        return [Baseline(STRAIGHT, None, "", STOPPED), Baseline(UNPIPELINED, None, "", STOPPED)]
-    if straight.plan is None:
-        remark = "no straight pipeline fits in memory" if straight.status == Status.INFEASIBLE else NO_TIME
-        return [Baseline(STRAIGHT, None, "", remark), Baseline(UNPIPELINED, None, "", remark)]
-    # The evaluator scores one straight pipeline; with copies it would be replicated.
-    pace, config = evaluate(straight.plan, problem).pace_s, straight.plan.config
-    remark = "" if straight.status == Status.OPTIMAL or not deadline.passed else IN_TIME
-    unpipelined, alone = unpipelined_time(straight.plan, problem), "the same stages, not pipelined"
-    return [
-        Baseline(STRAIGHT, pace, config, remark, straight.plan),
-        Baseline(UNPIPELINED, unpipelined, config, alone, straight.plan),
-    ]
 
 
 def data_parallelism(problem: Problem) -> Baseline:
@@ -117,24 +73,6 @@ def data_parallelism(problem: Problem) -> Baseline:
     fits = score.fits or not problem.options.memory
     remark = "" if fits else f"does not fit in memory: {memory_excess_message(score)}"
     return Baseline(PARALLEL, score.pace_s, parallel.config, remark, parallel, fits)
-
-
-def fewer_workers(problem: Problem, cuts: Cuts, everyone: Baseline, deadline: Deadline) -> list[Baseline]:
-    """The fastest data parallelism on some of the workers, if it is faster than on `everyone`, else nothing.
-
-    Raises `KeyboardInterrupt` on Ctrl-C.
-    """
-    options = replace(problem.options, stages=1, max_stages=None, max_replicas=None, allow_copies=False, pins=())
-    found = dynamic_program.solve(replace(problem, options=options), cuts, deadline.left_s)
-    if found.interrupted:
-        raise KeyboardInterrupt
-    if found.plan is None:
-        return []
-    pace_s = evaluate(found.plan, problem).pace_s
-    if everyone.fits and everyone.pace_s is not None and pace_s >= everyone.pace_s * (1 - LEAST_DIFFERENCE):
-        return []
-    remark = f"{found.plan.busy} of {problem.cluster.workers} workers"
-    return [Baseline(ON_FEWER, pace_s, found.plan.config, remark, found.plan)]
 
 
 def uniform_grid(
@@ -182,26 +120,13 @@ def uniform_grid(
     return Baseline(UNIFORM_GRID, evaluate(plan, problem).pace_s, shape.text if shape else "", remark, plan)
 
 
-def unpipelined_time(plan: Plan, problem: Problem) -> float:
-    """Seconds per minibatch of a straight plan with a single minibatch in flight: all compute and transfers in turn."""
-    links = Links.of(problem.cluster)
-    total = 0.0
-    for index, stage in enumerate(evaluate(plan, problem).stages):
-        total += stage.forward_s + stage.backward_s
-        for size in (stage.boundary_bytes, stage.boundary_gradient_bytes):
-            if size:
-                both = plan.stages[index].workers + plan.stages[index + 1].workers
-                total += float(formulas.transfer_time(size, *links.sendrecv_among(both)))
-    return total
-
-
-def not_taken_because(baseline: Baseline, plan: Plan, stated_s: float, problem: Problem) -> str:
+def not_taken_because(baseline: Baseline, plan: Plan, step_s: float, problem: Problem) -> str:
     """Why a baseline was not taken although it is faster than the plan, in a few words: it is outside the space that
     was searched.
 
-    `stated_s` is the stated pace of the plan, in seconds per minibatch. Empty where the baseline is not faster.
+    `step_s` is the step time of the plan, in seconds per minibatch. Empty where the baseline is not faster.
     """
-    gain, size = baseline.gain(stated_s), problem.profile.minibatch
+    gain, size = baseline.gain(step_s), problem.profile.minibatch
     if baseline.plan is None or gain is None or gain >= 1 or plan.inference:
         return ""
     if Updates.of(plan, size).synchronous and not Updates.of(baseline.plan, size).synchronous:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeplan.checker.verdict_words import gap_of
 from pipeplan.cost.evaluate import Evaluation
 from pipeplan.cost.throughput import RunSize, Throughput, throughput_of
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import Baseline
-from pipeplan.planning.choose_synchrony import SynchronyChoice
+from pipeplan.planning.choose import Choice
+from pipeplan.planning.figure import Figure
 from pipeplan.planning.outcome_views import outcome_html, outcome_lines, stage_rows
-from pipeplan.planning.simplest import Simplification
-from pipeplan.planning.stated.pace import NOT_SIMULATED, PlanSimulation
 from pipeplan.planning.verdict import TOLERANCE, Verdict
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.certificate import Certificate
@@ -34,14 +34,12 @@ class Outcome:
     phases_s: dict[str, float]
     """Wall-clock seconds by phase."""
     bound_s: float = 0.0
-    """Lower bound on the pace of every plan of the searched space with everything charged, in seconds per minibatch."""
+    """Lower bound on the step time of every plan of the searched space, in seconds per minibatch."""
     certificate: Certificate = NO_CERTIFICATE
-    simulation: PlanSimulation = NOT_SIMULATED
-    """The simulation of the plan's schedule, beside the prediction."""
-    synchrony: SynchronyChoice | None = None
-    """The choice between synchronous and asynchronous plans, if it was left to pipeplan."""
-    simplification: Simplification | None = None
-    """The fastest plan, if a simpler one was taken."""
+    figure: Figure = field(default_factory=lambda: Figure(0.0))
+    """The plan's figure: its simulated step time, beside that of the formulas."""
+    choice: Choice | None = None
+    """The candidates that the plan was chosen among, if the choice was left to pipeplan."""
     run_size: RunSize = field(default_factory=RunSize)
     """The size of the training run, as far as the user states it."""
 
@@ -57,13 +55,13 @@ class Outcome:
 
     @property
     def objective_s(self) -> float:
-        """The plan's pace by the formulas, which solvers minimise and prove, in seconds per minibatch."""
+        """The plan's time by the formulas, which solvers minimise, in seconds per minibatch: a lower bound."""
         return self.evaluation.pace_s
 
     @property
     def predicted_s(self) -> float:
-        """The pace to expect, in seconds per minibatch: simulated where that differs from `objective_s`."""
-        return self.simulation.pace_s(self.objective_s)
+        """The plan's figure: its simulated step time, in seconds per minibatch."""
+        return max(self.figure.step_s, self.objective_s)
 
     @property
     def throughput(self) -> Throughput:
@@ -73,8 +71,8 @@ class Outcome:
 
     @property
     def gap(self) -> float:
-        """Upper bound on how much faster, as a fraction of the pace, a better plan could be."""
-        return max(0.0, 1.0 - self.bound_s / self.objective_s) if self.objective_s > 0 else 0.0
+        """Upper bound on how much faster a better plan could be: the step time over the bound, minus 1."""
+        return gap_of(self.predicted_s, self.bound_s)
 
     @property
     def status(self) -> Status:

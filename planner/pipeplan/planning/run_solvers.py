@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import DisagreementError, InfeasibleError
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.charge_results import charge_result, deepened
 from pipeplan.planning.fast import USEFUL, best_of_known
 from pipeplan.planning.infeasibility import why_infeasible
@@ -116,16 +115,3 @@ def best_plan(
     least = min(score.pace_s for score in scores)
     plan, score = next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
     return deepened(plan, problem) if deepen else (plan, score)
-
-
-def best_with_known(known: Iterable[Plan], problem: Problem, plan: Plan, score: Evaluation) -> tuple[Plan, Evaluation]:
-    """The plan and its score, or a faster known plan, for a search that ended before it was finished."""
-    for candidate in known:
-        if not satisfies_options(candidate, problem):
-            continue
-        candidate_score = evaluate(candidate, problem)
-        if candidate_score.pace_s < score.pace_s * (1 - TOLERANCE) and (
-            candidate_score.fits or not problem.options.memory
-        ):
-            plan, score = candidate, candidate_score
-    return plan, score

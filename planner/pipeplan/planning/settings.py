@@ -13,16 +13,13 @@ SHARES = {
     "first": 0.5,
     "last": 0.8,
     "certificate": 0.5,
-    "grid": 0.4,
-    "baselines": 0.8,
-    "simplest": 0.5,
+    "baselines": 0.4,
     "simulation": 1.0,
     "diagnosis": 1.0,
 }
-"""The share of the time left that each phase may take: the choice of a schedule, a minibatch size or a number of
-workers, the cuts, the first of two solvers, the last or only solver, the certificate, data parallelism and the best
-uniform grid, the straight pipeline, the search for a simpler plan, the simulation. Where there is no plan, the
-diagnosis takes what the solvers leave. What a phase does not need is left to those after it."""
+"""The share of the time left that each phase may take: the choice of a schedule and a microbatch size, the cuts, the
+first of two solvers, the last or only solver, the certificate, the best uniform pipeline, the simulation. Where there
+is no plan, the diagnosis takes what the solvers leave. What a phase does not need is left to those after it."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +40,9 @@ class Settings:
     certify: bool = True
     """Whether to record a certificate that `pipeplan check` can verify."""
     simulate: bool = True
-    """Whether to simulate the plan, plans nearly as fast and the baselines, and to choose and compare by what is stated
-    then."""
-    simplest: float = 0.0
-    """The share of the fastest plan's pace by which the simplest plan, which is taken, may be slower; 0 takes the
-    fastest plan. The commands have `simplest.WITHIN`."""
+    """Whether the figure of a plan is its simulated time; otherwise plans are compared by the formulas."""
+    simplify: bool = False
+    """Whether to take the simplest plan within the tolerance of the fastest (`simplicity.py`), as the commands do."""
     compare: bool = True
-    """Whether to search for baselines where the plan is proven optimal by the formulas: the best straight pipeline, the
-    best uniform grid, data parallelism on fewer workers. They are shown, and one is taken if it is faster in the
-    simulation. Their searches may take longer than the plan's own."""
-    jobs: int = 1
-    """The most processes, this one included. Others search for baselines beside the solvers, if a search is long enough
-    to start an interpreter for; a script needs its own code under `if __name__ == "__main__":` then. What is found does
-    not depend on it, but where the time limit comes first."""
+    """Whether to search for the best uniform pipeline where the plan is proven optimal by the formulas. It is shown,
+    and taken if its figure is better. The search may take longer than the plan's own."""

@@ -1,4 +1,4 @@
-"""Cross-checks the results of the two solvers, and states what they prove with everything charged.
+"""Cross-checks the results of the two solvers, and states what they prove about a plan.
 
 Every plan that pipeplan recommends has passed this check. The words are those of `pipeplan.checker.verdict_words`,
 from which `pipeplan check` derives them again.
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pipeplan.checker import verdict_words
 from pipeplan.checker.verdict_words import ProofState, SolverAnswer
 from pipeplan.cost import contention
-from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, Evaluation, evaluate
-from pipeplan.planning.simplest import Simplification
+from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.result import Result, Status
 
@@ -28,50 +27,25 @@ class Verdict:
     agree: bool
     """Whether the solvers' answers are free of contradictions. A plan with contradictions is not written."""
     proven: bool
-    """Whether the plan is optimal by two solvers, or by a reason that needs none."""
+    """Whether two solvers show the bound on faster plans, or a reason that needs none."""
     text: str
-    """One sentence for the user, which begins with the status."""
+    """One sentence for the user."""
     provers: tuple[str, ...] = ()
-    """The solvers whose bound reaches the plan's pace."""
+    """The solvers that show the bound."""
 
 
-def state_verdict(
-    problem: Problem,
-    score: Evaluation,
-    bound_s: float,
-    results: Sequence[Result],
-    simplification: Simplification | None = None,
-) -> Verdict:
-    """The verdict on a plan with this score, which may be another one than the fastest by the formulas.
+def state_verdict(problem: Problem, step_s: float, bound_s: float, results: Sequence[Result]) -> Verdict:
+    """The verdict on a plan with this step time.
 
-    `bound_s` is a lower bound on the pace of every plan of the searched space, with everything charged, in seconds per
-    minibatch.
+    `bound_s` is a lower bound on the step time of every plan of the searched space, in seconds per minibatch.
     """
-    fastest = score if simplification is None else simplification.fastest_score
     state = ProofState(
-        pace_s=fastest.pace_s,
+        step_s=step_s,
         bound_s=bound_s,
         answers=tuple(_answer(result) for result in results),
-        slowed_by=slowed_by(fastest),
         cores_s=contention.least_pace_of_shared_cores_s(problem),
-        contention=problem.options.contention,
     )
-    if simplification is None:
-        return Verdict(True, state.proven, state.text, state.provers)
-    if simplification.within is None:
-        text = verdict_words.simulated_text(state, score.pace_s)
-    else:
-        text = verdict_words.simplest_text(state, score.pace_s, simplification.within)
-    return Verdict(True, False, text, state.provers)
-
-
-def slowed_by(score: Evaluation) -> str:
-    """The charge that makes a plan slower than with every resource to itself; empty if none does."""
-    if score.pace_s <= score.alone_s * (1 + TOLERANCE):
-        return ""
-    if score.bound == WAITS_FOR_UPDATE:
-        return verdict_words.WAIT
-    return verdict_words.CARDS if score.bound.startswith(("network card", "port")) else verdict_words.CORES
+    return Verdict(True, state.proven, state.text, state.provers)
 
 
 def _answer(result: Result) -> SolverAnswer:

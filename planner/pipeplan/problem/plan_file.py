@@ -46,7 +46,7 @@ def read_plan_document(path: Path) -> Node:
     return read_document(plan_file(path), PLAN_FORMAT, PLAN_VERSION)
 
 
-def stated_pace_s(root: Node) -> float:
+def step_time_s(root: Node) -> float:
     """The pace that a plan.json states, in seconds per minibatch; in older ones that is the prediction by formulas."""
     stated = root.get("stated")
     return (root["prediction"] if stated is None else stated)["minibatch_s"].number()

@@ -20,13 +20,13 @@ from pipeplan.cost.stage_times import awaited_exchange_s, group_allreduce_time
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE, SPLITTING
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.baselines import UNPIPELINED, not_taken_because
+from pipeplan.planning.baselines import not_taken_because
 from pipeplan.simulation.from_plan import exposed_sync_s
 
 if TYPE_CHECKING:
     from pipeplan.planning.baselines import Baseline
+    from pipeplan.planning.figure import Figure
     from pipeplan.planning.outcome import Outcome
-    from pipeplan.planning.stated.pace import PlanSimulation
     from pipeplan.solvers.result import Result
 
 PLAN_FORMAT, STAGE_FORMAT = "pipeplan-plan", "pipeplan-stage"
@@ -55,12 +55,11 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "options": _options(outcome),
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
         "updates": None if outcome.plan.inference else _updates(outcome),
-        "simplest": None if outcome.simplification is None else outcome.simplification.to_json(),
-        "choice": None if outcome.synchrony is None else outcome.synchrony.to_json(),
+        "choice": None if outcome.choice is None else outcome.choice.to_json(),
         "stated": {
             "minibatch_s": outcome.predicted_s,
             "minibatches_per_s": 1 / outcome.predicted_s if outcome.predicted_s > 0 else math.inf,
-            "simulated": outcome.simulation.differs,
+            "simulated": outcome.figure.simulated_s is not None,
         },
         "prediction": {
             "minibatch_s": score.pace_s,
@@ -71,7 +70,7 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
             "stages": [_stage_prediction(outcome, index) for index in range(len(outcome.plan.stages))],
         },
         "throughput": outcome.throughput.to_json(),
-        "simulation": _simulation(outcome.simulation),
+        "simulation": _simulation(outcome.figure),
         "baselines": [_baseline(baseline, outcome) for baseline in outcome.baselines],
         "verdict": {
             "agree": outcome.verdict.agree,
@@ -108,23 +107,13 @@ def _options(outcome: Outcome) -> dict[str, Any]:
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
 
 
-def _simulation(simulation: PlanSimulation) -> dict[str, Any]:
-    """The simulated paces of the plan and of its rivals; `minibatch_s` is null where there was no simulation."""
+def _simulation(figure: Figure) -> dict[str, Any]:
+    """The simulated step time of the plan; `minibatch_s` is null where there was no simulation."""
     return {
-        "minibatch_s": simulation.simulated_s,
-        "shallower_s": simulation.shallower_s,
-        "ratio": simulation.ratio,
-        "minibatches": simulation.minibatches,
-        "note": simulation.note,
-        "rivals": [
-            {
-                "name": rival.name,
-                "config": rival.plan.config,
-                "predicted_s": rival.predicted_s,
-                "simulated_s": rival.simulated_s,
-            }
-            for rival in simulation.rivals
-        ],
+        "minibatch_s": figure.simulated_s,
+        "ratio": figure.ratio,
+        "minibatches": figure.minibatches,
+        "note": figure.note,
     }
 
 
@@ -135,19 +124,12 @@ def _baseline(baseline: Baseline, outcome: Outcome) -> dict[str, Any]:
         "name": baseline.name,
         "config": baseline.config,
         "minibatch_s": baseline.pace_s,
-        "simulated_s": baseline.simulation.stated_s,
-        "stated_s": baseline.stated_s,
+        "step_s": baseline.step_s,
         "gain": baseline.gain(outcome.predicted_s),
         "remark": baseline.remark,
         **({"not_taken": why} if why else {}),
-        "plan": _baseline_plan(baseline),
+        "plan": None if baseline.plan is None else baseline.plan.to_json(),
     }
-
-
-def _baseline_plan(baseline: Baseline) -> dict[str, Any] | None:
-    """The stages of a baseline, from which `pipeplan check` computes its pace; model parallelism has those of the
-    straight pipeline."""
-    return baseline.plan.to_json() if baseline.plan is not None and baseline.name != UNPIPELINED else None
 
 
 def result_document(result: Result) -> dict[str, Any]:

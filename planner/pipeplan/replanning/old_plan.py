@@ -43,7 +43,7 @@ def read_old_plan(path: Path, profile_file: Path | None = None) -> tuple[Problem
     except InputError as error:
         raise InputError(f"{file} cannot be replanned: {error}") from None
     problem, plan = plan_file.plan_from_document(root, profile)
-    return problem, OldPlan(file.parent, plan, problem.cluster, profile.minibatch, document.stated_s)
+    return problem, OldPlan(file.parent, plan, problem.cluster, profile.minibatch, document.step_s)
 
 
 def _model(document: PlanDocument, profile: Profile) -> CheckedModel:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.from_options.option_fields import FLAGS
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.outcome import Outcome
 from pipeplan.problem.cuts import enumerate_cuts
@@ -27,18 +26,15 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 FORMAT, VERSION = "pipeplan-replan", 1
 _RELAXABLE = {
-    "stages": "stages",
-    "max-stages": "max_stages",
-    "max-replicas": "max_replicas",
-    "straight": "straight",
-    "max-workers": "max_workers",
-    "pin": "pins",
-    "together": "together",
-    "no-cut-after": "no_cut_after",
-    "grid": "grid",
-    "no-recompute": "no_recompute",
+    "stages": ("stages", "max_stages"),
+    "max-replicas": ("max_replicas",),
+    "max-workers": ("max_workers",),
+    "pin": ("pins",),
+    "together": ("together",),
+    "grid": ("grid",),
+    "no-recompute": ("recompute",),
 }
-"""By option of `pipeplan solve`, its name in Python."""
+"""By option of `pipeplan solve`, the fields of `Options` that it sets."""
 _MOST_CUTS = 2000
 """Beyond this number only the cuts of one order of the layers are enumerated, as in `solve`."""
 
@@ -181,8 +177,7 @@ def _updates(batch: BatchChange) -> dict[str, Any]:
 
 
 RELAXED: dict[str, dict[str, Any]] = {
-    option: {field: getattr(Options(), field) for field in FLAGS.get(name, (name,))}
-    for option, name in _RELAXABLE.items()
+    option: {field: getattr(Options(), field) for field in names} for option, names in _RELAXABLE.items()
 }
 """By option of `pipeplan solve`, the fields of `Options` that it sets, with their defaults."""
 
@@ -201,13 +196,11 @@ def helpful_options(problem: Problem, deadline: Deadline = NO_DEADLINE) -> list[
         if _changes(problem.options, name) and _fits(_without(problem, name), deadline)
     ]
     if problem.profile.dynamic_batch:
-        options += [f"--minibatch {size}" for size in _first_that_fits(problem, deadline)]
+        options += [f"--microbatch {size}" for size in _first_that_fits(problem, deadline)]
     return options
 
 
 def _changes(options: Options, name: str) -> bool:
-    if name == "straight" and options.allow_copies:
-        return False  # the constraint came from --max-replicas
     return relax_options(options, [name]) != options
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.plan import schedules
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.plan_file import stated_pace_s
+from pipeplan.problem.plan_file import step_time_s
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replay.predicted_links import Rings
 from pipeplan.replay.scaling import Scaling
@@ -26,7 +26,7 @@ def write_folder(
 ) -> None:
     """Write the emulation of the plan folder at `source`, whose plan.json is `root`, for so many minibatches."""
     plan = rings.plan
-    pace_s = stated_pace_s(root)
+    pace_s = step_time_s(root)
     sizes = cluster_from_json(root["cluster"]).server_sizes  # the emulated network has idle servers, too
     servers: dict[str, Any] = {"servers": len(sizes), "workers_per_server": max(sizes)}
     servers |= {"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}

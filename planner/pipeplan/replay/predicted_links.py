@@ -15,7 +15,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.cost.ddp_overlap import BUCKET_BYTES
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.plan_file import stated_pace_s
+from pipeplan.problem.plan_file import step_time_s
 from pipeplan.replay.emulated_network import NetworkPart
 from pipeplan.replay.outcome import LinkUse
 from pipeplan.replay.scaling import Scaling
@@ -31,7 +31,7 @@ LEAST_BUCKET_BYTES = 2**16
 def with_predictions(uses: Sequence[LinkUse], servers: NetworkPart, root: Node) -> tuple[LinkUse, ...]:
     """The traffic of cables together with its prediction by plan.json, `root`."""
     plan, cluster = Plan.from_json(root["plan"]), cluster_from_json(root["cluster"])
-    links, pace_s = Links.of(cluster), stated_pace_s(root)
+    links, pace_s = Links.of(cluster), step_time_s(root)
     by_name = {part.name: part for part in servers.cables}
     predicted = []
     for use in uses:

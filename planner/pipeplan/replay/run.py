@@ -15,7 +15,7 @@ from typing import Any
 from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.plan_file import stated_pace_s
+from pipeplan.problem.plan_file import step_time_s
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replay import measure, predicted_links, requirements
 from pipeplan.replay.cause import replay_cause
@@ -79,7 +79,7 @@ def prepare_replay(folder: Path, profile: Profile | None, seconds: float) -> Pre
     """
     plan = scenario.read_scenario(folder)
     root = read_document(folder / "plan.json", scenario.FORMAT, scenario.VERSION)
-    plan = replace(plan, predicted_s=stated_pace_s(root))
+    plan = replace(plan, predicted_s=step_time_s(root))
     cluster = cluster_from_json(root["cluster"])
     _check_size(cluster.workers)
     planned = Plan.from_json(root["plan"])

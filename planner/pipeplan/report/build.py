@@ -136,7 +136,7 @@ def _learning(source: ReportSource) -> str:
 
 def predicted_pace(source: ReportSource) -> dict[str, Any]:
     """The stated pace, that of the formulas, and the resource that bounds that."""
-    pace = source.stated_s
+    pace = source.step_s
     samples = source.root["profile"]["minibatch"].integer(minimum=1)
     return {
         "minibatch_s": pace,

@@ -12,7 +12,7 @@ from pipeplan.checker.proof import NOT_SHOWN
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.explanation.explain import STATING_S
-from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_stated_paces
+from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_figures
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import data_parallelism
 from pipeplan.planning.fast import ScoredPlan, best_plan
@@ -40,51 +40,49 @@ class StatedBaseline(Struct):
     remark: str
     not_taken: str = ""
     minibatch_s: Amount | None = None
-    stated_s: Amount | None = None
+    step_s: Amount | None = None
     gain: Amount | None = None
 
     @property
     def pace_s(self) -> float | None:
-        """Its stated pace, in seconds per minibatch; in older plans that of the formulas."""
-        return self.minibatch_s if self.stated_s is None else self.stated_s
+        """Its step time, in seconds per minibatch; in older plans that of the formulas."""
+        return self.minibatch_s if self.step_s is None else self.step_s
 
 
 def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[Comparison]:
     """This plan, the baselines in plan.json, and the runner-up if it was searched for.
 
-    No check shows that a baseline is the best of its kind; where the check could not verify its pace either, the remark
-    says so.
+    No check verifies a baseline, and the remark says so.
     """
-    known = source.checked is not None and source.checked.wrong is None and source.checked.holds("baselines")
-    rows = [Comparison("this plan", short_config(source.plan.config), source.stated_s, 1.0, "")]
+    rows = [Comparison("this plan", short_config(source.plan.config), source.step_s, 1.0, "")]
     for one in decode(source.root["baselines"], tuple[StatedBaseline, ...]):
         name = one_line(one.name.removeprefix(BEST))
-        rows.append(Comparison(name, short_config(one.config), one.pace_s, one.gain, _remark(one, known)))
+        rows.append(Comparison(name, short_config(one.config), one.pace_s, one.gain, _remark(one)))
     if others is not None and others.second is not None:
         second = others.second
         remark = "the best plan of another configuration" if others.exact else "the best other plan that was found"
         if abs(second.behind) <= TOLERANCE:
             remark = "as fast, in another configuration"
-        pace_s = second.pace_s if second.stated_s is None else second.stated_s
-        if pace_s != second.pace_s or source.stated_s != source.pace_s:
+        pace_s = second.pace_s if second.step_s is None else second.step_s
+        if pace_s != second.pace_s or source.step_s != source.pace_s:
             remark += ", by the formulas"
-        config, gain = short_config(second.plan.config), pace_s / source.stated_s
+        config, gain = short_config(second.plan.config), pace_s / source.step_s
         rows.append(Comparison("runner-up", config, pace_s, gain, remark))
     return rows
 
 
-def _remark(baseline: StatedBaseline, known: bool) -> str:
+def _remark(baseline: StatedBaseline) -> str:
     """The remark on a baseline, with what is stated and not shown."""
     remarks = [one_line(baseline.not_taken), one_line(baseline.remark)]
     if baseline.name.startswith(BEST) and baseline.minibatch_s is not None:
         remarks.append("stated to be the best")
-    return "; ".join([*filter(None, remarks), *([] if known else [NOT_SHOWN])])
+    return "; ".join([*filter(None, remarks), NOT_SHOWN])
 
 
 def find_runner_up(source: ReportSource, known: ProfiledProblem, cuts: Cuts, *, thorough: bool) -> Alternatives:
     """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`."""
     found = find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
-    return with_stated_paces(found, known.problem, Deadline.after(STATING_S))
+    return with_figures(found, known.problem, Deadline.after(STATING_S))
 
 
 def scaling_points(known: ProfiledProblem, cuts: Cuts, plan: Plan, pace_s: float) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.drawing.plan_table import describe_cluster
+from pipeplan.drawing.words import describe_cluster
 from pipeplan.report.source import ReportSource
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_time

@@ -52,9 +52,9 @@ class ReportSource:
         return self.scenario.predicted_s
 
     @property
-    def stated_s(self) -> float:
+    def step_s(self) -> float:
         """Seconds per minibatch as plan.json states them: simulated where that differs from the formulas."""
-        return plan_file.stated_pace_s(self.root)
+        return plan_file.step_time_s(self.root)
 
     @cached_property
     def predictions(self) -> tuple[PredictedStage, ...]:
@@ -74,7 +74,7 @@ def read_report_source(root: Node, profile: Profile | None) -> ReportSource:
     simulated = scenario.scenario_from_document(root)
     if simulated.predicted_s <= 0:
         root["prediction"]["minibatch_s"].fail("expected more than 0 seconds: solve again with --force")
-    if plan_file.stated_pace_s(root) <= 0:
+    if plan_file.step_time_s(root) <= 0:
         root["stated"]["minibatch_s"].fail("expected more than 0 seconds: solve again with --force")
     known = checked = None
     if profile is not None:

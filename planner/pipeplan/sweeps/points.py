@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.machine_costs import as_charged
 from pipeplan.errors import InputError
-from pipeplan.plan.schedules import INFERENCE
-from pipeplan.planning.choose_synchrony import BEST
-from pipeplan.problem.options import Options
+from pipeplan.from_options.build_problem import Request
+from pipeplan.plan.schedules import INFERENCE, SCHEDULES
 from pipeplan.profile_data.profile import Profile
+from pipeplan.util.text import did_you_mean
 from pipeplan.util.units import show_rate, show_size
 
 MOST_POINTS = 10_000
+BEST = "best"
+"""The word for a schedule that is left to pipeplan."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,22 @@ class SweepAxes:
     """By the name of the level, in bytes/s."""
     memory: Sequence[int] = ()
     """Memory of a device, in bytes."""
-    minibatch: Sequence[int] = ()
+    microbatch: Sequence[int] = ()
+    """Sizes in samples."""
     schedules: Sequence[str] = ()
-    """By name; `best` leaves the choice to pipeplan, as in `pipeplan solve`."""
+    """By name; none leaves the choice to pipeplan, as in `pipeplan solve`."""
+
+
+@dataclass(frozen=True)
+class SweptQuestion:
+    """What all points of a sweep have in common."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Options`, as the user gave them."""
+    batch: int | None = None
+    """Global batch in samples."""
+    staleness: float | None = None
+    """The age of the oldest gradients that may be used, in updates."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +54,26 @@ class SweepPoint:
 
     profile: Profile
     cluster: Cluster
-    options: Options
-    chooses: bool = False
-    """Whether the schedule is left to pipeplan, which takes the synchronous plan unless another is much faster."""
+    question: SweptQuestion
+    microbatch: int | None = None
+    """Microbatch size in samples; None for the best one."""
+    named: str | None = None
+    """The schedule of the point; None where the choice is left to pipeplan."""
+
+    @property
+    def request(self) -> Request:
+        """The request of this point."""
+        options = dict(self.question.options) | ({"schedule": self.named} if self.named else {})
+        return Request(
+            self.profile, self.cluster, self.question.batch, self.microbatch, self.question.staleness, options=options
+        )
 
     @property
     def schedule(self) -> str:
         """Name of the schedule; `best` where it is left to pipeplan."""
-        if self.options.inference:
+        if self.question.options.get("inference"):
             return INFERENCE
-        return BEST if self.chooses else self.options.schedule
+        return self.named or self.question.options.get("schedule") or BEST
 
     @property
     def memory_bytes(self) -> int:
@@ -67,9 +92,8 @@ class SweepPoint:
 
     @property
     def _work_s(self) -> float:
-        inference, share = self.options.inference, self.options.update_share
-        behind = [0.0 if inference else layer.backward_s + share * layer.update_s for layer in self.profile.layers]
-        return math.fsum(layer.forward_s for layer in self.profile.layers) + math.fsum(behind)
+        backward = 0.0 if self.question.options.get("inference") else 1.0
+        return math.fsum(layer.forward_s + backward * layer.backward_s for layer in self.profile.layers)
 
     def settings(self) -> dict[str, str]:
         """The settings that may differ between points, formatted for readers, by short names; workers first."""
@@ -79,31 +103,33 @@ class SweepPoint:
             | rates
             | {
                 "memory": show_size(self.memory_bytes),
-                "minibatch": str(self.profile.minibatch),
+                "microbatch": str(self.microbatch or "best"),
                 "schedule": self.schedule,
             }
         )
 
 
-def sweep_points(profile: Profile, clusters: Sequence[Cluster], options: Options, axes: SweepAxes) -> list[SweepPoint]:
+def sweep_points(
+    profile: Profile, clusters: Sequence[Cluster], question: SweptQuestion, axes: SweepAxes
+) -> list[SweepPoint]:
     """All combinations in the order of the lists, the last axis varying fastest.
 
-    Raises `InputError` for an unknown level or schedule, an invalid minibatch size, or too many combinations.
+    Raises `InputError` for an unknown level or schedule, an invalid microbatch size, or too many combinations.
     """
     number = len(clusters) * math.prod(
-        max(1, len(values)) for values in (*axes.bandwidths.values(), axes.memory, axes.minibatch, axes.schedules)
+        max(1, len(values)) for values in (*axes.bandwidths.values(), axes.memory, axes.microbatch, axes.schedules)
     )
     if number > MOST_POINTS:
         raise InputError(f"{number} combinations are too many: at most {MOST_POINTS}")
-    points = []
-    for cluster in _clusters(clusters, axes):
-        timed, charged = as_charged(profile, cluster, cluster.workers)
-        for size in axes.minibatch or [profile.minibatch]:
-            scaled = timed if size == timed.minibatch else timed.rescaled(size)
-            for schedule in axes.schedules or [options.schedule]:
-                named = options if schedule == BEST else replace(options, schedule=schedule)
-                points.append(SweepPoint(scaled, charged, named, chooses=schedule == BEST))
-    return points
+    for schedule in axes.schedules:
+        if schedule not in SCHEDULES:
+            raise InputError(f"there is no schedule {schedule!r}; {did_you_mean(schedule, SCHEDULES)}")
+    return [
+        SweepPoint(profile, cluster, question, size, schedule)
+        for cluster in _clusters(clusters, axes)
+        for size in (axes.microbatch or (None,))
+        for schedule in (axes.schedules or (None,))
+    ]
 
 
 def _clusters(clusters: Sequence[Cluster], axes: SweepAxes) -> list[Cluster]:

@@ -13,13 +13,13 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import DisagreementError, PipeplanError
+from pipeplan.from_options.build_problem import build_problem
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.choose_synchrony import GAIN, choose_synchrony
+from pipeplan.planning.choose import DDP
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.reuse import keep_answers, reusing
-from pipeplan.planning.settings import SHARES, Settings
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
-from pipeplan.problem.problem import Problem
 from pipeplan.solvers.result import Status
 from pipeplan.sweeps.points import SweepPoint
 from pipeplan.util import interrupts
@@ -32,8 +32,7 @@ class PointAnswer:
     """The result of solving a point."""
 
     pace_s: float | None = None
-    """Seconds per minibatch, as they are stated: simulated where that differs from the formulas. None if there is no
-    plan."""
+    """The figure, in seconds per minibatch; None if there is no plan."""
     over_parallelism: float | None = None
     """Speedup over data parallelism, whether that fits in memory or not."""
     parallelism_fits: bool = True
@@ -67,11 +66,11 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
         outcome = _solved(point, replace(settings, compare=False))
     except PipeplanError as error:
         return PointAnswer(why=str(error), contradiction=isinstance(error, DisagreementError))
-    baseline = outcome.baselines[0]
+    gain, fits = _over_parallelism(outcome)
     return PointAnswer(
         pace_s=outcome.predicted_s,
-        over_parallelism=baseline.gain(outcome.predicted_s),
-        parallelism_fits=baseline.pace_s is None or not baseline.remark,
+        over_parallelism=gain,
+        parallelism_fits=fits,
         config=outcome.plan.config,
         minibatch=outcome.problem.profile.minibatch,
         schedule=point.schedule if outcome.plan.inference else outcome.plan.schedule,
@@ -83,24 +82,22 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
 
 
 def _solved(point: SweepPoint, settings: Settings) -> Outcome:
-    """The outcome of a point, after a choice of the schedule where that is left open."""
-    if not point.chooses:
-        return solve(Problem(point.profile, point.cluster, point.options), settings)
+    """The outcome of a point, with the choices that are left to pipeplan."""
     deadline = Deadline.after(settings.time_limit_s)
-    taken = choose_synchrony(
-        point.profile,
-        point.cluster,
-        point.options,
-        None,
-        None,
-        GAIN,
-        settings.maximum_cuts,
-        deadline.share(SHARES["choice"]),
-        may_correct=point.options.correction == "none",
-        shown=False,
-        simulate=settings.simulate,
-    ).taken
-    return solve(taken.problem, settings, deadline=deadline, known=(taken.plan,))
+    request = replace(point.request, maximum_cuts=settings.maximum_cuts, deadline=deadline, simulate=settings.simulate)
+    built = build_problem(request)
+    outcome = solve(built.problem, settings, deadline=deadline, known=built.known)
+    return replace(outcome, choice=built.choice)
+
+
+def _over_parallelism(outcome: Outcome) -> tuple[float | None, bool]:
+    """(the speed-up over data parallelism at the same global batch or None, whether that fits in memory)."""
+    if outcome.choice is not None:
+        rival = outcome.choice.rival(DDP)
+        own_s = outcome.predicted_s / outcome.problem.profile.minibatch
+        return (None, False) if rival is None else (rival.sample_s / own_s, True)
+    baseline = outcome.baselines[0]
+    return baseline.gain(outcome.predicted_s), baseline.pace_s is None or not baseline.remark
 
 
 def _proven(outcome: Outcome) -> str:
@@ -162,7 +159,13 @@ def _in_order(points: Sequence[SweepPoint]) -> list[int]:
 
     def key(number: int) -> tuple[int, list[float], int]:
         point, levels = points[number], points[number].cluster.levels
-        group = point.profile, point.options, point.chooses, tuple(level.count for level in levels)
+        group = (
+            point.profile,
+            repr(point.question),
+            point.microbatch,
+            point.named,
+            tuple(level.count for level in levels),
+        )
         rates = [-level.bandwidth for level in reversed(levels)]
         return groups.setdefault(group, len(groups)), rates, -point.memory_bytes
 

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from pipeplan.drawing.fitting_table import FittingTable
-from pipeplan.drawing.plan_table import describe_cluster, short_config
+from pipeplan.drawing.words import describe_cluster, short_config
 from pipeplan.sweeps import plot
 from pipeplan.sweeps.rows import SweepRow, pareto_rows, varying_settings
 from pipeplan.util.text import one_line

@@ -70,8 +70,8 @@ def command(
     if wishes.spread is not None:
         check_spread(wishes.spread)
     settings = replace(SEARCH, solver=solver)
-    with status("choosing between synchronous and asynchronous plans …"):
-        problem, plan, origin, (proof, stated_s) = _subject(
+    with status("choosing the schedule and the microbatch size …"):
+        problem, plan, origin, (proof, step_s) = _subject(
             profile_option, arguments, Deadline.after(settings.time_limit_s)
         )
     try:
@@ -81,7 +81,7 @@ def command(
                 interrupted()
                 show_status(f"{text} …")
 
-            explanation = explain_plan(problem, settings, wishes, plan, progress, proof=proof, stated_s=stated_s)
+            explanation = explain_plan(problem, settings, wishes, plan, progress, proof=proof, step_s=step_s)
             interrupted()
     except InfeasibleError:
         _note_origin(origin)
@@ -110,12 +110,12 @@ def _subject(
         _refuse_problem_options(path)
         problem, plan = plan_file.read_plan(path, profile)
         root = plan_file.read_plan_document(path)
-        known = check_readable_plan(root, problem.profile).proof, plan_file.stated_pace_s(root)
+        known = check_readable_plan(root, problem.profile).proof, plan_file.step_time_s(root)
         return problem, plan, [f"plan: {path}, made from {_source(problem)}"], known
     if profile is not None and path is not None:
         raise InputError(f"{path} is not a plan but a profile: leave out --profile")
     built, origin = problem_of(arguments | {"profile": path or profile}, deadline)
-    return built.problem, None, [origin, *([] if built.synchrony is None else [built.synchrony.reason])], (None, None)
+    return built.problem, None, [origin], (None, None)
 
 
 def _source(problem: Problem) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,15 @@ from click.shell_completion import CompletionItem
 
 from pipeplan.api import cluster
 from pipeplan.cli.shared.options import Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
+from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
-from pipeplan.from_options.build_problem import BuiltProblem, build_problem
-from pipeplan.from_options.option_fields import option_fields, options_for, parse_pin
-from pipeplan.plan.schedules import ACCUMULATING, CORRECTIONS, SCHEDULES
-from pipeplan.problem.options import BOUNDARIES, Options
+from pipeplan.from_options.build_problem import BuiltProblem, Request, build_problem
+from pipeplan.from_options.option_fields import option_fields, parse_pin
+from pipeplan.plan.schedules import SCHEDULES
+from pipeplan.planning.choose import ANY
 from pipeplan.problem.plan_profile import PROFILE
 from pipeplan.profile_data.bundled import bundled_profile_paths, load_profile
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.rescale import describe_rescaling
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import one_line
 
@@ -36,7 +36,7 @@ def _complete_layers(ending: str = "") -> Complete:
         # Click leaves the arguments before an option without a value in `args`.
         named = context.params.get("profile") or next(map(Path, context.args), None)
         try:
-            profile = read_profile(named, None).profile
+            profile = read_profile(named).profile
         except InputError:
             return []
         before, comma, begun = incomplete.rpartition(",")
@@ -52,6 +52,32 @@ def _parse_pins(context: click.Context, parameter: click.Parameter, texts: tuple
 
 def _parse_groups(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
     return tuple(tuple(name.strip() for name in text.split(",")) for text in texts)
+
+
+def _parse_stages(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    """The fewest and the most stages of `3` or `1-4`."""
+    if text is None:
+        return None
+    first, dash, last = text.partition("-")
+    if not first.isdecimal() or (dash and not last.isdecimal()):
+        raise InputError(f"--stages: expected a number or a range, as in 3 or 1-4, found {text!r}")
+    least, most = int(first), int(last or first)
+    if not 1 <= least <= most:
+        raise InputError(f"--stages: expected at least 1 stage, and the smaller number first, found {text!r}")
+    if dash and least > 1 and least != most:
+        raise InputError(f"--stages: a range begins with 1, as in 1-{most}; found {text!r}")
+    return least, most
+
+
+def _parse_staleness(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """The oldest gradients, in updates, of `2` or `any`."""
+    if text is None:
+        return None
+    if text.lower() == "any":
+        return ANY
+    if not text.isdecimal():
+        raise InputError(f"--staleness: expected a number of updates or any, found {text!r}")
+    return int(text)
 
 
 _ARGUMENTS = (
@@ -72,64 +98,36 @@ _ARGUMENTS = (
     click.option("--servers", type=int, help="Number of servers, instead of the cluster's own."),
     click.option("--workers", type=int, help="With --cluster local: number of workers."),
     click.option(
-        "--minibatch", type=int, help="Plan for this minibatch size, interpolated or rescaled from the measured ones."
-    ),
-    click.option("--inference", is_flag=True, help="Plan the forward pass only."),
-    click.option("--stages", type=int, help="Exact number of stages."),
-    click.option(
-        "--max-replicas", type=int, help="Maximum number of replicas of a stage; 1 makes the pipeline straight."
-    ),
-    click.option("--straight", is_flag=True, help="One worker for each stage, and no copies of the pipeline."),
-    click.option(
-        "--grid", is_flag=True, help="The same number of replicas for every stage, as in trainers with a uniform grid."
+        "--batch", type=int, metavar="SAMPLES", help="Train this global batch  [default: a microbatch on every worker]"
     ),
     click.option(
-        "--overlap",
-        type=float,
-        help="Share of gradient synchronisation hidden by compute  [default: 1 on GPUs, 0 on CPUs]",
+        "--microbatch",
+        type=int,
+        metavar="SAMPLES",
+        help="Cut the batch into microbatches of this size  [default: the best of the measured sizes]",
     ),
-    click.option("--ignore-memory", is_flag=True, help="Plan as if memory were unlimited."),
+    click.option(
+        "--staleness",
+        metavar="N|any",
+        callback=_parse_staleness,
+        help="Allow gradients that are up to N updates old  [default: 0]",
+    ),
     click.option(
         "--schedule",
         metavar="NAME",
-        shell_complete=complete_words(*SCHEDULES, "best", "auto"),
-        help=f"Training schedule: {', '.join(SCHEDULES)}, best, or auto (`solve` only)  [default: best; in `replan` "
-        "that of the plan]",
+        shell_complete=complete_words(*SCHEDULES),
+        help=f"Use this training schedule: {', '.join(SCHEDULES)}  [default: the best; in `replan` that of the plan]",
     ),
+    click.option("--inference", is_flag=True, help="Plan the forward pass only."),
     click.option(
-        "--accumulate", type=int, metavar="M", help="Minibatches per update, for 2bw and the synchronous schedules."
+        "--stages",
+        metavar="N|N-M",
+        callback=_parse_stages,
+        help="Use exactly N stages, or from N to M.",
     ),
-    click.option(
-        "--virtual-stages",
-        type=int,
-        metavar="V",
-        help="Stages of each worker, for interleaved-1f1b (`solve` only)  [default: the best number]",
-    ),
-    click.option(
-        "--correction",
-        type=click.Choice(CORRECTIONS),
-        help="Correct updates from old gradients: ef, error feedback  [default: with --schedule best ef where it was "
-        "seen to help, otherwise none]",
-    ),
-    click.option(
-        "--shard-optimizer",
-        is_flag=True,
-        help="Let the replicas of each stage divide the optimiser's state among them (ZeRO stage 1).",
-    ),
-    click.option("--no-recompute", is_flag=True, help="Never drop activations and recompute them."),
-    click.option(
-        "--no-contention",
-        is_flag=True,
-        help="Plan as if network cards were not shared, and data parallelism hid its all-reduces.",
-    ),
-    click.option(
-        "--boundary",
-        metavar="NAME",
-        shell_complete=complete_words(*BOUNDARIES),
-        help="Traffic between two stages uses a single link at a time, or parallel links  [default: single]",
-    ),
-    click.option("--max-stages", type=int, help="Maximum number of stages."),
-    click.option("--max-workers", type=int, help="Maximum number of busy workers; the others stay idle."),
+    click.option("--max-replicas", type=int, help="Limit the replicas of a stage; 1 gives an unreplicated pipeline."),
+    click.option("--max-workers", type=int, help="Limit the busy workers; the others stay idle."),
+    click.option("--grid", is_flag=True, help="Give every stage the same number of replicas."),
     click.option(
         "--pin",
         "pins",
@@ -148,23 +146,21 @@ _ARGUMENTS = (
         help="Keep these layers in one stage. Can be repeated.",
     ),
     click.option(
-        "--no-cut-after",
-        multiple=True,
-        metavar="LAYER",
-        shell_complete=_complete_layers(),
-        help="Keep a layer in one stage with all layers that read its output. Can be repeated.",
+        "--shard-optimizer",
+        is_flag=True,
+        help="Divide the optimiser's state among the replicas of each stage (ZeRO stage 1).",
     ),
+    click.option("--no-recompute", is_flag=True, help="Never drop activations and recompute them."),
+    click.option("--ignore-memory", is_flag=True, help="Plan as if memory were unlimited."),
 )
 
 
 @dataclass(frozen=True)
 class ProfileSource:
-    """A profile, and a line that says where it comes from and whether it was rescaled."""
+    """A profile, and a line that says where it comes from."""
 
     profile: Profile
     text: str
-    minibatch: int
-    """The profile's own minibatch size, before it was rescaled."""
     example: bool = False
     """Whether it is the bundled profile that stands in where none is named and there is no ./profile.json."""
 
@@ -192,41 +188,35 @@ def problem_of(arguments: dict[str, Any], deadline: Deadline) -> tuple[BuiltProb
     The choice between synchronous and asynchronous plans, where the arguments leave it open, has a share of the time
     until the deadline.
     """
-    source = read_profile(arguments.get("profile"), arguments.get("minibatch"))
+    source = read_profile(arguments.get("profile"))
     machines = cluster(arguments["cluster_name"], servers=arguments.get("servers"), workers=arguments.get("workers"))
-    fields = checked_option_fields(arguments)
-    return build_problem(source.profile, machines, deadline=deadline, **fields), source.text
+    return build_problem(request_of(arguments, source.profile, machines, deadline=deadline)), source.text
 
 
-def options_of(arguments: dict[str, Any], kind: str) -> Options:
-    """The options that the arguments describe, for workers on devices of a kind, `cuda` or `cpu`."""
-    return options_for(kind, **checked_option_fields(arguments))
+def request_of(arguments: dict[str, Any], profile: Profile, machines: Cluster, **more: Any) -> Request:
+    """The request that the arguments describe; `more` are further fields of it. Raises `InputError`."""
+    return Request(
+        profile,
+        machines,
+        batch=arguments.get("batch"),
+        microbatch=arguments.get("microbatch"),
+        staleness=arguments.get("staleness"),
+        options=checked_option_fields(arguments),
+        **more,
+    )
 
 
 def checked_option_fields(arguments: dict[str, Any]) -> dict[str, Any]:
     """The fields of `Options` that the arguments set. Raises `InputError` where they contradict each other."""
-    check_schedules([arguments["schedule"]] if arguments.get("schedule") else [], arguments)
-    return option_fields(arguments)
+    if arguments.get("inference") and arguments.get("schedule"):
+        raise InputError("--schedule is for training: leave it out with --inference")
+    least, most = arguments.get("stages") or (None, None)
+    exact = {"stages": least} if least == most else {"stages": None, "max_stages": most}
+    return option_fields(arguments | exact)
 
 
-def check_schedules(names: Sequence[str], arguments: dict[str, Any]) -> None:
-    """Raise an `InputError` where the named schedules contradict the other arguments."""
-    if arguments["inference"] and (names or arguments["accumulate"] is not None):
-        raise InputError(f"{'--schedule' if names else '--accumulate'} is for training: leave it out with --inference")
-    accumulating = [name for name in names if name in ACCUMULATING]
-    if accumulating and arguments["accumulate"] is None:
-        raise InputError(f"--schedule {accumulating[0]} needs a number of minibatches per update: give --accumulate")
-    # A trainer that the plan is made for may impose a schedule that accumulates.
-    imposed = bool(arguments.get("target_name")) and not names
-    if arguments["accumulate"] is not None and not accumulating and not imposed and not set(names) - set(SCHEDULES):
-        raise InputError(f"--accumulate goes with --schedule {', '.join(ACCUMULATING)}: the others need no number")
-
-
-def read_profile(path: Path | None, minibatch: int | None) -> ProfileSource:
-    """The profile at `path`, or the bundled one of that name; rescaled if `minibatch` is another size than its own.
-
-    Without a path it is ./profile.json, or the bundled VGG-16 where there is no such file.
-    """
+def read_profile(path: Path | None) -> ProfileSource:
+    """The profile at `path`; without one ./profile.json, or the bundled VGG-16 where there is no such file."""
     example = path is None and not DEFAULT_PROFILE.exists()
     if path is None and DEFAULT_PROFILE.exists():
         path, why = DEFAULT_PROFILE, "profile.json in this folder"
@@ -236,11 +226,7 @@ def read_profile(path: Path | None, minibatch: int | None) -> ProfileSource:
         why = "bundled" if str(path) in bundled_profile_paths() and not path.is_file() else str(path)
     profile = load_profile(str(path))
     origin = profile.provenance
-    own = profile.minibatch
     text = f"profile: {profile.model_name} ({why}); {origin.kind} on {origin.device_name or 'an unnamed device'}"
     if origin.kind == "modelled":
         text += ", not measured"
-    if minibatch is not None and minibatch != profile.minibatch:
-        text += f"; {describe_rescaling(profile.all_sizes, minibatch)}"
-        profile = profile.rescaled(minibatch)
-    return ProfileSource(profile, one_line(text), own, example)
+    return ProfileSource(profile, one_line(text), example)

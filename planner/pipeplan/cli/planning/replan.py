@@ -13,12 +13,11 @@ from pipeplan.cli.planning.problem_options import checked_option_fields, problem
 from pipeplan.cli.planning.solve_line import solve_line
 from pipeplan.cli.planning.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
 from pipeplan.cli.shared.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
-from pipeplan.cli.shared.output import note, print_answer, print_json
+from pipeplan.cli.shared.output import answer_width, note, print_answer, print_json, print_line
 from pipeplan.cli.shared.plan_completion import complete_lost
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.drawing.plan_table import plan_table
+from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
-from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
 from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
@@ -52,7 +51,7 @@ from pipeplan.util import interrupts
     multiple=True,
     help="Drop this constraint of the old plan. Can be repeated.",
 )
-@problem_arguments("profile", "cluster_name", "servers", "workers", "inference")
+@problem_arguments("profile", "cluster_name", "servers", "workers", "inference", "batch", "staleness")
 @search_arguments
 @output_folder(note="PLAN_FOLDER-replanned")
 @force_option
@@ -89,7 +88,7 @@ def command(
     old_problem, old = read_old_plan(plan_folder, profile_file)
     remaining = remaining_cluster(old.cluster, names, _replacement(cluster, servers, workers))
     fields = _fields(relax_options(old_problem.options, relax), arguments)
-    problem = replanned_problem(old_problem, remaining, relax, arguments["minibatch"], fields)
+    problem = replanned_problem(old_problem, remaining, relax, arguments["microbatch"], fields)
     checkpoint = None
     if not old.plan.inference:
         checkpoint = latest_run.latest_checkpoint(folder, run_folder, problem.profile.graph_hash)
@@ -109,7 +108,8 @@ def command(
     if as_json:
         print_json(report.to_json(), ascii_only=True)
     else:
-        print_answer(plan_table(outcome))
+        for line in answer_lines(outcome, answer_width()):
+            print_line(line)
         print_answer(changes_table(report), fold=True)
         print_answer(resume_lines(report))
     if not no_write:
@@ -136,11 +136,8 @@ def _replacement(instead: str | None, servers: int | None, workers: int | None) 
 
 
 def _fields(old: Options, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the options that the command line sets, checked together with those of the old plan."""
-    schedule = arguments["schedule"] or (None if old.inference else old.schedule)
-    accumulate = arguments["accumulate"]
-    if accumulate is None and schedule in ACCUMULATING:
-        accumulate = old.accumulate
-    return checked_option_fields(
-        arguments | {"schedule": schedule, "accumulate": accumulate, "inference": old.inference}
-    )
+    """The fields of the options that the command line sets. The schedule is the old plan's unless one is named."""
+    fields = checked_option_fields(arguments | {"inference": old.inference, "schedule": None})
+    if arguments["schedule"]:
+        fields["schedule"] = arguments["schedule"]
+    return fields

@@ -12,12 +12,10 @@ from pipeplan.util.units import show_time
 PHASES = {
     "": "choosing what to solve",
     "cuts": "listing the model's cuts",
-    "grid": "searching for the best uniform grid",
     "DP": "searching with the DP",
     "ILP": "confirming with the ILP",
     "certificate": "making the certificate",
     "baselines": "searching for the baselines",
-    "simplest": "looking for a simpler plan",
     "simulation": "simulating the plan",
     "why no plan fits": "finding out why no plan fits",
 }

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pipeplan.cli.shared.options import Function, NumberRange
+from pipeplan.cli.shared.options import Function
 from pipeplan.errors import InputError
 from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.planning.outcome import Outcome
@@ -34,36 +34,11 @@ def solver_option(default: str) -> Callable[[Function], Function]:
 _ARGUMENTS = (
     solver_option("both"),
     click.option(
-        "--ilp-solver",
-        type=click.Choice(["highs", "cbc"]),
-        default="highs",
-        show_default=True,
-        help="Backend of the ILP.",
-    ),
-    click.option(
         "--time-limit",
         type=float,
         default=60.0,
         show_default=True,
         help="Seconds for the whole search. Unless it is given, the second solver has 4 of them to confirm a proof.",
-    ),
-    click.option(
-        "--gap", type=NumberRange(0, 1), default=0.0, help="Stop at a plan this close to the best: 0.01 is 1%."
-    ),
-    click.option("--no-certificate", is_flag=True, help="Write no proof into plan.json."),
-    click.option(
-        "--simplest",
-        metavar="2%",
-        default="2%",
-        help="Take the simplest plan that comes this close to the fastest; 0 takes the fastest.",
-    ),
-    click.option("--no-simulation", is_flag=True, help="Do not simulate the plan beside its prediction."),
-    click.option(
-        "--jobs",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Number of processes; the answer is the same unless time runs out.",
     ),
 )
 
@@ -81,30 +56,10 @@ def settings_of(arguments: dict[str, Any]) -> Settings:
     given = source not in (None, ParameterSource.DEFAULT)
     return Settings(
         solver=arguments["solver"],
-        backend=arguments["ilp_solver"],
         time_limit_s=positive_time_limit(arguments["time_limit"]),
         confirm_s=None if given else Settings.confirm_s,
-        gap=arguments["gap"],
-        certify=not arguments["no_certificate"],
-        simulate=not arguments["no_simulation"],
-        simplest=parse_share(arguments["simplest"], "--simplest"),
-        jobs=arguments["jobs"],
+        simplify=True,
     )
-
-
-def parse_share(text: str, option: str) -> float:
-    """The share that `5%` or `0.05` stands for. Raises an `InputError` that names the option."""
-    number = text.strip().removesuffix("%")
-    try:
-        share = float(number) / (100 if text.strip().endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < float("inf"):
-        raise InputError(f"{option}: expected a share such as 5%, found {text!r}")
-    if share > 1:
-        meant = f"did you mean {number}%?" if 0 < float(number) <= 100 else "100% is the most"
-        raise InputError(f"{option}: {text.strip()} is {share:.0%}; {meant}")
-    return share
 
 
 def positive_time_limit(time_limit: float) -> float:

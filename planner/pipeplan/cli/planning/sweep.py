@@ -1,9 +1,9 @@
-"""`pipeplan sweep`: the best plan for every combination of servers, links, memory, minibatch and schedule."""
+"""`pipeplan sweep`: the best plan for every combination of servers, links, memory, microbatch and schedule."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,19 +11,16 @@ from typing import Any, TypeVar
 import click
 
 from pipeplan.api import cluster
-from pipeplan.cli.planning.problem_options import check_schedules, options_of, problem_arguments, read_profile
+from pipeplan.cli.planning.problem_options import checked_option_fields, problem_arguments, read_profile
 from pipeplan.cli.planning.solver_options import positive_time_limit, solver_option
 from pipeplan.cli.shared.options import NumberRange, force_option, json_option, quiet_option, refuse_output
 from pipeplan.cli.shared.output import note, print_answer, print_json, progress_bar
 from pipeplan.errors import DisagreementError, InputError
-from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.planning.choose_synchrony import BEST
 from pipeplan.planning.settings import Settings
-from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile import Profile
 from pipeplan.questions import SEARCH
 from pipeplan.sweeps import plot, rows
-from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
+from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_points
 from pipeplan.sweeps.rows import SweepRow
 from pipeplan.sweeps.sweep import PointAnswer, solve_points
 from pipeplan.sweeps.terminal import scaling_plot, sweep_table
@@ -45,15 +42,15 @@ class _Outputs:
 
 
 @click.command("sweep")
-@problem_arguments("servers", "workers", "minibatch", "schedule")
+@problem_arguments("servers", "workers", "microbatch", "schedule")
 @click.option("--servers", metavar="1,2,4", help="Numbers of servers.")
 @click.option("--workers", metavar="1,2,4", help="With --cluster local: numbers of workers.")
 @click.option(
     "--bandwidth", multiple=True, metavar="LEVEL=RATE,…", help="Bandwidths of a level: cluster=10Gbit/s,25Gbit/s."
 )
 @click.option("--memory", metavar="8GiB,16GiB", help="Memory sizes of a device.")
-@click.option("--minibatch", metavar="32,64", help="Minibatch sizes, as in solve --minibatch.")
-@click.option("--schedule", metavar="A,B", help="Training schedules, among them best, the default, as in solve.")
+@click.option("--microbatch", metavar="32,64", help="Microbatch sizes.")
+@click.option("--schedule", metavar="A,B", help="Training schedules  [default: the best]")
 @click.option("--price", type=NumberRange(min=0), help="Price of a server for an hour  [default: that of the cluster]")
 @solver_option("dp")
 @click.option(
@@ -76,7 +73,7 @@ def command(
     workers: str | None,
     bandwidth: tuple[str, ...],
     memory: str | None,
-    minibatch: str | None,
+    microbatch: str | None,
     schedule: str | None,
     price: float | None,
     solver: str,
@@ -94,7 +91,7 @@ def command(
 
     \b
     pipeplan sweep --cluster A --servers 1,2,4,8 --bandwidth cluster=10Gbit/s,25Gbit/s
-    pipeplan sweep profile.json --cluster A --memory 8GiB,16GiB --minibatch 32,64 --price 12.24 --csv sweep.csv
+    pipeplan sweep profile.json --cluster A --memory 8GiB,16GiB --microbatch 32,64 --price 12.24 --csv sweep.csv
     """
     if time_limit is not None:
         positive_time_limit(time_limit)
@@ -102,15 +99,19 @@ def command(
     axes = SweepAxes(
         bandwidths=_bandwidths(bandwidth),
         memory=_listed(memory, "--memory", parse_size),
-        minibatch=_listed(minibatch, "--minibatch", _integer),
-        schedules=_schedules(schedule, arguments),
+        microbatch=_listed(microbatch, "--microbatch", _integer),
+        schedules=_listed(schedule, "--schedule", _text),
     )
-    profile, origin = _profile(arguments)
+    source = read_profile(arguments["profile"])
     grid = _points(
-        profile, arguments, _listed(servers, "--servers", _integer), _listed(workers, "--workers", _integer), axes
+        source.profile,
+        arguments,
+        _listed(servers, "--servers", _integer),
+        _listed(workers, "--workers", _integer),
+        axes,
     )
     _refuse_outputs(csv_file, svg_file, force)
-    note(origin, dim=True)
+    note(source.text, dim=True)
     answers, finished = _run(grid, settings, jobs, time_limit)
     solved = [SweepRow(grid[i], answers[i], rows.hourly_price(grid[i], price)) for i in sorted(answers)]
     _write_and_print(solved, len(grid), _Outputs(csv_file, svg_file, as_json))
@@ -131,11 +132,6 @@ def _refuse_outputs(csv_file: Path | None, svg_file: Path | None, force: bool) -
         refuse_output(svg_file, SVG_MARK, "the plot of a sweep", force, "--svg")
 
 
-def _profile(arguments: dict[str, Any]) -> tuple[Profile, str]:
-    source = read_profile(arguments["profile"], None)
-    return source.profile, source.text
-
-
 def _points(
     profile: Profile, arguments: dict[str, Any], servers: list[int], workers: list[int], axes: SweepAxes
 ) -> list[SweepPoint]:
@@ -145,22 +141,8 @@ def _points(
         for count in servers or (None,)
         for worker_count in workers or (None,)
     ]
-    return sweep_points(profile, clusters, _options(arguments, clusters[0].device.kind, axes), axes)
-
-
-def _schedules(text: str | None, arguments: Mapping[str, Any]) -> list[str]:
-    """The schedules that are named; where nothing says which, the choice is left to pipeplan."""
-    if text is None and arguments["accumulate"] is None and not arguments["inference"]:
-        return [BEST]
-    return _listed(text, "--schedule", _text)
-
-
-def _options(arguments: dict[str, Any], kind: str, axes: SweepAxes) -> Options:
-    named = [name for name in axes.schedules if name != BEST]
-    check_schedules(named, arguments)
-    # `points` sets the schedule of each point. Until then any of them will do that agrees with the other arguments.
-    last = max(named, key=lambda name: name in ACCUMULATING, default=None)
-    return options_of(arguments | {"schedule": last}, kind)
+    question = SweptQuestion(checked_option_fields(arguments), arguments["batch"], arguments["staleness"])
+    return sweep_points(profile, clusters, question, axes)
 
 
 def _run(

@@ -12,10 +12,9 @@ from pipeplan.plan.schedules import FLUSH
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.fast import best_in_time
-from pipeplan.planning.stated.comparisons import state_baselines
-from pipeplan.planning.stated.pace import PlanSimulation, SimulatedPlan
+from pipeplan.planning.figure import Figure
 from pipeplan.planning.verdict import Verdict
-from pipeplan.planning.virtual_stages.virtual_search import VirtualPlans, search_virtual
+from pipeplan.planning.virtual_stages.virtual_search import search_virtual
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.result import Result, Status
@@ -34,7 +33,7 @@ class VirtualSolution:
     results: tuple[Result, ...]
     verdict: Verdict
     compared: tuple[Baseline, ...]
-    simulation: PlanSimulation
+    figure: Figure
     bound_s: float
     phases_s: dict[str, float]
 
@@ -47,37 +46,23 @@ def solve_with_virtual_stages(problem: Problem, maximum_cuts: int, deadline: Dea
     began = time.perf_counter()
     found = search_virtual(problem, deadline.share(0.6))
     searched_s = time.perf_counter() - began
-    best, *others = found.plans
-    told = PlanSimulation(
-        best.simulated_s,
-        None if best.simulated_s is None else best.simulated_s / best.score.pace_s,
-        best.minibatches,
-        "" if best.simulated_s is not None else "there was no time left",
-        tuple(
-            SimulatedPlan("another shape", one.plan, one.score, one.simulated_s, "", one.minibatches) for one in others
-        ),
-    )
+    best = found.plans[0]
+    note = "" if best.simulated_s is not None else "no time was left to simulate it"
+    figure = Figure(best.score.pace_s, best.simulated_s, best.minibatches, note)
     flushing = replace(problem, options=replace(problem.options, schedule=FLUSH, virtual_stages=None, stages=None))
-    compared = state_baselines(_baselines(flushing, maximum_cuts, deadline), flushing, best.plan, told, deadline)
+    compared = _baselines(flushing, maximum_cuts, deadline)
     status = Status.FEASIBLE if best.score.pace_s > found.bound_s * (1 + 1e-6) else Status.OPTIMAL
     result = Result("search", status, best.plan, best.score.pace_s, found.bound_s, searched_s, charged=True)
     return VirtualSolution(
         best.plan,
         best.score,
         (result,),
-        _verdict(found),
+        Verdict(True, False, search_text(figure.step_s, min(found.bound_s, best.score.pace_s))),
         compared,
-        told,
+        figure,
         min(found.bound_s, best.score.pace_s),
         {"search": searched_s, "baselines": time.perf_counter() - began - searched_s},
     )
-
-
-def _verdict(found: VirtualPlans) -> Verdict:
-    """How far the plan is from the bound for all plans of this kind, by the formula and simulated."""
-    best = found.plans[0]
-    simulated = None if best.simulated_s is None else best.simulated_s / best.score.pace_s
-    return Verdict(True, False, search_text(best.score.pace_s, min(found.bound_s, best.score.pace_s), simulated))
 
 
 def _baselines(flushing: Problem, maximum_cuts: int, deadline: Deadline) -> tuple[Baseline, ...]:
@@ -86,7 +71,7 @@ def _baselines(flushing: Problem, maximum_cuts: int, deadline: Deadline) -> tupl
         cuts = enumerate_cuts(flushing, maximum_cuts, deadline.share(0.2))
     except OutOfTime:
         return tuple(baselines.unsearched_baselines(flushing, baselines.NO_TIME, (BEST_FLUSH,)))
-    uniform = baselines.uniform_baselines(flushing, cuts, deadline.share(0.3))
+    uniform = baselines.data_parallelism(flushing), baselines.uniform_grid(flushing, cuts, deadline.share(0.3))
     best, in_time = best_in_time(flushing, maximum_cuts, deadline.share(0.8), 0.01)
     if best is None:
         remark = "no plan fits in memory" if in_time else baselines.NO_TIME

@@ -1,0 +1,235 @@
+"""The answer of `pipeplan solve` in at most twenty lines: RUN, ALSO, WHY, TRUST and NEXT.
+
+All words of the answer stand in this file. `pipeplan explain` has the rest, plan.json everything.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from pipeplan.drawing.stage_table import server_numbers
+from pipeplan.drawing.words import describe_cluster, short_config
+from pipeplan.plan.learning_cost import KnownLearning, known_learning
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.updates import Updates
+from pipeplan.planning.candidates import Candidate
+from pipeplan.planning.choose import DDP, PIPELINE, UNIFORM, ZERO_1, Choice
+from pipeplan.planning.outcome import Outcome
+from pipeplan.util.text import one_line
+from pipeplan.util.units import show_pace
+
+LABEL, MARGIN = 6, " " * 6
+LEAST_WIDTH, MOST_WIDTH = 60, 100
+MOST_STAGES = 6
+"""Stages that are listed; of longer pipelines the first ones and the last."""
+MOST_RIVALS = 4
+LONGEST_CONFIG = 20
+
+
+def answer_lines(outcome: Outcome, width: int, next_line: str = "") -> list[str]:
+    """The answer as plain lines of at most `width` characters; `next_line` is the next command to give."""
+    writer = _Writer(max(LEAST_WIDTH, min(width, MOST_WIDTH)))
+    writer.paragraph(_heading(outcome))
+    writer.blank()
+    _run(writer, outcome)
+    _also(writer, outcome)
+    writer.labelled("WHY", _why(outcome))
+    writer.labelled("TRUST", _trust(outcome))
+    if next_line:
+        writer.labelled("NEXT", next_line)
+    return writer.lines
+
+
+class _Writer:
+    """Collects lines of a width. Text is wrapped between words; figures stand in columns at the right."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.lines: list[str] = []
+
+    def blank(self) -> None:
+        """Add an empty line."""
+        self.lines.append("")
+
+    def paragraph(self, text: str, indent: str = "") -> None:
+        """Add wrapped text."""
+        self.lines += textwrap.wrap(text, self.width, subsequent_indent=indent, break_long_words=False)
+
+    def labelled(self, label: str, text: str) -> None:
+        """Add wrapped text behind a label."""
+        self.paragraph(f"{label:<{LABEL}}{text}", MARGIN)
+
+    def row(self, label: str, text: str, *columns: str) -> None:
+        """Add a line with figures at the right; without them where they do not fit beside the text."""
+        right = "   ".join(column for column in columns if column)
+        room = self.width - LABEL - len(right) - 2
+        if len(text) > room:
+            text = text[: max(0, room - 1)].rstrip() + "…"
+        self.lines.append(f"{label:<{LABEL}}{text:<{room}}  {right}".rstrip())
+
+
+def _heading(outcome: Outcome) -> str:
+    """The question: model, cluster, batch, and where the times come from."""
+    problem, plan = outcome.problem, outcome.plan
+    name, cluster = one_line(problem.profile.model_name), problem.cluster
+    where = f"{name} on {one_line(cluster.name)}: {describe_cluster(cluster)}."
+    cut = "" if outcome.choice is None or outcome.choice.finished else " The search was cut off by the time limit."
+    if plan.inference:
+        return f"{where} Inference, minibatch {problem.profile.minibatch}.{cut}"
+    return f"{where} {_batch(outcome)} {_times(outcome)}{cut}"
+
+
+def _batch(outcome: Outcome) -> str:
+    choice, size = outcome.choice, outcome.problem.profile.minibatch
+    if choice is None:
+        samples = sorted(set(Updates.of(outcome.plan, size).samples))
+        return f"Updates of {' and '.join(map(str, samples))} samples, microbatch {size}."
+    assumed = " (assumed; --batch)" if choice.assumed else ""
+    return f"Batch {choice.samples}{assumed}, microbatch {size}."
+
+
+def _times(outcome: Outcome) -> str:
+    kind = outcome.problem.profile.provenance.kind
+    return "Times estimated." if kind == "modelled" else f"Times {kind}."
+
+
+def _run(writer: _Writer, outcome: Outcome) -> None:
+    """The plan: how it trains, its throughput, and its stages."""
+    plan, problem = outcome.plan, outcome.problem
+    rate = problem.profile.minibatch / outcome.predicted_s if outcome.predicted_s > 0 else 0.0
+    kept = f"{short_config(plan.config, LONGEST_CONFIG)}, {_manner(outcome)}"
+    writer.row("RUN", kept, f"{show_pace(rate)} samples/s", _gain(outcome, rate))
+    stages = list(zip(plan.stages, outcome.evaluation.stages, strict=True))
+    for number, (stage, cost) in enumerate(stages, start=1):
+        if MOST_STAGES <= number < len(stages):
+            if number == MOST_STAGES:
+                writer.row("", f"… stages {number} to {len(stages) - 1}; pipeplan explain has all")
+            continue
+        first, last = stage.layers[0], stage.layers[-1]
+        layers = first if first == last else f"{first} … {last}"
+        servers = server_numbers(stage.workers, problem.cluster)
+        plural = "" if servers.isdecimal() else "s"
+        where = f", server{plural} {servers}" if problem.cluster.servers > 1 else ""
+        workers = f"{stage.replicas} worker{'s' if stage.replicas > 1 else ''}{where}"
+        memory = f"{cost.memory_bytes / cost.capacity_bytes:.0%} of memory" if problem.options.memory else ""
+        recomputed = ", recomputes" if stage.recompute else ""
+        writer.row("", f"stage {number}  {one_line(layers)}{recomputed}", workers, memory)
+    idle = problem.cluster.workers - plan.busy
+    if idle:
+        writer.row("", f"{idle} of {problem.cluster.workers} workers idle: using them is at most 3% faster")
+
+
+def _manner(outcome: Outcome) -> str:
+    """How the plan trains, in a few words."""
+    plan = outcome.plan
+    if plan.inference:
+        return "inference"
+    updates = Updates.of(plan, outcome.problem.profile.minibatch)
+    sharded = " with ZeRO-1" if outcome.problem.options.shard_optimizer else ""
+    if not updates.synchronous:
+        return f"{plan.schedule}{sharded}: gradients up to {max(updates.stale_by)} updates old"
+    name = f"DDP{sharded}" if len(plan.stages) == 1 else f"{plan.schedule}{sharded}"
+    return f"{name}: trains like one process"
+
+
+def _gain(outcome: Outcome, rate: float) -> str:
+    """The gain over data parallelism at the same batch."""
+    choice = outcome.choice
+    if choice is None:
+        gain = outcome.baselines[0].gain(outcome.predicted_s) if outcome.baselines else None
+        return "" if gain is None or len(outcome.plan.stages) == 1 else f"{gain:.2f}x DDP"
+    rival = choice.rival(DDP)
+    if rival is None:
+        return "DDP does not fit"
+    return "" if len(outcome.plan.stages) == 1 else f"{rate * rival.sample_s:.2f}x DDP"
+
+
+def _also(writer: _Writer, outcome: Outcome) -> None:
+    """What the user would run otherwise, and what old gradients would gain."""
+    choice, label = outcome.choice, "ALSO"
+    if choice is None:
+        for baseline in outcome.baselines:
+            if baseline.step_s is not None and baseline.fits:
+                rate = outcome.problem.profile.minibatch / baseline.step_s
+                name = f"{baseline.name}, {short_config(baseline.config, LONGEST_CONFIG)}"
+                writer.row(label, name, f"{show_pace(rate)} samples/s")
+                label = ""
+        return
+    for rival in _shown(choice, outcome.plan):
+        writer.row(label, _rival(rival), f"{show_pace(1 / rival.sample_s)} samples/s")
+        label = ""
+    if choice.stale is not None and choice.stale is not choice.taken:
+        _stale(writer, label, choice.stale, outcome.predicted_s / outcome.problem.profile.minibatch)
+
+
+def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
+    """The rivals that are shown: the best of every kind but the plan's own."""
+    shown = [one for one in choice.rivals if one.plan != plan and one.kind != PIPELINE]
+    others = [one for one in choice.rivals if one.kind == PIPELINE and one.plan != plan and len(plan.stages) == 1]
+    yield from [*shown, *others][:MOST_RIVALS]
+
+
+def _rival(rival: Candidate) -> str:
+    config = short_config(rival.plan.config, LONGEST_CONFIG)
+    workers = f"{rival.plan.busy} worker{'s' if rival.plan.busy > 1 else ''}"
+    size = f"microbatch {rival.problem.profile.minibatch}"
+    if rival.kind in (DDP, ZERO_1) or len(rival.plan.stages) == 1:
+        return f"{rival.kind}, {workers}, {size}"
+    name = rival.kind if rival.kind == UNIFORM else f"{rival.plan.schedule}"
+    return f"{name} {config}, {workers}, {size}"
+
+
+def _stale(writer: _Writer, label: str, stale: Candidate, sample_s: float) -> None:
+    """The line on the best plan with old gradients, and what was measured of learning so."""
+    config, rate = short_config(stale.plan.config, LONGEST_CONFIG), f"{show_pace(1 / stale.sample_s)} samples/s"
+    gain = f"{sample_s / stale.sample_s:.2f}x RUN"
+    writer.row(label, f"{config}, old gradients (--staleness {stale.delay})", rate, gain)
+    profile = stale.problem.profile
+    known = known_learning(
+        stale.plan, profile.optimizer_name, profile.optimizer_state_ratio, stale.problem.options.correction
+    )
+    if known is not None:
+        writer.paragraph(MARGIN + learning_summary(known), MARGIN)
+
+
+def learning_summary(known: KnownLearning) -> str:
+    """What was measured of training with gradients this old, in one clause."""
+    old = f"{known.delay} update{'s' if known.delay > 1 else ''}"
+    if not known.measured:
+        return f"Not measured for the optimiser {known.optimizer}."
+    if not known.cases:
+        return f"Not measured for {known.optimizer} and gradients {old} old."
+    seeds, reached = sum(case.seeds for case in known.cases), sum(case.reached for case in known.cases)
+    tests = " and ".join(case.task for case in known.cases)
+    if reached < seeds:
+        word = "RISKY" if reached else "NOT SAFE"
+        missed = f"{known.optimizer} missed the goal in {seeds - reached} of {seeds} runs"
+        return f"{word}: {missed} of the nearest test ({tests})."
+    if known.cost is None:
+        return f"{known.optimizer} reached the goal in all {seeds} runs of the nearest test ({tests})."
+    return (
+        f"{known.optimizer} reached the goal in all {seeds} runs of the nearest test ({tests}), with "
+        f"{known.cost:.2f} times the samples."
+    )
+
+
+def _why(outcome: Outcome) -> str:
+    """What limits the step time."""
+    batch, score = outcome.evaluation.batch, outcome.evaluation
+    bound = score.bound if batch is None else batch.longest
+    waits = outcome.figure.ratio
+    if waits is not None and waits > 1.03:
+        return f"bound by {bound}; waiting between workers adds {waits - 1:.0%}"
+    return f"bound by {bound}"
+
+
+def _trust(outcome: Outcome) -> str:
+    """Where the figure comes from, and what is proven about it."""
+    figure, profile = outcome.figure, outcome.problem.profile
+    if figure.simulated_s is not None:
+        source = "simulated"
+    else:
+        source = f"by formula ({figure.note})" if figure.note else "by formula"
+    run = "" if profile.provenance.kind == "calibrated" else ", never run on this cluster"
+    return f"{source}{run}; {outcome.verdict.text}"

@@ -1,0 +1,205 @@
+"""Candidates of a choice: plans that train the same global batch, each the best of its kind by the figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost import contention, depths
+from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import FLUSH, VIRTUAL, ZERO_BUBBLE
+from pipeplan.plan.updates import Updates
+from pipeplan.planning.fast import best_in_time
+from pipeplan.planning.figure import Figure, figured
+from pipeplan.planning.local_search import improve
+from pipeplan.planning.virtual_stages.virtual_search import search_virtual
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.rescale import halved
+from pipeplan.util.deadline import Deadline, OutOfTime
+from pipeplan.util.units import show_pace
+
+EXTRAPOLATED = " (extrapolated)"
+"""The mark of a microbatch size that a profile neither holds nor interpolates."""
+CHOICE_GAP = 0.01
+"""Of models with many cuts, plans within this gap of the best by the formulas are where the local search starts."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The best plan of one kind."""
+
+    kind: str
+    """Its name for people, such as `DDP`."""
+    problem: Problem
+    plan: Plan
+    figure: Figure
+    extrapolated: bool = False
+    """Whether the profile has no times for this microbatch size, nor for a smaller and a larger one."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machines that it is planned for."""
+        return self.problem.cluster
+
+    @property
+    def sharded(self) -> bool:
+        """Whether replicas divide the optimiser's state (ZeRO stage 1)."""
+        return self.problem.options.shard_optimizer
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds per sample."""
+        return self.figure.step_s / self.problem.profile.minibatch
+
+    @property
+    def updates(self) -> Updates:
+        """How old its gradients are, and what its updates average over."""
+        return Updates.of(self.plan, self.problem.profile.minibatch)
+
+    @property
+    def delay(self) -> int:
+        """The age of its oldest gradients, in updates; 0 for synchronous plans."""
+        return 0 if self.plan.inference else max(self.updates.stale_by)
+
+    @property
+    def text(self) -> str:
+        """Configuration, microbatch and throughput in a few words."""
+        size = f"{self.problem.profile.minibatch}{EXTRAPOLATED if self.extrapolated else ''}"
+        return f"{self.plan.config}, microbatch {size}: {show_pace(1 / self.sample_s)} samples/s"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that plan.json holds for it."""
+        return {
+            "kind": self.kind,
+            "config": self.plan.config,
+            "schedule": self.plan.schedule,
+            "accumulate": self.plan.accumulate,
+            "minibatch": self.problem.profile.minibatch,
+            "minibatch_s": self.figure.step_s,
+            "formulas_s": self.figure.formula_s,
+            "samples_per_s": 1 / self.sample_s,
+            "simulated": self.figure.simulated_s is not None,
+            "extrapolated": self.extrapolated,
+            "correction": self.problem.options.correction,
+            "shard_optimizer": self.sharded,
+            "workers": self.plan.busy,
+            "updates": self.updates.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Machines:
+    """A profile and a cluster that a candidate may be planned for."""
+
+    profile: Profile
+    cluster: Cluster
+
+
+def candidate_of(
+    kind: str,
+    problem: Problem,
+    maximum_cuts: int,
+    deadline: Deadline,
+    useful_s: float = float("inf"),
+    *,
+    extrapolated: bool = False,
+    simulates: bool = True,
+) -> tuple[Candidate | None, float]:
+    """(the best plan of a problem or None, a lower bound on the seconds per microbatch of all its plans).
+
+    The dynamic program finds the best plan by the formulas, and the local search the best one near it by the figure.
+    Plans that take `useful_s` seconds per microbatch or more by the formulas, which are lower bounds, are of no use.
+    """
+    least_s = max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
+    if least_s >= useful_s:
+        return None, useful_s
+    best, in_time = best_in_time(problem, maximum_cuts, deadline, CHOICE_GAP, useful_s)
+    if best is None:
+        return None, useful_s if in_time else least_s
+    if best.pace_s >= useful_s:
+        return None, useful_s
+    start = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
+    found = improve(start, problem, deadline)
+    return Candidate(kind, problem, found.plan, found.figure, extrapolated), best.pace_s
+
+
+def other_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
+    """The other synchronous schedules beside a plan of 1f1b-flush: zb-h1, interleaved-1f1b and zb-v.
+
+    zb-h1 runs the same stages. For the schedules whose workers run several stages each, other cuts are searched for.
+    """
+    problem, plan = start.problem, start.plan
+    if len(plan.stages) == 1 or plan.copies > 1 or problem.options.schedule != FLUSH:
+        return []
+    found: list[Candidate] = []
+    deferring = replace(problem, options=replace(problem.options, schedule=ZERO_BUBBLE))
+    split = _with_schedule(plan, deferring, start.figure.formula_s)
+    if split is not None:
+        one = improve(figured(*split, deferring, deadline), deferring, deadline.share(0.2))
+        found.append(Candidate(ZERO_BUBBLE, deferring, one.plan, one.figure, start.extrapolated))
+    for schedule in VIRTUAL:
+        looking = replace(problem, options=replace(problem.options, schedule=schedule, stages=None))
+        try:
+            best = search_virtual(looking, deadline.share(0.4)).plans[0]
+        except (InfeasibleError, InputError, OutOfTime):
+            continue
+        figure = Figure(best.score.pace_s, best.simulated_s, best.minibatches)
+        found.append(Candidate(schedule, looking, best.plan, figure, start.extrapolated))
+    return [one for one in found if one.figure.simulated_s is not None]
+
+
+def _with_schedule(plan: Plan, problem: Problem, pace_s: float) -> tuple[Plan, Evaluation] | None:
+    """The same stages under the problem's schedule with their score, if they fit in memory."""
+    changed = depths.assign_depths(plan, problem, pace_s)
+    score = evaluate(changed, problem)
+    return (changed, score) if score.fits or not problem.options.memory else None
+
+
+def sizes_for(profile: Profile, batch: int, given: int | None) -> tuple[list[int], list[int]]:
+    """(microbatch sizes with measured or interpolated times, further sizes), all dividing the batch, largest first.
+
+    Raises `InputError` if there is none.
+    """
+    if batch < 1:
+        raise InputError(f"--batch must be at least 1 sample, not {batch}")
+    measured = [size.minibatch for size in profile.all_sizes]
+    if given is not None:
+        if batch % given:
+            raise InputError(f"a batch of {batch} samples cannot be cut into microbatches of {given}: give a multiple")
+        return [given], []
+    tried = sorted({*measured, *halved(profile.minibatch)}, reverse=True)
+    dividing = [size for size in tried if batch % size == 0]
+    if not dividing:
+        raise InputError(
+            f"a batch of {batch} samples cannot be cut into microbatches of {', '.join(map(str, tried))}: "
+            "give --batch a multiple, or --microbatch another size"
+        )
+    known = [size for size in dividing if measured[0] <= size <= measured[-1]]
+    return known, [size for size in dividing if size not in known]
+
+
+def sized(profile: Profile, size: int) -> Profile:
+    """The profile at a microbatch size; times that nobody measured are upper bounds."""
+    return profile if size == profile.minibatch else profile.rescaled(size, pessimistic=True)
+
+
+def problem_of(machines: Machines, options: Options, size: int, batch: int, **changes: Any) -> Problem:
+    """The problem of training a global batch in microbatches of a size, under 1f1b-flush unless `changes` say else."""
+    chosen: dict[str, Any] = {
+        "schedule": FLUSH,
+        "accumulate": batch // size,
+        "correction": "none",
+        "virtual_stages": None,
+    } | changes
+    return Problem(sized(machines.profile, size), machines.cluster, replace(options, **chosen))
+
+
+def best_of(found: Sequence[Candidate]) -> Candidate | None:
+    """The candidate with the most samples per second, or None."""
+    return min(found, key=lambda one: one.sample_s, default=None)

@@ -1,0 +1,318 @@
+"""Chooses the plan of an answer: one question, one figure, one tolerance.
+
+The question is a model, a cluster, a global batch, how old gradients may be, and constraints. Every candidate trains
+that global batch in each update. The candidates are
+
+    DDP               the whole model on every worker
+    ZeRO-1            the same, with the optimiser's state divided among the replicas
+    one server        the best plan on the workers of one server
+    one worker        on a machine whose workers share its cores
+    uniform pipeline  the same number of replicas in every stage
+    pipeline          any plan of 1f1b-flush, and of zb-h1, interleaved-1f1b and zb-v where these are faster
+
+each with its own best microbatch size, recomputation and depth. They are compared by their figure, the simulated time
+of the schedule (`figure.py`). The simplest one within 3% of the fastest is taken (`simplicity.py`).
+
+Plans with old gradients, of 1f1b-stashing and 2bw, are candidates only up to the delay that the question allows, and
+are taken only if they are more than 3% faster. The best of them is found in any case, so that the answer can say what
+it would gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeplan.errors import InfeasibleError, InputError, TooFewLayersError
+from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING
+from pipeplan.planning.candidates import (
+    Candidate,
+    Machines,
+    best_of,
+    candidate_of,
+    other_flushes,
+    problem_of,
+    sized,
+    sizes_for,
+)
+from pipeplan.planning.simplicity import TOLERANCE, simplest_of
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
+
+DDP, ZERO_1, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "one server", "one worker"
+UNIFORM, PIPELINE, STALE = "uniform pipeline", "pipeline", "old gradients"
+ANY = float("inf")
+"""The staleness that allows gradients of any age."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is chosen for."""
+
+    machines: Machines
+    options: Options
+    """The user's constraints. Schedule, correction and microbatches per update are left to the choice."""
+    batch: int | None = None
+    """Global batch in samples; None for one microbatch on every worker."""
+    minibatch: int | None = None
+    """Microbatch size in samples; None for the best one."""
+    staleness: float = 0
+    """The age of the oldest gradients that may be used, in updates; `ANY` for any."""
+    alone: Machines | None = None
+    """One worker that has the machine to itself, where workers would share its cores."""
+    maximum_cuts: int = 50_000
+    simulates: bool = True
+
+    @property
+    def samples(self) -> int:
+        """The global batch in samples."""
+        if self.batch is not None:
+            return self.batch
+        workers = min(self.machines.cluster.workers, self.options.max_workers or self.machines.cluster.workers)
+        return workers * (self.minibatch or self.machines.profile.minibatch)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The candidates of a question, and the one that is taken."""
+
+    samples: int
+    """The global batch in samples."""
+    assumed: bool
+    """Whether the user left the global batch open."""
+    staleness: float
+    taken: Candidate
+    rivals: tuple[Candidate, ...]
+    """The best synchronous candidate of every kind, the one that is taken included."""
+    stale: Candidate | None
+    """The fastest plan with old gradients, if it is faster than the synchronous ones by more than the tolerance."""
+    bound_sample_s: float
+    """No synchronous plan takes fewer seconds per sample."""
+    finished: bool
+    """Whether all searches ended before the time limit."""
+
+    def rival(self, kind: str) -> Candidate | None:
+        """The best candidate of a kind; None if it does not fit or was not searched for."""
+        return next((one for one in self.rivals if one.kind == kind), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The field `choice` of plan.json."""
+        return {
+            "batch": self.samples,
+            "assumed": self.assumed,
+            "staleness": None if self.staleness == ANY else self.staleness,
+            "taken": self.taken.kind,
+            "rivals": [one.to_json() for one in self.rivals],
+            "stale": None if self.stale is None else self.stale.to_json(),
+            "bound_sample_s": self.bound_sample_s,
+            "finished": self.finished,
+        }
+
+
+def choose(question: Question, deadline: Deadline = NO_DEADLINE) -> Choice:
+    """The answer to a question.
+
+    Ctrl-C ends the searches with what was found until then. Raises `InputError` for a batch that cannot be cut into
+    microbatches, and `InfeasibleError` where no candidate fits, or where none was found in time.
+    """
+    search = _Chooser(question, deadline)
+    try:
+        search.run()
+    except KeyboardInterrupt:
+        search.finished = False
+        if not search.found and search.stale is None:
+            raise KeyboardInterrupt("no plan was found until then") from None
+    return search.choice()
+
+
+@dataclass
+class _Chooser:
+    """The searches for the candidates of a question."""
+
+    question: Question
+    deadline: Deadline
+    found: list[Candidate] = field(default_factory=list)
+    """Synchronous candidates."""
+    stale: Candidate | None = None
+    bounds: list[float] = field(default_factory=list)
+    """Lower bounds on the seconds per sample of the plans of each problem that holds all synchronous plans."""
+    finished: bool = True
+    refused: TooFewLayersError | None = None
+
+    def run(self) -> None:
+        """Search for all candidates, the simplest first, so that those after them have a figure to beat."""
+        question = self.question
+        known, others = sizes_for(question.machines.profile, question.samples, question.minibatch)
+        self._one_stage(known)
+        self._alone()
+        self._pipelines(known)
+        if not self.found:
+            self._one_stage(others, extrapolated=True)
+            self._pipelines(others, extrapolated=True)
+        self._old_gradients()
+
+    # -- synchronous candidates --
+
+    def _one_stage(self, sizes: list[int], *, extrapolated: bool = False) -> None:
+        """Data parallelism: plain, with a divided optimiser, and on one server."""
+        options = self.question.options
+        if options.stages not in (None, 1) or any(stage > 1 for _, stage in options.pins):
+            return
+        cluster = self.question.machines.cluster
+        alone: dict[str, Any] = {"stages": 1, "max_stages": None, "grid": False}
+        kinds = [(DDP, alone)]
+        if not options.shard_optimizer:
+            kinds.append((ZERO_1, alone | {"shard_optimizer": True}))
+        server = max(cluster.server_sizes)
+        if server < min(cluster.workers, options.max_workers or cluster.workers):
+            kinds.append((ONE_SERVER, alone | {"max_workers": server}))
+        for kind, changes in kinds:
+            self._best_of_sizes(kind, sizes, extrapolated, **changes)
+
+    def _alone(self) -> None:
+        """One worker that has the machine to itself."""
+        alone = self.question.alone
+        if alone is None or self.question.options.stages not in (None, 1):
+            return
+        size = self.question.minibatch or alone.profile.minibatch
+        if self.question.samples % size == 0:
+            changes = {"stages": 1, "max_stages": None, "max_workers": None, "grid": False}
+            problem = problem_of(alone, self.question.options, size, self.question.samples, **changes)
+            self._add(ONE_WORKER, problem, float("inf"), extrapolated=False)
+
+    def _pipelines(self, sizes: list[int], *, extrapolated: bool = False) -> None:
+        """Any plan of 1f1b-flush, the best uniform one, and the other synchronous schedules."""
+        options = self.question.options
+        if options.stages != 1 and not options.grid:
+            self._best_of_sizes(UNIFORM, sizes, extrapolated, grid=True, allow_copies=False)
+        self._best_of_sizes(PIPELINE, sizes, extrapolated, bounds=True)
+        best = best_of([one for one in self.found if one.kind in (PIPELINE, UNIFORM)])
+        if best is not None and self.question.simulates:
+            self.found += other_flushes(best, self.deadline.share(0.3))
+
+    def _best_of_sizes(
+        self, kind: str, sizes: list[int], extrapolated: bool, *, bounds: bool = False, **changes: Any
+    ) -> None:
+        """Add the best candidate of a kind among microbatch sizes. With `bounds` its problems hold all plans."""
+        question, best_sample_s = self.question, float("inf")
+        for size in sizes:
+            try:
+                problem = problem_of(question.machines, question.options, size, question.samples, **changes)
+            except TooFewLayersError as error:
+                self.refused = error
+                return
+            except InputError:
+                if changes:
+                    return  # The options of this kind contradict the user's.
+                raise
+            useful_sample_s = best_sample_s
+            if bounds and self.found:
+                useful_sample_s = min(useful_sample_s, *(one.sample_s for one in self.found))
+            bound_s = self._add(kind, problem, useful_sample_s * size, extrapolated=extrapolated)
+            if bounds:
+                self.bounds.append(bound_s / size)
+            best_sample_s = min((one.sample_s for one in self.found if one.kind == kind), default=best_sample_s)
+
+    def _add(self, kind: str, problem: Problem, useful_s: float, *, extrapolated: bool) -> float:
+        """Search for a problem's best plan, and keep it. Returns a lower bound in seconds per microbatch."""
+        ends = self.deadline.share(0.4)
+        one, bound_s = candidate_of(
+            kind,
+            problem,
+            self.question.maximum_cuts,
+            ends,
+            useful_s,
+            extrapolated=extrapolated,
+            simulates=self.question.simulates,
+        )
+        self.finished = self.finished and not ends.passed
+        if one is not None:
+            self.found.append(one)
+        return bound_s
+
+    # -- old gradients --
+
+    def _old_gradients(self) -> None:
+        """The fastest plan with old gradients: up to the delay that is allowed, or of any age to be told about."""
+        question = self.question
+        tolerated = question.staleness if question.staleness > 0 else ANY
+        fastest = best_of(self.found)
+        useful_sample_s = float("inf") if fastest is None else fastest.sample_s
+        machines = question.machines
+        corrects = is_helped(machines.profile.optimizer_name, machines.profile.optimizer_state_ratio)
+        found: list[Candidate] = []
+        for problem in self._stale_problems(tolerated):
+            one = self._stale_plan(problem, useful_sample_s)
+            if one is not None and corrects and one.delay <= CORRECTED_DELAY:
+                # Where memory is too short for a correction, the plan goes without.
+                corrected = replace(problem, options=replace(problem.options, correction="ef"))
+                one = self._stale_plan(corrected, float("inf")) or one
+            if one is not None and 0 < one.delay <= tolerated:
+                found.append(one)
+        self.stale = best_of(found)
+
+    def _stale_plan(self, problem: Problem, useful_sample_s: float) -> Candidate | None:
+        useful_s, cuts = useful_sample_s * problem.profile.minibatch, self.question.maximum_cuts
+        simulates, ends = self.question.simulates, self.deadline.share(0.4)
+        return candidate_of(STALE, problem, cuts, ends, useful_s, simulates=simulates)[0]
+
+    def _stale_problems(self, tolerated: float) -> Iterator[Problem]:
+        """The problems whose plans may have gradients up to so many updates old.
+
+        1f1b-stashing updates a stage after as many microbatches as it has replicas. With a given batch no stage may
+        update less often than that, which 2bw keeps.
+        """
+        question = self.question
+        machines, size = question.machines, question.minibatch or question.machines.profile.minibatch
+        profile = sized(machines.profile, size)
+        options = replace(question.options, accumulate=None, correction="none")
+        kinds: list[dict[str, Any]] = []
+        if question.batch is None:
+            kinds.append({"schedule": STASHING})
+            if tolerated != ANY and options.stages is None:
+                # Gradients of an unreplicated pipeline are as old as stages follow.
+                kinds.append({"schedule": STASHING, "max_stages": min(int(tolerated) + 1, options.max_stages or 99)})
+        if question.samples % size == 0:
+            kinds.append({"schedule": DOUBLE_BUFFERED, "accumulate": question.samples // size})
+        for changes in kinds:
+            try:
+                yield Problem(profile, machines.cluster, replace(options, **changes))
+            except (TooFewLayersError, InputError):
+                continue
+
+    # -- the answer --
+
+    def choice(self) -> Choice:
+        """The choice among what was found. Raises `InfeasibleError` if that is nothing."""
+        question = self.question
+        allowed = self.stale if self.stale is not None and self.stale.delay <= question.staleness else None
+        if not self.found and allowed is None:
+            if self.refused is not None:
+                raise self.refused
+            if not self.finished:
+                raise InfeasibleError("no plan was found in time; give more with --time-limit")
+            raise InfeasibleError("no plan fits in memory")
+        synchronous = simplest_of(self.found) if self.found else None
+        fastest = best_of(self.found)
+        taken = synchronous
+        if allowed is not None and (fastest is None or allowed.sample_s * (1 + TOLERANCE) < fastest.sample_s):
+            taken = allowed
+        assert taken is not None
+        kinds = dict.fromkeys(one.kind for one in self.found)
+        rivals = [best_of([one for one in self.found if one.kind == kind]) for kind in kinds]
+        stale = self.stale
+        if stale is not None and fastest is not None and stale.sample_s * (1 + TOLERANCE) >= fastest.sample_s:
+            stale = None
+        return Choice(
+            samples=question.samples,
+            assumed=question.batch is None,
+            staleness=question.staleness,
+            taken=taken,
+            rivals=tuple(one for one in rivals if one is not None),
+            stale=stale,
+            bound_sample_s=min(self.bounds, default=0.0),
+            finished=self.finished,
+        )

@@ -1,0 +1,133 @@
+"""The figure of a plan: the simulated time of its schedule, in seconds per microbatch.
+
+Plans are compared, chosen and printed by this figure. The solvers' formulas are its lower bound, and stand in for it
+where a simulation takes too long. A plan is simulated for a number of microbatches that depends on it alone, and the
+result is remembered, so that a plan has the same figure wherever it is named.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from pipeplan.cost.evaluate import Evaluation
+from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan
+from pipeplan.problem.problem import Problem
+from pipeplan.simulation.from_plan import scenario_of_plan
+from pipeplan.simulation.metrics import enough_minibatches, round_length
+from pipeplan.simulation.scenario import Scenario
+from pipeplan.simulation.simulate import simulate
+from pipeplan.util.deadline import Deadline, OutOfTime
+
+USUAL_PASSES = 1_000
+"""Passes of microbatches through stages, forward and backward, up to which a plan is simulated for as many microbatches
+as `pipeplan simulate` does. With shared cards a thousand passes take 0.1 to 0.6 seconds."""
+MOST_PASSES = 4_000
+"""The most passes of one simulation. A plan that needs more for a steady state has the formula's figure."""
+LEAST_TURNS = 5
+"""The least length of a simulation, as a multiple of the microbatches in flight."""
+LEAST_FLUSHES = 3
+"""The least number of updates before and after the steady part of a simulation with a flush."""
+REMEMBERED = 512
+"""The number of simulations that are remembered."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The step time of a plan."""
+
+    formula_s: float
+    """Seconds per microbatch by the formulas: a lower bound."""
+    simulated_s: float | None = None
+    """Simulated seconds per microbatch; None where the plan was not simulated."""
+    minibatches: int = 0
+    """Microbatches that were simulated."""
+    note: str = ""
+    """Why the plan was not simulated; empty if it was, or if nobody asked for it."""
+
+    @property
+    def step_s(self) -> float:
+        """The step time: simulated, and at least that of the formulas.
+
+        Replays of plans without a flush were never faster than the formulas, although a simulation may be
+        (docs/replay.md).
+        """
+        return self.formula_s if self.simulated_s is None else max(self.simulated_s, self.formula_s)
+
+    @property
+    def ratio(self) -> float | None:
+        """Simulated time over that of the formulas; None where there was no simulation."""
+        return None if self.simulated_s is None or self.formula_s <= 0 else self.simulated_s / self.formula_s
+
+
+@dataclass(frozen=True)
+class FiguredPlan:
+    """A plan with its cost and its figure."""
+
+    plan: Plan
+    score: Evaluation
+    figure: Figure
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per microbatch."""
+        return self.figure.step_s
+
+
+def figured(
+    plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline, *, simulates: bool = True
+) -> FiguredPlan:
+    """A plan with its figure; by the formulas if `simulates` is False, or where a simulation takes too long."""
+    return FiguredPlan(plan, score, figure_of(plan, score, problem, deadline) if simulates else Figure(score.pace_s))
+
+
+def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> Figure:
+    """The figure of a plan with this score. Its note says why it was not simulated."""
+    key = problem, plan
+    known = _REMEMBERED.get(key)
+    if known is not None:
+        return known
+    scenario = scenario_of_plan(plan, problem, score)
+    count = affordable(scenario, plan)
+    if count is None:
+        return Figure(score.pace_s, note="the plan is too large to simulate")
+    try:
+        steady = simulate(scenario, count, deadline).report.steady
+    except OutOfTime:
+        return Figure(score.pace_s, note="no time was left to simulate it")
+    except InputError as error:
+        return Figure(score.pace_s, note=str(error))
+    note = "" if steady is not None else "too few microbatches for a steady state"
+    known = Figure(score.pace_s, None if steady is None else steady.pace_s, count, note)
+    _remember(key, known)
+    return known
+
+
+_Key = tuple[Problem, Plan]
+_REMEMBERED: OrderedDict[_Key, Figure] = OrderedDict()
+
+
+def _remember(key: _Key, figure: Figure) -> None:
+    _REMEMBERED[key] = figure
+    while len(_REMEMBERED) > REMEMBERED:
+        _REMEMBERED.popitem(last=False)
+
+
+def affordable(scenario: Scenario, plan: Plan) -> int | None:
+    """The microbatches to simulate: as many as `pipeplan simulate` does, or as the usual passes allow.
+
+    None if those of a steady state take more than `MOST_PASSES`. The number depends on the plan alone.
+    """
+    count, length, group = enough_minibatches(scenario), round_length(scenario), scenario.accumulate
+    if scenario.drains and group:
+        # A whole round is left behind the updates at the start, of which there are fewer where half of all is less.
+        until_last = max((LEAST_FLUSHES - 1) * group + length, min(LEAST_FLUSHES * group + length, 2 * length))
+        least = until_last + group
+    else:
+        least = LEAST_TURNS * scenario.in_flight + 2 * length
+    least = min(count, least)
+    passes = (1 if plan.inference else 2) * len(plan.stages)
+    if passes * least > MOST_PASSES:
+        return None
+    return min(count, max(least, USUAL_PASSES // passes))
