@@ -160,7 +160,7 @@ def plan_folders() -> list[Path]:
         for options in PLANNED:
             folder = Path(name + "-".join(options).replace("-", ""))
             arguments = ["solve", f"{name}.json", "--cluster", "A", "--servers", "2", "--ignore-memory"]
-            quick = ["--solver", "dp", *(["--no-simulation"] if options else [])]
+            quick = ["--solver", "dp"]
             ended = call([*arguments, *quick, *options, "-o", str(folder)])
             assert ended.code == 0, ended
             made.append(folder)

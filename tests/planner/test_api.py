@@ -17,7 +17,7 @@ import pipeplan
 from pipeplan import api
 from pipeplan.from_options.option_fields import FLAGS, OptionKeywords
 
-DP = ("--solver", "dp", "--no-certificate", "--no-write", "--json")
+DP = ("--solver", "dp", "--no-write", "--json")
 
 
 def test_the_package_has_every_name_of_the_api_and_no_module_in_its_place() -> None:

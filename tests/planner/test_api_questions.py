@@ -111,12 +111,12 @@ def test_a_sweep_is_that_of_the_command_line(run: Run) -> None:
     mnist, words = pipeplan.read_profile("mnist-v100"), ("--servers", "1,2", "--memory", "8GiB,16GiB", "--price", "3")
     schedule = ["1f1b-stashing"]
     told = json.loads(
-        run("sweep", "mnist-v100", "--cluster", "A", *words, "--schedule", *schedule, "--straight", "--json").out
+        run("sweep", "mnist-v100", "--cluster", "A", *words, "--schedule", *schedule, "--max-replicas", "1", "--json").out
     )["rows"]
     clusters = [pipeplan.cluster("A", servers=count) for count in (1, 2)]
-    rows = pipeplan.sweep(mnist, clusters, memory=["8 GiB", 16 << 30], price=3.0, straight=True, schedule=schedule)
+    rows = pipeplan.sweep(mnist, clusters, memory=["8 GiB", 16 << 30], price=3.0, max_replicas=1, schedule=schedule)
     assert rows == told
-    assert pipeplan.sweep(mnist, clusters[0], price=3.0, straight=True, memory=["8GiB"], schedule=schedule) == [
+    assert pipeplan.sweep(mnist, clusters[0], price=3.0, max_replicas=1, memory=["8GiB"], schedule=schedule) == [
         {**told[0], "pareto": True}
     ]
     slow = pipeplan.sweep(mnist, clusters[1], bandwidth={"cluster": ["1Gbit/s", 10e9 / 8]}, schedule=schedule)
@@ -132,7 +132,7 @@ def test_a_plan_is_made_again_for_what_is_left(tmp_path: Path, run: Run) -> None
     mnist, options = pipeplan.read_profile("mnist-v100"), {"max_stages": 2, "schedule": "1f1b-stashing"}
     before = pipeplan.solve(mnist, pipeplan.cluster("A"), settings=DP, **options)
     folder = pipeplan.render(before, tmp_path / "plan")
-    words = ("--solver", "dp", "--no-write", "--no-simulation", "--json")
+    words = ("--solver", "dp", "--no-write", "--json")
     told = json.loads(run("replan", str(folder), "--lost", "server2", *words).out)
     report = pipeplan.replan(folder, lost="server2", settings=DP)
     assert report.outcome.plan.config == told["now"]["config"]
@@ -144,7 +144,7 @@ def test_a_plan_is_made_again_for_what_is_left(tmp_path: Path, run: Run) -> None
     assert free.outcome.problem.options.max_stages is None
     assert (tmp_path / "b" / "launch.sh").exists()
     assert len(free.commands) == 3
-    assert pipeplan.replan(folder, cluster=pipeplan.cluster("C"), settings=DP, straight=True).outcome.plan.config
+    assert pipeplan.replan(folder, cluster=pipeplan.cluster("C"), settings=DP, max_replicas=1).outcome.plan.config
     for mistake, complaint in (
         ({}, "say what is gone"),
         ({"lost": "server9"}, "has no server 9"),

@@ -53,11 +53,3 @@ def _rank(one: Comparable) -> int:
     if len(one.plan.stages) == 1:
         return int(one.sharded)
     return 2 if grid_shape_of(one.plan, one.cluster) else 3
-
-
-def kind_of(plan: Plan, cluster: Cluster) -> str:
-    """A description of a plan in a few words."""
-    stages = len(plan.stages)
-    if stages == 1:
-        return "data parallelism" if plan.copies == 1 else "data parallelism with a hierarchical all-reduce"
-    return f"a uniform pipeline of {stages} stages" if grid_shape_of(plan, cluster) else f"{stages} stages"

@@ -233,7 +233,7 @@ def test_help_of_a_command_may_be_asked_for_first(run: Run) -> None:
     "arguments",
     [
         ["solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "-o", "new"],
-        ["replan", "plan", "--lost", "server3", "--solver", "dp", "--no-simulation", "-o", "new"],
+        ["replan", "plan", "--lost", "server3", "--solver", "dp", "-o", "new"],
         ["explain", "mnist-v100", "--cluster", "C", "--samples", "0"],
         ["sweep", "mnist-v100", "--cluster", "C", "--servers", "2", "--jobs", "1"],
         ["check", "plan"],

@@ -73,7 +73,7 @@ def _fits(printed: str) -> None:
     ids=lambda arguments: arguments[0],
 )
 def test_colours_are_for_terminals_that_want_them(run: Run, tmp_path: Path, arguments: list[str]) -> None:
-    assert run_once(run, "solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-simulation").code == 0
+    assert run_once(run, "solve", "mnist-v100", "--cluster", "C", "--solver", "dp").code == 0
     piped = run(*arguments)
     assert piped.code == 0
     assert "\x1b" not in piped.out

@@ -113,7 +113,7 @@ def test_where_no_seed_reaches_the_goal_it_says_what_to_do() -> None:
 
 
 def test_solve_says_it_and_plan_json_has_the_source(run: Run) -> None:
-    words = ("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write", "--no-simulation")
+    words = ("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write")
     stale = run(*words, "--schedule", "2bw", "--accumulate", "4")
     assert stale.out.splitlines()[2].startswith("Learning, samples to the goal beside one process, measured on small")
     learning = json.loads(run(*words, "--schedule", "2bw", "--accumulate", "4", "--json").out)["updates"]["learning"]

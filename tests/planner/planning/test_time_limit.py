@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from commandline import Run
 from long_chains import long_chain
+from pipeplan.planning.choose_minibatch import choose_minibatch
+from pipeplan.planning.choose_schedule import choose_schedule
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning import baselines, certify, run_solvers, solve
-from pipeplan.planning.choose_minibatch import choose_minibatch
-from pipeplan.planning.choose_schedule import choose_schedule
 from pipeplan.planning.infeasibility import diagnose, why_infeasible
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings

@@ -84,7 +84,7 @@ def test_table_files_and_executor_say_the_same(options: dict[str, object], tmp_p
 
 
 def test_the_table_says_it_below_its_first_line_and_inference_has_no_updates(run: Run) -> None:
-    words = ("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write", "--no-simulation")
+    words = ("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write")
     assert run(*words, "--schedule", "1f1b-stashing").out.splitlines()[1].startswith("Asynchronous (1f1b-stashing): ")
     flush = run(*words, "--schedule", "1f1b-flush", "--accumulate", "8").out.splitlines()[1]
     assert flush.startswith("Synchronous (1f1b-flush): no gradient is stale; ")

@@ -117,7 +117,7 @@ def _checkpoint(run: str, name: str, epoch: int = 0, minibatch: int = 5, **chang
 
 
 LAST = "epoch-0011-sample-00000024"
-QUICK = ("--solver", "dp", "--no-simulation")
+QUICK = ("--solver", "dp")
 """For tests that look at what is said beside the plan."""
 
 

@@ -177,14 +177,14 @@ def test_a_plan_for_this_machine_names_the_command_that_runs_it(run: Run, planne
     profile = branching()
     measured = replace(profile, model_ref="job.py:build")
     measured.save(Path("measured.json"))
-    where = ("--cluster", "local", "--workers", "2", "--solver", "dp", "--no-certificate", "-o", "a b")
+    where = ("--cluster", "local", "--workers", "2", "--solver", "dp", "-o", "a b")
     solved = run("solve", "measured.json", *where)
     assert solved.code == 0, solved.err
     assert solved.err.splitlines()[-1] == "next: 'a b/launch.sh' --epochs 1, or pipeplan report 'a b'"
 
 
 def test_solve_names_the_next_step_or_takes_it(run: Run, planned: Path) -> None:
-    words = ("solve", "--cluster", "tiny.toml", "--solver", "dp", "--no-certificate", "-o", "a b")
+    words = ("solve", "--cluster", "tiny.toml", "--solver", "dp", "-o", "a b")
     assert run(*words).err.splitlines()[-1] == "next: pipeplan report 'a b'"
     assert not Path("a b/report.html").exists()
     taken = run(*words, "--force", "--report")

@@ -25,7 +25,7 @@ def _save(path: Path = Path("profile.json"), saved: int = 6) -> None:
     ).save(path)
 
 
-QUICK = ("--solver", "dp", "--no-simulation")
+QUICK = ("--solver", "dp")
 
 
 def test_without_a_profile_there_is_an_example_and_nothing_is_written(run: Run) -> None:
@@ -114,7 +114,7 @@ def test_more_levels_than_two(run: Run) -> None:
     )
     device = '[device]\nname = "d"\nkind = "cpu"\nmemory = "1 GiB"\n'
     Path("three.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "three"\n{device}{levels}')
-    document = json.loads(run("solve", "--cluster", "three.toml", "--json", "--no-write", "--no-simulation").out)
+    document = json.loads(run("solve", "--cluster", "three.toml", "--json", "--no-write").out)
     assert document["verdict"]["proven"] is True
     assert len(document["cluster"]["levels"]) == 3
 

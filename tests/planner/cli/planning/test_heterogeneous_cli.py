@@ -42,7 +42,7 @@ bandwidth = "10 Gbit/s"
 """
 
 
-QUICK = ("--solver", "dp", "--no-simulation")
+QUICK = ("--solver", "dp")
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_gives_every_worker_what_it_can_do(run: Run) -> None:
-    done = run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--stages", "2", "--no-simulation")
+    done = run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--stages", "2")
     assert done.code == 0, done.err
     assert "on cluster mixed (3 servers: 1 small + 2 × 2 big)" in " ".join(done.out.split())
     rows = [line.split() for line in done.out.splitlines() if line.lstrip().startswith("server ")]

@@ -20,7 +20,6 @@ SOLVE = (
     "2",
     "--solver",
     "dp",
-    "--no-certificate",
     "--stages",
 )
 FLUSH = ("2", "--schedule", "1f1b-flush", "--accumulate", "4")

@@ -1,0 +1,141 @@
+"""The choice of a plan: one global batch, one figure, one tolerance, and old gradients only where they are allowed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+import pipeplan
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.from_options.option_fields import options_for
+from pipeplan.planning.candidates import Candidate, Machines, sizes_for
+from pipeplan.planning.choose import ANY, DDP, ONE_SERVER, UNIFORM, ZERO_1, Choice, Question, choose
+from pipeplan.planning.simplicity import TOLERANCE
+from pipeplan.profile_data.profile import Size
+
+NAMES = ("mnist-v100", "resnet50-v100", "awd-lm-v100")
+
+
+@cache
+def _choice(name: str, cluster: str, batch: int | None = None, staleness: float = 0, **options: object) -> Choice:
+    machines = Machines(pipeplan.read_profile(name), pipeplan.cluster(cluster))
+    return choose(Question(machines, options_for("cuda", **options), batch, staleness=staleness))
+
+
+def _batch(one: Candidate) -> int:
+    return (one.plan.accumulate or 0) * one.problem.profile.minibatch
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("cluster", ["B", "C"])
+def test_every_synchronous_candidate_trains_the_same_global_batch(name: str, cluster: str) -> None:
+    choice = _choice(name, cluster)
+    workers = pipeplan.cluster(cluster).workers
+    assert choice.samples == workers * pipeplan.read_profile(name).minibatch
+    assert choice.assumed
+    assert {_batch(one) for one in choice.rivals} == {choice.samples}
+    larger = _choice(name, cluster, 4 * choice.samples)
+    assert {_batch(one) for one in larger.rivals} == {4 * choice.samples}
+    assert not larger.assumed
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("cluster", ["A", "B", "C"])
+def test_no_candidate_is_faster_than_the_answer_beyond_the_tolerance(name: str, cluster: str) -> None:
+    choice = _choice(name, cluster)
+    fastest = min(one.sample_s for one in choice.rivals)
+    assert choice.taken in choice.rivals
+    assert choice.taken.sample_s <= fastest * (1 + TOLERANCE)
+    assert choice.bound_sample_s <= fastest * (1 + 1e-9)
+    assert all(one.delay == 0 for one in choice.rivals), "no gradient is old unless the question allows it"
+
+
+def test_rivals_are_those_that_a_user_would_run() -> None:
+    found = {one.kind: one for one in _choice("vgg16-v100", "B").rivals}
+    assert {DDP, ZERO_1, ONE_SERVER, UNIFORM} <= found.keys()
+    assert len(found[DDP].plan.stages) == 1
+    assert found[ZERO_1].sharded
+    assert found[ONE_SERVER].plan.busy <= 8
+    assert len({stage.replicas for stage in found[UNIFORM].plan.stages}) == 1
+
+
+def test_old_gradients_are_taken_only_up_to_the_delay_that_is_allowed() -> None:
+    never = _choice("vgg16-v100", "A")
+    assert never.taken.delay == 0
+    assert never.stale is not None, "what they would gain is told in any case"
+    assert never.stale.sample_s * (1 + TOLERANCE) < never.taken.sample_s
+    one = _choice("vgg16-v100", "A", staleness=1)
+    assert one.taken.delay <= 1
+    ever = _choice("vgg16-v100", "A", staleness=ANY)
+    assert ever.taken.plan.config == "15-1", "PipeDream's own plan"
+    assert ever.taken is ever.stale
+    assert ever.taken.problem.options.correction == "ef", "it was seen to help momentum at this delay"
+
+
+def test_a_given_batch_is_kept_by_plans_with_old_gradients() -> None:
+    choice = _choice("vgg16-v100", "A", 1024, ANY)
+    assert choice.stale is not None
+    assert set(choice.stale.updates.samples) == {1024}
+
+
+def test_data_parallelism_is_taken_where_no_pipeline_is_more_than_3_percent_faster() -> None:
+    choice = _choice("resnet50-v100", "B")
+    assert (choice.taken.kind, len(choice.taken.plan.stages)) == (DDP, 1)
+
+
+def test_fewer_workers_are_taken_where_more_are_hardly_faster() -> None:
+    """With a batch of one microbatch a second worker has nothing to do."""
+    profile = pipeplan.read_profile("mnist-v100")
+    choice = _choice("mnist-v100", "C", profile.minibatch)
+    assert choice.taken.plan.busy == 1
+
+
+def test_a_slower_network_never_gives_a_faster_answer() -> None:
+    profile, cluster = pipeplan.read_profile("awd-lm-v100"), pipeplan.cluster("C")
+    times = []
+    for factor in (0.25, 1.0, 4.0):
+        levels = tuple(replace(level, bandwidth=level.bandwidth * factor) for level in cluster.levels)
+        machines = Machines(profile, replace(cluster, levels=levels))
+        times.append(choose(Question(machines, options_for("cuda"))).taken.sample_s)
+    assert times[0] * (1 + TOLERANCE) >= times[1]
+    assert times[1] * (1 + TOLERANCE) >= times[2]
+
+
+def test_constraints_never_give_a_faster_answer() -> None:
+    free = _choice("vgg16-v100", "A")
+    for options in ({"stages": 2}, {"max_workers": 9}, {"max_replicas": 8}, {"pins": (("features.0", 1),)}):
+        machines = Machines(pipeplan.read_profile("vgg16-v100"), pipeplan.cluster("A"))
+        held = choose(Question(machines, options_for("cuda", **options), free.samples)).taken
+        assert held.sample_s * (1 + TOLERANCE) >= free.taken.sample_s, options
+
+
+def test_microbatches_divide_the_batch_and_measured_sizes_come_first() -> None:
+    profile = pipeplan.read_profile("awd-lm-v100")
+    assert sizes_for(profile, 320, None) == ([80], [40, 20, 10])
+    half = profile.rescaled(40)
+    measured = replace(profile, sizes=(Size(40, half.layers, half.tensors),))
+    assert sizes_for(measured, 320, None) == ([80, 40], [20, 10])
+    assert sizes_for(measured, 320, 32) == ([32], [])
+    with pytest.raises(InputError, match="a batch of 100 samples cannot be cut into microbatches of 32"):
+        sizes_for(measured, 100, 32)
+    with pytest.raises(InputError, match="a batch of 7 samples cannot be cut into microbatches of 80, 40, 20, 10"):
+        sizes_for(measured, 7, None)
+    with pytest.raises(InputError, match="--batch must be at least 1"):
+        sizes_for(measured, 0, None)
+
+
+def test_a_question_without_an_answer_says_that_nothing_fits() -> None:
+    profile, cluster = pipeplan.read_profile("vgg16-v100"), pipeplan.cluster("C")
+    layers = tuple(replace(layer, parameter_bytes=layer.parameter_bytes * 1000) for layer in profile.layers)
+    with pytest.raises(InfeasibleError, match="no plan fits in memory"):
+        choose(Question(Machines(replace(profile, layers=layers), cluster), options_for("cuda")))
+
+
+def test_plan_json_has_the_choice() -> None:
+    document = _choice("vgg16-v100", "A").to_json()
+    assert (document["batch"], document["assumed"], document["staleness"]) == (1024, True, 0)
+    assert _choice("vgg16-v100", "A", staleness=ANY).to_json()["staleness"] is None
+    assert all(math.isclose(one["samples_per_s"], one["minibatch"] / one["minibatch_s"]) for one in document["rivals"])

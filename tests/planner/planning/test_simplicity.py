@@ -1,0 +1,53 @@
+"""The simplest plan within 3% of the fastest is taken, and the kinds have an order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pipeplan
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.simplicity import TOLERANCE, simplest_of
+
+
+@dataclass(frozen=True)
+class _One:
+    plan: Plan
+    sample_s: float
+    sharded: bool = False
+
+    @property
+    def cluster(self) -> Cluster:
+        return pipeplan.cluster("C")
+
+
+def _plan(*counts: int, first: int = 0) -> Plan:
+    stages = []
+    for count in counts:
+        stages.append(Stage((f"layer{first}",), tuple(range(first, first + count)), 1, 1))
+        first += count
+    return Plan(tuple(stages), schedule="1f1b-flush", accumulate=4)
+
+
+PARALLEL, UNIFORM, UNEQUAL = _plan(4), _plan(2, 2), _plan(3, 1)
+
+
+def test_the_order_of_the_kinds() -> None:
+    found = [_One(UNEQUAL, 1.0), _One(UNIFORM, 1.02), _One(PARALLEL, 1.03, True), _One(PARALLEL, 1.029)]
+    for number in range(len(found), 0, -1):
+        assert simplest_of(found[:number]) is found[number - 1]
+
+
+def test_a_plan_beyond_the_tolerance_is_not_taken() -> None:
+    fast, slow = _One(UNEQUAL, 1.0), _One(PARALLEL, 1.0 + TOLERANCE + 1e-6)
+    assert simplest_of([slow, fast]) is fast
+
+
+def test_fewer_workers_and_fewer_stages_are_simpler() -> None:
+    assert simplest_of([_One(_plan(4), 1.0), _One(_plan(2), 1.01)]).plan.busy == 2
+    assert len(simplest_of([_One(_plan(1, 1, 2), 1.0), _One(UNEQUAL, 1.01)]).plan.stages) == 2
+
+
+def test_idle_workers_come_last_where_that_costs_little() -> None:
+    late = _One(_plan(2, first=2), 1.0)
+    assert simplest_of([late, _One(_plan(2), 1.001)]).plan.stages[0].workers == (0, 1)
