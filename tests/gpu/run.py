@@ -2,7 +2,14 @@
 
     PYTHONPATH=planner:launch python3 tests/gpu/run.py [--device cpu] [--minutes 8] [--only NAME,…] [--out FOLDER]
 
-Run it in the repository's root; pipeplan itself need not be installed. The table goes to standard output and to
+Run it in the repository's root; pipeplan itself need not be installed. On a machine without network, carry the wheels of
+pulp, highspy, msgspec and rich in the folder .whl:
+
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site .whl/*.whl &&
+    export PYTHONPATH=/tmp/site PYTHONUNBUFFERED=1 && python3 -m compileall -q -j 0 planner launch;
+    python3 tests/gpu/run.py --minutes 8 --out "$OUT"
+
+The table goes to standard output and to
 FOLDER/table.md, and the output of all commands to FOLDER/log. Every check is a process with a time limit. It prints
 its rows at once, and a failed one does not stop the others. The most important checks come first, and none begins
 after the time is over. `--device cpu` tries the script on small models. `--only model` takes all checks of that kind.
@@ -27,7 +34,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = "PIPEPLAN_GPU_WORK"
@@ -74,11 +81,15 @@ class Place:
             )
         except subprocess.TimeoutExpired as error:
             raise CheckFailed(f"{' '.join(words[:5])} took more than {limit_s:.0f} s") from error
-        with (self.out / "log").open("a", encoding="utf-8") as log:
-            log.write(f"$ {' '.join(words)}\n{done.stdout}{done.stderr}[status {done.returncode}]\n\n")
+        self.log(f"$ {' '.join(words)}\n{done.stdout}{done.stderr}[status {done.returncode}]\n\n")
         if done.returncode:
             raise CheckFailed(last_lines(done.stdout + done.stderr))
         return done.stdout
+
+    def log(self, text: str) -> None:
+        """Add a text to the log."""
+        with (self.out / "log").open("a", encoding="utf-8") as log:
+            log.write(text)
 
     def pipeplan(self, *arguments: object, limit_s: float = 240) -> str:
         """Run a pipeplan command."""
@@ -164,17 +175,13 @@ def check_shared(place: Place) -> None:
     from pipeplan_launch.selftest.cases import Case
     from pipeplan_launch.selftest.launches import try_case
 
-    cases = [
-        Case((1, 1), "1f1b-stashing"),
-        Case((2,), "1f1b-stashing"),
-        Case((1, 1), "2bw"),
-        Case((2, 1), "1f1b-flush"),
-    ]
-    cases.append(Case((1, 1), "1f1b-flush", is_killed=True))
+    stashing, flush = "1f1b-stashing", "1f1b-flush"
+    cases = [Case((1, 1), stashing), Case((2,), stashing), Case((1, 1), "2bw"), Case((2, 1), flush)]
+    cases.append(Case((1, 1), flush, is_killed=True))
     for number, case in enumerate(cases):
-        with part(f"workers that share one device: {case.name}"):
+        name = f"workers that share one {place.device}: {case.name}"
+        with part(name):
             result = try_case(case, place.device, place.work / f"shared-{number}", 45)
-            name = f"workers that share one {place.device}: {case.name}"
             verdict = "ok" if result.passed else "FAILED"
             row(name, "equal to one process", f"{result.text} ({result.seconds:.0f} s)", verdict)
     row("transports nccl and batched", "equal to host", "not run: every worker needs a GPU", "needs two GPUs")
@@ -193,18 +200,8 @@ def profile_and_solve(place: Place, reference: str, plan: Path, *options: object
 
 def launch(place: Place, plan: Path, *options: str, run: str = "run", **environment: str) -> dict[str, Any]:
     """Train a plan by its launch.sh; returns the run's summary."""
-    fixed = (
-        "--probe",
-        "0",
-        "--checkpoint-every",
-        "100",
-        "--evaluate-every",
-        "100",
-        "--restarts",
-        "0",
-        "--timeout",
-        "120",
-    )
+    fixed = ["--probe", "0", "--checkpoint-every", "100", "--evaluate-every", "100"]
+    fixed += ["--restarts", "0", "--timeout", "120"]
     environment |= {"PYTHON": sys.executable}
     place.command(plan / "launch.sh", "--run-dir", plan / run, *fixed, *options, **environment)
     return json.loads((plan / run / "summary.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
@@ -279,7 +276,11 @@ def report_run(name: str, plan: Path, summary: dict[str, Any], step_s: float, pe
     row(f"{name}: step time of the plan", f"{pace['predicted'] * 1e3:.1f} ms", text, verdict)
     memory, (allocated, reserved) = stage["memory_bytes"], json.loads((plan / "run" / "peaks.json").read_text())
     stated = json.loads((plan / "stages" / "stage-0.json").read_text(encoding="utf-8"))["prediction"]
-    split = f"weights {mib(stated['parameter_bytes'])}, in flight {mib(stated['minibatch_bytes'])}"
+    profile = json.loads(plan.with_suffix(".json").read_text(encoding="utf-8"))
+    state = stated["parameter_bytes"] * profile["optimizer"]["state_bytes_per_parameter_byte"]
+    split = (
+        f"weights {mib(stated['parameter_bytes'])}, optimiser {mib(state)}, in flight {mib(stated['minibatch_bytes'])}"
+    )
     text = f"{mib(memory['measured'])}; allocated {mib(allocated)}, reserved {mib(reserved)}; plain {mib(peak)}"
     verdict = compared(memory["measured"], memory["predicted"])
     row(f"{name}: peak memory of the plan", f"{mib(memory['predicted'])} ({split})", text, verdict)
@@ -312,13 +313,9 @@ def check_compile(place: Place, name: str) -> None:
     taken = time.perf_counter() - began
     before, after = (one["minibatch_s"]["measured"] * 1e3 for one in (eager, found))
     losses = [one["epochs"][-1]["loss"] for one in (eager, found)]
-    text = (
-        f"{after:.1f} ms a step, {before / after:.2f} times as fast; loss {losses[1]:.4f}; the run took {taken:.0f} s"
-    )
-    close = abs(losses[1] - losses[0]) <= 0.02 * abs(losses[0])
-    row(
-        f"{name}: --compile", f"{before:.1f} ms, loss {losses[0]:.4f} without", text, "ok" if close else "losses differ"
-    )
+    text = f"{after:.1f} ms, loss {losses[1]:.4f}: {before / after:.2f} times as fast; the run took {taken:.0f} s"
+    verdict = "ok" if abs(losses[1] - losses[0]) <= 0.02 * abs(losses[0]) else "losses differ"
+    row(f"{name}: --compile", f"{before:.1f} ms, loss {losses[0]:.4f} without", text, verdict)
 
 
 def check_segments(place: Place, name: str) -> None:
@@ -331,8 +328,7 @@ def check_segments(place: Place, name: str) -> None:
     row(f"{name}: expandable segments", f"without: {texts[0]}", f"with: {texts[1]}", verdict)
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """A check of the list, as a function and its time limit."""
 
     name: str
@@ -356,7 +352,7 @@ def checks(device: str) -> list[Check]:
         Check("shared", check_shared, 150),
         model(first),
         model(models[0]),
-        Check("compile", partial(check_compile, name="gpt2_bf16"), 120),
+        Check("compile", partial(check_compile, name="gpt2_bf16"), 200),
         Check("segments", partial(check_segments, name=first), 90),
         *(model(name) for name in models[1:3]),
         Check("selftest", check_selftest, 150 if device == "cuda" else 300),
@@ -383,6 +379,7 @@ def run_check(check: Check, options: argparse.Namespace, limit_s: float) -> list
         ended = f"stopped after {limit_s:.0f} s; " if time.monotonic() - began >= limit_s else ""
         rows.append((check.name, "", ended + last_lines(tail), "FAILED"))
         write_row(rows[-1], options.out)
+    Place(options.device, options.out).log(f"[{check.name}: {time.monotonic() - began:.0f} s]\n{tail}\n")
     return rows
 
 
