@@ -2,11 +2,11 @@
 
     PYTHONPATH=planner:launch python3 tests/gpu/run.py [--device cpu] [--minutes 8] [--only NAME,…] [--out FOLDER]
 
-Run it in the repository's root; pipeplan itself need not be installed. On a machine without network, carry the wheels of
-pulp, highspy, msgspec and rich in the folder .whl:
+Run it in the repository's root; pipeplan itself need not be installed. On a machine without network, carry the wheels
+of pulp, highspy, msgspec and rich in the folder .whl:
 
-    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site .whl/*.whl &&
-    export PYTHONPATH=/tmp/site PYTHONUNBUFFERED=1 && python3 -m compileall -q -j 0 planner launch;
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target /tmp/site .whl/*.whl
+    export PYTHONPATH=/tmp/site PYTHONUNBUFFERED=1; python3 -m compileall -q -j 0 planner launch;
     python3 tests/gpu/run.py --minutes 8 --out "$OUT"
 
 The table goes to standard output and to
@@ -309,7 +309,7 @@ def check_compile(place: Place, name: str) -> None:
     """--compile trains, and how much faster than without."""
     plan, eager = plan_and_run(place, name)
     began = time.perf_counter()
-    found = launch(place, plan, "--epochs", EPOCHS, "--compile", run="compiled")
+    found = launch(place, plan, "--epochs", EPOCHS, "--compile", run="compiled", TORCHINDUCTOR_COMPILE_THREADS="8")
     taken = time.perf_counter() - began
     before, after = (one["minibatch_s"]["measured"] * 1e3 for one in (eager, found))
     losses = [one["epochs"][-1]["loss"] for one in (eager, found)]
