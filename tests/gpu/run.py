@@ -9,10 +9,10 @@ of pulp, highspy, msgspec and rich in the folder .whl:
     export PYTHONPATH=/tmp/site PYTHONUNBUFFERED=1; python3 -m compileall -q -j 0 planner launch;
     python3 tests/gpu/run.py --minutes 8 --out "$OUT"
 
-The table goes to standard output and to
-FOLDER/table.md, and the output of all commands to FOLDER/log. Every check is a process with a time limit. It prints
-its rows at once, and a failed one does not stop the others. The most important checks come first, and none begins
-after the time is over. `--device cpu` tries the script on small models. `--only model` takes all checks of that kind.
+The table goes to standard output and to FOLDER/table.md, and the output of all commands to FOLDER/log. Every check is a
+process with a time limit. It prints its rows at once, and a failed one does not stop the others. The most important
+checks come first, and none begins after the time is over. `--only model` takes all checks whose names begin so.
+`--device cpu` tries the script on small models.
 """
 
 from __future__ import annotations
