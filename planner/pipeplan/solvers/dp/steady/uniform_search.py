@@ -216,8 +216,12 @@ class UniformSearch(StageSizing):
     def _short_enough(self, stage: StageTerms, places: EndPositions) -> StageTerms:
         """The stages that have room at some end position; on thousands of workers most are too long for any."""
         room = places.room.max(axis=1)[:, None]
-        left = int(places.end.max()) - self.need[stage.targets]
-        fits = (self._fewest(stage) <= np.minimum(room, left)).any(axis=0)
+        most = np.minimum(room, int(places.end.max()) - self.need[stage.targets])
+        if not self.limits.memory:
+            # Where memory binds, the pace is so far above its bound that this rules out hardly any.
+            likely = np.flatnonzero(stage.may_suffice(self.within, most).any(axis=0))
+            stage, most = stage.take(likely), most[:, likely]
+        fits = (self._fewest(stage) <= most).any(axis=0)
         return stage if fits.all() else stage.take(np.flatnonzero(fits))
 
     def _fewest_replicas(
@@ -258,15 +262,13 @@ class UniformSearch(StageSizing):
         c of each direction are submodular: c(I' - v) + c(I) ≤ c(I') + c(I - v) for cuts I' ⊂ I.
         """
         large, small = self.terms.cuts.downhill
-        if not len(large):
-            return
-        needed = np.full((self.last + 1, fewest.shape[1]), np.inf)
-        needed[targets] = fewest
-        dominated = np.isfinite(needed[large]) & (needed[small] <= needed[large])
-        lost = np.zeros(needed.shape, dtype=bool)
-        edge, place = np.nonzero(dominated)
-        lost[large[edge], place] = True
-        fewest[lost[targets]] = np.inf
+        row = np.full(self.last + 1, -1)
+        row[targets] = np.arange(len(targets))
+        mine, other = row[large], row[small]
+        both = (mine >= 0) & (other >= 0)
+        mine, other = mine[both], other[both]
+        edge, place = (fewest[other] <= fewest[mine]).nonzero()
+        fewest[mine[edge], place] = np.inf
 
     def _replicas_by_level(
         self, stage: StageTerms, states: SearchStates, places: EndPositions
