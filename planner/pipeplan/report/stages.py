@@ -78,7 +78,7 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
         parts.append(
             (f"activations of {_counted(stage.depth, 'minibatch', 'es')} in flight", stage.depth * minibatch_bytes)
         )
-        deferred = round(formulas.deferred_memory(stage.deferred, minibatch_bytes))
+        deferred = round(float(formulas.deferred_memory(stage.deferred, minibatch_bytes)))
         parts.append(("weight gradients that wait for idle time", deferred))
         if stage.recompute:
             parts += _recomputed(source, stage.layers, predicted)
