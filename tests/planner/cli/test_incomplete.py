@@ -21,7 +21,7 @@ def plan(tmp_path: Path, run: Run) -> Path:
     profile = replace(profile, provenance=replace(profile.provenance, kind="modelled", incomplete=LEFT_OUT))
     profile.save(tmp_path / "profile.json")
     found = run("solve", str(tmp_path / "profile.json"), "--cluster", "A", "-o", str(tmp_path / "plan"))
-    assert found.stdout.splitlines()[0] == LINE
+    assert found.out.splitlines()[0] == LINE
     return tmp_path / "plan"
 
 
@@ -36,15 +36,15 @@ def test_answers_begin_with_it(plan: Path, run: Run) -> None:
         ["profile", "show", profile],
     ):
         found = run(*command)
-        assert " ".join(found.stdout.split()).startswith(LINE), command
+        assert " ".join(found.out.split()).startswith(LINE), command
 
 
 def test_it_stands_beside_a_document_and_not_in_it(plan: Path, run: Run) -> None:
     found = run("check", str(plan), "--json")
-    assert found.stdout.startswith("[")
-    assert LINE in found.stderr
+    assert found.out.startswith("[")
+    assert LINE in found.err
 
 
 def test_a_report_notes_it_first(plan: Path, run: Run) -> None:
     found = run("report", str(plan), "--json")
-    assert json.loads(found.stdout)["notes"][0] == f"{LINE}."
+    assert json.loads(found.out)["notes"][0] == f"{LINE}."

@@ -41,7 +41,8 @@ def works_of(func: Any, args: Any, kwargs: Any, out: Any) -> list[Work]:
     if special is not None:
         return special(args, kwargs, out)
     if func.name() in _GROUPED:
-        return [_grouped_product(*tensors_in(args)[:2], out)]
+        left, right = tensors_in(args)[:2]
+        return [_grouped_product(left, right, out)]
     if func.name() == _GROUPED_BACKWARD:
         return _grouped_backward(args, out)
     if packet in flop_registry:
