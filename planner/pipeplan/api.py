@@ -23,7 +23,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.cluster_data.machine_costs import with_machine_costs
 from pipeplan.cost.throughput import RunSize
-from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
+from pipeplan.errors import DisagreementError, InfeasibleError, InputError, NotFoundInTimeError, PipeplanError
 from pipeplan.exports.target import export_files, export_target, write_export
 from pipeplan.from_options.build_problem import build_problem
 from pipeplan.from_options.option_fields import OptionKeywords, checked_keywords
@@ -57,6 +57,7 @@ __all__ = [
     "DisagreementError",
     "InfeasibleError",
     "InputError",
+    "NotFoundInTimeError",
     "Options",
     "Outcome",
     "PipeplanError",
@@ -197,7 +198,8 @@ def solve(
     The pace to expect is `outcome.predicted_s`, in seconds per minibatch: simulated where that differs from
     `outcome.objective_s`, the pace by the formulas, which the proof is about. `outcome.verdict.proven` says whether two
     solvers, or a reason that needs none, show that no plan of the searched space is faster, with everything charged;
-    `outcome.gap` is by how much one could be. Raises `InputError`, `InfeasibleError` if no plan fits, and
+    `outcome.gap` is by how much one could be. Raises `InputError`, `InfeasibleError` if no plan fits,
+    `NotFoundInTimeError` if none was found in time, and
     `DisagreementError` if the two solvers contradict each other, which is a defect of pipeplan.
     """
     if not isinstance(profile, Profile):

@@ -17,6 +17,7 @@ from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s
 from pipeplan.checker.model import CheckedModel, checked_model
 from pipeplan.checker.pace import batch_parts, update_interval
 from pipeplan.checker.proof import NOT_SHOWN, ShownBound, check_claims
+from pipeplan.checker.run_figures import check_run_figures
 from pipeplan.checker.searched_space import outside_space
 from pipeplan.checker.stated_pace import check_stated_pace
 from pipeplan.checker.structure import check_options, check_structure
@@ -124,6 +125,7 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
         _try("constraints", lambda: check_options(document, model)),
         _try("pace", lambda: check_pace(document, model, figures)),
         _try("stated pace", lambda: check_stated_pace(document, _same), "plan.json is older, and states none"),
+        _try("run", lambda: check_run_figures(document, profile, _same), "plan.json is older, and states nothing"),
         _try("stages", lambda: check_stages(document, model, figures)),
         _try("memory", lambda: check_memory(document, figures)),
         _try("description", lambda: _check_words(document, profile, pace(), figures)),

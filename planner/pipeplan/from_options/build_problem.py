@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.machine_costs import as_charged, with_one_worker
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
 from pipeplan.from_options.option_fields import options_for
@@ -189,7 +189,7 @@ def _or_one_worker(built: BuiltProblem, request: _Request) -> BuiltProblem:
         alone = _compared(
             _in_listed_order(replace(request, cluster=with_one_worker(request.cluster)).charged()), request
         )
-    except (InputError, InfeasibleError):
+    except (InputError, InfeasibleError, NotFoundInTimeError):
         return built  # The options are for several workers.
     alone_s, best_s = _sample_s(alone, request), _sample_s(built, request)
     if alone_s is None or best_s is None or alone_s > best_s * (1 + _worth_its_trouble(built, request)):
@@ -348,7 +348,7 @@ def _synchronous_or_not(request: _Request) -> BuiltProblem:
             objective=request.objective,
             simulate=request.simulate,
         )
-    except InfeasibleError:
+    except (InfeasibleError, NotFoundInTimeError):
         # The solve of any of the problems finds out why.
         return BuiltProblem(Problem(request.scaled, request.cluster, options))
     return BuiltProblem(choice.taken.problem, synchrony=choice)

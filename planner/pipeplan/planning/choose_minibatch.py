@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.stated.choose import stated_plan_s
 from pipeplan.problem.problem import Problem
@@ -62,7 +62,7 @@ def choose_minibatch(
         choices.append(MinibatchChoice(sized, rate, config, in_time))
     choices.sort(key=lambda choice: -(choice.samples_per_s or 0.0))
     if choices[0].samples_per_s is None and not all(choice.in_time for choice in choices):
-        raise InfeasibleError("no plan of any minibatch size was found in time; give more with --time-limit")
+        raise NotFoundInTimeError("no plan of any minibatch size was found in time; give more with --time-limit")
     if choices[0].samples_per_s is None:
         raise InfeasibleError(f"no minibatch size has a plan that fits: tried {', '.join(map(str, sizes))}")
     return choices[0].problem, choices

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.errors import InfeasibleError, InputError, TooFewLayersError
+from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError, TooFewLayersError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, CORRECTED, DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING, VERTICAL
 from pipeplan.planning.compare_flushes import compare_flushes, taken
@@ -120,7 +120,7 @@ def choose_schedule(
         raise refused
     feasible = [choice for choice in choices if choice.sample_s is not None]
     if not feasible and not all(choice.in_time for choice in choices):
-        raise InfeasibleError("no plan of any schedule was found in time; give more with --time-limit")
+        raise NotFoundInTimeError("no plan of any schedule was found in time; give more with --time-limit")
     if not feasible:
         raise InfeasibleError(f"no schedule has a plan that fits: tried {', '.join(STALENESS[staleness])}")
     feasible = [choice for choice in feasible if not choice.extrapolated] or feasible

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
 from pipeplan.plan.updates import MOST_STALE
 from pipeplan.planning.choose_schedule import check_staleness, known_sizes, minibatch_sizes
@@ -238,7 +238,9 @@ def _compare(
         synchronous = kinds.as_answered(synchronous, deadline.share(0.2))
     taken = asynchronous or synchronous
     if taken is None:
-        raise InfeasibleError("no schedule has a plan that fits, or none was found in time")
+        if kinds.unfinished:
+            raise NotFoundInTimeError("no plan of any schedule was found in time; give more with --time-limit")
+        raise InfeasibleError("no schedule has a plan that fits")
     if asynchronous is None:
         why = "asynchronous ones were ruled out" if staleness == "none" else "no asynchronous plan was found"
         if kinds.undivided:

@@ -119,6 +119,8 @@ class PlanKinds:
     """Whether plans are compared by their stated paces, and otherwise by the formulas."""
     found: list[Candidate] = field(default_factory=list)
     """All plans found so far."""
+    unfinished: list[Problem] = field(default_factory=list)
+    """The problems whose searches did not come to their end."""
     undivided: list[str] = field(default_factory=list)
     """The schedules under which the layers cannot be divided into the stages that are asked for."""
 
@@ -183,7 +185,8 @@ class PlanKinds:
             # Plans of other kinds have stages that may do well here, too.
             known = best_of_known((one.plan for one in self.found), problem)
             enough_s = useful_s if known is None else min(useful_s, known.pace_s * USEFUL)
-            found, _ = best_in_time(problem, self.maximum_cuts, deadline.share(0.5), useful_s=enough_s)
+            found, in_time = best_in_time(problem, self.maximum_cuts, deadline.share(0.5), useful_s=enough_s)
+            self.unfinished.extend([] if in_time else [problem])
             best = min((one for one in (found, known) if one is not None), key=lambda one: one.pace_s, default=None)
             if best is not None and best.pace_s < useful_s:
                 stated_s = self._stated_s(best, problem, deadline) if stated else best.pace_s

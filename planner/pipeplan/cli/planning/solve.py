@@ -31,7 +31,7 @@ from pipeplan.cli.planning.solver_options import (
 )
 from pipeplan.cli.running.export import export_lines
 from pipeplan.cli.shared.options import complete_words, force_option, json_option, output_folder, quiet_option
-from pipeplan.cli.shared.output import note, print_answer, print_json, print_line
+from pipeplan.cli.shared.output import note, print_answer, print_json, print_line, print_warning
 from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.cluster_data.local import LOCAL
 from pipeplan.cost.throughput import RunSize
@@ -216,8 +216,10 @@ def command(
     # Notes come after everything that may fail, because an error is to be the only line on standard error.
     _print_choices(source, built, fewest)
     if as_json:
+        print_warning(built.problem.profile.provenance, as_json=True)
         print_json(plan_json.plan_document(outcome), ascii_only=True)
     else:
+        print_warning(built.problem.profile.provenance)
         if source.example:
             print_line(_EXAMPLE_HEADING)
         print_answer(plan_table(outcome))

@@ -14,7 +14,7 @@ from pipeplan.api import cluster
 from pipeplan.cli.planning.problem_options import check_schedules, options_of, problem_arguments, read_profile
 from pipeplan.cli.planning.solver_options import positive_time_limit, solver_option
 from pipeplan.cli.shared.options import NumberRange, force_option, json_option, quiet_option, refuse_output
-from pipeplan.cli.shared.output import note, print_answer, print_json, progress_bar
+from pipeplan.cli.shared.output import note, print_answer, print_json, print_warning, progress_bar
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.choose_synchrony import BEST
@@ -113,6 +113,7 @@ def command(
     note(origin, dim=True)
     answers, finished = _run(grid, settings, jobs, time_limit)
     solved = [SweepRow(grid[i], answers[i], rows.hourly_price(grid[i], price)) for i in sorted(answers)]
+    print_warning(profile.provenance, as_json=as_json)
     _write_and_print(solved, len(grid), _Outputs(csv_file, svg_file, as_json))
     sys.stdout.flush()
     if not finished:
