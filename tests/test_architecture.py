@@ -39,7 +39,7 @@ PLANNER = (
 )
 EXECUTOR = (
     {"allocator", "checked_json", "child_processes", "errors", "torch_check"},
-    {"files", "typed_document"},
+    {"files", "job_reference", "typed_document"},
     {"devices"},
     {"capabilities", "job", "launch_secret", "plan", "rank_mapping"},
     {"comm", "command_line", "launchers", "models", "telemetry", "tracing"},
@@ -88,6 +88,7 @@ TORCH_FREE_LAUNCH = (
     "emulation.network_namespaces",
     "errors",
     "job.bundled_models",
+    "job_reference",
     "launchers.host_supervisor",
     "launchers.slurm",
     "launchers.ssh",

@@ -27,6 +27,7 @@ from pipeplan_launch.checkpoint import checkpoint
 from pipeplan_launch.command_line import averaging_options, check_start_options, staleness_options, worker_parser
 from pipeplan_launch.errors import LaunchError, listed, terminal_line
 from pipeplan_launch.files import explain_errors
+from pipeplan_launch.job_reference import choice_note, file_of
 from pipeplan_launch.launch_secret import check_secret
 from pipeplan_launch.plan.averaging_options import check_averaging_options
 from pipeplan_launch.plan.launch_plan import LaunchPlan
@@ -68,6 +69,18 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
         _check_room(run)
     if launches > 1:  # a single launch picks a free port by itself
         _check_port(environment)
+
+
+def check_job(plan: LaunchPlan) -> str | None:
+    """A note for the user on the file of the job, or None. Raises `LaunchError` if there is none."""
+    file = file_of(plan.model_ref)
+    if file is not None and not plan.emulated and not file.is_file():
+        there = (
+            "" if plan.model_file is None or plan.model_file.path == str(file) else f", nor at {plan.model_file.path}"
+        )
+        raise LaunchError(f"the plan's job is not at {file}{there}: put it there, or profile and solve again")
+    note = choice_note(plan.model_ref, plan.model_file)
+    return f"note: {note}" if note else None
 
 
 def check_torch() -> None:
@@ -237,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         plan = load_plan(options.plan_folder)
         check_torch()
+        job_note = check_job(plan)
         gpu_count = gpus() if plan.device == "cuda" else 0
         note = check_machine(plan, os.environ, usable_cores(), gpu_count)
         check_run_start(options, plan, os.environ, launch_count(plan, os.environ))
@@ -245,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"error: {terminal_line(error)}", file=sys.stderr)
         return 2
-    for line in filter(None, (note, tested)):
+    for line in filter(None, (job_note, note, tested)):
         print(terminal_line(line), file=sys.stderr)
     return 0
 

@@ -30,6 +30,8 @@ class Fingerprint:
     """A number of samples or the digest of a sample, by a description for the user."""
     weights: str = ""
     """Digest of the stage's initial weights; empty if the stage has one replica."""
+    job: str = ""
+    """Digest of the file of the job; empty for a bundled model."""
     shared: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """For every trained parameter of which other stages have copies, the digest of its initial value, and all these
     stages."""
@@ -57,6 +59,11 @@ def check_agreement(fingerprints: Sequence[Fingerprint]) -> None:
     """Raise `LaunchError` if data or weights differ between workers. The message is the same in all workers."""
     first = fingerprints[0]
     for other in fingerprints[1:]:
+        if other.job != first.job:
+            raise LaunchError(
+                f"the job's file differs between workers: it is not the same at ranks {first.rank} and {other.rank}: "
+                "copy one file to all servers"
+            )
         for name, mark in first.data.items():
             if other.data.get(name) != mark:
                 values = f" ({mark} and {other.data.get(name)})" if name.startswith("the number") else ""

@@ -23,6 +23,7 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.job_reference import job_file
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions
@@ -282,7 +283,8 @@ def _fingerprint(place: WorkerPlace, train: Any, test: Any) -> Fingerprint:
     weights = weights_digest(state) if place.replicas > 1 else ""
     shared = place.program.shared if train is not None else {}
     digests = {name: (weights_digest({name: state[name]}), stages) for name, stages in shared.items()}
-    return Fingerprint(place.rank, place.stage, data, weights, digests)
+    job = job_file(place.plan.model_ref)
+    return Fingerprint(place.rank, place.stage, data, weights, job.digest if job else "", digests)
 
 
 def own_transport(options: RunOptions, plan: LaunchPlan, rank: int, groups: Groups) -> OrderedTransport | None:

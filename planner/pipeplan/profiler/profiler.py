@@ -52,8 +52,9 @@ from pipeplan.profiler.stage_copies import copies_remarks, copies_seconds
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
-from pipeplan_launch.job.loading import canonical_reference, load_job
+from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.job_reference import canonical_reference, job_file
 from pipeplan_launch.telemetry.memory import resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
@@ -266,6 +267,7 @@ def _profile(
         tensors=first.tensors,
         minibatch=first.minibatch,
         model_ref=canonical_reference(ref),
+        model_file=job_file(ref),
         model_name=job.name,
         graph_hash=traced.graph_hash,
         dynamic_batch=traced.dynamic_batch,

@@ -49,6 +49,7 @@ from pipeplan.planning.fewest_workers import FewestWorkers, search_fewest_worker
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.job_fields import job_notes
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import APART, held_layers
@@ -216,7 +217,7 @@ def command(
     # Notes come after everything that may fail, because an error is to be the only line on standard error.
     _print_choices(source, built, fewest)
     if as_json:
-        print_json(plan_json.plan_document(outcome), ascii_only=True)
+        print_json(plan_json.plan_document(outcome, None if no_write else output), ascii_only=True)
     else:
         if source.example:
             print_line(_EXAMPLE_HEADING)
@@ -279,6 +280,8 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
         note(BUSY_MACHINE)
     if built.problem.profile.lacks and built.problem.training:
         note(lacking_text(built.problem.profile.lacks))
+    for line in job_notes(built.problem.profile.model_ref, built.problem.profile.model_file):
+        note(f"note: {line}")
     for line in (*_held_lines(built.problem), *_batch_norm_lines(built.problem.profile, source.minibatch)):
         note(line)
     chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes), *_order_lines(built.orders)]
