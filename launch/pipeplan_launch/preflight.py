@@ -75,10 +75,10 @@ def check_job(plan: LaunchPlan) -> str | None:
     """A note for the user on the file of the job, or None. Raises `LaunchError` if there is none."""
     file = file_of(plan.model_ref)
     if file is not None and not plan.emulated and not file.is_file():
-        there = (
-            "" if plan.model_file is None or plan.model_file.path == str(file) else f", nor at {plan.model_file.path}"
+        places = list(dict.fromkeys([str(file), *([plan.model_file.path] if plan.model_file else [])]))
+        raise LaunchError(
+            f"the plan's job is not at {', nor at '.join(places)}: put it there, or profile and solve again"
         )
-        raise LaunchError(f"the plan's job is not at {file}{there}: put it there, or profile and solve again")
     note = choice_note(plan.model_ref, plan.model_file)
     return f"note: {note}" if note else None
 
