@@ -18,7 +18,7 @@ def located_fields(ref: str, recorded: JobFile | None, folder: Path) -> dict[str
     if recorded is None:
         return {"ref": ref}
     file = file_of(ref)
-    current = recorded if file is None else replace(recorded, path=str(file))
+    current = replace(recorded, path=str(file)) if file is not None and file.is_file() else recorded
     return {"ref": relative_reference(ref, folder), "file": asdict(current)}
 
 

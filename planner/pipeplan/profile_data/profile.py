@@ -45,9 +45,6 @@ class Profile:
     model_ref: str = ""
     """The reference by which the executor loads the model: a bundled name, `/absolute/file.py:callable` or
     `package.module:callable`. In a profile's file, the path is relative to the folder of that file."""
-    model_file: JobFile | None = None
-    """The job's file when the profile was written, with the digest of what was profiled; None for a bundled model, and
-    in older profiles."""
     model_name: str = ""
     graph_hash: str = ""
     """Hash of the traced graph; empty where the profile cannot be run (imported, modelled)."""
@@ -84,6 +81,9 @@ class Profile:
     read_s: float = 0.0
     """Time of reading the samples of one minibatch from the job's data, in the worker's own process; 0 where the job
     has none, or reads them in other processes."""
+    model_file: JobFile | None = None
+    """The job's file when the profile was written, with the digest of what was profiled; None for a bundled model, and
+    in older profiles."""
     file: str = field(default="", compare=False)
     """The absolute path of the file that it was read from, if any; a profile's file does not hold it."""
 

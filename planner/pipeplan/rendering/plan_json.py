@@ -178,9 +178,9 @@ def result_document(result: Result) -> dict[str, Any]:
 
 
 def _model_fields(profile: Profile, folder: Path | None) -> dict[str, Any]:
-    return (
-        {"ref": profile.model_ref} if folder is None else located_fields(profile.model_ref, profile.model_file, folder)
-    )
+    if folder is None:
+        return {"ref": profile.model_ref}
+    return located_fields(profile.model_ref, profile.model_file, folder)
 
 
 def _relative_path(profile: Profile, folder: Path | None) -> dict[str, str]:
