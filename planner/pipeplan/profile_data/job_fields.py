@@ -29,4 +29,4 @@ def job_notes(ref: str, recorded: JobFile | None) -> Iterator[str]:
     if note := choice_note(ref, recorded):
         yield note
     if note := change_note(ref, recorded, job_file(ref)):
-        yield f"{note}, so its layers may take other times: a run checks that the graph is the same"
+        yield f"{note}, so its layers may take other times"
