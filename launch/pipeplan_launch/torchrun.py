@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's loggers read it when they are created
     # torch would print a page about a lost store, which the workers report in one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Sets of strings have one order in all workers and after a restart, also where a model or its data depends on it.
+    os.environ.setdefault("PYTHONHASHSEED", "0")
     try:
         with restart_state.attempts_folder() as folder:
             return _launch(list(sys.argv[1:] if arguments is None else arguments), folder)

@@ -6,12 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, default_collate
 
 from pipeplan_launch.errors import LaunchError
@@ -19,6 +21,8 @@ from pipeplan_launch.job import validation
 from pipeplan_launch.job.autocast import check_autocast_type
 from pipeplan_launch.job.callbacks import Callback
 from pipeplan_launch.job.user_code import user_code_errors
+
+PADDING_REMEDY = "pad the samples to one length, in the data's `collate`"
 
 
 @dataclass(frozen=True)
@@ -275,7 +279,7 @@ def collate_samples(samples: Sequence[Any], stack: Callable[[list[Any]], Any] | 
     If stacking gives one dictionary instead, as the collators of Hugging Face do, it is both the input and the
     target.
     """
-    stacked = (stack or default_collate)(list(samples))
+    stacked = stack(list(samples)) if stack is not None else _stack(list(samples))
     if isinstance(stacked, Mapping):
         stacked = (stacked, dict(stacked))
     if not isinstance(stacked, list | tuple) or len(stacked) != 2:
@@ -283,6 +287,21 @@ def collate_samples(samples: Sequence[Any], stack: Callable[[list[Any]], Any] | 
         raise LaunchError(f"{what} a pair (input, target), or a dictionary of tensors")
     inputs, names = _as_inputs(stacked[0], "the input of a sample of the job's data")
     return Batch(inputs, stacked[1], names)
+
+
+def _stack(samples: list[Any]) -> Any:
+    try:
+        return default_collate(samples)
+    except RuntimeError as error:
+        leaves = [[leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)] for sample in samples]
+        for first, other in product(leaves[:1], leaves[1:]):
+            for one, two in zip(first, other, strict=False):
+                if one.shape != two.shape:
+                    shapes = " and ".join("×".join(map(str, tensor.shape)) or "a number" for tensor in (one, two))
+                    raise LaunchError(
+                        f"the samples of a minibatch must have one shape, and have {shapes}: {PADDING_REMEDY}"
+                    ) from error
+        raise
 
 
 def _as_inputs(value: Any, source: str) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
