@@ -20,8 +20,8 @@ from pipeplan_launch.job.seeds import mix_seed, seed_loading
 from pipeplan_launch.runtime.data import Batches, MinibatchSizes, order_of_samples
 
 REMEDY = (
-    "draw its random numbers from the global generators of Python, NumPy or torch, which are seeded for every "
-    "minibatch, or seed its own generator by the index"
+    "it may depend on its index and on the global random generators of Python, NumPy and torch, which are seeded for "
+    "every minibatch; seed any other generator by the index"
 )
 ORDER_REMEDY = "let it depend on the epoch alone, or on the global generators, which are seeded by the epoch"
 
@@ -69,7 +69,7 @@ def minibatch_fingerprint(name: str, dataset: Any, sizes: MinibatchSizes, data: 
 def check_order(data: Data, seed: int) -> None:
     """Raise `LaunchError` if the user's own order of the samples is another one when it is asked for again."""
     if data.order is not None and order_of_samples(data, seed, 0) != order_of_samples(data, seed, 0):
-        raise LaunchError(f"the data's `order` gives another order each time for epoch 0: {ORDER_REMEDY}")
+        raise LaunchError(f"the data's `order` differs each time for epoch 0: {ORDER_REMEDY}")
 
 
 def _seeded_sample(dataset: Any, seed: int, index: int) -> str:
@@ -85,5 +85,5 @@ def _minibatch(batches: Batches) -> str:
 def _read_twice(description: str, read: Callable[[], str]) -> str:
     mark = read()
     if read() != mark:
-        raise LaunchError(f"{description} is another one at each reading: {REMEDY}")
+        raise LaunchError(f"{description} differs at each reading: {REMEDY}")
     return mark

@@ -228,10 +228,7 @@ def build_stage(
     train_sizes = minibatch_sizes(ordered, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
     test_sizes = None if test is None else minibatch_sizes(test, plan.minibatch, dynamic, training=False, limit=limit)
     transports = _transports(options, plan, rank, device, transport, gradients)
-    reads = any(
-        program.model_inputs or stage == len(plan.pipeline) - 1
-        for stage, program in zip(numbers, programs, strict=True)
-    )
+    reads = numbers[-1] == len(plan.pipeline) - 1 or any(program.model_inputs for program in programs)
     used = [("training", data.train, train_sizes), ("test", test, test_sizes)]
     marks, read = _data_marks(data, [(*one, sizes) for *one, sizes in used if sizes is not None], seed, rank, reads)
     if ordered is not data.train:

@@ -147,12 +147,8 @@ def _trace_and_measure(
         first_passes = first_passes or passes
         measured.append(_measure(ref, passes, options, THOROUGH, busy))
     assert first_passes is not None
-    remarks = [
-        *lacking_remarks(job),
-        *unread_parameter_remarks(traced),
-        *tie_remarks(traced),
-        *evaluation_remarks(job, traced),
-    ]
+    remarks = [*lacking_remarks(job), *unread_parameter_remarks(traced), *tie_remarks(traced)]
+    remarks += evaluation_remarks(job, traced)
     for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
         try:
             passes = _passes(job, traced, size, options, progress, company)
