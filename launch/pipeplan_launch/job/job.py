@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -290,18 +289,17 @@ def collate_samples(samples: Sequence[Any], stack: Callable[[list[Any]], Any] | 
 
 
 def _stack(samples: list[Any]) -> Any:
+    """The samples stacked as torch does. Raises `LaunchError` with the remedy if their shapes differ."""
     try:
         return default_collate(samples)
     except RuntimeError as error:
-        leaves = [[leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)] for sample in samples]
-        for first, other in product(leaves[:1], leaves[1:]):
-            for one, two in zip(first, other, strict=False):
-                if one.shape != two.shape:
-                    shapes = " and ".join("×".join(map(str, tensor.shape)) or "a number" for tensor in (one, two))
-                    raise LaunchError(
-                        f"the samples of a minibatch must have one shape, and have {shapes}: {PADDING_REMEDY}"
-                    ) from error
-        raise
+        if "equal size" not in str(error):
+            raise
+        leaves = [[leaf.shape for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)] for sample in samples]
+        other = next((shapes for shapes in leaves if shapes != leaves[0]), leaves[0])
+        pairs = [(one, two) for one, two in zip(leaves[0], other, strict=False) if one != two]
+        found = f", {tuple(pairs[0][0])} and {tuple(pairs[0][1])}" if pairs else ""
+        raise LaunchError(f"the samples of a minibatch differ in shape{found}: {PADDING_REMEDY}") from error
 
 
 def _as_inputs(value: Any, source: str) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
