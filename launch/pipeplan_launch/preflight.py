@@ -153,6 +153,7 @@ def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: 
                 f"(not set: {', '.join(missing)}); {advice}"
             )
         _check_node(environment["NODE_RANK"], launches)
+        _check_interface(environment)
         check_secret(environment)
     elif workers != plan.world:
         raise LaunchError(
@@ -217,6 +218,17 @@ def _workers_each(plan: LaunchPlan) -> str:
 def _check_node(text: str, launches: int) -> None:
     if not text.isdecimal() or int(text) >= launches:
         raise LaunchError(f"NODE_RANK is {text!r}: it must be this server's number, 0 to {launches - 1}")
+
+
+def _check_interface(environment: Mapping[str, str]) -> None:
+    """Raise `LaunchError` if Gloo is told to use a network interface that this machine does not have."""
+    there = [name for _, name in socket.if_nameindex()]
+    for name in filter(None, environment.get("GLOO_SOCKET_IFNAME", "").split(",")):
+        if name not in there:
+            raise LaunchError(
+                f"GLOO_SOCKET_IFNAME names {name!r}, and this machine's network interfaces are {listed(there)}: set it "
+                "to the one by which the servers reach each other, or unset it"
+            )
 
 
 def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str | None:

@@ -206,7 +206,7 @@ class ActiveWorker:
         return extra
 
     def _infer(self) -> dict[str, Any]:
-        passes = self._options.epochs or 1
+        passes, has_loss = self._options.epochs or 1, self._stage.place.job.loss is not None
         restart_prefix = self._groups.attempt.restart_prefix()
         if self._prints_status and restart_prefix:
             print_status(f"{restart_prefix}inference begins anew")
@@ -220,9 +220,9 @@ class ActiveWorker:
             taken = time.perf_counter() - begun
             self._recorder.end_epoch()
             if self._prints_status:
-                print_status(f"pass {number + 1}/{passes}  {accuracy_text(total.correct, total.judged)}")
+                print_status(f"pass {number + 1}/{passes}  {total.text(has_loss=has_loss)}")
         rate = total.samples / taken
-        self._outcome = f"{accuracy_text(total.correct, total.samples)}, {rate:.1f} images/s"
+        self._outcome = f"{total.text(has_loss=has_loss)}, {rate:.1f} samples/s"
         return {
             "accuracy": total.accuracy,
             "correct": total.correct,

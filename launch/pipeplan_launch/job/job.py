@@ -247,6 +247,8 @@ class Job:
             return None
         if output.shape[:1] + output.shape[2:] != target.shape:
             return None  # dimension 1 does not hold the classes, as in a language model
+        if output.shape[1] == 1:
+            return None  # one number for each sample: a regression, or the logit of one class
         return (output.argmax(dim=1) == target).reshape(len(target), -1).all(dim=1).sum()
 
 
