@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pipeplan_launch import Callback, Data, Job, StageInfo
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import collate_samples
+from pipeplan_launch.runtime.inference import Score
 from pipeplan_launch.runtime.nested_tensors import map_tensors
 
 SAMPLES = TensorDataset(torch.arange(12.0).view(6, 2), torch.arange(6))
@@ -284,3 +285,13 @@ def test_data_sets_that_cannot_be_indexed_are_refused_with_the_remedy() -> None:
             Data(stream)  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match="`train` has no length, as it is of type Endless: give its class a __len__"):
         Data(Endless())  # type: ignore[arg-type]
+
+
+def test_a_regression_has_no_accuracy() -> None:
+    job = Job(nn.Linear(2, 1), inputs=lambda n: torch.zeros(n, 2))
+    assert job.correct(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long)) is None, "one number for each sample"
+    assert job.correct(torch.zeros(4, 1), torch.zeros(4, 1)) is None
+    assert job.correct(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)) == 4
+    score = Score(samples=4, loss_sum=8)
+    assert [score.text(has_loss=has_loss) for has_loss in (True, False)] == ["loss 2.0000", "4 samples"]
+    assert Score(3, 4, 4).text(has_loss=True) == "accuracy 75.00% (3 of 4)"
