@@ -97,7 +97,12 @@ def refuse_half_characters(value: Any) -> None:
 
 def shortened(value: Any, most: int = 40) -> str:
     """A value for an error message: at most about `most` characters of it."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits, though TOML has longer ones in hexadecimal
+        return "a number with too many digits"
+    except RecursionError:
+        return "a value that is nested too deeply"
     return text if len(text) <= most else text[: most - 3] + "…"
 
 

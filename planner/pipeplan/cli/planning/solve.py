@@ -57,6 +57,7 @@ from pipeplan.profile_data.training_needs import lacking_text
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
 from pipeplan.util.deadline import Deadline
+from pipeplan.util.text import shell_path, shell_program
 from pipeplan.util.units import show_pace, show_time
 
 _EXAMPLE_HEADING = "An example: there is no profile.json here, so this is VGG-16 on V100, which pipeplan has with it."
@@ -321,8 +322,8 @@ def _next_line(outcome: Outcome, folder: Path) -> str:
     profile = outcome.problem.profile
     measured = bool(profile.model_ref) and profile.provenance.kind in ("measured", "calibrated") and not profile.lacks
     runs = measured and outcome.problem.cluster.name == LOCAL and not outcome.plan.inference
-    run = f"{shlex.quote(str(folder / 'launch.sh'))} --epochs 1, or " if runs else ""
-    return f"next: {run}pipeplan report {shlex.quote(str(folder))}{older}"
+    run = f"{shell_program(folder / 'launch.sh')} --epochs 1, or " if runs else ""
+    return f"next: {run}pipeplan report {shell_path(folder)}{older}"
 
 
 def _write_report(outcome: Outcome, folder: Path) -> str:

@@ -24,6 +24,7 @@ from pipeplan.errors import InputError
 from pipeplan.link_fit.alpha_beta import AlphaBetaFit, LinkSeries
 from pipeplan.link_fit.find_levels import Nesting, find_levels
 from pipeplan.link_fit.to_cluster import ClusterFromLinks, MeasuredLink, build_cluster
+from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_size, show_time
 from pipeplan_launch.elastic.signals import watch_signals
 from pipeplan_launch.errors import LaunchError
@@ -114,7 +115,7 @@ def command(
         print_answer(links_table(built))
     for remark in built.notes:
         note(f"note: {remark}")
-    note(f"written: {output}\nnext: pipeplan solve --cluster {output}")
+    note(f"written: {output}\nnext: pipeplan solve --cluster {shell_path(output)}")
 
 
 def links_table(built: ClusterFromLinks) -> Iterator[RenderableType]:
