@@ -36,6 +36,7 @@ from pipeplan_launch.plan.staleness import check_staleness_options
 from pipeplan_launch.plan.transport_modes import asks_self_test, transport_of
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.torch_check import version_problem
+from pipeplan_launch.typed_document import shortened, whole_number
 
 MIN_FREE_BYTES = 2**20
 """Free space below which a run folder is refused."""
@@ -105,8 +106,8 @@ def _check_port(environment: Mapping[str, str]) -> None:
     text = environment.get("MASTER_PORT", "")
     if not environment.get("NODE_RANK") or not text:
         return
-    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
-        raise LaunchError(f"MASTER_PORT is {text!r}: it must be a free port, 1024 to 65535")
+    if not 0 < (whole_number(text) or 0) < 1 << 16:
+        raise LaunchError(f"MASTER_PORT is {shortened(text)}: it must be a free port, 1024 to 65535")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as port:
             port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -188,17 +189,17 @@ def workers_to_start(plan: LaunchPlan, environment: Mapping[str, str], gpu_count
     if plan.device == "cuda" and gpu_count in plan.server_sizes:
         return gpu_count
     node = environment.get("NODE_RANK", "")
-    known = node.isdecimal() and int(node) < plan.servers
-    return plan.workers_on(int(node)) if known else plan.workers_per_server
+    number = whole_number(node)
+    return plan.workers_on(number) if number is not None and number < plan.servers else plan.workers_per_server
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name)
     if not text:
         return None
-    if not text.isdecimal() or not int(text):
-        raise LaunchError(f"{name} is {text!r}: it must be a whole number of at least 1")
-    return int(text)
+    if not (number := whole_number(text)):
+        raise LaunchError(f"{name} is {shortened(text)}: it must be a whole number of at least 1")
+    return number
 
 
 def _place_text(plan: LaunchPlan, environment: Mapping[str, str]) -> str:
@@ -216,8 +217,9 @@ def _workers_each(plan: LaunchPlan) -> str:
 
 
 def _check_node(text: str, launches: int) -> None:
-    if not text.isdecimal() or int(text) >= launches:
-        raise LaunchError(f"NODE_RANK is {text!r}: it must be this server's number, 0 to {launches - 1}")
+    number = whole_number(text)
+    if number is None or number >= launches:
+        raise LaunchError(f"NODE_RANK is {shortened(text)}: it must be this server's number, 0 to {launches - 1}")
 
 
 def _check_interface(environment: Mapping[str, str]) -> None:
