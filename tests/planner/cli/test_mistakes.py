@@ -87,7 +87,9 @@ def build():
     ),
     "lengths.py": data_job("", "[(torch.zeros(3 + index % 2), 0) for index in range(64)]"),
     "padded.py": data_job(
-        "", "[(torch.zeros(4 + index // 32), 0) for index in range(64)], order=lambda epoch: range(64)"
+        "def pad(samples):\n    inputs, targets = zip(*samples)\n"
+        "    return torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True), torch.tensor(targets)\n",
+        "[(torch.zeros(4 + index // 40), 0) for index in range(64)], collate=pad, order=lambda epoch: range(64)",
     ),
     "stream.py": data_job(
         "class Stream(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        return iter([])\n",
