@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.util.files import refuse_unwritable, write_text
+from pipeplan.util.files import read_toml, refuse_unwritable, write_text
 
 
 def test_what_a_link_points_to_is_replaced(tmp_path: Path) -> None:
