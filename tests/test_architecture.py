@@ -39,7 +39,7 @@ PLANNER = (
 )
 EXECUTOR = (
     {"allocator", "checked_json", "child_processes", "errors", "torch_check"},
-    {"files", "typed_document"},
+    {"files", "job_reference", "typed_document"},
     {"devices"},
     {"capabilities", "job", "launch_secret", "plan", "rank_mapping"},
     {"comm", "command_line", "launchers", "models", "telemetry", "tracing"},
@@ -87,6 +87,7 @@ TORCH_FREE_LAUNCH = (
     "emulation.network_namespaces",
     "errors",
     "job.bundled_models",
+    "job_reference",
     "launchers.host_supervisor",
     "launchers.slurm",
     "launchers.ssh",
@@ -251,10 +252,14 @@ def test_only_some_parts_of_the_planner_use_the_executor() -> None:
         theirs = {name for name in imported(module) if package_of(name) == "pipeplan_launch"}
         if theirs and not module.startswith(PROFILER):
             used.setdefault(part_of(module), set()).update(theirs)
-    files = {"pipeplan.rendering", "pipeplan.run_data", "pipeplan.util"}
+    files = {"pipeplan.profile_data", "pipeplan.rendering", "pipeplan.run_data", "pipeplan.util"}
     replayed = {"pipeplan.replay", "pipeplan.simulation"}
     assert set(used) == {"pipeplan.cli", "pipeplan.cost", "pipeplan.checker", *replayed, *files}
-    assert used["pipeplan.checker"] == {"pipeplan_launch.plan.virtual_stages"}, "it checks the order that runs"
+    recorded = {"pipeplan_launch.job_reference"}
+    assert used["pipeplan.profile_data"] == recorded, "one rule says where the file of a job is"
+    assert used["pipeplan.checker"] == {"pipeplan_launch.plan.virtual_stages", *recorded}, (
+        "it checks the order that runs"
+    )
     assert used["pipeplan.cost"] == {"pipeplan_launch.plan.virtual_stages"}, "memory follows from the order that runs"
     assert used["pipeplan.util"] == {"pipeplan_launch.typed_document"}, "both read files by their types"
     assert used["pipeplan.run_data"] == {
@@ -262,7 +267,9 @@ def test_only_some_parts_of_the_planner_use_the_executor() -> None:
         "pipeplan_launch.errors",
         "pipeplan_launch.telemetry.run_documents",
     }, "a run's files are read by the types by which the executor writes them"
-    assert used["pipeplan.rendering"] == {"pipeplan_launch.checked_json"}, "the executor checks what is written for it"
+    assert used["pipeplan.rendering"] == {"pipeplan_launch.checked_json", *recorded}, (
+        "the executor checks what is written for it"
+    )
     simulated = {"pipeplan_launch.plan.schedule", "pipeplan_launch.plan.one_order"}
     assert used["pipeplan.simulation"] == simulated, "what is simulated is what runs"
     assert used["pipeplan.replay"] == {

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pipeplan_launch.elastic.servers import StoreAccess
 
 STATUS_REPORTED = 2  # status of a worker that has reported an error, or that ends because another worker has
+STATUS_SILENT = 1  # status of the launcher after a worker that died without reporting an error
 STATUS_STOPPED = restart_state.STATUS_INTERRUPTED  # status of a worker that was asked to stop
 EXPLAINED_STATUSES = (STATUS_REPORTED, STATUS_STOPPED, restart_state.STATUS_PEER_LOST)
 STORE_TIMEOUT_S = 600.0
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's loggers read it when they are created
     # torch would print a page about a lost store, which the workers report in one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Sets of strings have one order in all workers and after a restart, also where a model or its data depends on it.
+    os.environ.setdefault("PYTHONHASHSEED", "0")
     try:
         with restart_state.attempts_folder() as folder:
             return _launch(list(sys.argv[1:] if arguments is None else arguments), folder)
@@ -190,7 +193,10 @@ def _status_after_stop(status: int) -> int:
 
 
 def _report_failure(error: ChildFailedError) -> int:
-    """Name the worker that first ended without a message, and because of which torchrun ended the others."""
+    """Name the worker that first ended without a message, and because of which torchrun ended the others.
+
+    Returns the exit status, which is `STATUS_SILENT` whenever such a worker is named.
+    """
     statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
     silent = [rank for rank, status in statuses.items() if status not in EXPLAINED_STATUSES]
     candidates = [rank for rank in silent if statuses[rank] != -signal.SIGTERM]
@@ -199,6 +205,9 @@ def _report_failure(error: ChildFailedError) -> int:
     if candidates:
         first = min(candidates, key=lambda rank: (error.failures[rank].timestamp, rank))
         _print_line(f"error: worker {restart_state.worker_of(first)} {_end_text(statuses[first])}")
+        if restart_state.stop_signal() is None:
+            restart_state.record_final_status(STATUS_SILENT)  # though others have reported that they lost it
+        return STATUS_SILENT
     return STATUS_REPORTED if STATUS_REPORTED in statuses.values() else 1
 
 

@@ -27,6 +27,7 @@ from pipeplan_launch.files import write_json
 from pipeplan_launch.job.callback_calls import CallbackList
 from pipeplan_launch.job.callbacks import accuracy_text
 from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.job_reference import change_note, job_file
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
@@ -180,6 +181,9 @@ class ActiveWorker:
             for sizes in (self._stage.train_sizes, self._stage.test_sizes):
                 if sizes is not None and sizes.note:
                     print_status(f"note: {sizes.note}")
+            reference = self._plan.model_ref
+            if (changed := change_note(reference, self._plan.model_file, job_file(reference))) is not None:
+                print_status(f"note: {changed}; the graph is the same")
         extra = self._train() if self._plan.mode == "training" else self._infer()
         for one in self._stage.every:
             (one.training or one.forward).recorder.close()
@@ -202,7 +206,7 @@ class ActiveWorker:
         return extra
 
     def _infer(self) -> dict[str, Any]:
-        passes = self._options.epochs or 1
+        passes, has_loss = self._options.epochs or 1, self._stage.place.job.loss is not None
         restart_prefix = self._groups.attempt.restart_prefix()
         if self._prints_status and restart_prefix:
             print_status(f"{restart_prefix}inference begins anew")
@@ -216,9 +220,9 @@ class ActiveWorker:
             taken = time.perf_counter() - begun
             self._recorder.end_epoch()
             if self._prints_status:
-                print_status(f"pass {number + 1}/{passes}  {accuracy_text(total.correct, total.judged)}")
+                print_status(f"pass {number + 1}/{passes}  {total.text(has_loss=has_loss)}")
         rate = total.samples / taken
-        self._outcome = f"{accuracy_text(total.correct, total.samples)}, {rate:.1f} images/s"
+        self._outcome = f"{total.text(has_loss=has_loss)}, {rate:.1f} samples/s"
         return {
             "accuracy": total.accuracy,
             "correct": total.correct,

@@ -37,7 +37,7 @@ class Error:
         ({0: 2, 1: 2}, 2, ""),
         ({0: 130, 2: 2}, 2, ""),
         ({0: 130, 2: -9}, 1, "error: worker 2 was ended by SIGKILL (out of memory is the usual reason for SIGKILL)\n"),
-        ({0: 2, 2: -11}, 2, "error: worker 2 was ended by SIGSEGV\n"),
+        ({0: 2, 2: -11}, 1, "error: worker 2 was ended by SIGSEGV\n"),
         ({0: -15, 1: -15, 2: 1}, 1, "error: worker 2 ended with status 1\n"),
         ({0: -15, 1: 2}, 2, ""),
         ({1: -15}, 1, "error: worker 1 was ended by SIGTERM\n"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.callbacks import Callback
@@ -82,11 +82,22 @@ def check_callbacks(callbacks: Any) -> None:
 
 
 def check_data_set(name: str, samples: Any) -> None:
-    """Raises `LaunchError` if a data set is a `DataLoader` or bare tensors."""
+    """Raises `LaunchError` if a data set is a `DataLoader` or bare tensors, has no length, or cannot be indexed."""
     if isinstance(samples, DataLoader):
         raise LaunchError(
             f"the data's `{name}` is a DataLoader: give its data set, {name}=loader.dataset; the number of samples in "
             "a minibatch is Job(..., minibatch=N)"
+        )
+    if isinstance(samples, IterableDataset) or (samples is not None and not hasattr(type(samples), "__getitem__")):
+        raise LaunchError(
+            f"the data's `{name}` can only be read from its start, as it is {_describe_type(samples)}, and stages read "
+            f"samples by their numbers: write {name}=list(samples) if they fit in memory, or a data set with __len__ "
+            "and __getitem__"
+        )
+    if samples is not None and not hasattr(type(samples), "__len__"):
+        raise LaunchError(
+            f"the data's `{name}` has no length, as it is {_describe_type(samples)}: give its class a __len__ that "
+            "returns the number of samples"
         )
     if isinstance(samples, tuple | Tensor) and all(isinstance(tensor, Tensor) for tensor in samples):
         raise LaunchError(

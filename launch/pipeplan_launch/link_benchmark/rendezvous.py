@@ -25,6 +25,7 @@ from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.link_benchmark.config import BenchmarkSettings
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
+from pipeplan_launch.typed_document import shortened, whole_number
 
 POLL_S = 0.02
 KNOCK_S = 0.1
@@ -100,8 +101,8 @@ def env_store(rank: int, timeout_s: float) -> Any:
             f"{' and '.join(missing)} of rank 0 must be set beside RANK and WORLD_SIZE: start by torchrun"
         )
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    if not port.isdecimal() or int(port) > 65535:
-        raise LaunchError(f"MASTER_PORT is {port!r}: it must be a port number")
+    if (whole_number(port) or 1 << 16) > 65535:
+        raise LaunchError(f"MASTER_PORT is {shortened(port)}: it must be a port number")
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     keeps = rank == 0 and not by_agent
     if not keeps:

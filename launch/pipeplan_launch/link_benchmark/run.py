@@ -43,6 +43,7 @@ from pipeplan_launch.link_benchmark.rendezvous import (
     tcp_store,
 )
 from pipeplan_launch.link_benchmark.survey import LinkBenchmark
+from pipeplan_launch.typed_document import shortened, whole_number
 
 QUIET_S = 1.5
 """Delay before a worker without a message ends. torchrun kills all workers as soon as one has ended, and the one that
@@ -103,9 +104,9 @@ def _description_or_refusal(settings: BenchmarkSettings) -> WorkerDescription | 
 
 def _number(name: str) -> int:
     text = os.environ.get(name, "")
-    if not text.isdecimal():
-        raise LaunchError(f"{name} is {text!r}: it must be a number, as torchrun sets it")
-    return int(text)
+    if (number := whole_number(text)) is None:
+        raise LaunchError(f"{name} is {shortened(text)}: it must be a number, as torchrun sets it")
+    return number
 
 
 def measure_on_this_machine(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from pipeplan_launch.job_reference import JobFile
 from pipeplan_launch.plan.planned_links import PlannedLinks
 from pipeplan_launch.plan.schedule import Schedule, StageShape
 from pipeplan_launch.plan.sleeping_stage_spec import EmulatedStage
@@ -99,6 +100,8 @@ class LaunchPlan:
     """Source of the predicted times: `measured`, `modelled`, `imported` or `calibrated`; empty if unknown."""
     emulated: tuple[EmulatedStage, ...] = ()
     """Descriptions of the stages to emulate; empty if the model itself runs."""
+    model_file: JobFile | None = None
+    """The file of the model when the plan was made; None for a bundled model, and in older plans."""
     links: PlannedLinks | None = None
     """The link rates that the plan was made for, if its files hold them."""
 

@@ -14,6 +14,7 @@ from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.callbacks import accuracy_text
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loss_value import loss_number, loss_text
 from pipeplan_launch.job.seeds import seed_forward
@@ -63,6 +64,14 @@ class Score:
     def accuracy(self) -> float | None:
         """Share of right outputs, or None if the job has no metric that applies."""
         return self.correct / self.judged if self.judged else None
+
+    def text(self, *, has_loss: bool) -> str:
+        """The result for people: the accuracy if a metric applies, otherwise the loss if the job has one."""
+        if self.judged:
+            return accuracy_text(self.correct, self.judged)
+        return (
+            f"loss {self.loss_sum / self.samples:.4f}" if has_loss and self.samples else f"{self.samples:.0f} samples"
+        )
 
 
 class ForwardEngine(Engine):

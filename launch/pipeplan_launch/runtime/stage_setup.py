@@ -17,17 +17,19 @@ from torch import nn
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.comm.stage_transport import Mailbox, StageTransport
-from pipeplan_launch.elastic.consistency_check import Fingerprint, data_fingerprint, digest, weights_digest
+from pipeplan_launch.elastic.consistency_check import Fingerprint, digest, weights_digest
 from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.job_reference import job_file
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions
 from pipeplan_launch.plan.transport_modes import AUTO
 from pipeplan_launch.runtime.data import MinibatchSizes, minibatch_sizes, order_of_samples
+from pipeplan_launch.runtime.data_check import check_order, data_fingerprint, minibatch_fingerprint
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
 from pipeplan_launch.runtime.sleeping_stage import load_emulated_stages
@@ -226,13 +228,16 @@ def build_stage(
     train_sizes = minibatch_sizes(ordered, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
     test_sizes = None if test is None else minibatch_sizes(test, plan.minibatch, dynamic, training=False, limit=limit)
     transports = _transports(options, plan, rank, device, transport, gradients)
+    reads = numbers[-1] == len(plan.pipeline) - 1 or any(program.model_inputs for program in programs)
+    used = [("training", data.train, train_sizes), ("test", test, test_sizes)]
+    marks, read = _data_marks(data, [(*one, sizes) for *one, sizes in used if sizes is not None], seed, rank, reads)
+    if ordered is not data.train:
+        marks["the order of the training samples"] = digest(ordered)
     built: list[WorkerStage] = []
     for (stage, replica), program, own_transport in zip(places, programs, transports, strict=True):
         place = WorkerPlace(plan, stage, replica, rank, device, program, job, seed)
         recorder = _recorder(place, run / "metrics" / f"{recorded_name(plan, rank, stage)}.jsonl")
-        fingerprint = _fingerprint(place, data.train if trains else None, test)
-        if ordered is not data.train:
-            fingerprint.data["the order of the training samples"] = digest(ordered)
+        fingerprint = replace(_fingerprint(place, trains), data=marks, read=read)
         training = None
         if trains:
             arguments = replicas, options.averaging, flush, options.staleness
@@ -272,17 +277,31 @@ def _transports(
     return [StageTransport(transport, mailbox, rank, stage, stages) for stage in numbers]
 
 
-def _fingerprint(place: WorkerPlace, train: Any, test: Any) -> Fingerprint:
-    """Digests of the worker's initial state: the data sets in use, and the weights if the stage has replicas."""
-    data: dict[str, str] = {}
-    for name, dataset in (("training", train), ("test", test)):
-        if dataset is not None:
-            data |= data_fingerprint(name, dataset, place.seed)
+def _data_marks(
+    data: Data, used: Sequence[tuple[str, Any, MinibatchSizes]], seed: int, rank: int, reads: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(digests of samples, digests of minibatches) of the data sets in use, given by name. A worker that `reads`
+    minibatches has the latter. Raises `LaunchError` for data that differs between readings.
+    """
+    marks: dict[str, str] = {}
+    read: dict[str, str] = {}
+    with user_code_errors("reading the job's data"):
+        check_order(data, seed)
+        for name, dataset, sizes in used:
+            marks |= data_fingerprint(name, dataset, seed, rank)
+            if reads:
+                read |= minibatch_fingerprint(name, dataset, sizes, data, seed)
+    return marks, read
+
+
+def _fingerprint(place: WorkerPlace, trains: bool) -> Fingerprint:
+    """Digests of the job's file, and of the stage's weights if it has replicas or shares them."""
     state = {**place.program.parameters_by_name(), **place.program.buffers_by_name()}
     weights = weights_digest(state) if place.replicas > 1 else ""
-    shared = place.program.shared if train is not None else {}
+    shared = place.program.shared if trains else {}
     digests = {name: (weights_digest({name: state[name]}), stages) for name, stages in shared.items()}
-    return Fingerprint(place.rank, place.stage, data, weights, digests)
+    job = job_file(place.plan.model_ref)
+    return Fingerprint(place.rank, place.stage, weights=weights, job="" if job is None else job.digest, shared=digests)
 
 
 def own_transport(options: RunOptions, plan: LaunchPlan, rank: int, groups: Groups) -> OrderedTransport | None:

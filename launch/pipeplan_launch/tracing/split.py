@@ -14,10 +14,11 @@ from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.tracing.aliasing import attribute_at
 from pipeplan_launch.tracing.compiled import check_compiler, compiled_function
+from pipeplan_launch.tracing.eval_mode import evaluation_refusal
+from pipeplan_launch.tracing.input_shapes import check_input_shape
 from pipeplan_launch.tracing.layers import LOSS_LAYER
-from pipeplan_launch.tracing.opaque_modules import shape_text
 from pipeplan_launch.tracing.subgraph import cut_subgraph
-from pipeplan_launch.tracing.trace import TensorSpec, TracedModel, dimension_at
+from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
 
 
 def build_stage_program(
@@ -142,7 +143,7 @@ class StageProgram(nn.Module):
     def train(self, mode: bool = True) -> StageProgram:
         """Set training or evaluation mode. Raises `LaunchError` if the model's own code branches on its mode."""
         if not mode and self._evaluation_problem is not None:
-            raise LaunchError(f"the model cannot be evaluated stage by stage: {self._evaluation_problem}")
+            raise LaunchError(evaluation_refusal(self._evaluation_problem))
         return super().train(mode)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
@@ -189,13 +190,7 @@ class StageProgram(nn.Module):
             key = index, batch, tensor.shape
             if key in self._seen_shapes:
                 continue
-            expected = tuple(dimension_at(dimension, batch) for dimension in self._input_dimensions[index])
-            if tuple(tensor.shape) != expected:
-                raise LaunchError(
-                    f"input {index} of the model is {shape_text(tensor.shape)} for {batch} samples, and was "
-                    f"{shape_text(expected)} where the model was traced: only the number of samples may differ "
-                    "between minibatches"
-                )
+            check_input_shape(index, tensor.shape, self._input_dimensions[index], batch)
             self._seen_shapes.add(key)
 
     def forward(self, received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int) -> Any:

@@ -11,6 +11,7 @@ from pipeplan.profile_data.sample_work import SampleWork
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profile_data.training_needs import TrainingNeed
 from pipeplan.util.typed import Amount, Bytes, Positive
+from pipeplan_launch.job_reference import JobFile
 
 PROFILE_FORMAT = "pipeplan-profile"
 PROFILE_VERSION = 1
@@ -26,6 +27,7 @@ class ModelFields(Struct):
     graph_hash: str
     dynamic_batch: bool
     granularity: Granularity = "layer"
+    file: JobFile | None = None
     batch_norm: bool = False
     lacks: tuple[TrainingNeed, ...] = ()
 
@@ -80,6 +82,7 @@ class ProfileFields(SizeFields, kw_only=True):
         return {
             **{name: getattr(own, name) for name in Size.__dataclass_fields__},
             "model_ref": self.model.ref,
+            "model_file": self.model.file,
             "model_name": self.model.name,
             "graph_hash": self.model.graph_hash,
             "dynamic_batch": self.model.dynamic_batch,

@@ -40,8 +40,10 @@ from pipeplan.profiler.outcome import (
     training_lacks,
 )
 from pipeplan.profiler.passes import Passes, training_loss
+from pipeplan.profiler.reading import check_data
 from pipeplan.profiler.remarks import (
     batch_norm_remarks,
+    evaluation_remarks,
     lacking_remarks,
     layer_sum_remarks,
     tie_remarks,
@@ -52,8 +54,10 @@ from pipeplan.profiler.stage_copies import copies_remarks, copies_seconds
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
-from pipeplan_launch.job.loading import canonical_reference, load_job
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.job.seeds import RandomState
 from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.job_reference import canonical_reference, job_file
 from pipeplan_launch.telemetry.memory import resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
@@ -136,6 +140,7 @@ def _trace_and_measure(
             "others in runs of their own"
         )
     check_fits_in_memory(ref, traced, max(sizes), free)
+    _check_data(job, traced, sizes[0], options.seed)
     measured, first_passes, busy = [], None, _load_processes(options)
     for size in sizes:
         passes = _passes(job, traced, size, options, progress, company)
@@ -143,6 +148,7 @@ def _trace_and_measure(
         measured.append(_measure(ref, passes, options, THOROUGH, busy))
     assert first_passes is not None
     remarks = [*lacking_remarks(job), *unread_parameter_remarks(traced), *tie_remarks(traced)]
+    remarks += evaluation_remarks(job, traced)
     for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
         try:
             passes = _passes(job, traced, size, options, progress, company)
@@ -159,6 +165,19 @@ def _trace_and_measure(
         remarks.append(f"times with all cores busy were not measured: {load_obstacle(busy) or LOST}")
         measured = [replace(size, loaded=None) for size in measured]
     return replace(_profile(ref, job, measured, steps, options, remarks), read_s=read_s)
+
+
+def _check_data(job: Job, traced: TracedModel, minibatch: int, seed: int) -> None:
+    """Raise `LaunchError` for data that a run would refuse. A sample that cannot be read is left to `_reading_s`."""
+    random_state = RandomState.now(torch.device("cpu"))
+    try:
+        check_data(job, traced, minibatch, seed)
+    except (LaunchError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception:
+        return
+    finally:
+        random_state.restore()
 
 
 def _reading_s(passes: Passes, remarks: list[str]) -> float:
@@ -266,6 +285,7 @@ def _profile(
         tensors=first.tensors,
         minibatch=first.minibatch,
         model_ref=canonical_reference(ref),
+        model_file=job_file(ref),
         model_name=job.name,
         graph_hash=traced.graph_hash,
         dynamic_batch=traced.dynamic_batch,

@@ -49,6 +49,7 @@ from pipeplan.planning.fewest_workers import FewestWorkers, search_fewest_worker
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.job_fields import job_notes
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import APART, held_layers
@@ -56,6 +57,7 @@ from pipeplan.profile_data.training_needs import lacking_text
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
 from pipeplan.util.deadline import Deadline
+from pipeplan.util.text import shell_path, shell_program
 from pipeplan.util.units import show_pace, show_time
 
 _EXAMPLE_HEADING = "An example: there is no profile.json here, so this is VGG-16 on V100, which pipeplan has with it."
@@ -217,7 +219,7 @@ def command(
     _print_choices(source, built, fewest)
     if as_json:
         print_warning(built.problem.profile.provenance, as_json=True)
-        print_json(plan_json.plan_document(outcome), ascii_only=True)
+        print_json(plan_json.plan_document(outcome, None if no_write else output), ascii_only=True)
     else:
         print_warning(built.problem.profile.provenance)
         if source.example:
@@ -281,6 +283,8 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
         note(BUSY_MACHINE)
     if built.problem.profile.lacks and built.problem.training:
         note(lacking_text(built.problem.profile.lacks))
+    for line in job_notes(built.problem.profile.model_ref, built.problem.profile.model_file):
+        note(f"note: {line}")
     for line in (*_held_lines(built.problem), *_batch_norm_lines(built.problem.profile, source.minibatch)):
         note(line)
     chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes), *_order_lines(built.orders)]
@@ -320,8 +324,8 @@ def _next_line(outcome: Outcome, folder: Path) -> str:
     profile = outcome.problem.profile
     measured = bool(profile.model_ref) and profile.provenance.kind in ("measured", "calibrated") and not profile.lacks
     runs = measured and outcome.problem.cluster.name == LOCAL and not outcome.plan.inference
-    run = f"{shlex.quote(str(folder / 'launch.sh'))} --epochs 1, or " if runs else ""
-    return f"next: {run}pipeplan report {shlex.quote(str(folder))}{older}"
+    run = f"{shell_program(folder / 'launch.sh')} --epochs 1, or " if runs else ""
+    return f"next: {run}pipeplan report {shell_path(folder)}{older}"
 
 
 def _write_report(outcome: Outcome, folder: Path) -> str:

@@ -25,8 +25,8 @@ from pipeplan.profiler.outcome import charged_parameters, has_batch_norm, tied_w
 from pipeplan.profiler.passes import training_loss
 from pipeplan.profiler.remarks import lacking_remarks, tie_remarks
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.loading import canonical_reference
 from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.job_reference import canonical_reference, job_file
 from pipeplan_launch.tracing.export import quiet
 from pipeplan_launch.tracing.trace import TracedModel
 
@@ -175,6 +175,7 @@ def _profile(
         tensors=first.tensors,
         minibatch=first.minibatch,
         model_ref=canonical_reference(ref),
+        model_file=job_file(ref),
         model_name=built.job.name,
         dynamic_batch=traced.dynamic_batch,
         granularity=options.granularity,
