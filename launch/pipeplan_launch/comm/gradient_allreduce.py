@@ -34,7 +34,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup, bucket_by_parameter, make_buckets
+from pipeplan_launch.comm.buckets import (
+    Bucket,
+    BucketExchange,
+    UpdateGroup,
+    as_real,
+    bucket_by_parameter,
+    make_buckets,
+)
 from pipeplan_launch.devices.streams import Lane, Streams
 from pipeplan_launch.errors import LaunchError
 
@@ -300,7 +307,7 @@ def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None
 
     Buffers are running statistics and counters. Boolean ones are left alone.
     """
-    for buffer in buffers:
+    for buffer in map(as_real, buffers):
         if buffer.is_floating_point():
             buffer.copy_(_mean(buffer, group))
         elif buffer.dtype == torch.bool:

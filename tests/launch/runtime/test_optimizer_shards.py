@@ -38,7 +38,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 def parameters() -> dict[str, nn.Parameter]:
     torch.manual_seed(0)
     shapes: dict[str, tuple[int, ...]] = {"matrix": (3, 5), "bias": (2,), "scale": (), "none": (0, 4)}
-    return {name: nn.Parameter(torch.randn(shape, dtype=torch.float64)) for name, shape in shapes.items()}
+    made = {name: nn.Parameter(torch.randn(shape, dtype=torch.float64)) for name, shape in shapes.items()}
+    return {**made, "waves": nn.Parameter(torch.randn(3, 3, dtype=torch.complex128))}
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
