@@ -254,6 +254,11 @@ def check_elementwise(optimizer: Optimizer) -> None:
             "--shard-optimizer cuts parameters into parts, which is right only where a step treats every element by "
             f"itself: the job's optimiser is {type(optimizer).__name__}, and it takes torch's {known}"
         )
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise LaunchError(
+            "--shard-optimizer gives the job's optimiser parts of parameters, which its step hooks would meet in place "
+            "of whole ones: leave out the hooks, or run without it"
+        )
 
 
 def _is_like(value: object, whole: Tensor) -> bool:

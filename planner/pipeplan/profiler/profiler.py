@@ -40,6 +40,7 @@ from pipeplan.profiler.outcome import (
     training_lacks,
 )
 from pipeplan.profiler.passes import Passes, training_loss
+from pipeplan.profiler.promises import promise_remarks
 from pipeplan.profiler.remarks import (
     batch_norm_remarks,
     lacking_remarks,
@@ -143,6 +144,7 @@ def _trace_and_measure(
         measured.append(_measure(ref, passes, options, THOROUGH, busy))
     assert first_passes is not None
     remarks = [*lacking_remarks(job), *unread_parameter_remarks(traced), *tie_remarks(traced)]
+    remarks += promise_remarks(job, traced, first_passes.run.batch)
     for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
         try:
             passes = _passes(job, traced, size, options, progress, company)
@@ -208,6 +210,8 @@ def _passes(
     device = torch.device(options.device)
     clock: Clock = CUDAClock() if device.type == "cuda" else CPUClock(options.threads, company.processes)
     job.model.to(device).train()
+    if traced.loss_state is not None:
+        traced.loss_state.to(device)
     batch = _batch(job, minibatch, device)
     run = LayerRun(traced, batch, training_loss(job, batch), minibatch, device)
     return Passes(job, run, clock, progress, company)
