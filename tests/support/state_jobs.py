@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import SGD
+from torch.nn.utils.parametrizations import weight_norm
+from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
 from pipeplan_launch import Data, Job
@@ -96,6 +97,61 @@ class Plain:
 
 def plain_object() -> Job:
     return job(Net(), Plain())
+
+
+class Waves(nn.Module):
+    """Hooks of every kind that runs, a parametrization, and complex weights; a complex tensor goes into `mix`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = weight_norm(nn.Linear(6, 8)), nn.Linear(8, 8)
+        self.turn = nn.Parameter(torch.randn(4, 4, dtype=torch.complex128))
+        self.mix, self.last = Mix(), nn.Linear(4, CLASSES)
+        self.second.register_forward_pre_hook(lambda _module, inputs: (inputs[0] * 2,))
+        self.second.register_forward_hook(lambda _module, _inputs, output: torch.tanh(output))
+        self.second.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        self.turn.register_hook(lambda gradient: gradient * 2)
+        self.last.bias.register_hook(lambda gradient: gradient.sign() * 0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.second(torch.tanh(self.first(x)))
+        turned = torch.complex(h[:, :4], h[:, 4:]) @ self.turn
+        return self.last(self.mix(turned))
+
+
+class Mix(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.complex128))
+
+    def forward(self, turned: Tensor) -> Tensor:
+        return (turned @ self.weight).abs()
+
+
+def bounded(parameters: list[nn.Parameter]) -> SGD:
+    """SGD with a hook after its step that keeps the weights small."""
+
+    def bound(optimizer: SGD, *_: Any) -> None:
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for one in group["params"]:
+                    torch.view_as_real(one).clamp_(-0.5, 0.5) if one.is_complex() else one.clamp_(-0.5, 0.5)
+
+    optimizer = with_momentum(parameters)
+    optimizer.register_step_post_hook(bound)
+    return optimizer
+
+
+def adam(parameters: list[nn.Parameter]) -> Adam:
+    return Adam(parameters, lr=0.01)
+
+
+def waves() -> Job:
+    return job(Waves(), functional.cross_entropy, optimizer=bounded, clip_norm=0.05)
+
+
+def waves_adam() -> Job:
+    return job(Waves(), functional.cross_entropy, optimizer=adam)
 
 
 LOSSES: dict[str, Callable[[], Job]] = {

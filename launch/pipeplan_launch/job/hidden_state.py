@@ -42,7 +42,8 @@ def check_loss(
 
     with torch.enable_grad():
         buffers = {} if state is None else state.buffers()
-        refuse_hidden_state(loss_text(loss), loss, call, {id(one) for one in buffers.values()})
+        remedy = "make it a buffer of a module that is the job's loss (register_buffer), or record it in a callback"
+        refuse_hidden_state(loss_text(loss), loss, call, remedy, {id(one) for one in buffers.values()})
     known = {id(one) for one in leaves} | {id(one) for one in ({} if state is None else state.parameters()).values()}
     for leaf in trained_leaves(values[0]):
         if id(leaf) not in known:
@@ -78,11 +79,14 @@ def trained_leaves(value: object) -> list[Tensor]:
     return leaves
 
 
-def refuse_hidden_state(what: str, function: object, call: Callable[[], object], known: Collection[int] = ()) -> None:
+def refuse_hidden_state(
+    what: str, function: object, call: Callable[[], object], remedy: str, known: Collection[int] = ()
+) -> None:
     """Raise `LaunchError` if a call of `function` changes state that it can reach.
 
-    `call` calls it, always with the same arguments, and `what` names it, as in "the job's loss". `known`: ids of
-    tensors whose changes are seen to. The first call may fill caches; what the second one changes is state.
+    `call` calls it, always with the same arguments. `what` names it, as in "the job's loss", and `remedy` says what to
+    write instead. `known`: ids of tensors that may change. The first call may fill caches; what the second one changes
+    is state.
     """
     with torch.random.fork_rng(devices=[]):
         call()
@@ -92,8 +96,7 @@ def refuse_hidden_state(what: str, function: object, call: Callable[[], object],
     for path, value in after.items():
         if path not in before or not _same(before[path], value):
             raise LaunchError(
-                f"{what} changes {path!r} whenever it is called, which is in no checkpoint, and which every replica "
-                "has for itself: make it a buffer of a module that is the job's loss (register_buffer), or leave it out"
+                f"{what} changes {path!r} at every call, which no checkpoint holds and replicas do not share: {remedy}"
             )
 
 
@@ -107,7 +110,7 @@ def _snapshot(function: object, known: Collection[int]) -> dict[str, Any]:
         elif isinstance(value, bool | int | float | complex | str):
             found[path] = value
         elif isinstance(value, list | set | deque | Mapping):
-            found[f"len({path})"] = len(value)
+            found[path] = len(value)
     return found
 
 

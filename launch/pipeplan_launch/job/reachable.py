@@ -57,6 +57,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _members_of_function(value)
     elif isinstance(value, nn.Module):
         yield from value.named_children()
+        yield from value.named_buffers(recurse=False)
         yield from ((name, one) for name, one in vars(value).items() if name not in _OF_EVERY_MODULE)
         yield from _methods_of(value)
     elif isinstance(value, Mapping) and len(value) <= MOST_MEMBERS:

@@ -7,7 +7,9 @@ changes every parameter by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from math import isfinite
 from typing import Any
 
 import torch
@@ -50,7 +52,9 @@ def promise_remarks(job: Job, traced: TracedModel, batch: Batch) -> list[str]:
             means = _difference_from_mean(job, state, output, batch)
         for name, metric in _metrics(job):
             with torch.no_grad(), user_code_errors(name):
-                refuse_hidden_state(name, metric, lambda metric=metric: metric(output, batch.target))
+                refuse_hidden_state(
+                    name, metric, partial(metric, output, batch.target), "compute it from its arguments"
+                )
         unregistered = [one for one in _leaves_of(output) if id(one) not in names]
     return [
         *_unregistered_remarks(unregistered),
@@ -76,10 +80,11 @@ def _unregistered_remarks(parameters: Sequence[Tensor]) -> list[str]:
         return []
     shapes = ", ".join("×".join(map(str, one.shape)) or "1" for one in parameters[:_MOST_NAMED])
     more = f" and {len(parameters) - _MOST_NAMED} more" if len(parameters) > _MOST_NAMED else ""
-    return [
+    remark = (
         f"the model uses parameters that it does not have by name, which are never trained (shapes {shapes}{more}): "
         "keep modules in an nn.ModuleList or nn.ModuleDict, and tensors as nn.Parameter attributes"
-    ]
+    )
+    return [remark]
 
 
 def _trained_loss_remarks(state: LossState | None) -> list[str]:
@@ -87,10 +92,8 @@ def _trained_loss_remarks(state: LossState | None) -> list[str]:
     if not trained:
         return []
     more = f" and {len(trained) - _MOST_NAMED} more" if len(trained) > _MOST_NAMED else ""
-    return [
-        f"the loss has parameters, which the last stage trains: {', '.join(trained[:_MOST_NAMED])}{more}; "
-        "requires_grad_(False) keeps them as they are"
-    ]
+    names = ", ".join(trained[:_MOST_NAMED])
+    return [f"the last stage trains the loss's parameters, unless requires_grad_(False) freezes them: {names}{more}"]
 
 
 class _MeansOverSome(TorchFunctionMode):
@@ -156,20 +159,27 @@ def _differ(one: float, other: float) -> bool:
     return not abs(one - other) <= TOLERANCE * max(abs(one), abs(other), 1e-12)
 
 
-def _mean_remarks(job: Job, losses: _Losses | None, reasons: Sequence[str] | dict[str, None]) -> list[str]:
+def _mean_remarks(job: Job, losses: _Losses | None, reasons: Collection[str]) -> list[str]:
     if losses is None and (job.loss_weight is not None or not reasons):
         return []
-    over = "samples" if job.loss_weight is None else "what loss_weight counts"
-    why = f", as {' and '.join(reasons)}" if reasons else ""
-    found = "" if losses is None else f" (it is {losses[0]:.4g}, and the mean of two parts {losses[1]:.4g})"
+    over, remedy = "what loss_weight counts", ""
     if job.loss_weight is None:
+        over = "the samples"
         remedy = "; if it divides by the number of valid targets, return that number from the job's loss_weight(target)"
-    else:
-        remedy = ""
-    return [
-        f"the loss is no mean over {over}{why}{found}: updates from several minibatches differ from those of one "
-        f"process with the whole batch{remedy}"
-    ]
+    why = f", as {' and '.join(reasons)}" if reasons else ""
+    remark = (
+        f"the loss is not a mean over {over}{why}: an update from several minibatches differs from that of one process "
+        f"with the whole batch{_found(losses)}{remedy}"
+    )
+    return [remark]
+
+
+def _found(losses: _Losses | None) -> str:
+    """The two losses that differ, in brackets."""
+    if losses is None:
+        return ""
+    of_parts = f"that of two parts {losses[1]:.4g}" if isfinite(losses[1]) else "that of a part no number"
+    return f" (the loss of a minibatch is {losses[0]:.4g}, {of_parts})"
 
 
 def coupling_remarks(job: Job) -> list[str]:
@@ -181,10 +191,11 @@ def coupling_remarks(job: Job) -> list[str]:
     parts = [one[0] for one in alone if one is not None]
     if all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(together, parts, strict=True)):
         return []
-    return [
+    remark = (
         "the optimizer changes a parameter by what the others hold, such as a norm over all gradients: every stage has "
         "its own optimizer, so a plan of several stages trains differently from one process"
-    ]
+    )
+    return [remark]
 
 
 def _stepped(job: Job, chosen: Sequence[int]) -> list[Tensor] | None:
