@@ -154,6 +154,29 @@ def waves_adam() -> Job:
     return job(Waves(), functional.cross_entropy, optimizer=adam)
 
 
+def padded_data() -> Data:
+    """Targets of which one minibatch of the first epoch, and one of the test data, has none that is valid."""
+    made = data()
+    for samples, invalid in ((made.train, range(0, SAMPLES, 2)), (made.test, range(MINIBATCH, SAMPLES))):
+        samples.tensors[1][list(invalid)] = -100  # type: ignore[union-attr]
+    return made
+
+
+def still(parameters: list[nn.Parameter]) -> SGD:
+    return SGD(parameters, lr=0.0)
+
+
+def padded() -> Job:
+    return job(
+        Net(),
+        functional.cross_entropy,
+        data=padded_data,
+        optimizer=still,
+        minibatch=2,
+        loss_weight=lambda target: (target != -100).sum(),
+    )
+
+
 LOSSES: dict[str, Callable[[], Job]] = {
     "module": module,
     "method": method,
