@@ -197,6 +197,10 @@ SOUND = {
     "frozen": frozen,
     "a method of the model": of_the_model,
     "writes to its arguments": lambda: job(lambda output, target: functional.cross_entropy(output.mul_(2), target)),
+    "weights of classes": lambda: job(
+        nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 9.0])),
+        loss_weight=lambda target: torch.tensor([1.0, 2.0, 9.0])[target].sum(),
+    ),
     "weighted": lambda: job(data=padded, loss_weight=lambda target: (target != IGNORED).sum()),
 }
 """Jobs about which there is nothing to say."""

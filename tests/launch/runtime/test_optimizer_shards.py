@@ -71,6 +71,15 @@ def test_steps_of_all_parts_are_the_step_of_the_whole(
     assert [one["bias"].numel() for one in parts] == [1, 1, 0, 0]
 
 
+def test_hooks_on_the_step_are_refused(alone: Callable[[int, int], None]) -> None:
+    alone(0, 2)
+    own = parameters()
+    optimizer = optim.Adam(own.values())
+    optimizer.register_step_post_hook(lambda *_: None)
+    with pytest.raises(LaunchError, match="which its step hooks would meet in place of whole ones"):
+        OptimizerShards(own, optimizer, object())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("make", [OwnAdam, optim.Adafactor, optim.LBFGS], ids=lambda make: make.__name__)
 def test_other_optimisers_are_refused(make: Any, alone: Callable[[int, int], None]) -> None:
     alone(0, 2)
