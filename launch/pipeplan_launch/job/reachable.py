@@ -18,6 +18,8 @@ from pipeplan_launch.job.user_code import is_user_code
 
 MOST_MEMBERS = 1000
 """Members of a list or dictionary beyond which only its length is looked at."""
+MOST_VALUES = 20_000
+"""Values beyond which no more are looked for."""
 _DEEPEST = 12
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -29,7 +31,9 @@ def reachable_values(function: object) -> Iterator[tuple[str, Any]]:
     """
     seen: set[int] = set()
     waiting: deque[tuple[str, Any, int]] = deque([("", function, 0)])
-    while waiting:
+    for _ in range(MOST_VALUES):
+        if not waiting:
+            return
         path, value, depth = waiting.popleft()
         if isinstance(value, nn.Module | Tensor | list | dict | set | deque | FunctionType):
             if id(value) in seen:
