@@ -126,14 +126,14 @@ class Job:
     metrics: Mapping[str, Callable[[Any, Any], Tensor | float]] = field(default_factory=dict)
     """Further metrics by name: metric(output, target) is a mean over the minibatch, which is averaged over the test
     samples."""
-    loss_weight: Callable[[Any], Tensor | float] | None = None
-    """loss_weight(target): the weight of a minibatch's loss in the mean over minibatches, such as the number of valid
-    targets where the loss is a mean over these; by default the number of samples."""
     name: str = ""
     minibatch: int = 32
     """Samples in a minibatch, unless the command line overrides it."""
     tokens_per_sample: int = 0
     """Tokens in a sample, so that predictions are in tokens per second as well; 0 if samples have no tokens."""
+    loss_weight: Callable[[Any], Tensor | float] | None = None
+    """loss_weight(target): the weight of a minibatch's loss in the mean over minibatches, such as the number of valid
+    targets where the loss is a mean over these; by default the number of samples."""
 
     def __post_init__(self) -> None:
         validation.check_model(self.model)
