@@ -250,6 +250,10 @@ REMARKED = {
         lambda: job(optimizer=lambda parameters: GlobalNorm(parameters, lr=0.1)),
         "the optimizer changes a parameter by what the others hold",
     ),
+    "a metric that fails": (
+        lambda: job(metrics={"top": lambda output, _: output.topk(9).values.mean()}),
+        "the job's metric 'top' fails on a minibatch of the training data: RuntimeError: ",
+    ),
     "plain lists": (
         lambda: job(model=Listed()),
         r"never trained \(shapes 8, 8×8, 8\): keep modules in an nn.ModuleList",

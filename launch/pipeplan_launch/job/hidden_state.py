@@ -88,16 +88,21 @@ def refuse_hidden_state(
     write instead. `known`: ids of tensors that may change. The first call may fill caches; what the second one changes
     is state.
     """
-    with torch.random.fork_rng(devices=[]):
-        call()
-        before = _snapshot(function, known)
-        call()
+    _call_alike(call)
+    before = _snapshot(function, known)
+    _call_alike(call)
     after = _snapshot(function, known)
     for path, value in after.items():
         if path not in before or not _same(before[path], value):
             raise LaunchError(
                 f"{what} changes {path!r} at every call, which no checkpoint holds and replicas do not share: {remedy}"
             )
+
+
+def _call_alike(call: Callable[[], object]) -> None:
+    """Call with the present random numbers, which are left as they are."""
+    with torch.random.fork_rng(devices=[]):
+        call()
 
 
 def _snapshot(function: object, known: Collection[int]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members
 from pipeplan_launch.plan.staleness import AS_PLANNED, FLUSH_SCHEDULE, StalenessOptions, flushed_shapes
 from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace
 from pipeplan_launch.runtime.in_flight import InFlightMinibatch, StageInputs
+from pipeplan_launch.runtime.nested_tensors import bytes_of_tensors
 from pipeplan_launch.runtime.recompute import (
     ForwardConditions,
     gradient_receive_posted,
@@ -39,6 +40,9 @@ from pipeplan_launch.runtime.split_backward import SplitBackward
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_documents import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT, WEIGHTS
+
+MOST_CHECKED_BYTES = 1 << 26
+"""Bytes of the model's output beyond which the loss is not checked, as its copies might not fit: `profile` does it."""
 
 
 class TrainingEngine(Engine):
@@ -214,10 +218,10 @@ class TrainingEngine(Engine):
         place, target = self.place, stage_inputs.target
         assert place.job.loss is not None
         with self.calling(loss_text(place.job.loss), index), autocast(place.job.autocast, place.device):
-            if self._checks_loss:
+            if self._checks_loss and bytes_of_tensors(output) <= MOST_CHECKED_BYTES:
                 names = {id(one): name for name, one in place.program.parameters_by_name().items()}
                 check_loss(place.job.loss, place.loss_state, output, target, names)
-                self._checks_loss = False
+            self._checks_loss = False
             loss = checked_loss(place.job.loss, place.loss(weights, output, target))
         if not loss.requires_grad and (self.trained or any(one.requires_grad for one in stage_inputs.received)):
             raise LaunchError(constant_loss_message(place.job.loss))

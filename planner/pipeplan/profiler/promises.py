@@ -18,12 +18,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.hidden_state import check_loss, refuse_hidden_state, trained_leaves
 from pipeplan_launch.job.job import Batch, Job, StageInfo
 from pipeplan_launch.job.loss_state import LossState
 from pipeplan_launch.job.loss_weight import weight_of
-from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing.opaque_training import restored_state
 from pipeplan_launch.tracing.trace import TracedModel
 
@@ -47,21 +48,37 @@ def promise_remarks(job: Job, traced: TracedModel, batch: Batch) -> list[str]:
         with torch.random.fork_rng(devices=[]), seen:
             output = batch.call(job.model)
         names = {id(one): name for name, one in job.model.named_parameters()}
+        unregistered = [one for one in _leaves_of(output) if id(one) not in names]
+        output = tree_map_only(Tensor, _without_graph, output)  # frees the activations
         check_loss(job.loss, state, output, batch.target, names)
         with torch.no_grad(), seen:
             means = _difference_from_mean(job, state, output, batch)
-        for name, metric in _metrics(job):
-            with torch.no_grad(), user_code_errors(name):
-                refuse_hidden_state(
-                    name, metric, partial(metric, output, batch.target), "compute it from its arguments"
-                )
-        unregistered = [one for one in _leaves_of(output) if id(one) not in names]
+        of_metrics = _metric_remarks(job, output, batch.target)
     return [
+        *of_metrics,
         *_unregistered_remarks(unregistered),
         *_trained_loss_remarks(state),
         *_mean_remarks(job, means, seen.reasons),
         *coupling_remarks(job),
     ]
+
+
+def _without_graph(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+@torch.no_grad()
+def _metric_remarks(job: Job, output: Any, target: Any) -> list[str]:
+    """A sentence for each metric that fails. Raises `LaunchError` for one that changes state."""
+    remarks = []
+    for name, metric in _metrics(job):
+        try:
+            refuse_hidden_state(name, metric, partial(metric, output, target), "compute it from its arguments")
+        except LaunchError:
+            raise
+        except Exception as error:  # the model can be trained without it, and evaluation has other samples
+            remarks.append(f"{name} fails on a minibatch of the training data: {describe_error(error)}")
+    return remarks
 
 
 def _metrics(job: Job) -> Iterator[tuple[str, Callable[[Any, Any], Any]]]:
