@@ -60,9 +60,14 @@ class LossState:
         with self._in_evaluation_mode():
             return self.call({name: one.clone() for name, one in self.buffers().items()}, output, target)
 
-    def to(self, device: torch.device | str) -> None:
-        """Move the loss's modules to a device; on `meta` they take no memory."""
+    def to(self, device: torch.device) -> None:
+        """Move the loss's modules to a device."""
         self._holder.to(device)
+
+    def release(self) -> None:
+        """Free the memory of the loss's tensors, in a worker that does not call the loss."""
+        if len(self._names) == len([*self._holder.parameters(), *self._holder.buffers()]):  # it holds no model
+            self._holder.to("meta")
 
     @contextmanager
     def _in_evaluation_mode(self) -> Iterator[None]:

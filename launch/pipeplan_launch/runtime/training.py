@@ -220,7 +220,8 @@ class TrainingEngine(Engine):
         with self.calling(loss_text(place.job.loss), index), autocast(place.job.autocast, place.device):
             if self._checks_loss and bytes_of_tensors(output) <= MOST_CHECKED_BYTES:
                 names = {id(one): name for name, one in place.program.parameters_by_name().items()}
-                check_loss(place.job.loss, place.loss_state, output, target, names)
+                with preserved_random_state(place.device):
+                    check_loss(place.job.loss, place.loss_state, output, target, names)
             self._checks_loss = False
             loss = checked_loss(place.job.loss, place.loss(weights, output, target))
         if not loss.requires_grad and (self.trained or any(one.requires_grad for one in stage_inputs.received)):

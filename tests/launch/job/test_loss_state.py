@@ -111,6 +111,17 @@ def test_a_call_takes_other_tensors_and_leaves_its_own() -> None:
     assert int(state.buffers()["loss.calls"]) == 1, "in training the loss writes to its buffers"
 
 
+def test_a_worker_without_the_loss_frees_its_memory() -> None:
+    model = Net()
+    own, around = Centres(), Around(model)
+    for loss in (own, around):
+        state = loss_state(loss, model)
+        assert state is not None
+        state.release()
+    assert all(one.is_meta for one in (own.centres, own.mean, own.calls))
+    assert not any(parameter.is_meta for parameter in around.parameters()), "the model may still be in use"
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
