@@ -1,7 +1,7 @@
 """Processes that average among themselves, and a small model that they train.
 
 The model has what a mean must cope with: a tied parameter, one that no minibatch uses, one that only some use, one
-with a single number, and one of another type.
+with a single number, one of another type, and two that are complex.
 """
 
 from __future__ import annotations
@@ -55,11 +55,14 @@ class Model(nn.Module):
         self.number = nn.Parameter(torch.tensor(0.5))
         self.precise = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
         self.empty = nn.Parameter(torch.ones(0, 3))
+        self.waves = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex64) / WIDTH)
+        self.phase = nn.Parameter(torch.tensor(0.5 + 0.25j))
 
     def forward(self, inputs: Tensor, sometimes: bool) -> Tensor:
         x = self.tied(torch.tanh(self.first(inputs)))
         if sometimes:
             x = x + inputs @ self.sometimes
+        x = x + (inputs.to(self.waves.dtype) @ self.waves * self.phase).abs()
         x = self.tied(torch.tanh(x)) * self.number * self.precise.float()
         return x.square().mean() + self.empty.sum()
 

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from pipeplan_launch.checked_json import is_unchanged, with_checksum
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 from pipeplan_launch.files import explain_errors, finite, read_file, write_atomically
-from pipeplan_launch.typed_document import Finite, Natural, Positive, Text, decode, parse_json
+from pipeplan_launch.typed_document import Amount, Finite, Natural, Positive, Text, decode, parse_json
 
 CHECKPOINT_FORMAT: Literal["pipeplan-checkpoint"] = "pipeplan-checkpoint"
 CHECKPOINT_VERSION: Literal[3] = 3
@@ -52,8 +52,8 @@ class History:
     """Results of the finished epochs, as in summary.json."""
     loss_sum: float = 0.0
     """Sum of the losses of the present epoch's finished minibatches."""
-    losses: int = 0
-    """Number of losses in that sum."""
+    losses: float = 0
+    """Number of losses in that sum, or their weights together if the job has a `loss_weight`."""
 
     @property
     def is_finite(self) -> bool:
@@ -169,7 +169,7 @@ class _StageLayers(Struct):
 
 class _HistoryFields(Struct):
     results: list[dict[str, Any]]
-    losses: Natural
+    losses: Natural | Amount
     loss_sum: Finite | None = None
     """Negative for some losses, null if it was not finite."""
 

@@ -17,7 +17,8 @@ the remaining buckets are sent; action U waits for all of them.
 
 A gradient is multiplied by share / total as it is written to its bucket. `share` is its minibatch's part of the group's
 samples and `total` the sum of these shares over the group, so the sum over replicas is the mean over samples. The total
-is known in advance unless the segment is ended early; so the shares are summed too, and the mean is corrected.
+is known in advance unless the segment is ended early, or the job weighs minibatches by their targets; so the shares are
+summed too, and the mean is corrected.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup, bucket_by_parameter, make_buckets
+from pipeplan_launch.comm.buckets import (
+    Bucket,
+    BucketExchange,
+    UpdateGroup,
+    as_real,
+    bucket_by_parameter,
+    make_buckets,
+)
 from pipeplan_launch.devices.streams import Lane, Streams
 from pipeplan_launch.errors import LaunchError
 
@@ -152,7 +160,7 @@ class GradientReducer:
         if self._group is None:
             averaged, weight = self._single_replica_sums
             self._single_replica_sums = ({}, 1.0)
-            return averaged if weight == 1.0 else {name: one.div_(weight) for name, one in averaged.items()}
+            return averaged if weight in (0.0, 1.0) else {name: one.div_(weight) for name, one in averaged.items()}
         assert self._sending is not None
         waits, self._waits = self._waits, []
         for wait in waits:
@@ -300,7 +308,7 @@ def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None
 
     Buffers are running statistics and counters. Boolean ones are left alone.
     """
-    for buffer in buffers:
+    for buffer in map(as_real, buffers):
         if buffer.is_floating_point():
             buffer.copy_(_mean(buffer, group))
         elif buffer.dtype == torch.bool:

@@ -104,7 +104,8 @@ class Job:
     """Makes example inputs for a minibatch of n samples, as a dictionary if the model takes keyword arguments; by
     default the first n samples of `data.train`."""
     loss: Callable[[Any, Any], Tensor] | None = None
-    """loss(output, target): a scalar, the mean over the minibatch."""
+    """loss(output, target): a scalar, the mean over the minibatch. It may be a module with parameters and buffers,
+    which the last stage trains and saves."""
     data: Callable[[], Data] | None = None
     """Builds the data sets; see `datasets`."""
     optimizer: Callable[..., Optimizer] | None = None
@@ -133,6 +134,9 @@ class Job:
     """Samples in a minibatch, unless the command line overrides it."""
     tokens_per_sample: int = 0
     """Tokens in a sample, so that predictions are in tokens per second as well; 0 if samples have no tokens."""
+    loss_weight: Callable[[Any], Tensor | float] | None = None
+    """loss_weight(target): the weight of a minibatch's loss in the mean over minibatches, such as the number of valid
+    targets where the loss is a mean over these; by default the number of samples."""
 
     def __post_init__(self) -> None:
         validation.check_model(self.model)
@@ -214,6 +218,7 @@ class Job:
             optimizer = _call(self.optimizer, parameters, stage)
         if not isinstance(optimizer, Optimizer):
             raise LaunchError(f"the job's `optimizer` must return a torch optimiser, not {type(optimizer).__name__}")
+        validation.check_optimizer(optimizer)
         if self.scale_lr is not None:
             factor = stage.minibatches_per_update ** (1.0 if self.scale_lr == "linear" else 0.5)
             for group in optimizer.param_groups:

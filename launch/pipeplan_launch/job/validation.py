@@ -5,12 +5,13 @@ The most common mistake is to pass an object where the job takes a function that
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 from torch.utils.data import DataLoader, IterableDataset
 
 from pipeplan_launch.errors import LaunchError
@@ -23,6 +24,7 @@ _EXPECTED = {
     "optimizer": "a function of parameters: write optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)",
     "scheduler": "a function of an optimiser: write scheduler=lambda optimizer: "
     "torch.optim.lr_scheduler.StepLR(optimizer, 10)",
+    "loss_weight": "a function of the target: write loss_weight=lambda target: (target != -100).sum()",
     "metric": "a function: write metric=lambda output, target: (output.argmax(1) == target).sum()",
 }
 
@@ -55,6 +57,22 @@ def check_job_functions(job: Any) -> None:
             raise LaunchError(
                 f"a job's metrics must be functions (output, target); {name!r} is {_describe_type(value)}"
             )
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raises `LaunchError` for an optimiser that a stage cannot step."""
+    name = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise LaunchError(
+            f"a job's optimizer cannot be {name}, whose step calls a closure that computes the loss again: a stage has "
+            "no whole loss to compute; take one that steps from gradients, such as torch.optim.AdamW"
+        )
+    if isinstance(optimizer, SparseAdam):
+        raise LaunchError(
+            "a job's optimizer cannot be SparseAdam, because gradients between replicas are dense: build the layers "
+            "with sparse=False, and take torch.optim.Adam"
+        )
 
 
 def check_minibatch(samples: Any) -> None:

@@ -151,6 +151,8 @@ def _load_stages(
         program = build_stage_program(traced, plan.layers, stage, device)
         _check_shared(plan, program)
         programs.append(program)
+    if traced.loss_state is not None and len(plan.pipeline) - 1 not in stages:
+        traced.loss_state.release()
     graph_hash, dynamic = traced.graph_hash, traced.dynamic_batch
     return replace(job, model=nn.Module()), programs, graph_hash, dynamic
 

@@ -40,6 +40,7 @@ from pipeplan.profiler.outcome import (
     training_lacks,
 )
 from pipeplan.profiler.passes import Passes, training_loss
+from pipeplan.profiler.promises import promise_remarks
 from pipeplan.profiler.reading import check_data
 from pipeplan.profiler.remarks import (
     batch_norm_remarks,
@@ -142,17 +143,21 @@ def _trace_and_measure(
     check_fits_in_memory(ref, traced, max(sizes), free)
     _check_data(job, traced, sizes[0], options.seed)
     measured, first_passes, busy = [], None, _load_processes(options)
-    for size in sizes:
-        passes = _passes(job, traced, size, options, progress, company)
-        first_passes = first_passes or passes
-        measured.append(_measure(ref, passes, options, THOROUGH, busy))
-    assert first_passes is not None
     remarks = [*lacking_remarks(job), *unread_parameter_remarks(traced), *tie_remarks(traced)]
     remarks += evaluation_remarks(job, traced)
+    for size in sizes:
+        passes = _passes(job, traced, size, options, progress, company)
+        saved = passes.inspect(ref, measure_all=options.measure_all)
+        if first_passes is None:
+            first_passes = passes
+            remarks += promise_remarks(job, traced, passes.run.batch)
+        measured.append(_measure(passes, saved, options, THOROUGH, busy))
+    assert first_passes is not None
     for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
         try:
             passes = _passes(job, traced, size, options, progress, company)
-            measured.append(_measure(ref, passes, options, BRIEF, busy))
+            saved = passes.inspect(ref, measure_all=options.measure_all)
+            measured.append(_measure(passes, saved, options, BRIEF, busy))
         except Exception as error:  # the model works at its own size, so that a smaller one is not needed
             why = error if isinstance(error, (InputError, LaunchError)) else describe_error(error)
             remarks.append(f"minibatch {size}, and anything smaller, was not measured: {why}")
@@ -227,13 +232,15 @@ def _passes(
     device = torch.device(options.device)
     clock: Clock = CUDAClock() if device.type == "cuda" else CPUClock(options.threads, company.processes)
     job.model.to(device).train()
+    if traced.loss_state is not None:
+        traced.loss_state.to(device)
     batch = _batch(job, minibatch, device)
     run = LayerRun(traced, batch, training_loss(job, batch), minibatch, device)
     return Passes(job, run, clock, progress, company)
 
 
-def _measure(ref: str, passes: Passes, options: ProfilerOptions, aim: Aim, busy: int) -> MeasuredSize:
-    saved = passes.inspect(ref, measure_all=options.measure_all)
+def _measure(passes: Passes, saved: dict[str, int], options: ProfilerOptions, aim: Aim, busy: int) -> MeasuredSize:
+    """Measure a size after its first pass, in which every layer `saved` so many bytes for backward."""
     passes.warm_up(options.warmup)
     samples, loaded = _measured_passes(passes, options.repeats, aim, busy)
     run = passes.run

@@ -56,7 +56,31 @@ def build():
 """
 
 
+NET = """import torch
+from torch.nn import functional
+from pipeplan_launch import Data, Job
+
+def data():
+    return Data(torch.utils.data.TensorDataset(torch.rand(64, 4), torch.randint(3, (64,))))
+
+def build():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    loss, more = functional.cross_entropy, {}
+    CHANGE
+    return Job(model, loss=loss, data=data, **more)
+"""
+"""A job file, but for one line."""
+CHANGES = {
+    "counts.py": "state = []; loss = lambda output, y: state.append(1) or functional.cross_entropy(output, y)",
+    "loose.py": "scale = torch.nn.Parameter(torch.ones(3)); loss = lambda output, target: (output * scale).mean()",
+    "decays.py": "loss = lambda output, target: output.mean() + model[0].weight.square().sum()",
+    "hooks.py": "model[0].register_full_backward_hook(lambda *_: None)",
+    "accumulates.py": "model[0].weight.register_post_accumulate_grad_hook(lambda _: None)",
+    "lbfgs.py": "more = {'optimizer': torch.optim.LBFGS}",
+    "sparse.py": "more = {'optimizer': torch.optim.SparseAdam}",
+}
 FILES = {
+    **{name: NET.replace("CHANGE", line) for name, line in CHANGES.items()},
     "typo.py": "import torch\ndef build(:\n    pass\n",
     "name.py": "import torch\n\ndef build():\n    return Jobb(torch.nn.Linear(2, 2))\n",
     "bare.py": "import torch\n\ndef build():\n    return torch.nn.Linear(2, 2)\n",

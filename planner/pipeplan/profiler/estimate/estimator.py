@@ -121,8 +121,8 @@ def _size(built: TracedJob, counts: WorkCounts, minibatch: int, device: DeviceMo
 
 
 def _layers(traced: TracedModel, counts: WorkCounts, device: DeviceModel, state_ratio: float) -> tuple[Layer, ...]:
-    own, parameters = charged_parameters(traced), dict(traced.model.named_parameters())
-    buffers = dict(traced.model.named_buffers())
+    own, parameters = charged_parameters(traced), traced.parameters_by_name()
+    buffers = traced.buffers_by_name()
     return tuple(
         Layer(
             name=info.name,

@@ -153,8 +153,13 @@ class _Pass:
         leaves = torch.utils._pytree.tree_leaves(self.graph.output_node().args[0])
         outputs = [self.values[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
         target = tree_map_only(Tensor, _without_data, self.batch.target)
+        output, state = tree_unflatten(outputs, output_spec(self.traced)), self.traced.loss_state
         with user_code_errors(loss_text(self.loss)):
-            value = self.loss(tree_unflatten(outputs, output_spec(self.traced)), target)
+            if state is None or target is None:  # without a target the loss is not the job's
+                value = self.loss(output, target)
+            else:
+                tensors = {**state.parameters(), **state.buffers()}
+                value = state.call({name: _without_data(one) for name, one in tensors.items()}, output, target)
         loss = checked_loss(self.loss, value)
         if not loss.requires_grad:
             raise LaunchError(constant_loss_message(self.loss))
