@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,12 +74,13 @@ def _launch(arguments: list[str], folder: Path) -> int:
 
     grow_gpu_memory(os.environ, torch.__version__)
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    _ignore_torchrun_variables(os.environ)
     watch_signals(_forward_signal)
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     place = servers.ServerPlace.of(servers.split_options(arguments)[0])
-    access = None if place is None else servers.reach_store(place, _timeout_s(options), _end_silent_server)
+    access = servers.reach_store(place, _timeout_s(options), _end_silent_server)
     reachability = None
-    if access is not None and access.relay is not None:
+    if access.relay is not None:
         reachability = StoreReachability(access.relay.store_answers, _timeout_s(options), _end_without_store)
     worker_monitor.monitor_workers(options.timeout if options else None, reachability)
     try:
@@ -91,7 +92,7 @@ def _launch(arguments: list[str], folder: Path) -> int:
     except SignalException:  # torchrun before 2.9 always handles all signals itself
         return _status_after_stop(STATUS_STOPPED)
     except DistError as error:
-        if missing := access.missing() if access is not None and access.gateway is not None else "":
+        if missing := access.missing() if access.gateway is not None else "":
             _print_line(f"error: {missing} did not come within {_timeout_s(options):g} s")
             return STATUS_REPORTED
         _print_line(f"error: server 0, where the workers' common store is, cannot be reached: {_one_line(error)}")
@@ -102,6 +103,12 @@ def _launch(arguments: list[str], folder: Path) -> int:
     return _status_after_stop(0)
 
 
+def _ignore_torchrun_variables(environment: MutableMapping[str, str]) -> None:
+    """Remove torchrun's options from the environment: PET_STANDALONE would open a rendezvous on all addresses."""
+    for name in [name for name in environment if name.startswith("PET_")]:
+        del environment[name]
+
+
 def _worker_options(arguments: Sequence[str]) -> Namespace | None:
     """The options of the workers; None where torchrun starts another program."""
     if "pipeplan_launch" not in arguments:
@@ -110,12 +117,10 @@ def _worker_options(arguments: Sequence[str]) -> Namespace | None:
 
 
 def _torchrun_arguments(
-    arguments: Sequence[str], options: Namespace | None, folder: Path, access: StoreAccess | None
+    arguments: Sequence[str], options: Namespace | None, folder: Path, access: StoreAccess
 ) -> list[str]:
     """torchrun's arguments, with the store of this launch in place of torchrun's own."""
     own = _torchrun_options(options, folder)
-    if access is None:
-        return [*own, *arguments]
     from pipeplan_launch.elastic.loopback_rendezvous import rendezvous_options
 
     found = rendezvous_options(access.port, access.place.server, _timeout_s(options), access.listen_fd)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -21,6 +20,7 @@ from pipeplan_launch.comm.edge_groups import EdgeGroups, make_edge_groups
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.elastic import rendezvous, restart_state
+from pipeplan_launch.elastic.local_workers import stay_on_loopback
 from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.elastic.signals import call_before_exit
 from pipeplan_launch.errors import LaunchError
@@ -95,8 +95,8 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> G
     _attempt[:] = [attempt]
     call_before_exit(lambda over: announce_end(over=over))
     rendezvous.watch_for_restart(attempt, _end_as_superseded)
-    if assignment.is_one_server and assignment.is_one_network and Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no socket has to listen on the network
+    if assignment.is_one_network:
+        stay_on_loopback(os.environ)
     backend = devices.process_groups(assignment.own_device_each())
     own_device = _nccl_device(plan, assignment) if transport != HOST and devices.copies_to_host else None
     with peer_loss_explained(f"rank {rank} could not connect to the other workers"):

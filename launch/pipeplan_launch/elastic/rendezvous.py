@@ -32,13 +32,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import restart_state
+from pipeplan_launch.elastic.loopback_store import environment_store, open_store
 from pipeplan_launch.elastic.signals import check_interrupt
 from pipeplan_launch.elastic.store import StoreClient, StoreTimeout
-from pipeplan_launch.elastic.store_gateway import LOOPBACK
 from pipeplan_launch.errors import PeerLost, listed
 from pipeplan_launch.rank_mapping.host_identity import (
     Location,
@@ -179,7 +178,8 @@ def join_attempt(timeout_s: float, cards: Sequence[str] = ()) -> Attempt:
     """
     deadline = time.monotonic() + timeout_s
     with peer_loss_explained("the workers' common store could not be reached"):
-        base, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        base = environment_store(timedelta(seconds=timeout_s))
         launch_store = StoreClient(base, timeout_s).under("pipeplan")
         own_json = location_json(own_location(os.environ, cards))
         if rank:
@@ -241,10 +241,7 @@ def _workers_text(ranks: Sequence[int]) -> str:
 
 def end_attempt(store_port: int, fault: str) -> None:
     """In the launcher that serves the store: end the present attempt in all workers because of a silent server."""
-    base = dist.TCPStore(  # type: ignore[attr-defined]
-        LOOPBACK, store_port, is_master=False, timeout=timedelta(seconds=_LOCAL_STORE_S), wait_for_workers=False
-    )
-    launch_store = _under("pipeplan", base)
+    launch_store = _under("pipeplan", open_store(store_port, timedelta(seconds=_LOCAL_STORE_S)))
     number = launch_store.add("attempt", 0)
     if number:
         attempt_store = _under(str(number), launch_store)

@@ -33,14 +33,14 @@ class ServerPlace:
     port: int = 0
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> ServerPlace | None:
-        """From the options that launch.sh gives torchrun; None if another program uses other ones."""
+    def of(cls, options: Mapping[str, str]) -> ServerPlace:
+        """From the options that launch.sh gives torchrun. Raises `LaunchError` if they do not say it."""
         if "--standalone" in options:
             return cls(0, 1)
         names = ("--nnodes", "--node-rank", "--master-port")
         numbers = [options.get(name, "") for name in names]
         if "--master-addr" not in options or not all(number.isdecimal() for number in numbers):
-            return None
+            raise LaunchError(f"give --standalone for one server, or {listed(_PLACE_OPTIONS)} for several")
         servers, server, port = map(int, numbers)
         return cls(server, servers, options["--master-addr"], port)
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from pipeplan_launch.elastic import handshake
 from pipeplan_launch.elastic.handshake import Purpose
+from pipeplan_launch.elastic.local_workers import LOOPBACK, is_local_name
 from pipeplan_launch.errors import LaunchError
 
-LOOPBACK = "127.0.0.1"
 HANDSHAKE_S = 10.0
 """Time that a peer has for its answer."""
 MAX_STRANGERS = 128
@@ -29,9 +29,9 @@ ALIVE, LEAVES = b".", b"x"
 _CHUNK = 1 << 16
 
 
-def loopback_listener() -> socket.socket:
-    """A socket that listens on the loopback interface, at a port that is free."""
-    return socket.create_server((LOOPBACK, 0), backlog=1024)
+def loopback_listener(port: int = 0) -> socket.socket:
+    """A socket that listens on the loopback interface. 0: at any port that is free."""
+    return socket.create_server((LOOPBACK, port), backlog=1024)
 
 
 def heartbeat_interval_s(patience_s: float) -> float:
@@ -169,7 +169,7 @@ def _listen(address: str, port: int) -> socket.socket:
         found = []
     for family, _, _, _, place in found:
         # A host name that means the loopback interface here (127.0.1.1 in Debian's /etc/hosts) means another elsewhere.
-        if ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback and not _is_local_name(address):
+        if ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback and not is_local_name(address):
             continue
         with suppress(OSError):
             return socket.create_server(place[:2], family=family, backlog=1024)
@@ -179,10 +179,6 @@ def _listen(address: str, port: int) -> socket.socket:
         raise LaunchError(
             f"MASTER_PORT {port} cannot be used on this machine ({error.strerror}): give all launches another one"
         ) from error
-
-
-def _is_local_name(address: str) -> bool:
-    return address == "localhost" or address.startswith("127.") or address == "::1"
 
 
 async def _join(
