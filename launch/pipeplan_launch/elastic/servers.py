@@ -17,8 +17,6 @@ from pipeplan_launch.errors import LaunchError, listed
 
 NOTE_S = 10.0
 """Time after which a line says what this server is waiting for."""
-ATTEMPT_S = 5.0
-"""Time for one attempt to reach server 0."""
 RETRY_S = 0.2
 _PLACE_OPTIONS = ("--nnodes", "--node-rank", "--master-addr", "--master-port")
 
@@ -93,7 +91,7 @@ def await_server_0(place: ServerPlace, key: bytes, timeout_s: float) -> None:
     while True:
         left_s = began + timeout_s - time.monotonic()
         try:
-            attempt_s = max(0.1, min(ATTEMPT_S, left_s))
+            attempt_s = max(0.1, min(handshake.ATTEMPT_S, left_s))
             handshake.connect(place.address, place.port, key, Purpose.PROBE, place.server, attempt_s).close()
         except HandshakeFailed:
             raise
