@@ -16,8 +16,9 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +31,9 @@ from pipeplan_launch.errors import LaunchError, terminal_line
 from pipeplan_launch.torch_check import import_problem
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-    from pipeplan_launch.elastic.servers import StoreAccess
+    from pipeplan_launch.elastic.servers import ServerPlace, StoreAccess
 
 STATUS_REPORTED = 2  # status of a worker that has reported an error, or that ends because another worker has
 STATUS_STOPPED = restart_state.STATUS_INTERRUPTED  # status of a worker that was asked to stop
@@ -81,8 +82,9 @@ def _launch(arguments: list[str], folder: Path) -> int:
     access = servers.reach_store(place, _timeout_s(options), _end_silent_server)
     reachability = None
     if access.relay is not None:
-        reachability = StoreReachability(access.relay.store_answers, _timeout_s(options), _end_without_store)
-    worker_monitor.monitor_workers(options.timeout if options else None, reachability)
+        end_launch = partial(_end_without_store, place)
+        reachability = StoreReachability(access.relay.store_answers, _timeout_s(options), end_launch)
+    worker_monitor.monitor_workers(options.timeout if options else None, reachability, _report_restart)
     try:
         torchrun(_torchrun_arguments(arguments, options, folder, access))
     except ChildFailedError as error:
@@ -95,7 +97,7 @@ def _launch(arguments: list[str], folder: Path) -> int:
         if missing := access.missing() if access.gateway is not None else "":
             _print_line(f"error: {missing} did not come within {_timeout_s(options):g} s")
             return STATUS_REPORTED
-        _print_line(f"error: server 0, where the workers' common store is, cannot be reached: {_one_line(error)}")
+        _print_line(f"error: {_store_text(place)} cannot be reached: {_one_line(error)}")
         return STATUS_REPORTED
     except Exception as error:
         _print_line(f"error: torchrun ended: {type(error).__name__}: {_one_line(error)}")
@@ -136,12 +138,17 @@ def _end_silent_server(store_port: int, server: int, silent_s: float) -> None:
     from pipeplan_launch.elastic.rendezvous import end_attempt
 
     with suppress(RuntimeError):
-        end_attempt(store_port, f"server {server} gave no sign of life for {silent_s:.0f} s")
+        end_attempt(store_port, f"server {server} gave no sign of life for {silent_s:.0f} s", server)
 
 
-def _end_without_store() -> None:
+def _store_text(place: ServerPlace) -> str:
+    where = f" at {place.address}, port {place.port}" if place.address else ""
+    return f"server 0{where}, where the workers' common store is,"
+
+
+def _end_without_store(place: ServerPlace) -> None:
     """End the launch. Called in a separate thread, as torchrun's thread waits for the store."""
-    _print_line("error: server 0, where the workers' common store is, cannot be reached any more")
+    _print_line(f"error: {_store_text(place)} cannot be reached any more")
     child_processes.signal_all(child_processes.child_pids(), signal.SIGKILL)
     restart_state.remove_attempts_folder()
     os._exit(STATUS_REPORTED)
@@ -196,15 +203,29 @@ def _status_after_stop(status: int) -> int:
 
 def _report_failure(error: ChildFailedError) -> int:
     """Name the worker that first ended without a message, and because of which torchrun ended the others."""
-    statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    if (cause := _silent_end(error.failures)) is not None:
+        _print_line(f"error: {cause}")
+    return STATUS_REPORTED if STATUS_REPORTED in (one.exitcode for one in error.failures.values()) else 1
+
+
+def _report_restart(failures: Mapping[int, ProcessFailure], restart: int, most: int) -> None:
+    """Say why all workers start again. Once training has begun, the next attempt says it, with its checkpoint."""
+    if not restart_state.has_begun(restart - 1):
+        cause = _silent_end(failures) or restart_state.fault_of(restart - 1) or "a worker on another server was lost"
+        _print_line(f"{cause}; restart {restart} of {most}: no minibatch had been run")
+
+
+def _silent_end(failures: Mapping[int, ProcessFailure]) -> str | None:
+    """The worker that first ended without a message, and how it ended; None if all have given a reason."""
+    statuses = {rank: failure.exitcode for rank, failure in failures.items()}
     silent = [rank for rank, status in statuses.items() if status not in EXPLAINED_STATUSES]
     candidates = [rank for rank in silent if statuses[rank] != -signal.SIGTERM]
     if not candidates and len(silent) == len(statuses):
         candidates = silent  # no other worker ended, so somebody else sent this SIGTERM
-    if candidates:
-        first = min(candidates, key=lambda rank: (error.failures[rank].timestamp, rank))
-        _print_line(f"error: worker {restart_state.worker_of(first)} {_end_text(statuses[first])}")
-    return STATUS_REPORTED if STATUS_REPORTED in statuses.values() else 1
+    if not candidates:
+        return None
+    first = min(candidates, key=lambda rank: (failures[rank].timestamp, rank))
+    return f"worker {restart_state.worker_of(first)} {_end_text(statuses[first])}"
 
 
 def _end_text(status: int) -> str:

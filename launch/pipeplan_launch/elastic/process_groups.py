@@ -99,7 +99,8 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> G
         stay_on_loopback(os.environ)
     backend = devices.process_groups(assignment.own_device_each())
     own_device = _nccl_device(plan, assignment) if transport != HOST and devices.copies_to_host else None
-    with peer_loss_explained(f"rank {rank} could not connect to the other workers"):
+    hosts = assignment.hosts_text(rank)
+    with peer_loss_explained(f"rank {rank} could not connect to the other workers{hosts}"):
         dist.init_process_group(
             backend,
             store=attempt.torch_store,
@@ -129,7 +130,8 @@ def shared_groups(
     plan: LaunchPlan, wanted: Collection[tuple[int, ...]], groups: Groups, timeout_s: float
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
     """A group of the workers of all stages for each tuple of stages. All workers call this, with the same tuples."""
-    with peer_loss_explained(f"rank {dist.get_rank()} could not connect to the other workers"):
+    rank = dist.get_rank()
+    with peer_loss_explained(f"rank {rank} could not connect to the other workers"):
         return {
             stages: _group(
                 [worker for stage in stages for worker in plan.pipeline[stage].workers],
@@ -210,6 +212,8 @@ def announce_end(fault: str | None = None, over: bool = False) -> None:
 
     `fault`: the fault that this worker noticed. `over`: whether there will be no next attempt.
     """
+    if fault is not None:
+        restart_state.record_fault(fault)
     if _attempt:
         _attempt[0].leave(fault, over)
 

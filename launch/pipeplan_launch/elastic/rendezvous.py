@@ -104,8 +104,11 @@ class Attempt:
         return store
 
     def restart_prefix(self) -> str:
-        """The fault and the number of the restart, as the beginning of a status line; "" in the first attempt."""
-        fault = self.last_fault()
+        """The fault and the number of the restart, as the beginning of a status line.
+
+        "" in the first attempt, and as long as no attempt has come to its first minibatch.
+        """
+        fault = None if restart_state.only_start_ups() else self.last_fault()
         if fault is None:
             return ""
         return f"{fault}; restart {restart_state.restart_number()} of {restart_state.most_restarts()}: "
@@ -155,6 +158,11 @@ class Attempt:
     def silence(self) -> str | None:
         """The server that gave no sign of life and because of which the attempt is over; None if there is none."""
         return stored_text(self.attempt_store.get("silent")) if self.attempt_store.check(["silent"]) else None
+
+    def store_place(self) -> str:
+        """The host of server 0, which has the store, as part of a line; "" where it is the only host."""
+        hosts = [location.name for location in self.locations]
+        return f" on server 0 (host {hosts[0]})" if len(set(hosts)) > 1 else ""
 
     def is_over(self) -> bool:
         """Whether a worker has ended the launch for good; False if the store does not answer."""
@@ -239,14 +247,28 @@ def _workers_text(ranks: Sequence[int]) -> str:
     return f"worker{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
 
 
-def end_attempt(store_port: int, fault: str) -> None:
-    """In the launcher that serves the store: end the present attempt in all workers because of a silent server."""
+def end_attempt(store_port: int, fault: str, server: int | None = None) -> None:
+    """In the launcher that serves the store: end the present attempt in all workers.
+
+    `server`: the server that caused `fault`. Its host and its workers are added to the description.
+    """
     launch_store = _under("pipeplan", open_store(store_port, timedelta(seconds=_LOCAL_STORE_S)))
     number = launch_store.add("attempt", 0)
     if number:
         attempt_store = _under(str(number), launch_store)
+        if server is not None and attempt_store.check(["go"]):
+            fault += _server_text(server, read_locations(attempt_store.get("go").decode()))
         attempt_store.set("silent", fault)
         attempt_store.set("again", "")
+
+
+def _server_text(server: int, locations: Sequence[Location]) -> str:
+    """The host of a server and the workers on it, as the end of a line; "" if none has come."""
+    here = [process for process, where in enumerate(locations) if where.launcher == str(server)]
+    if not here:
+        return ""
+    workers = sorted(restart_state.worker_of(process) for process in here)
+    return f" (host {locations[here[0]].name}, {_workers_text(workers)})"
 
 
 def stored_text(value: bytes) -> str:
@@ -277,6 +299,6 @@ def _watch(attempt: Attempt, act: Callable[[str], None]) -> None:
                 time.sleep(WATCH_INTERVAL_S)
             reason = attempt.silence() or LOST_MID_MESSAGE
         except StoreTimeout as silence:  # the main thread may wait for a worker that waits for the store
-            reason = f"the workers' common store is silent: {silence}"
+            reason = f"the workers' common store{attempt.store_place()} is silent: {silence}"
         time.sleep(GRACE_S)
         act(reason)

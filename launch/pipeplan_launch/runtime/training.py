@@ -426,7 +426,7 @@ class TrainingEngine(Engine):
         workers = [worker for stage in sorted(stages) for worker in place.plan.pipeline[stage].workers]
         peers = [worker for worker in workers if worker != place.rank]
         return peer_loss_explained(
-            f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {peers}"
+            f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {peers}", *peers
         )
 
 
