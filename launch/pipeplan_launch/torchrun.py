@@ -64,6 +64,7 @@ def _launch(arguments: list[str], folder: Path) -> int:
     if problem := import_problem():
         raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
     options = _worker_options(arguments)
+    place = servers.ServerPlace.of(servers.split_options(arguments)[0])
     import torch
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -78,7 +79,6 @@ def _launch(arguments: list[str], folder: Path) -> int:
     _ignore_torchrun_variables(os.environ)
     watch_signals(_forward_signal)
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
-    place = servers.ServerPlace.of(servers.split_options(arguments)[0])
     access = servers.reach_store(place, _timeout_s(options), _end_silent_server)
     reachability = None
     if access.relay is not None:

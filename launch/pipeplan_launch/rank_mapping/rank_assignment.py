@@ -98,6 +98,8 @@ class RankAssignment:
             return ""
         own = self.servers[rank]
         others = [f"rank {peer} on {self.name(self.servers[peer])}" for peer in peers if self.servers[peer] != own]
+        if peers and not others:
+            return f" (on {self.name(own)})"
         if not others:
             names = [self.name(server) for server in sorted(set(self.servers) - {own})]
             others = [f"the others are on {listed(names[:MOST_NAMED])}{', …' if len(names) > MOST_NAMED else ''}"]
