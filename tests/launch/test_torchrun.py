@@ -17,6 +17,7 @@ import pytest
 
 from pipeplan_launch import child_processes
 from pipeplan_launch.elastic import restart_state
+from pipeplan_launch.elastic.servers import ServerPlace
 from pipeplan_launch.torchrun import (
     _ignore_torchrun_variables,
     _report_failure,
@@ -109,8 +110,12 @@ def test_variables_of_torchrun_do_not_reach_it() -> None:
 
 
 def test_options_that_would_leave_the_store_to_torchrun_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--nnodes", "1", "-m", "pipeplan_launch.selftest"]) == 2
-    assert capsys.readouterr().err.startswith("error: give --standalone for one server, or --nnodes, --node-rank, ")
+    assert main(["--nnodes", "2", "-m", "pipeplan_launch.selftest"]) == 2
+    assert capsys.readouterr().err == (
+        "error: several servers need --nnodes, --node-rank, --master-addr and --master-port, and one server needs none "
+        "of them\n"
+    )
+    assert ServerPlace.of({}) == ServerPlace.of({"--nnodes": "1"}) == ServerPlace(0, 1)
 
 
 def test_restarts_are_those_of_the_workers_options(tmp_path: Path) -> None:

@@ -33,12 +33,12 @@ class ServerPlace:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ServerPlace:
         """From the options that launch.sh gives torchrun. Raises `LaunchError` if they do not say it."""
-        if "--standalone" in options:
+        if "--standalone" in options or options.get("--nnodes", "1") == "1":
             return cls(0, 1)
         names = ("--nnodes", "--node-rank", "--master-port")
         numbers = [options.get(name, "") for name in names]
         if "--master-addr" not in options or not all(number.isdecimal() for number in numbers):
-            raise LaunchError(f"give --standalone for one server, or {listed(_PLACE_OPTIONS)} for several")
+            raise LaunchError(f"several servers need {listed(_PLACE_OPTIONS)}, and one server needs none of them")
         servers, server, port = map(int, numbers)
         return cls(server, servers, options["--master-addr"], port)
 
