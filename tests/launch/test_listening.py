@@ -72,6 +72,16 @@ def test_launch(tmp_path: Path, replicas: list[int], transport: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_workers_that_are_started_by_hand(tmp_path: Path, world: int) -> None:
+    folder = plan(tmp_path, [1] * world).parent
+    worker = f"{sys.executable} -m pipeplan_launch {folder} --epochs 1 --run-dir run"
+    started = " & ".join(f"RANK={rank} LOCAL_RANK={rank} {worker}" for rank in range(world))
+    sizes = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    assert_closed(observe(["bash", "-c", f"{started}; wait"], tmp_path, **sizes))
+
+
+@pytest.mark.slow
 def test_inference(tmp_path: Path) -> None:
     assert_closed(launch(plan(tmp_path, [1, 1], mode="inference")))
 

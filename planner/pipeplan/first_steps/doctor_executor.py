@@ -86,7 +86,7 @@ def _cuda(answer: Mapping[str, Any]) -> list[DoctorFinding]:
 def _gloo(answer: Mapping[str, Any]) -> DoctorFinding:
     need = "messages between workers"
     if why := answer.get("gloo"):
-        todo = "let processes talk over the loopback interface (ip link set lo up), and check GLOO_SOCKET_IFNAME"
+        todo = "let processes talk over the loopback interface: ip link set lo up"
         return DoctorFinding("Gloo", MISSING, f"two processes could not talk: {why}", need, todo)
     return DoctorFinding("Gloo", OK, "two processes made an all-reduce over the loopback interface", need)
 
