@@ -160,9 +160,10 @@ class Attempt:
         return stored_text(self.attempt_store.get("silent")) if self.attempt_store.check(["silent"]) else None
 
     def store_place(self) -> str:
-        """The host of server 0, which has the store, as part of a line; "" where it is the only host."""
-        hosts = [location.name for location in self.locations]
-        return f" on server 0 (host {hosts[0]})" if len(set(hosts)) > 1 else ""
+        """The host of server 0, which has the store, as part of a line; "" where it is the only server."""
+        if len({location.server for location in self.locations}) < 2:
+            return ""
+        return f" on server 0 (host {self.locations[0].name})"
 
     def is_over(self) -> bool:
         """Whether a worker has ended the launch for good; False if the store does not answer."""
