@@ -6,6 +6,7 @@ one machine need no network, so what the user exported for other runs does not c
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
@@ -65,10 +66,19 @@ def fork_worker(work: Callable[[], object], variables: Mapping[str, object]) -> 
     return pid
 
 
+def keep_inherited_objects() -> None:
+    """In a forked process: never collect objects of the parent process.
+
+    Destroying a store or a process group waits for its threads, which the forked process does not have.
+    """
+    gc.freeze()
+
+
 def _work_and_exit(work: Callable[[], object], variables: Mapping[str, object]) -> None:
     """The main function of a forked process. It never returns, so that nothing of the parent is cleaned up twice."""
     status = 1
     try:
+        keep_inherited_objects()
         os.environ |= {name: str(value) for name, value in variables.items()}
         work()
         status = 0

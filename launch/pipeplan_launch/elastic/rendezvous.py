@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -206,7 +207,7 @@ def _assemble_attempt(launch_store: KeyValueStore, world: int, deadline: float, 
     while missing:
         missing = [rank for rank in missing if not launch_store.check([f"{number}/here/{rank}"])]
         if missing:
-            _pause(launch_store, deadline, f"{_workers_text(missing)} did not come")
+            _pause(launch_store, deadline, partial(_absence, launch_store, number, missing))
     others = (launch_store.get(f"{number}/here/{rank}").decode() for rank in range(1, world))
     launch_store.set(f"{number}/go", locations_json([own_location_json, *others]))
     return number
@@ -225,15 +226,29 @@ def _join_attempt(launch_store: KeyValueStore, rank: int, deadline: float, own_l
         if number > joined and not complete:
             launch_store.set(f"{number}/here/{rank}", own_location_json)
             joined = number
-        _pause(launch_store, deadline, "worker 0 did not come")
+        _pause(launch_store, deadline, partial(_absence, launch_store, number, [0]))
 
 
-def _pause(launch_store: KeyValueStore, deadline: float, late: str) -> None:
+def _absence(launch_store: KeyValueStore, number: int, missing: Sequence[int]) -> str:
+    """The line for workers that do not come to an attempt, with what is known of them from the one before."""
+    before = _under(str(number - 1), launch_store)
+    if number > 1 and before.check(["silent"]):
+        return f"{_workers_text(missing)} did not come, after {stored_text(before.get('silent'))}"
+    hosts = ""
+    if number > 1 and before.check(["go"]):
+        locations = read_locations(before.get("go").decode())
+        names = dict.fromkeys(locations[rank].name for rank in missing if rank < len(locations))
+        hosts = f" (before on {listed(names)})" if len({location.server for location in locations}) > 1 else ""
+    return f"{_workers_text(missing)} did not come{hosts}"
+
+
+def _pause(launch_store: KeyValueStore, deadline: float, late: Callable[[], str]) -> None:
+    """Wait a moment. Raises `PeerLost` with the line of `late` if the time is up."""
     check_interrupt()
     if launch_store.check([OVER_KEY]):
         raise LaunchOver
     if time.monotonic() > deadline:
-        raise PeerLost(late)
+        raise PeerLost(late())
     time.sleep(POLL_S)
 
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.elastic import process_groups
-from pipeplan_launch.elastic.local_workers import worker_variables
+from pipeplan_launch.elastic.local_workers import keep_inherited_objects, worker_variables
 from pipeplan_launch.elastic.loopback_store import serve_store
 from pipeplan_launch.elastic.signals import die_with_parent
 from pipeplan_launch.errors import LaunchError
@@ -201,6 +201,7 @@ def _work(
     """
     status = 2
     try:
+        keep_inherited_objects()
         die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process receives it too, and ends the workers
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

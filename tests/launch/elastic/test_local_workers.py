@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -61,6 +65,31 @@ def test_a_forked_worker_ends_with_the_status_of_its_work(work: Callable[[], obj
     pid = fork_worker(work, {"RANK": 5})
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
     assert dict(os.environ) == before
+
+
+def _collect_beside_threads() -> None:
+    for _ in range(16):
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    gc.collect()
+
+
+def test_a_forked_worker_collects_nothing_of_its_parent() -> None:
+    """The end of a store would wait for a thread of its own, whose place in memory another thread may have taken."""
+    garbage: list[object] = [serve_store(PATIENCE)]
+    garbage.append(garbage)
+    gc.disable()
+    try:
+        del garbage
+        pid = fork_worker(_collect_beside_threads, {})
+        until = time.monotonic() + 5
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < until:
+            time.sleep(0.01)
+        if not ended[0]:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    finally:
+        gc.enable()
+    assert ended == (pid, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at sockets as Linux shows them")

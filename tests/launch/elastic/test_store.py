@@ -149,7 +149,7 @@ def test_who_waits_for_a_worker_that_was_started_again_is_told(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     store.add("attempt", 1)
-    store.set("1/go", "")
+    store.set("1/go", locations_json([]))
     told = threading.Event()
     reasons: list[str] = []
     attempt = attempt_of(store, 1, 1 - rank)
@@ -216,6 +216,12 @@ def test_the_host_and_the_workers_of_a_silent_server_are_named(store: Any) -> No
     rendezvous.end_attempt(store.port, "server 1 gave no sign of life for 8 s", 1)
     attempt = attempt_of(dist.PrefixStore("pipeplan", store), 1, 0)  # type: ignore[attr-defined]
     assert attempt.silence() == "server 1 gave no sign of life for 8 s (host beta, workers 1 and 2)"
+    launch = attempt.launch_store
+    silent = "server 1 gave no sign of life for 8 s (host beta, workers 1 and 2)"
+    assert rendezvous._absence(launch, 1, [1, 2]) == "workers 1 and 2 did not come"
+    assert rendezvous._absence(launch, 2, [1, 2]) == f"workers 1 and 2 did not come, after {silent}"
+    store.delete_key("pipeplan/1/silent")
+    assert rendezvous._absence(launch, 2, [1, 2]) == "workers 1 and 2 did not come (before on beta)"
     placed = replace(attempt, locations=tuple(locations))
     assert (attempt.store_place(), placed.store_place()) == ("", " on server 0 (host alpha)")
 
