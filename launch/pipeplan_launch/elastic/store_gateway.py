@@ -110,8 +110,9 @@ class StoreGateway:
             if known is None:
                 connection.close()
         if known is not None:
-            reader, writer = await asyncio.open_connection(sock=connection)
-            await _quietly(partial(self._serve_peer, *known))(reader, writer)
+            with suppress(OSError):  # the peer is gone already
+                reader, writer = await asyncio.open_connection(sock=connection)
+                await _quietly(partial(self._serve_peer, *known))(reader, writer)
 
     async def _shake_hands(self, connection: socket.socket) -> tuple[Purpose, int] | None:
         """(purpose, number of the server) of a peer that knows the secret, else None."""

@@ -99,8 +99,13 @@ class Network:
         world = sum(workers for _, workers in self.servers)
         found = []
         for rank, (name, local, here) in enumerate(self._ranks()):
-            variables = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": here}
-            variables["MASTER_PORT"] = port
+            variables: dict[str, object] = {
+                "RANK": rank,
+                "WORLD_SIZE": world,
+                "LOCAL_RANK": local,
+                "LOCAL_WORLD_SIZE": here,
+            }
+            variables |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": False}  # worker 0 serves the store
             found.append((start_in_namespace(name, work, variables), rank))
         return found
 

@@ -207,6 +207,7 @@ def _work(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if port is None:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # worker 0 serves the store
         else:
             os.environ |= worker_variables(rank, world, port)
         measured = run_benchmark_worker(
