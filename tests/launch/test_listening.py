@@ -77,7 +77,7 @@ def test_workers_that_are_started_by_hand(tmp_path: Path, world: int) -> None:
     folder = plan(tmp_path, [1] * world).parent
     worker = f"{sys.executable} -m pipeplan_launch {folder} --epochs 1 --run-dir run"
     started = " & ".join(f"RANK={rank} LOCAL_RANK={rank} {worker}" for rank in range(world))
-    sizes = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    sizes = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     assert_closed(observe(["bash", "-c", f"{started}; wait"], tmp_path, **sizes))
 
 
