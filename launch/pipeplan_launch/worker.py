@@ -18,7 +18,7 @@ from pipeplan_launch.checkpoint.manifest import Manifest
 from pipeplan_launch.checkpoint.optimizer_state import optimizer_tensors
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.devices.remembered import remembered_transport
-from pipeplan_launch.elastic import consistency_check, process_groups
+from pipeplan_launch.elastic import consistency_check, process_groups, restart_state
 from pipeplan_launch.elastic.graceful_stop import GracefulStop, forward_stop_requests
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
 from pipeplan_launch.elastic.signals import Interrupted, check_any_signal
@@ -82,8 +82,9 @@ def run_worker(options: RunOptions) -> None:
         _build_and_run(options, plan, groups, run_start)
     except PeerLost as error:
         check_any_signal()  # a peer that is gone after a signal was asked to stop as well
-        if process_groups.will_restart() or run_folder.claim_error(run_start.run, str(error)):
-            raise
+        line = f"{error}{groups.assignment.hosts_text(rank, error.peers)}"
+        if process_groups.will_restart() or run_folder.claim_error(run_start.run, line):
+            raise PeerLost(line, error.peers) from error
         raise FailedElsewhere from error
     except LaunchError as error:
         if run_folder.claim_error(run_start.run, str(error)):
@@ -196,6 +197,7 @@ class ActiveWorker:
     def _train(self) -> dict[str, Any]:
         stopping = GracefulStop(self._groups.attempt.attempt_store, self._plan)
         loop = EpochLoop(self._options, self._groups, self._stage, self._start, self._resumed, stopping)
+        restart_state.record_begun()
         extra = loop.run()
         if loop.results and loop.results[-1].test_judged:
             last = loop.results[-1]
@@ -210,6 +212,7 @@ class ActiveWorker:
         restart_prefix = self._groups.attempt.restart_prefix()
         if self._prints_status and restart_prefix:
             print_status(f"{restart_prefix}inference begins anew")
+        restart_state.record_begun()
         self._stage.forward.on_minibatch = None
         for number in range(passes):
             met_s = process_groups.synchronise_workers(self._groups.active)

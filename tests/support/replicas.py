@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from worker_host import run_workers
 
-from pipeplan_launch.comm import buckets
 from pipeplan_launch.comm.buckets import BucketExchange, UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 
@@ -86,12 +85,11 @@ def train(rank: int, given: Sequence[Group], bucket_bytes: int, early: bool, exc
 
     `exchange`: given the group and the parameters, another way to average.
     """
-    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = bucket_bytes
     model = Model()
     parameters = dict(model.named_parameters())
     group: Any = dist.group.WORLD
     other: BucketExchange | None = None if exchange is None else exchange(group, parameters)
-    reducer = GradientReducer(parameters, group, other)
+    reducer = GradientReducer(parameters, group, other, bucket_bytes=bucket_bytes)
     for number, update in enumerate(given):
         total = sum(share for replica in update for _, share, _ in replica)
         of = UpdateGroup(total, number, ends_segment=number == len(given) - 1)

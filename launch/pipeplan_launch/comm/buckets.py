@@ -20,12 +20,6 @@ FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 
 
-def set_bucket_size(size: int) -> None:
-    """Make all buckets from now on close at `size` bytes. Emulated stages use it, whose bytes stand for several."""
-    global FIRST_BUCKET_BYTES, BUCKET_BYTES
-    FIRST_BUCKET_BYTES = BUCKET_BYTES = size
-
-
 def as_real(tensor: Tensor) -> Tensor:
     """A view of a complex tensor as real numbers, with a last dimension of two; another tensor as it is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -108,11 +102,14 @@ class BucketExchange(Protocol):
         ...
 
 
-def make_buckets(parameters: Mapping[str, nn.Parameter]) -> list[Bucket]:
+def make_buckets(parameters: Mapping[str, nn.Parameter], bucket_bytes: int | None = None) -> list[Bucket]:
     """The buckets of a stage, in the order in which the backward pass completes them.
 
     `parameters`: in the order of their first use in the forward pass. A bucket holds one dtype on one device.
+    `bucket_bytes`: the size at which all buckets close, for emulated stages, whose bytes stand for several; None:
+    `FIRST_BUCKET_BYTES` and `BUCKET_BYTES`.
     """
+    first_bytes, later_bytes = (bucket_bytes or FIRST_BUCKET_BYTES), (bucket_bytes or BUCKET_BYTES)
     closed: list[list[str]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
     for name, parameter in reversed(list(parameters.items())):
@@ -120,7 +117,7 @@ def make_buckets(parameters: Mapping[str, nn.Parameter]) -> list[Bucket]:
         if size == 0:
             continue
         # Popped and inserted again, so that the kinds stay in the order of their latest gradient.
-        names, room = filling.pop(kind, ([], BUCKET_BYTES if closed else FIRST_BUCKET_BYTES))
+        names, room = filling.pop(kind, ([], later_bytes if closed else first_bytes))
         names.append(name)
         if size < room:
             filling[kind] = (names, room - size)

@@ -57,12 +57,15 @@ class GradientReducer:
         exchange: BucketExchange | None = None,
         streams: Streams | None = None,
         stages: int = 1,
+        bucket_bytes: int | None = None,
     ) -> None:
         """`parameters`: the trained ones, in the order of their first use. `group`: the stage's replicas, None where
         there is only one. `exchange`: None for the exact mean. `streams`: of the device, if all-reduces are handed over
         at `launch` only; None if they start as early as they can. `stages`: the number of stages whose replicas the
         group holds, if each of them has a copy of the parameters; the means of these stages are summed.
+        `bucket_bytes`: as for `make_buckets`.
         """
+        self._bucket_bytes = bucket_bytes
         self._stages = stages
         self._streams = streams
         self._to_launch: list[tuple[Tensor, Any]] = []
@@ -238,7 +241,7 @@ class GradientReducer:
     def _begin_sending(self, update: UpdateGroup, weight: float) -> None:
         """Begin to send a group. `weight`: sum of the shares of this replica's minibatches."""
         if self._buckets is None:
-            self._buckets = make_buckets(self._parameters)
+            self._buckets = make_buckets(self._parameters, self._bucket_bytes)
             self._bucket_of = bucket_by_parameter(self._buckets)
         self._sending, self._next_bucket = update, 0
         self.begun_s = time.perf_counter()

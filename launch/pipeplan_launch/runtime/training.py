@@ -82,7 +82,8 @@ class TrainingEngine(Engine):
         exchange = choose_exchange(averaging, place.plan, place.stage, place.rank, group, self.optimizer, weighted)
         self._streams = transport.streams if isinstance(transport, OrderedTransport) else None
         own = {name: parameter for name, parameter in self.trained.items() if name not in place.program.shared}
-        self._reducer = GradientReducer(own, group, exchange, self._streams)
+        self._bucket_bytes = place.plan.emulated[place.stage].bucket_bytes if place.plan.emulated else None
+        self._reducer = GradientReducer(own, group, exchange, self._streams, bucket_bytes=self._bucket_bytes)
         self._shared: dict[tuple[int, ...], GradientReducer] = {}
         """The reducer for each set of stages that share parameters with this one."""
         self._group = group
@@ -117,7 +118,11 @@ class TrainingEngine(Engine):
             if names:  # in an order that does not depend on the stage, as the buckets must be the same in all
                 parameters = {name: self.trained[name] for name in names}
                 self._shared[stages] = GradientReducer(
-                    parameters, groups[stages], streams=self._streams, stages=len(stages)
+                    parameters,
+                    groups[stages],
+                    streams=self._streams,
+                    stages=len(stages),
+                    bucket_bytes=self._bucket_bytes,
                 )
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
@@ -472,7 +477,7 @@ class TrainingEngine(Engine):
         workers = [worker for stage in sorted(stages) for worker in place.plan.pipeline[stage].workers]
         peers = [worker for worker in workers if worker != place.rank]
         return peer_loss_explained(
-            f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {peers}"
+            f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {peers}", *peers
         )
 
 

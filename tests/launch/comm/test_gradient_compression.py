@@ -13,7 +13,6 @@ import torch.distributed as dist
 from replicas import RATE, Group, Minibatch, Model, groups, mean_gradients, run, step, train, train_literally
 from torch import Tensor, nn
 
-from pipeplan_launch.comm import buckets
 from pipeplan_launch.comm.buckets import Bucket, UpdateGroup, as_real, make_buckets
 from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
@@ -53,7 +52,6 @@ def test_the_mean_is_that_of_one_process(tmp_path: Path, world: int, each: int, 
 def watch(rank: int, given: list[Group]) -> list[str]:
     """What happens in a backward pass with a bucket for every parameter."""
     events: list[str] = []
-    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = ONE_EACH
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
@@ -66,7 +64,7 @@ def watch(rank: int, given: list[Group]) -> list[str]:
         return really(tensor, **options)
 
     dist.all_reduce = all_reduce
-    reducer = GradientReducer(parameters, dist.group.WORLD)  # type: ignore[arg-type]
+    reducer = GradientReducer(parameters, dist.group.WORLD, bucket_bytes=ONE_EACH)  # type: ignore[arg-type]
     for number, _ in enumerate(given):
         with reducer.backward(parameters, 1.0, UpdateGroup(2.0, number)):
             model(torch.ones(2, 4)).sum().backward()
@@ -112,9 +110,8 @@ class Again(torch.autograd.Function):
 
 
 def twice(rank: int, bytes_: int) -> str:
-    buckets.FIRST_BUCKET_BYTES = bytes_
     weights = {"first": nn.Parameter(torch.zeros(3)), "w": nn.Parameter(torch.zeros(3))}
-    reducer = GradientReducer(weights, dist.group.WORLD)  # type: ignore[arg-type]
+    reducer = GradientReducer(weights, dist.group.WORLD, bucket_bytes=bytes_)  # type: ignore[arg-type]
     try:
         with reducer.backward(weights, 1.0, UpdateGroup(2.0)):
             later = weights["first"].sum()  # its backward comes after that of what is computed after it
