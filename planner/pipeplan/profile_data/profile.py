@@ -69,6 +69,8 @@ class Profile:
     lacks: tuple[TrainingNeed, ...] = ()
     """The needs of training that the job lacks, `loss` or `data`; empty where nothing is known to be missing. No plan
     for a job that lacks one can be trained."""
+    unchecked: str = ""
+    """Why the self-check was not made; empty where it passed, and for profiles without one."""
     work: SampleWork = field(default_factory=SampleWork)
     """FLOPs and tokens of a sample, and the samples of an epoch, as far as they are known."""
     sizes: tuple[Size, ...] = ()
@@ -183,6 +185,7 @@ class Profile:
                 "granularity": self.granularity,
                 **({"batch_norm": True} if self.batch_norm else {}),
                 **({"lacks": list(self.lacks)} if self.lacks else {}),
+                **({"unchecked": self.unchecked} if self.unchecked else {}),
             },
             "minibatch": self.minibatch,
             "provenance": self.provenance.to_json(),

@@ -28,6 +28,7 @@ class ModelFields(Struct):
     granularity: Granularity = "layer"
     batch_norm: bool = False
     lacks: tuple[TrainingNeed, ...] = ()
+    unchecked: str = ""
 
 
 class OptimizerFields(Struct):
@@ -86,6 +87,7 @@ class ProfileFields(SizeFields, kw_only=True):
             "granularity": self.model.granularity,
             "batch_norm": self.model.batch_norm,
             "lacks": self.model.lacks,
+            "unchecked": self.model.unchecked,
             "provenance": self.provenance,
             "optimizer_name": self.optimizer.name,
             "optimizer_state_ratio": self.optimizer.state_bytes_per_parameter_byte,

@@ -8,6 +8,7 @@ size, would make a whole step of it.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -27,6 +28,9 @@ from pipeplan_launch.runtime.self_check.tolerance import Tolerance, dense, large
 from pipeplan_launch.runtime.self_check.training_state import Attributes, TrainedModules, TrainingState, same_bits
 from pipeplan_launch.tracing.trace import TracedModel
 
+LONGEST_PASS_S = 60.0
+"""A model whose passes take longer is not checked, as the check would take minutes."""
+
 
 class DifferenceFound(LaunchError):
     """The pipeline does not train as the model alone does."""
@@ -38,6 +42,10 @@ class DifferenceFound(LaunchError):
 
 class NotDeterministic(LaunchError):
     """The model alone does not train the same twice."""
+
+
+class TooSlow(LaunchError):
+    """The check would take too long."""
 
 
 class Check:
@@ -60,19 +68,27 @@ class Check:
         """
         random_state, start = RandomState.now(CPU), TrainingState.now(self._modules)
         try:
+            trained = self._compare_training(start) if trains else None
+            # Last, as a difference in training has a line that says more.
+            start.restore()
             self._compare_evaluation(start, "before training")
-            if trains:
-                self._compare_training(start)
+            if trained is not None:
+                trained.restore()
+                self._compare_evaluation(trained, f"after {len(self._samples)} minibatches")
         finally:
             self._pipeline.restore()
             start.restore()
             random_state.restore()
 
-    def _compare_training(self, state: TrainingState) -> None:
+    def _compare_training(self, state: TrainingState) -> TrainingState:
+        """Compare the steps of training. Returns the state after them."""
         updates = Updates(self._job, self._modules.trained)
         for step, sample in enumerate(self._samples):
             when = f"in minibatch {step}"
+            begun = time.perf_counter()
             plain = self._eager.train(sample)
+            if step == 0 and (took_s := time.perf_counter() - begun) > LONGEST_PASS_S:
+                raise TooSlow(f"one pass over {sample.size} samples takes {took_s:.0f} s")
             changed, attributes = state.changed(), Attributes.now(self._modules)
             state.restore()
             piped = self._pipeline.train(sample)
@@ -85,7 +101,7 @@ class Check:
             self._update(updates, state, changed, plain, compare=step == 0)
             attributes.restore()
             state = TrainingState.now(self._modules)
-        self._compare_evaluation(state, f"after {len(self._samples)} minibatches")
+        return state
 
     def _update(
         self, updates: Updates, state: TrainingState, changed: dict[str, Tensor], plain: Trained, *, compare: bool

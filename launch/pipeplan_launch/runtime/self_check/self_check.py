@@ -10,7 +10,7 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job, collate_samples
 from pipeplan_launch.job.seeds import RandomState, seed_loading
 from pipeplan_launch.job.user_code import describe_error, user_code_errors
-from pipeplan_launch.runtime.self_check.check import Check, DifferenceFound, NotDeterministic
+from pipeplan_launch.runtime.self_check.check import Check, DifferenceFound, NotDeterministic, TooSlow
 from pipeplan_launch.runtime.self_check.kept_values import keep
 from pipeplan_launch.runtime.self_check.passes import CPU, Sample
 from pipeplan_launch.runtime.self_check.stage_cuts import even_stages
@@ -23,6 +23,7 @@ COPIES = 7
 """Copies of the weights that the check holds beside the model: two states, gradients, and two optimisers' states."""
 SHARE_OF_FREE = 0.5
 """Share of the free memory that these copies may take."""
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,8 @@ def self_check(
     """
     needed = COPIES * sum(tensor.nbytes for tensor in (*job.model.parameters(), *job.model.buffers()))
     if free is not None and needed > SHARE_OF_FREE * free:
-        gib = 1 << 30
         return SelfCheck(
-            f"it would take {needed / gib:.1f} GiB of memory, and may take half of the {free / gib:.1f} GiB that are free"
+            f"it would take {needed / _GIB:.1f} GiB of memory, more than half of the {free / _GIB:.1f} GiB that are free"
         )
     stages = even_stages(traced) if layers is None else layers
     sizes = dict.fromkeys(
@@ -68,6 +68,8 @@ def self_check(
             return SelfCheck(remarks=tuple(check.remarks))
         except (DifferenceFound, NotDeterministic):
             raise
+        except TooSlow as error:
+            return SelfCheck(str(error))
         except Exception as error:  # profiling, or the run itself, meets it too and says what to do
             problem = str(error) if isinstance(error, LaunchError) else describe_error(error)
     return SelfCheck(problem)

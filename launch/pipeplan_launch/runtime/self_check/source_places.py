@@ -68,10 +68,14 @@ def _writes(node: ast.AST, name: str) -> bool:
         targets = node.targets
     elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
         targets = [node.target]
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr.endswith("_") or node.func.attr in ("append", "extend", "update", "add", "pop"):
-            targets = [node.func.value]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_writer(node.func.attr):
+        targets = [node.func.value]
     return any(_is_name(inner, name) for target in targets for inner in ast.walk(target))
+
+
+def _is_writer(method: str) -> bool:
+    """Whether a method of this name writes in place: `copy_`, `append`."""
+    return method.endswith("_") or method in ("append", "extend", "update", "add", "pop")
 
 
 def _reads(node: ast.AST, name: str) -> bool:

@@ -13,6 +13,7 @@ before it does not:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,11 +89,7 @@ class Tolerance:
         if isinstance(one, dict):
             return one.keys() == other.keys() and all(self._same(one[key], other[key]) for key in one)
         if isinstance(one, float):
-            return (
-                one == other
-                or (one != one and other != other)
-                or abs(one - other) <= RELATIVE[torch.float32] * abs(other)
-            )
+            return math.isclose(one, other, rel_tol=RELATIVE[torch.float32]) or (one != one and other != other)
         return bool(one == other)
 
 

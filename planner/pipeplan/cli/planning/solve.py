@@ -52,7 +52,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import APART, held_layers
-from pipeplan.profile_data.training_needs import lacking_text
+from pipeplan.profile_data.training_needs import lacking_text, unchecked_text
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
 from pipeplan.util.deadline import Deadline
@@ -279,6 +279,8 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
         note(BUSY_MACHINE)
     if built.problem.profile.lacks and built.problem.training:
         note(lacking_text(built.problem.profile.lacks))
+    if built.problem.profile.unchecked:
+        note(unchecked_text(built.problem.profile.unchecked))
     for line in (*_held_lines(built.problem), *_batch_norm_lines(built.problem.profile, source.minibatch)):
         note(line)
     chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes), *_order_lines(built.orders)]
