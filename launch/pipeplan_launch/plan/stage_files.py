@@ -44,6 +44,7 @@ class ModelOfPlan(Struct):
     ref: str | None = None
     graph_hash: str | None = None
     granularity: Literal["module", "layer", "op"] = "layer"
+    taken_whole: tuple[str, ...] = ()
 
 
 class ScheduleFields(Struct):
@@ -97,6 +98,7 @@ class SharedFields(Struct, kw_only=True):
             correction=self.schedule.correction,
             shard_optimizer=self.shard_optimizer,
             granularity=self.model.granularity,
+            taken_whole=self.model.taken_whole,
             profile=self.profile,
         )
 

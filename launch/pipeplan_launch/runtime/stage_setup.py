@@ -156,7 +156,7 @@ def _load_stages(
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
         job = _with_data(job, plan.minibatch)
-    traced = trace_job(job, plan.minibatch, plan.granularity)
+    traced = trace_job(job, plan.minibatch, plan.granularity, plan.taken_whole)
     if plan.graph_hash is not None and plan.graph_hash != traced.graph_hash:
         raise LaunchError(
             f"the model {plan.model_ref!r} is not the one that the plan was made for (its graph is "

@@ -69,6 +69,8 @@ class Profile:
     lacks: tuple[TrainingNeed, ...] = ()
     """The needs of training that the job lacks, `loss` or `data`; empty where nothing is known to be missing. No plan
     for a job that lacks one can be trained."""
+    taken_whole: tuple[str, ...] = ()
+    """Paths of submodules that are not traced inside, because stages would not train them as the model does."""
     unchecked: str = ""
     """Why the self-check was not made; empty where it passed, and for profiles without one."""
     work: SampleWork = field(default_factory=SampleWork)
@@ -185,6 +187,7 @@ class Profile:
                 "granularity": self.granularity,
                 **({"batch_norm": True} if self.batch_norm else {}),
                 **({"lacks": list(self.lacks)} if self.lacks else {}),
+                **({"taken_whole": list(self.taken_whole)} if self.taken_whole else {}),
                 **({"unchecked": self.unchecked} if self.unchecked else {}),
             },
             "minibatch": self.minibatch,

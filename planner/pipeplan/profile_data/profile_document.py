@@ -28,6 +28,7 @@ class ModelFields(Struct):
     granularity: Granularity = "layer"
     batch_norm: bool = False
     lacks: tuple[TrainingNeed, ...] = ()
+    taken_whole: tuple[str, ...] = ()
     unchecked: str = ""
 
 
@@ -87,6 +88,7 @@ class ProfileFields(SizeFields, kw_only=True):
             "granularity": self.model.granularity,
             "batch_norm": self.model.batch_norm,
             "lacks": self.model.lacks,
+            "taken_whole": self.model.taken_whole,
             "unchecked": self.model.unchecked,
             "provenance": self.provenance,
             "optimizer_name": self.optimizer.name,

@@ -16,8 +16,8 @@ from pipeplan.cluster_data.local import local_processors
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Provenance
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.training_needs import LEFT_OUT
 from pipeplan.profiler.busy_cores import load_obstacle
+from pipeplan.profiler.checked_training import check_training
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
 from pipeplan.profiler.concurrent import MeasuringGroup, SingleProcess, profile_concurrently
 from pipeplan.profiler.estimate.sample_work import counted_work
@@ -44,7 +44,6 @@ from pipeplan.profiler.remarks import (
     batch_norm_remarks,
     lacking_remarks,
     layer_sum_remarks,
-    self_check_remarks,
     tie_remarks,
     unread_parameter_remarks,
 )
@@ -55,10 +54,9 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loading import canonical_reference, load_job
 from pipeplan_launch.job.user_code import describe_error
-from pipeplan_launch.runtime.self_check.self_check import SelfCheck, self_check
 from pipeplan_launch.telemetry.free_memory import free_bytes
 from pipeplan_launch.telemetry.memory import resident_bytes
-from pipeplan_launch.tracing.trace import TracedModel, trace_job
+from pipeplan_launch.tracing.trace import TracedModel
 
 LOST = "a process that kept a core busy has ended"
 MAX_PROCESSES = 256
@@ -130,8 +128,8 @@ def _trace_and_measure(
     torch.set_num_threads(options.threads)
     job = load_job(ref, options.seed)
     sizes = options.batches or (job.minibatch,)
-    progress(0, 0, "tracing")
-    traced = trace_job(job, sizes[0], options.granularity)
+    checked = check_training(job, sizes[0], options, free, progress)
+    traced = checked.traced
     traced_models.append(traced)
     if len(sizes) > 1 and not traced.dynamic_batch:
         raise InputError(
@@ -139,15 +137,13 @@ def _trace_and_measure(
             "others in runs of their own"
         )
     check_fits_in_memory(ref, traced, max(sizes), free)
-    progress(0, 0, "self-check")
-    checked = self_check(job, traced, seed=options.seed, free=free) if options.self_check else SelfCheck(LEFT_OUT)
     measured, first_passes, busy = [], None, _load_processes(options)
     for size in sizes:
         passes = _passes(job, traced, size, options, progress, company)
         first_passes = first_passes or passes
         measured.append(_measure(ref, passes, options, THOROUGH, busy))
     assert first_passes is not None
-    remarks = [*lacking_remarks(job), *self_check_remarks(checked)]
+    remarks = [*lacking_remarks(job), *checked.remarks]
     remarks += [*unread_parameter_remarks(traced), *tie_remarks(traced)]
     for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
         try:
@@ -165,7 +161,7 @@ def _trace_and_measure(
         remarks.append(f"times with all cores busy were not measured: {load_obstacle(busy) or LOST}")
         measured = [replace(size, loaded=None) for size in measured]
     profile = _profile(ref, job, measured, steps, options, remarks)
-    return replace(profile, read_s=read_s, unchecked=checked.skipped)
+    return replace(profile, read_s=read_s, taken_whole=checked.taken_whole, unchecked=checked.unchecked)
 
 
 def _reading_s(passes: Passes, remarks: list[str]) -> float:

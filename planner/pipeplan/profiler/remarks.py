@@ -7,10 +7,9 @@ from collections import defaultdict
 
 from pipeplan.profile_data.layers import Size
 from pipeplan.profile_data.ties import APART, held_layers
-from pipeplan.profile_data.training_needs import lacking_text, unchecked_text
+from pipeplan.profile_data.training_needs import lacking_text
 from pipeplan.profiler.outcome import has_batch_norm, tied_weights, training_lacks
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.runtime.self_check.self_check import SelfCheck
 from pipeplan_launch.tracing.trace import TracedModel
 
 MAX_SUM_DEVIATION = 0.1
@@ -22,11 +21,6 @@ def lacking_remarks(job: Job) -> list[str]:
     """At most one sentence, if the job lacks what training needs."""
     lacks = training_lacks(job)
     return [lacking_text(lacks)] if lacks else []
-
-
-def self_check_remarks(checked: SelfCheck) -> list[str]:
-    """What the self-check found worth a remark, and at most one sentence if it was not made."""
-    return [*([unchecked_text(checked.skipped)] if checked.skipped else []), *checked.remarks]
 
 
 def unread_parameter_remarks(traced: TracedModel) -> list[str]:

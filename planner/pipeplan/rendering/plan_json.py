@@ -186,6 +186,7 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
             "ref": profile.model_ref,
             "graph_hash": profile.graph_hash or None,
             "granularity": profile.granularity,
+            **({"taken_whole": list(profile.taken_whole)} if profile.taken_whole else {}),
         },
         "minibatch": profile.minibatch,
         "profile": profile.provenance.kind,

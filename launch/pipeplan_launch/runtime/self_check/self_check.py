@@ -54,7 +54,7 @@ def self_check(
     needed = COPIES * sum(tensor.nbytes for tensor in (*job.model.parameters(), *job.model.buffers()))
     if free is not None and needed > SHARE_OF_FREE * free:
         return SelfCheck(
-            f"it would take {needed / _GIB:.1f} GiB of memory, more than half of the {free / _GIB:.1f} GiB that are free"
+            f"it would take {needed / _GIB:.1f} GiB of memory, over half of the {free / _GIB:.1f} GiB that are free"
         )
     stages = even_stages(traced) if layers is None else layers
     sizes = dict.fromkeys(
