@@ -16,7 +16,7 @@ LARGE_BYTES = 100 << 20
 
 def check_at_start(plan: LaunchPlan, job: Job, traced: TracedModel, seed: int) -> None:
     """Compare training in the plan's stages with plain training. Raises `LaunchError` for a difference."""
-    if sum(parameter.nbytes for parameter in job.model.parameters()) >= LARGE_BYTES:
+    if sum(parameter.nbytes for parameter in traced.model.parameters()) >= LARGE_BYTES:
         print_status("self-check: two training steps of the model alone and in stages")
     trains = plan.mode == "training"
     found = self_check(job, traced, seed=seed, free=free_bytes(), layers=plan.layers, trains=trains)

@@ -55,7 +55,7 @@ class Check:
         self, job: Job, traced: TracedModel, layers: Sequence[Sequence[str]], samples: Sequence[Sample], seed: int
     ) -> None:
         self._job, self._samples = job, samples
-        self._modules = TrainedModules(job)
+        self._modules = TrainedModules(traced.model, job.loss)
         self._eager = EagerModel(job, self._modules, seed)
         self._pipeline = PipelineModel(job, traced, layers, seed)
         types = {tensor.dtype for tensor in self._modules.tensors.values()} | {spec.dtype for spec in traced.tensors}

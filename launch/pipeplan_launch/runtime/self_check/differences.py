@@ -48,7 +48,7 @@ def tensor_difference(
     else:
         how = f"differs by {largest_difference(plain, piped):.3g}"
     owner, _, local = name.rpartition(".")
-    remedy = f"write the {kind} with an operator in place, as in self.{local}.copy_(...)"
+    remedy = "move the code that writes it into a submodule of its own, which is then taken whole"
     module = modules.modules[owner]
     path = owner.partition(".")[2] if owner.partition(".")[0] == MODEL else ""
     return Difference(

@@ -56,15 +56,16 @@ class EagerModel:
 
     def __init__(self, job: Job, modules: TrainedModules, seed: int) -> None:
         self._job, self._modules, self._seed = job, modules, seed
+        self._model = modules.roots[MODEL]
 
     def train(self, sample: Sample) -> Trained:
         """Forward and backward."""
         job, (inputs, target) = self._job, sample.fresh()
         with ExitStack() as stack:
-            stack.enter_context(module_mode(job.model, train=True))
+            stack.enter_context(module_mode(self._model, train=True))
             stack.enter_context(SameRandomNumbers(self._seed, sample.number))
             with autocast(job.autocast, CPU):
-                output = Batch(tuple(inputs), target, sample.batch.names).call(job.model)
+                output = Batch(tuple(inputs), target, sample.batch.names).call(self._model)
                 output = without_unknown_objects(output, {})
                 loss = loss_of(job, output, target)
             if loss.requires_grad:
@@ -75,11 +76,11 @@ class EagerModel:
         """The members of the model's output in evaluation mode."""
         inputs, target = sample.fresh()
         with ExitStack() as stack:
-            stack.enter_context(module_mode(self._job.model, train=False))
+            stack.enter_context(module_mode(self._model, train=False))
             stack.enter_context(SameRandomNumbers(self._seed, sample.number))
             stack.enter_context(torch.no_grad())
             stack.enter_context(autocast(self._job.autocast, CPU))
-            output = Batch(tuple(inputs), target, sample.batch.names).call(self._job.model)
+            output = Batch(tuple(inputs), target, sample.batch.names).call(self._model)
             return copied_leaves(without_unknown_objects(output, {}))
 
 

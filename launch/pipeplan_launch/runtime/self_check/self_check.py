@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,7 @@ def self_check(
     if unknown. With `trains` false only evaluation is compared. The model must be on the CPU, and is left as it was.
     Raises `DifferenceFound` or `NotDeterministic`.
     """
-    needed = COPIES * sum(tensor.nbytes for tensor in (*job.model.parameters(), *job.model.buffers()))
+    needed = COPIES * sum(tensor.nbytes for tensor in (*traced.model.parameters(), *traced.model.buffers()))
     if free is not None and needed > SHARE_OF_FREE * free:
         return SelfCheck(
             f"it would take {needed / _GIB:.1f} GiB of memory, over half of the {free / _GIB:.1f} GiB that are free"
@@ -63,8 +64,10 @@ def self_check(
     problem = ""
     for size in sizes:
         try:
-            check = Check(job, traced, stages, read_samples(job, size, seed), seed)
-            check.run(trains=trains)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the user's code warns again where it is measured or trained
+                check = Check(job, traced, stages, read_samples(job, size, seed), seed)
+                check.run(trains=trains)
             return SelfCheck(remarks=tuple(check.remarks))
         except (DifferenceFound, NotDeterministic):
             raise

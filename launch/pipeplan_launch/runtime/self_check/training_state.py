@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan_launch.job.job import Job
 from pipeplan_launch.runtime.self_check.kept_values import CONSTANTS, Kept, is_users_class, keep
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -31,10 +30,10 @@ class AttributeName:
 class TrainedModules:
     """The modules of a job whose state is compared: the model, and the loss if it is a module."""
 
-    def __init__(self, job: Job) -> None:
-        self.roots: dict[str, nn.Module] = {MODEL: job.model}
-        if isinstance(job.loss, nn.Module):
-            self.roots[LOSS] = job.loss
+    def __init__(self, model: nn.Module, loss: object) -> None:
+        self.roots: dict[str, nn.Module] = {MODEL: model}
+        if isinstance(loss, nn.Module):
+            self.roots[LOSS] = loss
         self.modules: dict[str, nn.Module] = {}
         for root, top in self.roots.items():
             for path, module in top.named_modules():
