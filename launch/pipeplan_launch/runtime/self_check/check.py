@@ -92,11 +92,13 @@ class Check:
             changed, attributes = state.changed(), Attributes.now(self._modules)
             state.restore()
             piped = self._pipeline.train(sample)
+            kept = self._attribute_difference(state, attributes, when)
             self._compare_state(state, changed, sample, when)
-            if step == len(self._samples) - 1:  # a cache that the first step fills is no difference
-                self._compare_attributes(state, attributes, when)
-            self._compare_loss(state, plain, piped, sample, when)
-            self._compare_gradients(state, plain, piped, sample, when)
+            found = self._result_difference(state, plain, piped, sample, when)
+            if found is None and step == len(self._samples) - 1:  # the first step may set up what later ones keep
+                found = kept
+            if found is not None:
+                self._refuse(kept or found, state, sample)
             del piped
             self._update(updates, state, changed, plain, compare=step == 0)
             attributes.restore()
@@ -134,39 +136,45 @@ class Check:
                     differences.tensor_difference(kind, name, self._modules, pair, before, when), state, sample
                 )
 
-    def _compare_attributes(self, state: TrainingState, plain: Attributes, when: str) -> None:
-        piped = Attributes.now(self._modules).values
+    def _attribute_difference(self, state: TrainingState, plain: Attributes, when: str) -> Difference | None:
+        """The first attribute that the model reads and the pipeline does not change as plain training does.
+
+        One that plain training fills, and that was None before, is a cache. One that nothing reads is a remark.
+        """
+        piped, before = Attributes.now(self._modules).values, state.attributes.values
         for name in dict.fromkeys((*plain.values, *piped)):
             if self._tolerance.same_value(piped.get(name), plain.values.get(name)):
                 continue
+            if name not in before or before[name].original is None:
+                continue
             if is_read(name.name, self._files()):
-                self._refuse(differences.attribute_difference(name, when), state, self._samples[-1])
+                return differences.attribute_difference(name, when)
             owner = differences.owner_text(name.owner, name.kind, name.name)
-            self.remarks[f"the attribute {name.name!r} of {owner}, which nothing reads, stays as it is in training"] = (
-                None
-            )
+            remark = f"the attribute {name.name!r} of {owner}, which nothing reads, stays as it is in training"
+            self.remarks[remark] = None
+        return None
 
     def _files(self) -> list[ModuleType]:
         """The files that define the classes of the model, but for torch's."""
         names = {kind.__module__ for module in self._modules.modules.values() for kind in type(module).__mro__}
         return [sys.modules[name] for name in sorted(names) if name.partition(".")[0] not in ("torch", "builtins")]
 
-    def _compare_loss(self, state: TrainingState, plain: Trained, piped: Trained, sample: Sample, when: str) -> None:
-        if not self._close(state, sample, "loss", (plain.loss, piped.loss)):
-            self._refuse(differences.loss_difference(float(plain.loss), float(piped.loss), when), state, sample)
-
-    def _compare_gradients(
+    def _result_difference(
         self, state: TrainingState, plain: Trained, piped: Trained, sample: Sample, when: str
-    ) -> None:
+    ) -> Difference | None:
+        """A difference of the losses, or else of a gradient."""
+        if not self._close(state, sample, "loss", (plain.loss, piped.loss)):
+            return differences.loss_difference(float(plain.loss), float(piped.loss), when)
         # What is wrong nearest the loss makes the gradients of all layers before it wrong too.
         for name in reversed(self._modules.trained):
             one, other = plain.gradients.get(name), piped.gradients.get(name)
             if one is None and other is None:
                 continue
-            shape = self._modules.trained[name]
-            pair = tuple(torch.zeros_like(shape) if gradient is None else dense(gradient) for gradient in (one, other))
-            if not self._close(state, sample, f"gradient {name}", (pair[0], pair[1])):
-                self._refuse(differences.gradient_difference(name, self._modules, one, other, when), state, sample)
+            zero = torch.zeros_like(self._modules.trained[name])
+            pair = (zero if one is None else dense(one), zero if other is None else dense(other))
+            if not self._close(state, sample, f"gradient {name}", pair):
+                return differences.gradient_difference(name, self._modules, one, other, when)
+        return None
 
     def _compare_evaluation(self, state: TrainingState, when: str) -> None:
         """Compare outputs in evaluation mode, and what evaluation leaves behind."""

@@ -61,6 +61,7 @@ class EagerModel:
     def train(self, sample: Sample) -> Trained:
         """Forward and backward."""
         job, (inputs, target) = self._job, sample.fresh()
+        take_gradients(self._modules.trained)
         with ExitStack() as stack:
             stack.enter_context(module_mode(self._model, train=True))
             stack.enter_context(SameRandomNumbers(self._seed, sample.number))
@@ -109,6 +110,8 @@ class PipelineModel:
         job, (inputs, target) = self._job, sample.fresh()
         versions = [WeightVersions(program.parameters_by_name()) for program in self.programs]
         leaves = [one.acquire(0) for one in versions]
+        own = {f"{LOSS}.{name}": parameter for name, parameter in self._loss_parameters.items()}
+        take_gradients(own)
         for program in self.programs:
             program.train()
         with SameRandomNumbers(self._seed, sample.number):
@@ -123,7 +126,6 @@ class PipelineModel:
             for name, gradient in version.release(0).items():
                 name = f"{MODEL}.{self._traced.state_names.get(name, name)}"
                 gradients[name] = gradients[name] + gradient if name in gradients else gradient
-        own = {f"{LOSS}.{name}": parameter for name, parameter in self._loss_parameters.items()}
         return Trained(loss.detach().clone(), gradients | take_gradients(own))
 
     def evaluate(self, sample: Sample) -> list[Any]:
