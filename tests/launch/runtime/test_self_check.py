@@ -62,8 +62,10 @@ def test_what_trains_alike_passes(name: str) -> None:
 DIFFERENT: dict[str, tuple[Callable[[], Job], str]] = {
     "lost write": (
         lambda: job(WritesUnread()),
-        r"the buffer 'mean' of the model \(WritesUnread, .*checked_models.py:\d+\) is written by forward\(\) alone: .* "
-        + r"in minibatch 0, .*: move the code that writes it into a submodule of its own",
+        (
+            r"the buffer 'mean' of the model \(WritesUnread, .*checked_models.py:\d+\) is written by forward\(\) alone: .* "
+            r"in minibatch 0, .*: move the code that writes it into a submodule of its own"
+        ),
     ),
     "step counter": (
         lambda: job(CountsSteps()),
