@@ -224,7 +224,7 @@ class Check:
         """Largest change of every result of the model where all parameters change in their last bit."""
         present = TrainingState.now(self._modules)
         try:
-            exact = self._results(state, sample)
+            exact = self._repeated_results(state, sample)
             shifted = {
                 name: last_bit_changed(tensor, self._tolerance.low)
                 for name, tensor in state.tensors.items()
@@ -258,6 +258,11 @@ class Check:
 
     def _refuse(self, difference: Difference, state: TrainingState, sample: Sample) -> NoReturn:
         """Raise the error for a difference, or for a model that differs from itself."""
+        self._repeated_results(state, sample)
+        raise DifferenceFound(difference)
+
+    def _repeated_results(self, state: TrainingState, sample: Sample) -> dict[str, Tensor]:
+        """What the model alone gives for a minibatch. Raises `NotDeterministic` if that differs from time to time."""
         first, second = self._results(state, sample), self._results(state, sample)
         for name, value in first.items():
             if name not in second or not same_bits(value, second[name]):
@@ -266,4 +271,4 @@ class Check:
                     "with the same weights and seeds, so that nothing can be compared with it: draw random numbers "
                     f"from torch's own generator, {differences.LEAVE_OUT}"
                 )
-        raise DifferenceFound(difference)
+        return first
