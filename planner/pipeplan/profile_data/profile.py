@@ -69,10 +69,6 @@ class Profile:
     lacks: tuple[TrainingNeed, ...] = ()
     """The needs of training that the job lacks, `loss` or `data`; empty where nothing is known to be missing. No plan
     for a job that lacks one can be trained."""
-    taken_whole: tuple[str, ...] = ()
-    """Paths of submodules that are not traced inside, because stages would not train them as the model does."""
-    unchecked: str = ""
-    """Why the self-check was not made; empty where it passed, and for profiles without one."""
     work: SampleWork = field(default_factory=SampleWork)
     """FLOPs and tokens of a sample, and the samples of an epoch, as far as they are known."""
     sizes: tuple[Size, ...] = ()
@@ -83,6 +79,10 @@ class Profile:
     read_s: float = 0.0
     """Time of reading the samples of one minibatch from the job's data, in the worker's own process; 0 where the job
     has none, or reads them in other processes."""
+    taken_whole: tuple[str, ...] = ()
+    """Paths of submodules that are not traced inside, because stages would not train them as the model does."""
+    unchecked: str = ""
+    """Why the self-check was not made; empty where it passed, and for profiles without one."""
     file: str = field(default="", compare=False)
     """The absolute path of the file that it was read from, if any; a profile's file does not hold it."""
 
