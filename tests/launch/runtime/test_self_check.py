@@ -62,7 +62,7 @@ def test_what_trains_alike_passes(name: str) -> None:
 DIFFERENT: dict[str, tuple[Callable[[], Job], str]] = {
     "lost write": (
         lambda: job(WritesUnread()),
-        r"'mean' of the model \(WritesUnread, .*checked_models.py:\d+\) is written .* alone: .* in minibatch 0, .*: move",
+        r"'mean' of the model \(WritesUnread, .*checked_models.py:\d+\) is written .* alone: .* minibatch 0, .*: move",
     ),
     "step counter": (
         lambda: job(CountsSteps()),
