@@ -94,6 +94,7 @@ def profile(
     processes: int = 1,
     load: bool = True,
     measure_all: bool = False,
+    self_check: bool = True,
     seed: int = 0,
     progress: Callable[[int, int, str], None] = lambda done, total, step: None,
 ) -> Profile:
@@ -103,7 +104,8 @@ def profile(
     function defined in a file or module that takes no arguments and returns an `nn.Module` or a `pipeplan_launch.Job`.
     `batch` is in samples; of several sizes the first is the profile's own, and these alone are measured. Of one size
     its `halvings` (by default 3, down to an eighth) are measured as well, briefly. `device` is `cpu`, `cuda`, or a
-    device to estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`. `progress` is
+    device to estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`. Before
+    measuring, the model is compared with its stages in two training steps, unless `self_check` is false. `progress` is
     called with the steps done, the steps in all (0: not known) and the next step. `Profile.save(path)` writes the
     result. Raises `InputError`, also if torch is missing.
     """
@@ -123,6 +125,7 @@ def profile(
         processes=processes,
         load=load,
         measure_all=measure_all,
+        self_check=self_check,
     )
     return profile_model(model if isinstance(model, str) else _reference(model), measuring, progress)
 

@@ -96,6 +96,8 @@ class LaunchPlan:
     """Whether the replicas of a stage divide the state of the optimiser, unless launch.sh is told otherwise."""
     granularity: str = "layer"
     """Size of the layers: the model is traced at the granularity of its profile."""
+    taken_whole: tuple[str, ...] = ()
+    """Paths of submodules that are not traced inside, as in the profile."""
     profile: str = ""
     """Source of the predicted times: `measured`, `modelled`, `imported` or `calibrated`; empty if unknown."""
     emulated: tuple[EmulatedStage, ...] = ()

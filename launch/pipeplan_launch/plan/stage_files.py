@@ -46,6 +46,7 @@ class ModelOfPlan(Struct):
     graph_hash: str | None = None
     granularity: Literal["module", "layer", "op"] = "layer"
     file: JobFile | None = None
+    taken_whole: tuple[str, ...] = ()
 
 
 class ScheduleFields(Struct):
@@ -99,6 +100,7 @@ class SharedFields(Struct, kw_only=True):
             correction=self.schedule.correction,
             shard_optimizer=self.shard_optimizer,
             granularity=self.model.granularity,
+            taken_whole=self.model.taken_whole,
             profile=self.profile,
             model_file=self.model.file,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,13 +32,14 @@ from pipeplan_launch.runtime.data import MinibatchSizes, minibatch_sizes, order_
 from pipeplan_launch.runtime.data_check import check_order, data_fingerprint, minibatch_fingerprint
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
+from pipeplan_launch.runtime.self_check.at_start import check_at_start, say_unchecked
 from pipeplan_launch.runtime.sleeping_stage import load_emulated_stages
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.telemetry.run_folder import recorded_name
 from pipeplan_launch.tracing.split import StageProgram, build_stage_program
 from pipeplan_launch.tracing.stage_program import Program
-from pipeplan_launch.tracing.trace import trace_job
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class RunOptions:
     seed: int | None = None
     weights: Path | None = None
     """A checkpoint or run folder, of any plan for the same model, whose weights training starts from."""
+    self_check: bool = True
+    """Whether two training steps of the model alone are compared with those of the plan's stages before training."""
     log_every: int = 20
     threads: int | None = None
     checkpoint_every: int = 1
@@ -101,19 +104,34 @@ class WorkerStage:
         return *self.earlier, self
 
 
+ModelCheck = Callable[[LaunchPlan, Job, TracedModel, int], None]
+"""A check of the whole model, given the plan, the job, the traced model and the seed of the run."""
+
+
+def _no_check(plan: LaunchPlan, job: Job, traced: TracedModel, seed: int) -> None:
+    """Check nothing."""
+
+
+def model_check(options: RunOptions, plan: LaunchPlan, rank: int) -> ModelCheck:
+    """The check that a worker makes: the self-check at the first worker, and none at the others, which wait for it."""
+    if rank != plan.active[0]:
+        return _no_check
+    return check_at_start if options.self_check else say_unchecked
+
+
 def load_stages(
-    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device
+    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck = _no_check
 ) -> tuple[Job, list[Program], str, bool]:
     """(job without its model, the stages' programs, graph hash, whether they run at any batch size).
 
     An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
-    keeps only the parameters of its own stages.
+    keeps only the parameters of its own stages. `check` is called before these move to `device`.
     """
     if plan.emulated:
         job, emulated = load_emulated_stages({stage: plan.emulated[stage] for stage in stages})
         return job, [*emulated], "emulated", True
     with _one_garbage_collection():
-        return _load_stages(plan, stages, seed, device)
+        return _load_stages(plan, stages, seed, device, check)
 
 
 @contextmanager
@@ -135,17 +153,18 @@ def _one_garbage_collection() -> Iterator[None]:
 
 
 def _load_stages(
-    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device
+    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck
 ) -> tuple[Job, list[Program], str, bool]:
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
         job = _with_data(job, plan.minibatch)
-    traced = trace_job(job, plan.minibatch, plan.granularity)
+    traced = trace_job(job, plan.minibatch, plan.granularity, plan.taken_whole)
     if plan.graph_hash is not None and plan.graph_hash != traced.graph_hash:
         raise LaunchError(
             f"the model {plan.model_ref!r} is not the one that the plan was made for (its graph is "
             f"{traced.graph_hash[:19]}…, the plan's is {plan.graph_hash[:19]}…): profile and solve again"
         )
+    check(plan, job, traced, seed)
     programs: list[Program] = []
     for stage in stages:
         program = build_stage_program(traced, plan.layers, stage, device)
@@ -208,7 +227,8 @@ def build_stage(
     """
     places, device = plan.places(rank), device_of(plan)
     numbers = [stage for stage, _ in places]
-    job, programs, graph_hash, dynamic = load_stages(plan, numbers, seed, device)
+    check = model_check(options, plan, rank)
+    job, programs, graph_hash, dynamic = load_stages(plan, numbers, seed, device, check)
     for program in programs:
         if options.compile_backend is not None and isinstance(program, StageProgram):  # emulated ones compute nothing
             program.compile_with(options.compile_backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
@@ -139,21 +139,23 @@ class TracedModel:
         return tuple(dimension_of(size) for size in self.input_nodes[index].meta["val"].shape)
 
 
-def trace_job(job: Job, minibatch: int, granularity: str = "layer") -> TracedModel:
+def trace_job(job: Job, minibatch: int, granularity: str = "layer", whole: Sequence[str] = ()) -> TracedModel:
     """Trace the job's model in training mode at this minibatch size, into layers of this granularity.
+
+    `whole`: paths of submodules that become opaque modules, beside those that torch.export cannot trace.
 
     Raises `LaunchError` with the offending line if the model cannot be traced.
     """
     # Example inputs are often random; the caller's random generators stay as they were.
     with torch.random.fork_rng(devices=[]):
-        return _trace(job, minibatch, granularity)
+        return _trace(job, minibatch, granularity, whole)
 
 
-def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
+def _trace(job: Job, minibatch: int, granularity: str, whole: Sequence[str]) -> TracedModel:
     of_loss = loss_state(job.loss, job.model)
     refuse_module_hooks(job.model)
     refuse_accumulation_hooks(dict(job.model.named_parameters()))
-    exported, how = export_with_fallback(job, minibatch)
+    exported, how = export_with_fallback(job, minibatch, whole)
     graph_module, behaviour, batch = exported.graph_module, exported.behaviour, exported.batch
     with module_mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
         if aliasing.functionalise_graph(graph_module, behaviour):

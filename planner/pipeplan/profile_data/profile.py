@@ -84,6 +84,10 @@ class Profile:
     model_file: JobFile | None = None
     """The job's file when the profile was written, with the digest of what was profiled; None for a bundled model, and
     in older profiles."""
+    taken_whole: tuple[str, ...] = ()
+    """Paths of submodules that are not traced inside, because stages would not train them as the model does."""
+    unchecked: str = ""
+    """Why the self-check was not made; empty where it passed, and for profiles without one."""
     file: str = field(default="", compare=False)
     """The absolute path of the file that it was read from, if any; a profile's file does not hold it."""
 
@@ -189,6 +193,8 @@ class Profile:
                 "granularity": self.granularity,
                 **({"batch_norm": True} if self.batch_norm else {}),
                 **({"lacks": list(self.lacks)} if self.lacks else {}),
+                **({"taken_whole": list(self.taken_whole)} if self.taken_whole else {}),
+                **({"unchecked": self.unchecked} if self.unchecked else {}),
             },
             "minibatch": self.minibatch,
             "provenance": self.provenance.to_json(),

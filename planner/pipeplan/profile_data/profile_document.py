@@ -30,6 +30,8 @@ class ModelFields(Struct):
     file: JobFile | None = None
     batch_norm: bool = False
     lacks: tuple[TrainingNeed, ...] = ()
+    taken_whole: tuple[str, ...] = ()
+    unchecked: str = ""
 
 
 class OptimizerFields(Struct):
@@ -89,6 +91,8 @@ class ProfileFields(SizeFields, kw_only=True):
             "granularity": self.model.granularity,
             "batch_norm": self.model.batch_norm,
             "lacks": self.model.lacks,
+            "taken_whole": self.model.taken_whole,
+            "unchecked": self.model.unchecked,
             "provenance": self.provenance,
             "optimizer_name": self.optimizer.name,
             "optimizer_state_ratio": self.optimizer.state_bytes_per_parameter_byte,

@@ -17,6 +17,7 @@ from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Provenance
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.busy_cores import load_obstacle
+from pipeplan.profiler.checked_training import check_training
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
 from pipeplan.profiler.concurrent import MeasuringGroup, SingleProcess, profile_concurrently
 from pipeplan.profiler.estimate.sample_work import counted_work
@@ -24,7 +25,6 @@ from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import (
     check_fits_in_memory,
     failed_allocation_bytes,
-    free_bytes,
     limited_memory,
     out_of_memory_message,
     step_memory_text,
@@ -59,8 +59,9 @@ from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.seeds import RandomState
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.job_reference import canonical_reference, job_file
+from pipeplan_launch.telemetry.free_memory import free_bytes
 from pipeplan_launch.telemetry.memory import resident_bytes
-from pipeplan_launch.tracing.trace import TracedModel, trace_job
+from pipeplan_launch.tracing.trace import TracedModel
 
 LOST = "a process that kept a core busy has ended"
 MAX_PROCESSES = 256
@@ -132,8 +133,10 @@ def _trace_and_measure(
     torch.set_num_threads(options.threads)
     job = load_job(ref, options.seed)
     sizes = options.batches or (job.minibatch,)
-    progress(0, 0, "tracing")
-    traced = trace_job(job, sizes[0], options.granularity)
+    checked = check_training(
+        job, sizes[0], options, free, progress, lambda traced: _check_data(job, traced, sizes[0], options.seed)
+    )
+    traced = checked.traced
     traced_models.append(traced)
     if len(sizes) > 1 and not traced.dynamic_batch:
         raise InputError(
@@ -141,9 +144,8 @@ def _trace_and_measure(
             "others in runs of their own"
         )
     check_fits_in_memory(ref, traced, max(sizes), free)
-    _check_data(job, traced, sizes[0], options.seed)
     measured, first_passes, busy = [], None, _load_processes(options)
-    remarks = [*lacking_remarks(job), *unread_parameter_remarks(traced), *tie_remarks(traced)]
+    remarks = [*lacking_remarks(job), *checked.remarks, *unread_parameter_remarks(traced), *tie_remarks(traced)]
     remarks += evaluation_remarks(job, traced)
     for size in sizes:
         passes = _passes(job, traced, size, options, progress, company)
@@ -169,7 +171,8 @@ def _trace_and_measure(
     if busy and any(size.loaded is None for size in measured):
         remarks.append(f"times with all cores busy were not measured: {load_obstacle(busy) or LOST}")
         measured = [replace(size, loaded=None) for size in measured]
-    return replace(_profile(ref, job, measured, steps, options, remarks), read_s=read_s)
+    profile = _profile(ref, job, measured, steps, options, remarks)
+    return replace(profile, read_s=read_s, taken_whole=checked.taken_whole, unchecked=checked.unchecked)
 
 
 def _check_data(job: Job, traced: TracedModel, minibatch: int, seed: int) -> None:

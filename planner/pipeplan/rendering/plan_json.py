@@ -208,6 +208,7 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
             **_model_fields(profile, folder),
             "graph_hash": profile.graph_hash or None,
             "granularity": profile.granularity,
+            **({"taken_whole": list(profile.taken_whole)} if profile.taken_whole else {}),
         },
         "minibatch": profile.minibatch,
         "profile": profile.provenance.kind,

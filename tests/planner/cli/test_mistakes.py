@@ -128,6 +128,27 @@ def build():
         model = torch.nn.Sequential(model)
     return Job(model, inputs=lambda n: torch.rand(n, 2))
 """,
+    "penalty.py": """import torch
+from pipeplan_launch import Job, Data
+
+def build():
+    model = torch.nn.Linear(2, 2)
+    samples = torch.utils.data.TensorDataset(torch.rand(64, 2), torch.rand(64, 2))
+    loss = lambda output, target: (output - target).square().mean() + model.bias.sum()
+    return Job(model, data=lambda: Data(samples), loss=loss)
+""",
+    "entropy.py": """import os
+import torch
+from pipeplan_launch import Job, Data
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (1 + int.from_bytes(os.urandom(4), "big"))
+
+def build():
+    samples = torch.utils.data.TensorDataset(torch.rand(64, 2), torch.rand(64, 2))
+    return Job(Net(2, 2), data=lambda: Data(samples), loss=torch.nn.functional.mse_loss)
+""",
 }
 ABSENT = """
 import importlib.machinery as machinery

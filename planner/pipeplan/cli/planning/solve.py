@@ -53,7 +53,7 @@ from pipeplan.profile_data.job_fields import job_notes
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import APART, held_layers
-from pipeplan.profile_data.training_needs import lacking_text
+from pipeplan.profile_data.training_needs import lacking_text, unchecked_text
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
 from pipeplan.util.deadline import Deadline
@@ -285,6 +285,8 @@ def _print_choices(source: ProfileSource, built: BuiltProblem, fewest: FewestWor
         note(lacking_text(built.problem.profile.lacks))
     for line in job_notes(built.problem.profile.model_ref, built.problem.profile.model_file):
         note(f"note: {line}")
+    if built.problem.profile.unchecked:
+        note(unchecked_text(built.problem.profile.unchecked))
     for line in (*_held_lines(built.problem), *_batch_norm_lines(built.problem.profile, source.minibatch)):
         note(line)
     chosen = [*map(_choice_line, built.schedules), *map(_size_line, built.sizes), *_order_lines(built.orders)]

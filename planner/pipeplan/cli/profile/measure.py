@@ -102,6 +102,12 @@ class _Measure(click.Command):
     help="Measure what the executor itself costs on this machine, once for each version, for plans on its CPUs.",
 )
 @click.option("--measure-all", is_flag=True, help="Measure each layer, even if several are the same computation.")
+@click.option(
+    "--self-check/--no-self-check",
+    default=True,
+    show_default=True,
+    help="First compare two training steps of the model alone with those of its stages, and stop if they differ.",
+)
 @seed_option
 @json_option
 @quiet_option
