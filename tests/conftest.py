@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import gc
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -33,9 +34,43 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(ROOT / package, quiet=2)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for another order of tests."""
+    parser.addoption("--random-order-seed", type=int, help="run modules, and the tests of each, in a random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the trainings of the gallery, each of a minute: at the end one would run while others wait for it."""
+    seed = config.getoption("--random-order-seed")
+    if seed is not None:
+        _shuffle(items, random.Random(seed))
     items.sort(key=lambda item: item.get_closest_marker("gallery") is None)
+
+
+def _shuffle(items: list[pytest.Item], drawn: random.Random) -> None:
+    """Shuffle modules and the tests of each. A module stays together, as its fixtures are made once."""
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    shuffled = list(modules.values())
+    drawn.shuffle(shuffled)
+    for tests in shuffled:
+        drawn.shuffle(tests)
+    items[:] = [item for tests in shuffled for item in tests]
+
+
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE, signal.SIGXFSZ)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """Fail a test after which signals are handled otherwise than before, and restore them for the next one."""
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    yield
+    changed = [number.name for number in _HANDLED if signal.getsignal(number) is not before[number]]
+    for number in _HANDLED:
+        signal.signal(number, before[number])
+    assert not changed, f"the test left other handlers of {changed} behind"
 
 
 @pytest.hookimpl(wrapper=True)

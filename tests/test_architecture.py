@@ -39,12 +39,12 @@ PLANNER = (
 )
 EXECUTOR = (
     {"allocator", "checked_json", "child_processes", "errors", "torch_check"},
-    {"files", "typed_document"},
+    {"files", "job_reference", "typed_document"},
     {"devices"},
-    {"capabilities", "job", "launch_secret", "plan", "rank_mapping"},
+    {"job", "launch_secret", "plan", "rank_mapping"},
     {"comm", "command_line", "launchers", "models", "telemetry", "tracing"},
     {"checkpoint", "elastic"},
-    {"export", "link_benchmark", "preflight", "runtime", "worker_monitor"},
+    {"capabilities", "export", "link_benchmark", "preflight", "runtime", "worker_monitor"},
     {"torchrun", "worker"},
     {"__main__"},
     {"emulation", "executor_trials", "selftest"},
@@ -82,11 +82,16 @@ TORCH_FREE_LAUNCH = (
     "checked_json",
     "child_processes",
     "command_line",
+    "elastic.handshake",
+    "elastic.local_workers",
     "elastic.restart_state",
     "elastic.signals",
+    "elastic.store_gateway",
+    "elastic.strangers",
     "emulation.network_namespaces",
     "errors",
     "job.bundled_models",
+    "job_reference",
     "launchers.host_supervisor",
     "launchers.slurm",
     "launchers.ssh",
@@ -251,10 +256,14 @@ def test_only_some_parts_of_the_planner_use_the_executor() -> None:
         theirs = {name for name in imported(module) if package_of(name) == "pipeplan_launch"}
         if theirs and not module.startswith(PROFILER):
             used.setdefault(part_of(module), set()).update(theirs)
-    files = {"pipeplan.rendering", "pipeplan.run_data", "pipeplan.util"}
+    files = {"pipeplan.profile_data", "pipeplan.rendering", "pipeplan.run_data", "pipeplan.util"}
     replayed = {"pipeplan.replay", "pipeplan.simulation"}
     assert set(used) == {"pipeplan.cli", "pipeplan.cost", "pipeplan.checker", *replayed, *files}
-    assert used["pipeplan.checker"] == {"pipeplan_launch.plan.virtual_stages"}, "it checks the order that runs"
+    recorded = {"pipeplan_launch.job_reference"}
+    assert used["pipeplan.profile_data"] == recorded, "one rule says where the file of a job is"
+    assert used["pipeplan.checker"] == {"pipeplan_launch.plan.virtual_stages", *recorded}, (
+        "it checks the order that runs"
+    )
     assert used["pipeplan.cost"] == {"pipeplan_launch.plan.virtual_stages"}, "memory follows from the order that runs"
     assert used["pipeplan.util"] == {"pipeplan_launch.typed_document"}, "both read files by their types"
     assert used["pipeplan.run_data"] == {
@@ -262,7 +271,9 @@ def test_only_some_parts_of_the_planner_use_the_executor() -> None:
         "pipeplan_launch.errors",
         "pipeplan_launch.telemetry.run_documents",
     }, "a run's files are read by the types by which the executor writes them"
-    assert used["pipeplan.rendering"] == {"pipeplan_launch.checked_json"}, "the executor checks what is written for it"
+    assert used["pipeplan.rendering"] == {"pipeplan_launch.checked_json", *recorded}, (
+        "the executor checks what is written for it"
+    )
     simulated = {"pipeplan_launch.plan.schedule", "pipeplan_launch.plan.one_order"}
     assert used["pipeplan.simulation"] == simulated, "what is simulated is what runs"
     assert used["pipeplan.replay"] == {

@@ -32,6 +32,7 @@ def options_from(arguments: Sequence[str] | None) -> RunOptions:
         run_dir=parsed.run_dir,
         seed=parsed.seed,
         weights=parsed.weights,
+        self_check=not parsed.no_self_check,
         log_every=parsed.log_every,
         threads=parsed.threads,
         checkpoint_every=parsed.checkpoint_every,

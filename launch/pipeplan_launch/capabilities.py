@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import os
 import signal
-import socket
 import sys
 from datetime import timedelta
 from typing import Any
@@ -50,34 +49,46 @@ def torch_report() -> dict[str, Any]:
 
 def _gloo() -> str:
     """The error when two processes all-reduce a tensor; "" if there is none."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    other = os.fork()
-    if other == 0:
-        # Both processes would print the same warnings.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        os._exit(0 if not _all_reduce(1, port) else 1)
+    from pipeplan_launch.elastic.local_workers import fork_worker, stay_on_loopback
+    from pipeplan_launch.elastic.loopback_store import serve_store
+
+    stay_on_loopback(os.environ)
     try:
-        return _all_reduce(0, port)
+        store = serve_store(timedelta(seconds=PATIENCE_S))
+    except (OSError, RuntimeError) as error:
+        return _one_line(error)
+    other = fork_worker(lambda: _other_process(store.port), {})
+    try:
+        return _all_reduce(0, store.port)
     finally:
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)
+
+
+def _other_process(port: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # both processes would print the same warnings
+    _all_reduce(1, port)
 
 
 def _all_reduce(rank: int, port: int) -> str:
     import torch
     import torch.distributed as dist
 
+    from pipeplan_launch.elastic.loopback_store import open_store
+
     try:
         patience = timedelta(seconds=PATIENCE_S)
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", patience, world_size=2, rank=rank)
+        dist.init_process_group("gloo", timeout=patience, world_size=2, rank=rank, store=open_store(port, patience))
         tensor = torch.full((4,), float(rank + 1))
         dist.all_reduce(tensor)
         dist.barrier()
         return "" if tensor.tolist() == [3.0] * 4 else f"1 + 2 came out as {tensor.tolist()[0]:g}"
     except Exception as error:  # torch may raise anything if the network does not work
-        return " ".join(f"{error}".split())[:300]
+        return _one_line(error)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{error}".split())[:300]
 
 
 def _version(package: str) -> str | None:

@@ -68,6 +68,11 @@ def _add_start_options(parser: argparse.ArgumentParser) -> None:
         "--seed", type=_seed, metavar="N", help="seed of the weights, the order of samples and dropout (0)"
     )
     parser.add_argument("--weights", type=Path, metavar="D", help="begin with the weights of this checkpoint or run")
+    parser.add_argument(
+        "--no-self-check",
+        action="store_true",
+        help="do not compare two training steps of the model alone with those of the plan's stages first",
+    )
 
 
 def _add_running_options(parser: argparse.ArgumentParser) -> None:

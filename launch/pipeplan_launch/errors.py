@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class LaunchError(Exception):
@@ -18,6 +18,11 @@ class LaunchError(Exception):
 
 class PeerLost(LaunchError):
     """Another worker is gone, frozen or cut off. After this fault all workers may be restarted."""
+
+    def __init__(self, line: str, peers: Sequence[int] = ()) -> None:
+        """`peers`: ranks of the workers that this one waited for, as far as they are known."""
+        super().__init__(line)
+        self.peers = tuple(peers)
 
 
 class DamagedCheckpoint(LaunchError):

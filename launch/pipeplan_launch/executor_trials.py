@@ -16,16 +16,17 @@ import importlib
 import json
 import os
 import signal
-import socket
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeplan_launch.devices.processor_topology import physical_cores
+from pipeplan_launch.elastic.local_workers import fork_worker, worker_variables
 from pipeplan_launch.telemetry.cores_in_use import busy_s
 
 SMALL_BYTES, LARGE_BYTES = 4096, 1 << 18
@@ -136,12 +137,16 @@ def _calibrated() -> int:
 
 
 def _run(trial: Trial, folder: Path) -> dict[str, Any]:
+    from pipeplan_launch.elastic.loopback_store import serve_store
+
     places = [folder / str(number) for number in range(trial.pipelines)]
     for place in places:
         write_plan(trial, place)
     began, busy_before, own_before = time.monotonic(), busy_s(), _own_cpu_s()
-    workers = [pid for place in places for pid in _start_all(trial, place)]
+    stores = [serve_store() for _ in places]
+    workers = [pid for place, store in zip(places, stores, strict=True) for pid in _start_all(trial, store.port, place)]
     peak_bytes = _finish(workers, trial.name)
+    stores.clear()
     others_s = busy_s() - busy_before - (_own_cpu_s() - own_before)
     others = max(0.0, others_s) / (time.monotonic() - began)
     measured = _measured(places[0], trial)
@@ -149,36 +154,25 @@ def _run(trial: Trial, folder: Path) -> dict[str, Any]:
     return {**kind, "peak_bytes": peak_bytes, "others": others, **measured}
 
 
-def _start_all(trial: Trial, folder: Path) -> list[int]:
-    """Fork the workers of a pipeline; returns their process ids."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [_start(rank, trial, port, folder) for rank in range(trial.workers)]
+def _start_all(trial: Trial, port: int, folder: Path) -> list[int]:
+    """Fork the workers of a pipeline, whose store is at this port; returns their process ids."""
+    return [
+        fork_worker(partial(_work, rank, trial, folder), worker_variables(rank, trial.workers, port))
+        for rank in range(trial.workers)
+    ]
 
 
-def _start(rank: int, trial: Trial, port: int, folder: Path) -> int:
-    """Fork a worker; returns its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status, world = 1, trial.workers
-    try:
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-        os.environ |= {"LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        with open(os.devnull, "w") as sink:
-            os.dup2(sink.fileno(), 1)
-        from pipeplan_launch import __main__ as executor
+def _work(rank: int, trial: Trial, folder: Path) -> None:
+    """Run a worker."""
+    with open(os.devnull, "w") as sink:
+        os.dup2(sink.fileno(), 1)
+    from pipeplan_launch import __main__ as executor
 
-        arguments = ["--epochs", "1", "--threads", "1", "--log-every", "0", "--run-dir", str(folder / "run")]
-        arguments += ["--correction", "ef", "--force-correction"] if trial.corrected else []
-        status = executor.main([str(folder), *arguments])
-        _eviction_file(folder, rank).write_text(str(_evicted_s()))
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+    arguments = ["--epochs", "1", "--threads", "1", "--log-every", "0", "--run-dir", str(folder / "run")]
+    arguments += ["--correction", "ef", "--force-correction"] if trial.corrected else []
+    status = executor.main([str(folder), *arguments])
+    _eviction_file(folder, rank).write_text(str(_evicted_s()))
+    raise SystemExit(status)
 
 
 def _eviction_file(folder: Path, rank: int) -> Path:

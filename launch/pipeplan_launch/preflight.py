@@ -27,6 +27,7 @@ from pipeplan_launch.checkpoint import checkpoint
 from pipeplan_launch.command_line import averaging_options, check_start_options, staleness_options, worker_parser
 from pipeplan_launch.errors import LaunchError, listed, terminal_line
 from pipeplan_launch.files import explain_errors
+from pipeplan_launch.job_reference import choice_note, file_of
 from pipeplan_launch.launch_secret import check_secret
 from pipeplan_launch.plan.averaging_options import check_averaging_options
 from pipeplan_launch.plan.launch_plan import LaunchPlan
@@ -35,6 +36,7 @@ from pipeplan_launch.plan.staleness import check_staleness_options
 from pipeplan_launch.plan.transport_modes import asks_self_test, transport_of
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.torch_check import version_problem
+from pipeplan_launch.typed_document import shortened, whole_number
 
 MIN_FREE_BYTES = 2**20
 """Free space below which a run folder is refused."""
@@ -70,6 +72,18 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
         _check_port(environment)
 
 
+def check_job(plan: LaunchPlan) -> str | None:
+    """A note for the user on the file of the job, or None. Raises `LaunchError` if there is none."""
+    file = file_of(plan.model_ref)
+    if file is not None and not plan.emulated and not file.is_file():
+        places = list(dict.fromkeys([str(file), *([plan.model_file.path] if plan.model_file else [])]))
+        raise LaunchError(
+            f"the plan's job is not at {', nor at '.join(places)}: put it there, or profile and solve again"
+        )
+    note = choice_note(plan.model_ref, plan.model_file)
+    return f"note: {note}" if note else None
+
+
 def check_torch() -> None:
     """Raise `LaunchError` if torch is missing or too old. The workers report later if it cannot be imported."""
     if problem := version_problem():
@@ -92,8 +106,8 @@ def _check_port(environment: Mapping[str, str]) -> None:
     text = environment.get("MASTER_PORT", "")
     if not environment.get("NODE_RANK") or not text:
         return
-    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
-        raise LaunchError(f"MASTER_PORT is {text!r}: it must be a free port, 1024 to 65535")
+    if not 0 < (whole_number(text) or 0) < 1 << 16:
+        raise LaunchError(f"MASTER_PORT is {shortened(text)}: it must be a free port, 1024 to 65535")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as port:
             port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,6 +154,7 @@ def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: 
                 f"(not set: {', '.join(missing)}); {advice}"
             )
         _check_node(environment["NODE_RANK"], launches)
+        _check_interface(environment)
         check_secret(environment)
     elif workers != plan.world:
         raise LaunchError(
@@ -174,17 +189,17 @@ def workers_to_start(plan: LaunchPlan, environment: Mapping[str, str], gpu_count
     if plan.device == "cuda" and gpu_count in plan.server_sizes:
         return gpu_count
     node = environment.get("NODE_RANK", "")
-    known = node.isdecimal() and int(node) < plan.servers
-    return plan.workers_on(int(node)) if known else plan.workers_per_server
+    number = whole_number(node)
+    return plan.workers_on(number) if number is not None and number < plan.servers else plan.workers_per_server
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name)
     if not text:
         return None
-    if not text.isdecimal() or not int(text):
-        raise LaunchError(f"{name} is {text!r}: it must be a whole number of at least 1")
-    return int(text)
+    if not (number := whole_number(text)):
+        raise LaunchError(f"{name} is {shortened(text)}: it must be a whole number of at least 1")
+    return number
 
 
 def _place_text(plan: LaunchPlan, environment: Mapping[str, str]) -> str:
@@ -202,8 +217,20 @@ def _workers_each(plan: LaunchPlan) -> str:
 
 
 def _check_node(text: str, launches: int) -> None:
-    if not text.isdecimal() or int(text) >= launches:
-        raise LaunchError(f"NODE_RANK is {text!r}: it must be this server's number, 0 to {launches - 1}")
+    number = whole_number(text)
+    if number is None or number >= launches:
+        raise LaunchError(f"NODE_RANK is {shortened(text)}: it must be this server's number, 0 to {launches - 1}")
+
+
+def _check_interface(environment: Mapping[str, str]) -> None:
+    """Raise `LaunchError` if Gloo is told to use a network interface that this machine does not have."""
+    there = [name for _, name in socket.if_nameindex()]
+    for name in filter(None, environment.get("GLOO_SOCKET_IFNAME", "").split(",")):
+        if name not in there:
+            raise LaunchError(
+                f"GLOO_SOCKET_IFNAME names {name!r}, and this machine's network interfaces are {listed(there)}: set it "
+                "to the one by which the servers reach each other, or unset it"
+            )
 
 
 def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str | None:
@@ -237,6 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         plan = load_plan(options.plan_folder)
         check_torch()
+        job_note = check_job(plan)
         gpu_count = gpus() if plan.device == "cuda" else 0
         note = check_machine(plan, os.environ, usable_cores(), gpu_count)
         check_run_start(options, plan, os.environ, launch_count(plan, os.environ))
@@ -245,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print(f"error: {terminal_line(error)}", file=sys.stderr)
         return 2
-    for line in filter(None, (note, tested)):
+    for line in filter(None, (job_note, note, tested)):
         print(terminal_line(line), file=sys.stderr)
     return 0
 

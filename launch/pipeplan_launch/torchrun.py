@@ -16,8 +16,9 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,11 +31,12 @@ from pipeplan_launch.errors import LaunchError, terminal_line
 from pipeplan_launch.torch_check import import_problem
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-    from pipeplan_launch.elastic.servers import StoreAccess
+    from pipeplan_launch.elastic.servers import ServerPlace, StoreAccess
 
 STATUS_REPORTED = 2  # status of a worker that has reported an error, or that ends because another worker has
+STATUS_SILENT = 1  # status of the launcher after a worker that died without reporting an error
 STATUS_STOPPED = restart_state.STATUS_INTERRUPTED  # status of a worker that was asked to stop
 EXPLAINED_STATUSES = (STATUS_REPORTED, STATUS_STOPPED, restart_state.STATUS_PEER_LOST)
 STORE_TIMEOUT_S = 600.0
@@ -48,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's loggers read it when they are created
     # torch would print a page about a lost store, which the workers report in one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Sets of strings have one order in all workers and after a restart, also where a model or its data depends on it.
+    os.environ.setdefault("PYTHONHASHSEED", "0")
     try:
         with restart_state.attempts_folder() as folder:
             return _launch(list(sys.argv[1:] if arguments is None else arguments), folder)
@@ -63,6 +67,7 @@ def _launch(arguments: list[str], folder: Path) -> int:
     if problem := import_problem():
         raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
     options = _worker_options(arguments)
+    place = servers.ServerPlace.of(servers.split_options(arguments)[0])
     import torch
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -74,14 +79,15 @@ def _launch(arguments: list[str], folder: Path) -> int:
 
     grow_gpu_memory(os.environ, torch.__version__)
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    _ignore_torchrun_variables(os.environ)
     watch_signals(_forward_signal)
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
-    place = servers.ServerPlace.of(servers.split_options(arguments)[0])
-    access = None if place is None else servers.reach_store(place, _timeout_s(options), _end_silent_server)
+    access = servers.reach_store(place, _timeout_s(options), _end_silent_server)
     reachability = None
-    if access is not None and access.relay is not None:
-        reachability = StoreReachability(access.relay.store_answers, _timeout_s(options), _end_without_store)
-    worker_monitor.monitor_workers(options.timeout if options else None, reachability)
+    if access.relay is not None:
+        end_launch = partial(_end_without_store, place)
+        reachability = StoreReachability(access.relay.store_answers, _timeout_s(options), end_launch)
+    worker_monitor.monitor_workers(options.timeout if options else None, reachability, _report_restart)
     try:
         torchrun(_torchrun_arguments(arguments, options, folder, access))
     except ChildFailedError as error:
@@ -91,15 +97,21 @@ def _launch(arguments: list[str], folder: Path) -> int:
     except SignalException:  # torchrun before 2.9 always handles all signals itself
         return _status_after_stop(STATUS_STOPPED)
     except DistError as error:
-        if missing := access.missing() if access is not None and access.gateway is not None else "":
+        if missing := access.missing() if access.gateway is not None else "":
             _print_line(f"error: {missing} did not come within {_timeout_s(options):g} s")
             return STATUS_REPORTED
-        _print_line(f"error: server 0, where the workers' common store is, cannot be reached: {_one_line(error)}")
+        _print_line(f"error: {_store_text(place)} cannot be reached: {_one_line(error)}")
         return STATUS_REPORTED
     except Exception as error:
         _print_line(f"error: torchrun ended: {type(error).__name__}: {_one_line(error)}")
         return 1
     return _status_after_stop(0)
+
+
+def _ignore_torchrun_variables(environment: MutableMapping[str, str]) -> None:
+    """Remove torchrun's options from the environment: PET_STANDALONE would open a rendezvous on all addresses."""
+    for name in [name for name in environment if name.startswith("PET_")]:
+        del environment[name]
 
 
 def _worker_options(arguments: Sequence[str]) -> Namespace | None:
@@ -110,12 +122,10 @@ def _worker_options(arguments: Sequence[str]) -> Namespace | None:
 
 
 def _torchrun_arguments(
-    arguments: Sequence[str], options: Namespace | None, folder: Path, access: StoreAccess | None
+    arguments: Sequence[str], options: Namespace | None, folder: Path, access: StoreAccess
 ) -> list[str]:
     """torchrun's arguments, with the store of this launch in place of torchrun's own."""
     own = _torchrun_options(options, folder)
-    if access is None:
-        return [*own, *arguments]
     from pipeplan_launch.elastic.loopback_rendezvous import rendezvous_options
 
     found = rendezvous_options(access.port, access.place.server, _timeout_s(options), access.listen_fd)
@@ -131,12 +141,17 @@ def _end_silent_server(store_port: int, server: int, silent_s: float) -> None:
     from pipeplan_launch.elastic.rendezvous import end_attempt
 
     with suppress(RuntimeError):
-        end_attempt(store_port, f"server {server} gave no sign of life for {silent_s:.0f} s")
+        end_attempt(store_port, f"server {server} gave no sign of life for {silent_s:.0f} s", server)
 
 
-def _end_without_store() -> None:
+def _store_text(place: ServerPlace) -> str:
+    where = f" at {place.address}, port {place.port}" if place.address else ""
+    return f"server 0{where}, where the workers' common store is,"
+
+
+def _end_without_store(place: ServerPlace) -> None:
     """End the launch. Called in a separate thread, as torchrun's thread waits for the store."""
-    _print_line("error: server 0, where the workers' common store is, cannot be reached any more")
+    _print_line(f"error: {_store_text(place)} cannot be reached any more")
     child_processes.signal_all(child_processes.child_pids(), signal.SIGKILL)
     restart_state.remove_attempts_folder()
     os._exit(STATUS_REPORTED)
@@ -190,16 +205,36 @@ def _status_after_stop(status: int) -> int:
 
 
 def _report_failure(error: ChildFailedError) -> int:
-    """Name the worker that first ended without a message, and because of which torchrun ended the others."""
-    statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
+    """Name the worker that first ended without a message, and because of which torchrun ended the others.
+
+    Returns the exit status, which is `STATUS_SILENT` whenever such a worker is named.
+    """
+    if (cause := _silent_end(error.failures)) is not None:
+        _print_line(f"error: {cause}")
+        if restart_state.stop_signal() is None:
+            restart_state.record_final_status(STATUS_SILENT)  # though others have reported that they lost it
+        return STATUS_SILENT
+    return STATUS_REPORTED if STATUS_REPORTED in (one.exitcode for one in error.failures.values()) else 1
+
+
+def _report_restart(failures: Mapping[int, ProcessFailure], restart: int, most: int) -> None:
+    """Say why all workers start again. Once training has begun, the next attempt says it, with its checkpoint."""
+    if not restart_state.has_begun(restart - 1):
+        cause = _silent_end(failures) or restart_state.fault_of(restart - 1) or "a worker on another server was lost"
+        _print_line(f"{cause}; restart {restart} of {most}: no minibatch had been run")
+
+
+def _silent_end(failures: Mapping[int, ProcessFailure]) -> str | None:
+    """The worker that first ended without a message, and how it ended; None if all have given a reason."""
+    statuses = {rank: failure.exitcode for rank, failure in failures.items()}
     silent = [rank for rank, status in statuses.items() if status not in EXPLAINED_STATUSES]
     candidates = [rank for rank in silent if statuses[rank] != -signal.SIGTERM]
     if not candidates and len(silent) == len(statuses):
         candidates = silent  # no other worker ended, so somebody else sent this SIGTERM
-    if candidates:
-        first = min(candidates, key=lambda rank: (error.failures[rank].timestamp, rank))
-        _print_line(f"error: worker {restart_state.worker_of(first)} {_end_text(statuses[first])}")
-    return STATUS_REPORTED if STATUS_REPORTED in statuses.values() else 1
+    if not candidates:
+        return None
+    first = min(candidates, key=lambda rank: (failures[rank].timestamp, rank))
+    return f"worker {restart_state.worker_of(first)} {_end_text(statuses[first])}"
 
 
 def _end_text(status: int) -> str:

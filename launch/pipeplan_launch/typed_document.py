@@ -23,6 +23,9 @@ LARGEST = float(2**63)
 LARGEST_SIZE = 2**53
 """Largest number of bytes in a file; that is 8 PiB, and beyond it floats do not hold every whole number."""
 
+MOST_DIGITS = 18
+"""Most digits of a whole number in an option or an environment variable."""
+
 Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
 """A time, a rate, a price or another figure that is never negative."""
 Finite = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
@@ -95,9 +98,22 @@ def refuse_half_characters(value: Any) -> None:
         raise ValueError(f"a text has half a character (a lone surrogate), at {near}") from None
 
 
+def whole_number(text: str) -> int | None:
+    """The number that decimal digits stand for; None for other text, and for more digits than any number here has.
+
+    Python raises a `ValueError` for more than 4,300 digits.
+    """
+    return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None
+
+
 def shortened(value: Any, most: int = 40) -> str:
     """A value for an error message: at most about `most` characters of it."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits, though TOML has longer ones in hexadecimal
+        return "a number with too many digits"
+    except RecursionError:
+        return "a value that is nested too deeply"
     return text if len(text) <= most else text[: most - 3] + "…"
 
 

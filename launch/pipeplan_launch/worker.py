@@ -18,7 +18,7 @@ from pipeplan_launch.checkpoint.manifest import Manifest
 from pipeplan_launch.checkpoint.optimizer_state import optimizer_tensors
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.devices.remembered import remembered_transport
-from pipeplan_launch.elastic import consistency_check, process_groups
+from pipeplan_launch.elastic import consistency_check, process_groups, restart_state
 from pipeplan_launch.elastic.graceful_stop import GracefulStop, forward_stop_requests
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
 from pipeplan_launch.elastic.signals import Interrupted, check_any_signal
@@ -27,6 +27,7 @@ from pipeplan_launch.files import write_json
 from pipeplan_launch.job.callback_calls import CallbackList
 from pipeplan_launch.job.callbacks import accuracy_text
 from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.job_reference import change_note, job_file
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
@@ -81,8 +82,9 @@ def run_worker(options: RunOptions) -> None:
         _build_and_run(options, plan, groups, run_start)
     except PeerLost as error:
         check_any_signal()  # a peer that is gone after a signal was asked to stop as well
-        if process_groups.will_restart() or run_folder.claim_error(run_start.run, str(error)):
-            raise
+        line = f"{error}{groups.assignment.hosts_text(rank, error.peers)}"
+        if process_groups.will_restart() or run_folder.claim_error(run_start.run, line):
+            raise PeerLost(line, error.peers) from error
         raise FailedElsewhere from error
     except LaunchError as error:
         if run_folder.claim_error(run_start.run, str(error)):
@@ -180,6 +182,9 @@ class ActiveWorker:
             for sizes in (self._stage.train_sizes, self._stage.test_sizes):
                 if sizes is not None and sizes.note:
                     print_status(f"note: {sizes.note}")
+            reference = self._plan.model_ref
+            if (changed := change_note(reference, self._plan.model_file, job_file(reference))) is not None:
+                print_status(f"note: {changed}; the graph is the same")
         extra = self._train() if self._plan.mode == "training" else self._infer()
         for one in self._stage.every:
             (one.training or one.forward).recorder.close()
@@ -192,6 +197,7 @@ class ActiveWorker:
     def _train(self) -> dict[str, Any]:
         stopping = GracefulStop(self._groups.attempt.attempt_store, self._plan)
         loop = EpochLoop(self._options, self._groups, self._stage, self._start, self._resumed, stopping)
+        restart_state.record_begun()
         extra = loop.run()
         if loop.results and loop.results[-1].test_judged:
             last = loop.results[-1]
@@ -202,10 +208,11 @@ class ActiveWorker:
         return extra
 
     def _infer(self) -> dict[str, Any]:
-        passes = self._options.epochs or 1
+        passes, has_loss = self._options.epochs or 1, self._stage.place.job.loss is not None
         restart_prefix = self._groups.attempt.restart_prefix()
         if self._prints_status and restart_prefix:
             print_status(f"{restart_prefix}inference begins anew")
+        restart_state.record_begun()
         self._stage.forward.on_minibatch = None
         for number in range(passes):
             met_s = process_groups.synchronise_workers(self._groups.active)
@@ -216,9 +223,9 @@ class ActiveWorker:
             taken = time.perf_counter() - begun
             self._recorder.end_epoch()
             if self._prints_status:
-                print_status(f"pass {number + 1}/{passes}  {accuracy_text(total.correct, total.judged)}")
+                print_status(f"pass {number + 1}/{passes}  {total.text(has_loss=has_loss)}")
         rate = total.samples / taken
-        self._outcome = f"{accuracy_text(total.correct, total.samples)}, {rate:.1f} images/s"
+        self._outcome = f"{total.text(has_loss=has_loss)}, {rate:.1f} samples/s"
         return {
             "accuracy": total.accuracy,
             "correct": total.correct,

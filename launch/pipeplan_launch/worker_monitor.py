@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.metrics.api import MetricHandler, configure
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher import api
 
 from pipeplan_launch import child_processes
 from pipeplan_launch.elastic import restart_state
@@ -19,13 +23,32 @@ class NoFurtherAttempt(Exception):
     """torchrun must not make a further attempt, although it would."""
 
 
-def monitor_workers(patience_s: float | None, reachability: StoreReachability | None = None) -> None:
+OnRestart = Callable[[Mapping[int, ProcessFailure], int, int], None]
+"""Called before a restart: (failures by rank, number of the restart, most restarts)."""
+
+
+def monitor_workers(
+    patience_s: float | None,
+    reachability: StoreReachability | None = None,
+    on_restart: OnRestart = lambda *_: None,
+) -> None:
     """Monitor the workers of the torchrun that runs in this process.
 
     `patience_s`: how long a worker may be stopped (SIGSTOP) before it is killed; None: for ever. `reachability`: to
     watch the store if another server keeps it.
     """
-    configure(_HealthCheckHandler(patience_s, reachability))
+    handler = _HealthCheckHandler(patience_s, reachability, on_restart)
+    configure(handler)
+
+    class FailureNotingAgent(LocalElasticAgent):
+        """torchrun's agent, which tells the handler what torchrun's metrics leave out."""
+
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            result: RunResult = super()._monitor_workers(worker_group)
+            handler.failures = result.failures
+            return result
+
+    api.LocalElasticAgent = FailureNotingAgent  # type: ignore[attr-defined]
 
 
 class StoreReachability:
@@ -62,11 +85,19 @@ class StoreReachability:
 
 
 class _HealthCheckHandler(MetricHandler):
-    def __init__(self, patience_s: float | None, reachability: StoreReachability | None = None) -> None:
-        self._reachability = reachability
+    def __init__(
+        self,
+        patience_s: float | None,
+        reachability: StoreReachability | None = None,
+        on_restart: OnRestart = lambda *_: None,
+    ) -> None:
+        self._reachability, self._on_restart = reachability, on_restart
+        self.failures: Mapping[int, ProcessFailure] = {}
+        """The workers of this launcher that had failed at the last health check, by rank."""
         # Ends a stopped worker shortly before its peers give up, as torchrun then waits half a minute for it to end.
         self._stopped_children = child_processes.StoppedChildren(None if patience_s is None else 0.9 * patience_s)
-        self._restarts_left = 0
+        self._restarts_left: int = 0
+        self._most_restarts: int | None = None
 
     def emit(self, metric_data: Any) -> None:
         """Handle one of torchrun's metrics. Raises `NoFurtherAttempt` where torchrun would restart the workers in
@@ -74,6 +105,8 @@ class _HealthCheckHandler(MetricHandler):
         metric = str(metric_data.name).rpartition(".")[2]
         if metric == "remaining_restarts":
             self._restarts_left = metric_data.value
+            if self._most_restarts is None:
+                self._most_restarts = metric_data.value
         elif metric == "healthy":
             if self._reachability is not None:
                 self._reachability.watch(False)
@@ -82,5 +115,7 @@ class _HealthCheckHandler(MetricHandler):
             over = restart_state.final_status() is not None or restart_state.stop_signal() is not None
             if over and self._restarts_left:
                 raise NoFurtherAttempt
+            if self._restarts_left and self._most_restarts is not None:
+                self._on_restart(self.failures, self._most_restarts - self._restarts_left + 1, self._most_restarts)
             if self._reachability is not None:
                 self._reachability.watch(True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pipeplan.api import DisagreementError as DisagreementError
     from pipeplan.api import InfeasibleError as InfeasibleError
     from pipeplan.api import InputError as InputError
+    from pipeplan.api import NotFoundInTimeError as NotFoundInTimeError
     from pipeplan.api import Options as Options
     from pipeplan.api import Outcome as Outcome
     from pipeplan.api import PipeplanError as PipeplanError
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 _API = (
     *("Cluster", "DisagreementError", "InfeasibleError", "InputError", "Options", "Outcome", "PipeplanError", "Plan"),
-    *("Problem", "Profile", "Settings", "Simulated", "SolveProgress", "Stage"),
+    *("NotFoundInTimeError", "Problem", "Profile", "Settings", "Simulated", "SolveProgress", "Stage"),
     *("cluster", "explain", "export", "profile", "read_profile", "render", "render_launcher", "replan", "simulate"),
     *("solve", "sweep"),
 )

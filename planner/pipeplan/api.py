@@ -23,7 +23,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.cluster_data.machine_costs import with_machine_costs
 from pipeplan.cost.throughput import RunSize
-from pipeplan.errors import DisagreementError, InfeasibleError, InputError, PipeplanError
+from pipeplan.errors import DisagreementError, InfeasibleError, InputError, NotFoundInTimeError, PipeplanError
 from pipeplan.exports.target import export_files, export_target, write_export
 from pipeplan.from_options.build_problem import Request, build_problem
 from pipeplan.from_options.option_fields import OptionKeywords, checked_keywords
@@ -54,6 +54,7 @@ __all__ = [
     "DisagreementError",
     "InfeasibleError",
     "InputError",
+    "NotFoundInTimeError",
     "Options",
     "Outcome",
     "PipeplanError",
@@ -90,6 +91,7 @@ def profile(
     processes: int = 1,
     load: bool = True,
     measure_all: bool = False,
+    self_check: bool = True,
     seed: int = 0,
     progress: Callable[[int, int, str], None] = lambda done, total, step: None,
 ) -> Profile:
@@ -99,7 +101,8 @@ def profile(
     function defined in a file or module that takes no arguments and returns an `nn.Module` or a `pipeplan_launch.Job`.
     `batch` is in samples; of several sizes the first is the profile's own, and these alone are measured. Of one size
     its `halvings` (by default 3, down to an eighth) are measured as well, briefly. `device` is `cpu`, `cuda`, or a
-    device to estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`. `progress` is
+    device to estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`. Before
+    measuring, the model is compared with its stages in two training steps, unless `self_check` is false. `progress` is
     called with the steps done, the steps in all (0: not known) and the next step. `Profile.save(path)` writes the
     result. Raises `InputError`, also if torch is missing.
     """
@@ -119,6 +122,7 @@ def profile(
         processes=processes,
         load=load,
         measure_all=measure_all,
+        self_check=self_check,
     )
     return profile_model(model if isinstance(model, str) else _reference(model), measuring, progress)
 
@@ -186,7 +190,8 @@ def solve(
     The figure of the plan is `outcome.predicted_s`, its simulated step time in seconds per microbatch.
     `outcome.bound_s` is a lower bound for all plans of the searched space, `outcome.gap` by how much one could be
     faster, and `outcome.verdict.proven` says whether two solvers show that. Raises `InputError`, `InfeasibleError` if
-    no plan fits, and `DisagreementError` if the two solvers contradict each other, which is a defect of pipeplan.
+    no plan fits, `NotFoundInTimeError` if none was found in time, and `DisagreementError` if the two solvers contradict
+    each other, which is a defect of pipeplan.
     """
     if not isinstance(profile, Profile):
         raise InputError(f"solve takes a profile, as pipeplan.read_profile({str(profile)!r}) reads one")

@@ -4,6 +4,7 @@ PipeplanError                  one line: what is wrong, where, and how to fix it
 ├── InputError                 a file or an argument is wrong
 │   └── TooFewLayersError      more stages are asked for than there are layers to divide
 ├── InfeasibleError            no plan satisfies the constraints
+├── NotFoundInTimeError        no plan was found within the time limit; there may be one
 └── DisagreementError          two solvers, or a solver and the evaluator, do not agree (a defect of pipeplan)
 """
 
@@ -22,6 +23,10 @@ class TooFewLayersError(InputError):
 
 class InfeasibleError(PipeplanError):
     """No plan fits in memory and satisfies the user's constraints."""
+
+
+class NotFoundInTimeError(PipeplanError):
+    """No plan was found within the time limit, and it is not known whether there is one."""
 
 
 class DisagreementError(PipeplanError):

@@ -65,11 +65,11 @@ def work(rank: int, world: int, port: int, folder: Path, millions: float, repeat
         index = {name: one for part in parts for name, one in part.items()}
         if rank == 0:
             part = folder / checkpoint.PARTIAL_CHECKPOINT
-            tensor_store.write_index(part, index)
+            digests = tensor_store.write_index(part, index)
             files = {path.name: path.stat().st_size for path in part.iterdir()}
             at = Position(0, number, repeats + 1)
             manifest = Manifest(
-                part, at, History(), 1, 1, 0, "plan", "ref", "hash", (("a",),), {}, NOTHING, index, files
+                part, at, History(), 1, 1, 0, "plan", "ref", "hash", (("a",),), {}, NOTHING, index, files, digests
             )
             checkpoint.commit_checkpoint(folder, manifest)
         dist.barrier()

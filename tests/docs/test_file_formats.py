@@ -30,11 +30,14 @@ from pipeplan_launch.plan.stage_files import load_plan
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "file-formats.md"
 WIDTH = 108
+PROJECT = Path("/home/me")
+PLAN = PROJECT / "plan"
 
 # Names of dataclass fields that a file writes under another name.
 WRITTEN_AS = {
     "model_ref": "ref",
     "model_name": "name",
+    "model_file": "file",
     "optimizer_name": "name",
     "optimizer_state_ratio": "state_bytes_per_parameter_byte",
     "whole_forward_s": "whole",
@@ -75,11 +78,17 @@ def cluster(tmp_path: Path) -> Cluster:
 @pytest.fixture
 def outcome(profile: Profile, cluster: Cluster) -> Outcome:
     """What solving the example profile on the example cluster gives."""
-    return solve(Problem(replace(profile, file="/home/me/profile.json"), cluster, Options()))
+    return solve(Problem(in_its_project(profile), cluster, Options()))
 
 
-def test_the_profile_is_written_as_it_was_read(profile: Profile) -> None:
-    assert profile.to_json() == json.loads(example("profile.json"))
+def in_its_project(profile: Profile) -> Profile:
+    """The example profile, as if it were read in the folder that it names."""
+    return replace(profile, file=str(PROJECT / "profile.json"), model_ref=f"{PROJECT}/translate.py:build")
+
+
+def test_the_profile_is_written_as_it_was_read(profile: Profile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "again.json")
+    assert json.loads((tmp_path / "again.json").read_text()) == json.loads(example("profile.json"))
 
 
 def test_the_cluster_says_everything_a_cluster_can(cluster: Cluster) -> None:
@@ -105,7 +114,7 @@ def test_the_servers_that_differ_are_read_and_say_everything(tmp_path: Path) -> 
 
 
 def test_the_plan_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
-    written, made = json.loads(example("plan.json")), json.loads(json.dumps(plan_json.plan_document(outcome)))
+    written, made = json.loads(example("plan.json")), json.loads(json.dumps(plan_json.plan_document(outcome, PLAN)))
     assert list(paths(written)) == list(paths(made))
     for part in ("format", "version", "profile", "cluster", "options", "plan"):
         assert written[part] == made[part], part
@@ -115,18 +124,20 @@ def test_the_plan_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
 
 
 def test_the_stage_file_is_what_solving_the_examples_gives(outcome: Outcome) -> None:
-    written, made = json.loads(example("stages/stage-N.json")), plan_json.stage_documents(outcome)[0]
+    written, made = json.loads(example("stages/stage-N.json")), plan_json.stage_documents(outcome, PLAN)[0]
     assert list(paths(written)) == list(paths(made))
     assert {**written, "prediction": None} == {**made, "prediction": None}
     assert written["prediction"] == pytest.approx(made["prediction"])
 
 
 def test_the_executor_loads_the_stage_file(outcome: Outcome, tmp_path: Path) -> None:
-    files = [json.loads(example("stages/stage-N.json")), *plan_json.stage_documents(outcome)[1:]]
+    files = [json.loads(example("stages/stage-N.json")), *plan_json.stage_documents(outcome, PLAN)[1:]]
     for index, document in enumerate(files):
         plan_folder.write_json(tmp_path / "stages" / f"stage-{index}.json", document)
     plan = load_plan(tmp_path)
-    assert plan.model_ref == "/home/me/translate.py:build"
+    assert plan.model_ref == f"{tmp_path.parent}/translate.py:build"
+    assert plan.model_file is not None
+    assert plan.model_file.path == "/home/me/translate.py"
     assert [stage.workers for stage in plan.pipeline] == [stage.workers for stage in outcome.plan.stages]
 
 
@@ -210,11 +221,12 @@ def main() -> None:
         path = Path(folder)
         (path / "profile.json").write_text(example("profile.json"), encoding="utf-8")
         (path / "lab.toml").write_text(example("Cluster files", "toml"), encoding="utf-8")
-        made = solve(Problem(Profile.load(path / "profile.json"), clusters.read_cluster(path / "lab.toml"), Options()))
+        loaded = in_its_project(Profile.load(path / "profile.json"))
+        made = solve(Problem(loaded, clusters.read_cluster(path / "lab.toml"), Options()))
     text = DOCUMENT.read_text(encoding="utf-8")
     for title, document in (
-        ("plan.json", plan_json.plan_document(made)),
-        ("stages/stage-N.json", plan_json.stage_documents(made)[0]),
+        ("plan.json", plan_json.plan_document(made, PLAN)),
+        ("stages/stage-N.json", plan_json.stage_documents(made, PLAN)[0]),
     ):
         text = text.replace(example(title), compact(document) + "\n")
     DOCUMENT.write_text(text, encoding="utf-8")

@@ -46,13 +46,17 @@ def matches(said: str, line: str) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a plan 1-1 for this machine in `plan`, and one for GPUs in `gpus`."""
+    """With a plan 1-1 for this machine in `plan`, one for GPUs in `gpus`, and one of a job that is `gone`."""
     for name, device in (("plan", "cpu"), ("gpus", "cuda")):
         contents = stage_contents([1, 1])
         for content in contents:
             content["device"] = device
         plan = write_plan(tmp_path / name, contents)
         shutil.copy(launch_script(tmp_path), plan / "launch.sh")
+    contents = stage_contents([1, 1])
+    for content in contents:
+        content["model"]["ref"] = "../gone.py:build"
+    shutil.copy(launch_script(tmp_path), write_plan(tmp_path / "gone", contents) / "launch.sh")
     return tmp_path
 
 
@@ -169,6 +173,7 @@ def test_a_model_that_was_changed_since(small: Path, tmp_path: Path) -> None:
     (tmp_path / "changed.py").write_text((small / "job.py").read_text().replace("blocks: int = 4", "blocks: int = 3"))
     for file in plan.glob("stages/*.json"):
         stage = json.loads(file.read_text())
+        del stage["checksum"]
         stage["model"]["ref"] = f"{tmp_path / 'changed.py'}:build"
         file.write_text(json.dumps(stage))
     done = typed_in(tmp_path, typed)

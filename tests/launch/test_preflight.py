@@ -55,6 +55,14 @@ def test_several_servers_need_to_know_each_other(plan: LaunchPlan) -> None:
         check_machine(plan, there | {"NODE_RANK": "2"}, core_count=8, gpu_count=0)
 
 
+def test_an_interface_that_is_not_there_is_named_before_any_worker_starts(plan: LaunchPlan) -> None:
+    plan = replace(plan, servers=2)
+    there = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "PIPEPLAN_SECRET": "0123456789abcdef"}
+    assert check_machine(plan, there | {"GLOO_SOCKET_IFNAME": "lo"}, core_count=8, gpu_count=0) is None
+    with pytest.raises(LaunchError, match=r"^GLOO_SOCKET_IFNAME names 'nowhere0', .* interfaces are .*lo.*: set it to"):
+        check_machine(plan, there | {"GLOO_SOCKET_IFNAME": "lo,nowhere0"}, core_count=8, gpu_count=0)
+
+
 def test_the_command_says_one_line_without_torch(tmp_path: Path) -> None:
     folder = write_plan(tmp_path / "a\nb $(x)", stage_contents([1]))
     command = "import sys\nfrom pipeplan_launch.preflight import main\nstatus = main(sys.argv[1:])\n"

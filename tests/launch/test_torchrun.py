@@ -17,7 +17,15 @@ import pytest
 
 from pipeplan_launch import child_processes
 from pipeplan_launch.elastic import restart_state
-from pipeplan_launch.torchrun import _report_failure, _torchrun_options, _worker_options
+from pipeplan_launch.elastic.servers import ServerPlace
+from pipeplan_launch.torchrun import (
+    _ignore_torchrun_variables,
+    _report_failure,
+    _report_restart,
+    _torchrun_options,
+    _worker_options,
+    main,
+)
 
 
 @dataclass
@@ -37,7 +45,7 @@ class Error:
         ({0: 2, 1: 2}, 2, ""),
         ({0: 130, 2: 2}, 2, ""),
         ({0: 130, 2: -9}, 1, "error: worker 2 was ended by SIGKILL (out of memory is the usual reason for SIGKILL)\n"),
-        ({0: 2, 2: -11}, 2, "error: worker 2 was ended by SIGSEGV\n"),
+        ({0: 2, 2: -11}, 1, "error: worker 2 was ended by SIGSEGV\n"),
         ({0: -15, 1: -15, 2: 1}, 1, "error: worker 2 ended with status 1\n"),
         ({0: -15, 1: 2}, 2, ""),
         ({1: -15}, 1, "error: worker 1 was ended by SIGTERM\n"),
@@ -56,6 +64,58 @@ def test_the_first_to_fail_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     error = Error({0: Failure(-6, timestamp=11), 1: Failure(-15, timestamp=9), 2: Failure(-9, timestamp=10)})
     assert _report_failure(error) == 1  # type: ignore[arg-type]
     assert "worker 2 was ended by SIGKILL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("statuses", "noticed", "cause"),
+    [
+        ({1: -9}, "", "worker 1 was ended by SIGKILL (out of memory is the usual reason for SIGKILL)"),
+        ({0: 3, 1: 7}, "0 rank 0 lost another worker", "worker 1 ended with status 7"),
+        ({0: 3, 1: 3}, "0 rank 0 could not connect", "rank 0 could not connect"),
+        ({0: 3}, "", "a worker on another server was lost"),
+    ],
+)
+def test_a_restart_before_the_first_minibatch_is_said(
+    statuses: dict[int, int], noticed: str, cause: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failures: Any = {rank: Failure(code) for rank, code in statuses.items()}
+    with restart_state.attempts_folder() as folder:
+        if noticed:
+            (folder / "fault").write_text(noticed)
+        _report_restart(failures, 1, 3)
+        assert capsys.readouterr().err == f"{cause}; restart 1 of 3: no minibatch had been run\n"
+        restart_state.record_begun()
+        _report_restart(failures, 1, 3)  # the next attempt says it, with its checkpoint
+        assert capsys.readouterr().err == ""
+
+
+def test_the_first_fault_of_an_attempt_is_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    with restart_state.attempts_folder():
+        for number in (0, 1):
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(number))
+            assert restart_state.fault_of(number) is None
+            restart_state.record_fault(f"first of {number}")
+            restart_state.record_fault("later")
+            assert restart_state.fault_of(number) == f"first of {number}"
+        assert restart_state.only_start_ups()
+        restart_state.record_begun()
+        assert (restart_state.has_begun(0), restart_state.has_begun(1)) == (False, True)
+        assert not restart_state.only_start_ups()
+
+
+def test_variables_of_torchrun_do_not_reach_it() -> None:
+    environment = {"PET_STANDALONE": "1", "PET_RDZV_BACKEND": "c10d", "PETS": "2"}
+    _ignore_torchrun_variables(environment)
+    assert environment == {"PETS": "2"}
+
+
+def test_options_that_would_leave_the_store_to_torchrun_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--nnodes", "2", "-m", "pipeplan_launch.selftest"]) == 2
+    assert capsys.readouterr().err == (
+        "error: several servers need --nnodes, --node-rank, --master-addr and --master-port, and one server needs none "
+        "of them\n"
+    )
+    assert ServerPlace.of({}) == ServerPlace.of({"--nnodes": "1"}) == ServerPlace(0, 1)
 
 
 def test_restarts_are_those_of_the_workers_options(tmp_path: Path) -> None:

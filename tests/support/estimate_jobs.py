@@ -167,3 +167,81 @@ def constant_loss() -> Job:
 def failing_loss() -> Job:
     """A loss that torch refuses for these targets."""
     return _with_loss(functional.mse_loss)
+
+
+class _Grouped(nn.Module):
+    """Rows that are dealt out to four experts, whose matrices are in one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.experts = nn.Parameter(torch.randn(4, 16, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.first(x)
+        ends = torch.arange(1, 5, device=x.device, dtype=torch.int32) * (x.shape[0] // 4)
+        return functional.grouped_mm(rows, self.experts, offs=ends)
+
+
+def grouped() -> Job:
+    """A grouped matrix product behind a linear layer."""
+    return Job(_Grouped().to(torch.bfloat16), inputs=lambda n: torch.zeros(n, 16, dtype=torch.bfloat16), minibatch=8)
+
+
+class _Batched(_Grouped):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(self.first(x).reshape(4, -1, 16), self.experts).flatten(0, 1)
+
+
+def batched() -> Job:
+    """The same work as one product for each expert."""
+    return Job(_Batched().to(torch.bfloat16), inputs=lambda n: torch.zeros(n, 16, dtype=torch.bfloat16), minibatch=8)
+
+
+class _Inverse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.first(x)
+        return torch.linalg.inv(rows.T @ rows + torch.eye(16, device=x.device))
+
+
+def inverse() -> Job:
+    """An operator whose FLOPs nobody counts."""
+    return Job(_Inverse(), inputs=lambda n: torch.zeros(n, 16), minibatch=8)
+
+
+def _experts(implementation: str | None) -> Job:
+    import transformers
+
+    config = transformers.MixtralConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        use_cache=False,
+    )
+    if implementation is not None:
+        config._experts_implementation = implementation
+    model = transformers.MixtralForCausalLM(config)
+    return Job(model, inputs=lambda n: {"input_ids": torch.zeros(n, 8, dtype=torch.long)}, minibatch=2)
+
+
+def default_experts() -> Job:
+    """transformers' mixture of experts as it comes: grouped products."""
+    return _experts(None)
+
+
+def batched_experts() -> Job:
+    """The same with a product for each pair of a token and an expert."""
+    return _experts("batched_mm")
+
+
+def eager_experts() -> Job:
+    """The same with a loop over the experts that have tokens, which cannot be traced."""
+    return _experts("eager")

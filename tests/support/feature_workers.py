@@ -25,7 +25,8 @@ def traced(name: str) -> TracedModel:
 
 
 def reference(name: str) -> str:
-    return f"{feature_jobs.__file__}:{name}"
+    """The reference of a job of `feature_jobs`, or the name itself if it is a reference."""
+    return name if ":" in name else f"{feature_jobs.__file__}:{name}"
 
 
 def cut_before(model: TracedModel, *firsts: str) -> list[list[str]]:

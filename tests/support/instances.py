@@ -142,6 +142,22 @@ def tied_instance(seed: int, *, layers: int = 6, schedule: str | None = None) ->
     return replace(found, layers=made, tied=tuple(tied))
 
 
+def hasty_instance(seed: int, *, layers: int = 4, schedule: str) -> Instance:
+    """One to three minibatches per update, a given number of stages, and layers so small that what the executor does
+    for each stage is most of a batch. A search that gives up too early finds nothing, because no stage is a plan.
+    """
+    rng = random.Random(f"hasty {seed}")
+    draw = rng.choice([mixed_instance, unequal_instance, tied_instance])
+    found = draw(seed, layers=layers, schedule=schedule)
+    workers = sum(one.workers for one in found.servers) or math.prod(int(level[0]) for level in found.levels)
+    free = {"together": (), "joined": (), "no_cut_after": (), "pins": (), "max_stages": None, "max_workers": None}
+    count = min(len(found.layers), workers, rng.choice([2, 3, 3, 4]))
+    found = replace(found, **free, stages=count, accumulate=rng.choice([1, 1, 2, 3]))
+    work = sum(layer["f"] + layer["b"] for layer in found.layers) * rng.choice([0.3, 3.0])
+    costs = work, rng.choice([0.0, work]), rng.choice([0.0, 0.1]), 0.0
+    return replace(found, executor=costs, step=rng.choice([0.0, work]), sample=rng.choice([0.0, 1.0]))
+
+
 def unequal_instance(seed: int, *, layers: int = 6, schedule: str | None = None) -> Instance:
     """Like `mixed_instance`, on two or three servers that differ in devices, their number, links and cards."""
     rng = random.Random(f"unequal {seed}")

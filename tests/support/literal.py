@@ -116,8 +116,8 @@ class _Stage:
     """Of each replica."""
     versions: list[State] = field(default_factory=list)
     """A copy of the weights after each number of updates."""
-    gathered: list[tuple[int, State]] = field(default_factory=list)
-    """(samples, gradients) of the minibatches of the group being collected."""
+    gathered: list[tuple[float, State]] = field(default_factory=list)
+    """(samples or weight, gradients) of the minibatches of the group being collected."""
     steps: list[State] = field(default_factory=list)
     """What each corrected step of the optimiser added."""
 
@@ -125,9 +125,11 @@ class _Stage:
         return {name: parameter.detach().clone() for name, parameter in self.live.items()}
 
     def mean(self) -> State:
-        """The mean over the samples of the group, which ends."""
+        """The mean over the samples of the group, which ends, or over their weights; nothing if these are all 0."""
         samples, gathered = sum(count for count, _ in self.gathered), self.gathered
         self.gathered = []
+        if not samples:
+            return {}
         return {
             name: sum((count * one[name] for count, one in gathered), start=torch.zeros_like(live)) / samples
             for name, live in self.live.items()
@@ -137,7 +139,7 @@ class _Stage:
         """One update, corrected for gradients that are so many updates old."""
         before = self.copy()
         for name, parameter in self.live.items():
-            parameter.grad = gradients[name]
+            parameter.grad = gradients.get(name)
         self.optimizer.step()
         if corrected_for:
             after = self.copy()
@@ -170,8 +172,11 @@ def train(
     loss: Callable[[Any, Any], Tensor],
     optimizer: Callable[[list[nn.Parameter]], Optimizer],
     whole: Recipe,
+    weight: Callable[[Any], float] | None = None,
 ) -> Trained:
-    """Train by the formula. `cuts` are the names of the modules that the second and later stages begin with."""
+    """Train by the formula. `cuts` are the names of the modules that the second and later stages begin with; `weight`
+    takes a minibatch's target and returns its weight, else its samples are.
+    """
     assert len(cuts) + 1 == len(whole.replicas) == len(whole.depths)
     stage_of = _stages(model, cuts, _read(data, [0])[0])
     stages = [
@@ -184,9 +189,11 @@ def train(
         minibatches = list(_minibatches(data, recipe, epoch))
         for index, chosen in enumerate(minibatches):
             owed = [stage.versions[begun[s] + recipe.version(s, index)] for s, stage in enumerate(stages)]
-            gradients = _gradients(model, cuts, stages, owed, _read(data, chosen), loss, (recipe, epoch, index))
-            for stage in stages:
-                stage.gathered.append((len(chosen), {name: gradients[name] for name in stage.live}))
+            batch = _read(data, chosen)
+            counts = len(chosen) if weight is None else float(weight(batch[1]))
+            gradients = _gradients(model, cuts, stages, owed, batch, loss, (recipe, epoch, index))
+            for stage in stages if counts else ():
+                stage.gathered.append((counts, {name: gradients[name] for name in stage.live}))
             last = index == len(minibatches) - 1
             _update(
                 [

@@ -136,6 +136,7 @@ class Recorded(Engine):
             sends=[Tensors("in", WIDTHS[0]), Tensors("whole", WIDTHS[1], False)] if stage < last else [],
         )
         place = SimpleNamespace(
+            job=SimpleNamespace(loss_weight=None),
             plan=plan,
             rank=device.rank,
             stage=stage,

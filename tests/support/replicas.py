@@ -1,7 +1,7 @@
 """Processes that average among themselves, and a small model that they train.
 
 The model has what a mean must cope with: a tied parameter, one that no minibatch uses, one that only some use, one
-with a single number, and one of another type.
+with a single number, one of another type, and two that are complex.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from worker_host import run_workers
 
-from pipeplan_launch.comm import buckets
 from pipeplan_launch.comm.buckets import BucketExchange, UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 
@@ -55,11 +54,14 @@ class Model(nn.Module):
         self.number = nn.Parameter(torch.tensor(0.5))
         self.precise = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
         self.empty = nn.Parameter(torch.ones(0, 3))
+        self.waves = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex64) / WIDTH)
+        self.phase = nn.Parameter(torch.tensor(0.5 + 0.25j))
 
     def forward(self, inputs: Tensor, sometimes: bool) -> Tensor:
         x = self.tied(torch.tanh(self.first(inputs)))
         if sometimes:
             x = x + inputs @ self.sometimes
+        x = x + (inputs.to(self.waves.dtype) @ self.waves * self.phase).abs()
         x = self.tied(torch.tanh(x)) * self.number * self.precise.float()
         return x.square().mean() + self.empty.sum()
 
@@ -83,12 +85,11 @@ def train(rank: int, given: Sequence[Group], bucket_bytes: int, early: bool, exc
 
     `exchange`: given the group and the parameters, another way to average.
     """
-    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = bucket_bytes
     model = Model()
     parameters = dict(model.named_parameters())
     group: Any = dist.group.WORLD
     other: BucketExchange | None = None if exchange is None else exchange(group, parameters)
-    reducer = GradientReducer(parameters, group, other)
+    reducer = GradientReducer(parameters, group, other, bucket_bytes=bucket_bytes)
     for number, update in enumerate(given):
         total = sum(share for replica in update for _, share, _ in replica)
         of = UpdateGroup(total, number, ends_segment=number == len(given) - 1)

@@ -155,6 +155,7 @@ class Subject:
     cuts: tuple[str, ...]
     """The modules that the second and the third of three stages begin with."""
     loss: Callable[[Any, Any], Tensor] = of_classes
+    loss_weight: Callable[[Any], Any] | None = None
 
     def build(self, dropout: bool = True) -> nn.Module:
         """The model, with the same weights every time, and with dropout that never drops where that is wanted."""
@@ -229,6 +230,47 @@ CUT_TIES = {
 """Models whose cuts separate layers that share weights, which only a flush allows."""
 
 
+class Tagger(nn.Module):
+    """A class for each of some words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.one, self.two, self.last = (
+            *(nn.Embedding(7, 6), nn.Linear(6, 6), nn.Linear(6, 6)),
+            nn.Linear(6, CLASSES),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.two(torch.tanh(self.one(self.words(x))))))
+
+
+def over_valid(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over valid targets, written out: it is no number if there are none."""
+    each = functional.cross_entropy(output.flatten(0, 1), target.flatten().clamp(min=0), reduction="none")
+    valid = target.flatten() >= 0
+    return (each * valid).sum() / valid.sum()
+
+
+def _padded(count: int) -> Dataset[Any]:
+    """Sentences of zero to four words, of which some minibatches have none at all."""
+    classes = torch.randint(CLASSES, (count, 4), generator=torch.Generator().manual_seed(41))
+    lengths = torch.randint(5, (count, 1), generator=torch.Generator().manual_seed(43))
+    lengths[torch.arange(count) % 2 > 0] = 0
+    return TensorDataset(_words(count, 4), classes.masked_fill(torch.arange(4) >= lengths, -100))
+
+
+PADDED = {
+    "tagger": Subject(
+        Tagger,
+        _padded,
+        ("one", "two"),
+        over_valid,
+        lambda target: (target != -100).sum(),
+    )
+}
+"""A model whose loss is a mean over valid targets, and whose job says so."""
+
+
 class Deep(nn.Module):
     """Twelve layers with shortcuts, BatchNorm and dropout, and whole numbers that cross every cut."""
 
@@ -267,6 +309,7 @@ def job_of(subject: Subject, optimizer: str, samples: int, dropout: bool = True,
     return Job(
         subject.build(dropout),
         loss=subject.loss,
+        loss_weight=subject.loss_weight,
         data=lambda: Data(subject.data(samples)),
         optimizer=OPTIMIZERS[optimizer],
         clip_norm=clip,

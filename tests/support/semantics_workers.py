@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from semantics_models import CUT_TIES, DEEP, OPTIMIZERS, SUBJECTS, job_of
+from semantics_models import CUT_TIES, DEEP, OPTIMIZERS, PADDED, SUBJECTS, job_of
 from torch import Tensor
 from worker_host import launch_environment, start_workers
 
@@ -24,7 +24,7 @@ from pipeplan_launch.tracing import split
 from pipeplan_launch.tracing.split import StageProgram
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
-ALL_SUBJECTS = {**SUBJECTS, **CUT_TIES, **DEEP}
+ALL_SUBJECTS = {**SUBJECTS, **CUT_TIES, **DEEP, **PADDED}
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,7 @@ def toy_worker(rank: int, arguments: list[str], toy: Toy) -> int:
     os.environ["PIPEPLAN_SHARED_MEMORY"] = str(int(toy.shared_memory))
 
     def load_stages(
-        plan: LaunchPlan, stages: Sequence[int], _seed: int, _device: torch.device
+        plan: LaunchPlan, stages: Sequence[int], _seed: int, _device: torch.device, _check: object
     ) -> tuple[Any, list[Any], str, bool]:
         (stage,) = stages
         if toy.fail_rank == rank:

@@ -20,6 +20,7 @@ KEPT_CHECKPOINTS = 2
 """Number of checkpoints kept: the latest, and the previous one in case the latest is damaged. As many with finite
 losses are kept, whatever followed them."""
 GOES_BACK = "going back to the checkpoint before it"
+NONE_LEFT = "name an earlier checkpoint, with --resume-from to train on, or start anew"
 PARTIAL_CHECKPOINT = ".checkpoint.part"
 """Folder in a run folder in which a checkpoint is being written."""
 _NAME = re.compile(r"epoch-(\d+)-sample-(\d+)")
@@ -79,7 +80,7 @@ def _last_undamaged(folders: Sequence[Path], note: Note) -> Manifest:
         return read_manifest(last)
     except DamagedCheckpoint as error:
         if not earlier:
-            raise
+            raise DamagedCheckpoint(f"{error}; {NONE_LEFT}") from error
         note(f"{error}; {GOES_BACK}")
         return _last_undamaged(earlier, note)
 
@@ -87,7 +88,7 @@ def _last_undamaged(folders: Sequence[Path], note: Note) -> Manifest:
 def find_checkpoint(path: Path, note: Note = _say_nothing) -> Manifest:
     """The checkpoint at `path`, or the last undamaged one of the run folder at `path`. Raises `LaunchError`."""
     if (path / MANIFEST_NAME).is_file():
-        return read_manifest(path)
+        return _last_undamaged([path], note)
     manifest = latest_checkpoint(path, note)
     if manifest is None:
         raise LaunchError(f"{path} is neither a checkpoint nor a run folder with a complete one")

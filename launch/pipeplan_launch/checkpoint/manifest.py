@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -12,7 +13,7 @@ from msgspec import Meta, Struct
 from pipeplan_launch.checked_json import is_unchanged, with_checksum
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 from pipeplan_launch.files import explain_errors, finite, read_file, write_atomically
-from pipeplan_launch.typed_document import Finite, Natural, Positive, Text, decode, parse_json
+from pipeplan_launch.typed_document import Amount, Finite, Natural, Positive, Text, decode, parse_json
 
 CHECKPOINT_FORMAT: Literal["pipeplan-checkpoint"] = "pipeplan-checkpoint"
 CHECKPOINT_VERSION: Literal[3] = 3
@@ -51,8 +52,8 @@ class History:
     """Results of the finished epochs, as in summary.json."""
     loss_sum: float = 0.0
     """Sum of the losses of the present epoch's finished minibatches."""
-    losses: int = 0
-    """Number of losses in that sum."""
+    losses: float = 0
+    """Number of losses in that sum, or their weights together if the job has a `loss_weight`."""
 
     @property
     def is_finite(self) -> bool:
@@ -123,6 +124,8 @@ class Manifest:
     tensors: dict[str, SavedTensor]
     files: dict[str, int]
     """Size in bytes of every file beside the manifest."""
+    digests: dict[str, str] = field(default_factory=dict)
+    """SHA-256, in hexadecimal digits, of the files that hold no tensors, whose checksums `tensors` has."""
 
     @property
     def finished(self) -> int:
@@ -143,6 +146,7 @@ class Manifest:
             "stages": [{"layers": list(layers)} for layers in self.stages],
             "history": asdict(self.history),
             "files": self.files,
+            "digests": self.digests,
             "state_dict": self.state_dict,
             "optimizer": self.optimizer,
             "tensors": {name: asdict(tensor) for name, tensor in self.tensors.items()},
@@ -165,7 +169,7 @@ class _StageLayers(Struct):
 
 class _HistoryFields(Struct):
     results: list[dict[str, Any]]
-    losses: Natural
+    losses: Natural | Amount
     loss_sum: Finite | None = None
     """Negative for some losses, null if it was not finite."""
 
@@ -190,6 +194,7 @@ class ManifestFile(Struct, kw_only=True):
     state_dict: dict[str, str]
     optimizer: OptimizerFields
     tensors: dict[str, SavedTensor]
+    digests: dict[str, str] = {}
 
     def manifest(self, folder: Path) -> Manifest:
         """The manifest of the checkpoint in a folder."""
@@ -209,11 +214,12 @@ class ManifestFile(Struct, kw_only=True):
             optimizer=self.optimizer,
             tensors=self.tensors,
             files=self.files,
+            digests=self.digests,
         )
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check a checkpoint's manifest, and the sizes of its files.
+    """Read and check a checkpoint's manifest, the sizes of its files, and the digests of those without tensors.
 
     Raises `LaunchError`, which is a `DamagedCheckpoint` if the manifest or the files are not as they were written.
     """
@@ -248,7 +254,7 @@ def _check(manifest: Manifest, where: str) -> None:
         raise LaunchError(f"{where}: history: results: they must be of the epochs from 1 on")
     if manifest.finished > position.epoch + position.epoch_trained:
         raise LaunchError(f"{where}: it has the results of {manifest.finished} epochs but ends earlier: it was damaged")
-    for name in files:
+    for name in (*files, *manifest.digests):
         if Path(name).name != name:
             raise LaunchError(f"{where}: files: {name!r} is not the name of a file beside it")
     for name, tensor in manifest.tensors.items():
@@ -265,4 +271,12 @@ def _check_files(manifest: Manifest) -> None:
         if actual != size:
             raise DamagedCheckpoint(
                 f"{path} is missing or not of the {size} bytes that {MANIFEST_NAME} says: it was damaged"
+            )
+    for name, digest in manifest.digests.items():
+        path = manifest.folder / name
+        with explain_errors(path, "reading"):
+            actual_digest = sha256(path.read_bytes()).hexdigest()
+        if actual_digest != digest:
+            raise DamagedCheckpoint(
+                f"{path} is not as it was written (its digest differs): it was damaged or exchanged"
             )

@@ -10,6 +10,7 @@ with `weights_only=True`.
 from __future__ import annotations
 
 import ctypes
+import errno
 import io
 import pickle
 import warnings
@@ -17,6 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -94,10 +97,14 @@ def _saved(tensor: Tensor, written: WriteResult, crc32: int) -> SavedTensor:
     return SavedTensor(dtype, tuple(tensor.shape), info.relative_path, info.offset, info.length, crc32)
 
 
-def write_index(folder: Path, tensors: Mapping[str, SavedTensor]) -> None:
-    """Write DCP's own index of a checkpoint, for torch's tools. Raises `LaunchError`."""
+def write_index(folder: Path, tensors: Mapping[str, SavedTensor]) -> dict[str, str]:
+    """Write DCP's own index of a checkpoint, for torch's tools. Returns its SHA-256 by its name. Raises `LaunchError`.
+
+    It is a pickle that torch's tools trust, so a checkpoint whose index is another one is refused.
+    """
     content = pickle.dumps(_metadata(tensors))
     write_atomically(folder / DCP_INDEX, lambda file: file.write(content))
+    return {DCP_INDEX: sha256(content).hexdigest()}
 
 
 def fill_tensors(manifest: Manifest, names: Mapping[str, Tensor]) -> None:
@@ -182,7 +189,30 @@ class _Reader(FileSystemReader):
     def __init__(self, manifest: Manifest, names: Iterable[str]) -> None:
         """`names`: the tensors to read. Raises `LaunchError`."""
         super().__init__(manifest.folder)
+        self._folder = manifest.folder
         self._described = _metadata({name: manifest.tensors[name] for name in names})
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read one file after the other, so that an error names the file."""
+        for name in dict.fromkeys(self._file(item) for item in plan.items):
+            part = replace(plan, items=[item for item in plan.items if self._file(item) == name])
+            try:
+                super().read_data(part, planner).wait()
+            except LaunchError:
+                raise
+            except Exception as error:
+                # torch's own text may advise to load the file in an unsafe way. A damaged archive names invalid places.
+                if any(isinstance(one, OSError) and one.errno != errno.EINVAL for one in _chain(error)):
+                    raise
+                raise DamagedCheckpoint(
+                    f"{self._folder / name} is no archive of tensors as it was written: it was damaged or exchanged"
+                ) from error
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _file(self, item: ReadItem) -> str:
+        return str(self.storage_data[item.storage_index].relative_path)
 
     def read_metadata(self, *_arguments: Any, **_options: Any) -> Metadata:
         return self._described
@@ -239,11 +269,16 @@ def _in_one_line(what: str, kind: type[LaunchError]) -> Iterator[None]:
         raise kind(f"{what}: {_reason(first)}") from error
 
 
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def _reason(error: BaseException) -> str:
     """The operating system's message, even if it is only in the context of an error of torch's archive writer."""
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, OSError):
-            return chain.strerror or str(chain)
-        chain = chain.__cause__ or chain.__context__
+    for one in _chain(error):
+        if isinstance(one, OSError):
+            return one.strerror or str(one)
     return str(error).partition("\n")[0] or type(error).__name__

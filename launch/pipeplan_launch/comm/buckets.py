@@ -3,6 +3,8 @@
 A bucket closes once it holds `BUCKET_BYTES`. The buckets are in the order in which the backward pass fills them. The
 first one is smaller, so that the first all-reduce starts early. The sizes are those of torch's DDP (Li et al., PyTorch
 Distributed, VLDB 2020).
+
+A bucket holds a complex gradient as pairs of real numbers, so every exchange and compression sees real numbers only.
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 
 
-def set_bucket_size(size: int) -> None:
-    """Make all buckets from now on close at `size` bytes. Emulated stages use it, whose bytes stand for several."""
-    global FIRST_BUCKET_BYTES, BUCKET_BYTES
-    FIRST_BUCKET_BYTES = BUCKET_BYTES = size
+def as_real(tensor: Tensor) -> Tensor:
+    """A view of a complex tensor as real numbers, with a last dimension of two; another tensor as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class Bucket:
@@ -30,18 +31,20 @@ class Bucket:
     def __init__(self, parameters: Mapping[str, nn.Parameter], index: int, is_last: bool) -> None:
         """`index`: position among the buckets. `is_last`: whether it is the last bucket of an update."""
         first = next(iter(parameters.values()))
-        total = sum(parameter.numel() for parameter in parameters.values())
+        shapes = [as_real(parameter.detach()).shape for parameter in parameters.values()]
+        sizes = [shape.numel() for shape in shapes]
+        total = sum(sizes)
         self.index, self.is_last = index, is_last
         self.parameters = dict(parameters)
-        self.flat = torch.zeros(total + len(parameters), dtype=first.dtype, device=first.device)
+        self.flat = torch.zeros(total + len(parameters), dtype=first.dtype.to_real(), device=first.device)
         """All gradients one after another, then one flag per parameter: the number of replicas with a gradient."""
         self.values, self.flags = self.flat[:total], self.flat[total:]
-        sizes = [parameter.numel() for parameter in parameters.values()]
-        self.views = {
-            name: view.view(parameter.shape)
-            for (name, parameter), view in zip(parameters.items(), torch.split(self.values, sizes), strict=True)
-        }
-        """View of each parameter's gradient in `flat`, in the parameter's shape."""
+        parts = zip(parameters, torch.split(self.values, sizes), shapes, strict=True)
+        self.real_views = {name: part.view(shape) for name, part, shape in parts}
+        """View of each parameter's gradient in `flat`, as `as_real` shows it."""
+        is_complex = first.dtype.is_complex
+        self.views = {n: torch.view_as_complex(one) if is_complex else one for n, one in self.real_views.items()}
+        """View of each parameter's gradient in `flat`, in the parameter's shape and type."""
         self.filled: set[str] = set()
         """Parameters whose gradient this replica has written."""
 
@@ -99,11 +102,14 @@ class BucketExchange(Protocol):
         ...
 
 
-def make_buckets(parameters: Mapping[str, nn.Parameter]) -> list[Bucket]:
+def make_buckets(parameters: Mapping[str, nn.Parameter], bucket_bytes: int | None = None) -> list[Bucket]:
     """The buckets of a stage, in the order in which the backward pass completes them.
 
     `parameters`: in the order of their first use in the forward pass. A bucket holds one dtype on one device.
+    `bucket_bytes`: the size at which all buckets close, for emulated stages, whose bytes stand for several; None:
+    `FIRST_BUCKET_BYTES` and `BUCKET_BYTES`.
     """
+    first_bytes, later_bytes = (bucket_bytes or FIRST_BUCKET_BYTES), (bucket_bytes or BUCKET_BYTES)
     closed: list[list[str]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[str], int]] = {}
     for name, parameter in reversed(list(parameters.items())):
@@ -111,7 +117,7 @@ def make_buckets(parameters: Mapping[str, nn.Parameter]) -> list[Bucket]:
         if size == 0:
             continue
         # Popped and inserted again, so that the kinds stay in the order of their latest gradient.
-        names, room = filling.pop(kind, ([], BUCKET_BYTES if closed else FIRST_BUCKET_BYTES))
+        names, room = filling.pop(kind, ([], later_bytes if closed else first_bytes))
         names.append(name)
         if size < room:
             filling[kind] = (names, room - size)

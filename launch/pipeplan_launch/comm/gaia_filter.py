@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipeplan_launch.comm.buckets import Bucket, UpdateGroup
+from pipeplan_launch.comm.buckets import Bucket, UpdateGroup, as_real
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 
 _INDEX_BYTES = 4
@@ -102,7 +102,9 @@ class StepSizes:
         self._groups = {id(one): group for group in optimizer.param_groups for one in group["params"]}
 
     def __call__(self, parameter: nn.Parameter) -> Tensor | float | None:
-        """The step size of a parameter; None where an adaptive optimiser has not made an update yet."""
+        """The step size of a parameter, for each of its real numbers; None where an adaptive optimiser has not made an
+        update yet.
+        """
         group, state = self._groups[id(parameter)], self._optimizer.state.get(parameter, {})
         rate = float(group.get("lr", 1.0))
         mean_square = next((state[name] for name in ("exp_avg_sq", "square_avg", "sum") if name in state), None)
@@ -110,7 +112,7 @@ class StepSizes:
             return None if "betas" in group and not state else rate
         if "exp_avg_sq" in state and "betas" in group and "step" in state:
             mean_square = mean_square / (1.0 - group["betas"][1] ** float(state["step"]))
-        root: Tensor = mean_square.sqrt().add_(group.get("eps", 1e-8))
+        root: Tensor = as_real(mean_square).sqrt().add_(group.get("eps", 1e-8))
         return rate / root
 
 
@@ -180,13 +182,13 @@ class SignificanceFilter:
     def _significant(self, bucket: Bucket, update: UpdateGroup) -> Tensor:
         """Mask of the significant entries of a bucket."""
         threshold, masks = self._share / math.sqrt(update.number + 1), []
-        for name, view in bucket.views.items():
+        for name, view in bucket.real_views.items():
             parameter = bucket.parameters[name]
             step = self._steps(parameter)
             if step is None:
                 masks.append(torch.ones(view.numel(), dtype=torch.bool, device=view.device))
             else:
-                masks.append(((view * step).abs() > threshold * parameter.data.abs()).flatten())
+                masks.append(((view * step).abs() > threshold * as_real(parameter.data).abs()).flatten())
         return torch.cat(masks)
 
     def _counts(self, own: int, device: torch.device) -> list[int]:

@@ -17,7 +17,8 @@ the remaining buckets are sent; action U waits for all of them.
 
 A gradient is multiplied by share / total as it is written to its bucket. `share` is its minibatch's part of the group's
 samples and `total` the sum of these shares over the group, so the sum over replicas is the mean over samples. The total
-is known in advance unless the segment is ended early; so the shares are summed too, and the mean is corrected.
+is known in advance unless the segment is ended early, or the job weighs minibatches by their targets; so the shares are
+summed too, and the mean is corrected.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup, bucket_by_parameter, make_buckets
+from pipeplan_launch.comm.buckets import (
+    Bucket,
+    BucketExchange,
+    UpdateGroup,
+    as_real,
+    bucket_by_parameter,
+    make_buckets,
+)
 from pipeplan_launch.devices.streams import Lane, Streams
 from pipeplan_launch.errors import LaunchError
 
@@ -49,12 +57,15 @@ class GradientReducer:
         exchange: BucketExchange | None = None,
         streams: Streams | None = None,
         stages: int = 1,
+        bucket_bytes: int | None = None,
     ) -> None:
         """`parameters`: the trained ones, in the order of their first use. `group`: the stage's replicas, None where
         there is only one. `exchange`: None for the exact mean. `streams`: of the device, if all-reduces are handed over
         at `launch` only; None if they start as early as they can. `stages`: the number of stages whose replicas the
         group holds, if each of them has a copy of the parameters; the means of these stages are summed.
+        `bucket_bytes`: as for `make_buckets`.
         """
+        self._bucket_bytes = bucket_bytes
         self._stages = stages
         self._streams = streams
         self._to_launch: list[tuple[Tensor, Any]] = []
@@ -152,7 +163,7 @@ class GradientReducer:
         if self._group is None:
             averaged, weight = self._single_replica_sums
             self._single_replica_sums = ({}, 1.0)
-            return averaged if weight == 1.0 else {name: one.div_(weight) for name, one in averaged.items()}
+            return averaged if weight in (0.0, 1.0) else {name: one.div_(weight) for name, one in averaged.items()}
         assert self._sending is not None
         waits, self._waits = self._waits, []
         for wait in waits:
@@ -230,7 +241,7 @@ class GradientReducer:
     def _begin_sending(self, update: UpdateGroup, weight: float) -> None:
         """Begin to send a group. `weight`: sum of the shares of this replica's minibatches."""
         if self._buckets is None:
-            self._buckets = make_buckets(self._parameters)
+            self._buckets = make_buckets(self._parameters, self._bucket_bytes)
             self._bucket_of = bucket_by_parameter(self._buckets)
         self._sending, self._next_bucket = update, 0
         self.begun_s = time.perf_counter()
@@ -300,7 +311,7 @@ def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None
 
     Buffers are running statistics and counters. Boolean ones are left alone.
     """
-    for buffer in buffers:
+    for buffer in map(as_real, buffers):
         if buffer.is_floating_point():
             buffer.copy_(_mean(buffer, group))
         elif buffer.dtype == torch.bool:

@@ -50,8 +50,8 @@ class HookBucket:
         self._buffer = buffer
 
     def gradients(self) -> list[Tensor]:
-        """Each gradient in its shape. A scalar has one dimension, because hooks read the size of the first."""
-        return [view if view.dim() else view.view(1) for view in self._bucket.views.values()]
+        """Each gradient as real numbers. A scalar has one dimension, because hooks read the size of the first."""
+        return [view if view.dim() else view.view(1) for view in self._bucket.real_views.values()]
 
     def parameters(self) -> list[Tensor]:
         """The parameters to which the gradients belong."""

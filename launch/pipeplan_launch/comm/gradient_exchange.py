@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from pipeplan_launch.comm.buckets import BucketExchange
 from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes, ranks_by_server
 from pipeplan_launch.comm.gradient_compression import compressed_exchange
+from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.averaging_options import GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 
@@ -19,20 +20,32 @@ def choose_exchange(
     rank: int,
     group: dist.ProcessGroup | None,
     optimizer: Optimizer | None,
+    weighted: bool = False,
 ) -> BucketExchange | None:
     """The exchange that a worker of a stage uses in place of the exact mean.
 
     Returns None for the exact mean: where no option asks for anything else, where the stage has one replica (`group` is
-    None then), and for `--significance` where all replicas are on one server.
+    None then), and for `--significance` where all replicas are on one server. Raises `LaunchError` for an exchange that
+    holds gradients back, if minibatches are `weighted`: their scale is known only after the exchange.
     """
     if group is None or optimizer is None:
         return None
+    if weighted and (averaging.significance is not None or _is_powersgd(averaging)):
+        option = "--significance" if averaging.significance is not None else "--compress powersgd"
+        raise LaunchError(
+            f"{option} holds parts of gradients back for later updates, whose minibatches have other weights under the "
+            "job's loss_weight: run with --compress bf16, or with neither"
+        )
     if averaging.compression is not None:
         return compressed_exchange(group, averaging.compression)
     servers = ranks_by_server(plan, stage)
     if averaging.significance is None or len(servers) == 1:
         return None
     return SignificanceFilter(ReplicasByServer(servers, rank, group), averaging.significance, StepSizes(optimizer))
+
+
+def _is_powersgd(averaging: GradientAveraging) -> bool:
+    return averaging.compression is not None and averaging.compression.kind == "powersgd"
 
 
 def note_on_unused_option(averaging: GradientAveraging, plan: LaunchPlan) -> str | None:

@@ -89,7 +89,9 @@ class OrderedTransport:
         key = (direction, minibatch)
         tensors, made = self._ready.pop(key)
         earlier = self._sent.setdefault((direction, destination), deque())
-        with peer_loss_explained(message_undelivered(self._worker_name, direction, minibatch, destination)):
+        with peer_loss_explained(
+            message_undelivered(self._worker_name, direction, minibatch, destination), destination
+        ):
             while len(earlier) >= MOST_UNSETTLED:
                 self._settle(earlier.popleft())
             with self.streams.beside(Lane.SENDS, made):
@@ -108,7 +110,7 @@ class OrderedTransport:
         """Post a receive, at its place in the order, into slot `position` mod `slots` of the direction's ring."""
         key = (direction, minibatch)
         slot = self._rings[direction].slot(position % slots)
-        with peer_loss_explained(message_not_received(self._worker_name, direction, minibatch, source)):
+        with peer_loss_explained(message_not_received(self._worker_name, direction, minibatch, source), source):
             assert slot.is_read, f"slot {position % slots} is written before {slot.key} was read"
             self._settle_passed_on(slot)
             if slot.reserve(layout):
@@ -123,7 +125,9 @@ class OrderedTransport:
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         """The tensors of a message, for which computing waits. Raises `PeerLost` if it does not come."""
         received = self._receiving.pop((direction, minibatch))
-        with peer_loss_explained(message_not_received(self._worker_name, direction, minibatch, received.source)):
+        with peer_loss_explained(
+            message_not_received(self._worker_name, direction, minibatch, received.source), received.source
+        ):
             for work in received.works:
                 work.wait()
         # `data`: the next message in this slot is no change to these tensors that autograd should notice.
@@ -141,7 +145,9 @@ class OrderedTransport:
         for (way, destination), sent in self._sent.items():
             for one in [one for one in sent if way is direction and one.key == (direction, minibatch)]:
                 sent.remove(one)
-                with peer_loss_explained(message_undelivered(self._worker_name, direction, minibatch, destination)):
+                with peer_loss_explained(
+                    message_undelivered(self._worker_name, direction, minibatch, destination), destination
+                ):
                     self._settle(one)
 
     def drain(self) -> None:
@@ -149,7 +155,9 @@ class OrderedTransport:
         for (direction, destination), sent in self._sent.items():
             while sent:
                 one = sent.popleft()
-                with peer_loss_explained(message_undelivered(self._worker_name, direction, one.key[1], destination)):
+                with peer_loss_explained(
+                    message_undelivered(self._worker_name, direction, one.key[1], destination), destination
+                ):
                     self._settle(one)
         assert not self._ready, "a message was made and never sent"
 

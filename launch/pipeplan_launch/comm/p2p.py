@@ -93,7 +93,9 @@ class Transport:
         if self._is_open or not self._neighbours:
             return
         listener = self._open_listener()
-        with peer_loss_explained(f"{self._worker_name} could not reach the ranks {list(self._neighbours)}"):
+        with peer_loss_explained(
+            f"{self._worker_name} could not reach the ranks {list(self._neighbours)}", *self._neighbours
+        ):
             addresses = self._exchange_addresses("" if listener is None else listener.address)
             if listener is not None:
                 local = {
@@ -110,7 +112,7 @@ class Transport:
         earlier = self._receiving.get((direction, minibatch))
         if earlier is not None and earlier.peer == source:
             return  # an earlier segment posted it and ended before this minibatch
-        with peer_loss_explained(self._not_received(direction, minibatch, source)):
+        with peer_loss_explained(self._not_received(direction, minibatch, source), source):
             if source in self._channels:
                 transfer = self._offer_slot(direction, minibatch, source, layout)
             else:
@@ -120,7 +122,7 @@ class Transport:
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         """Wait for a posted message; returns its tensors. Raises `PeerLost` if it does not come."""
         transfer = self._receiving.pop((direction, minibatch))
-        with peer_loss_explained(self._not_received(direction, minibatch, transfer.peer)):
+        with peer_loss_explained(self._not_received(direction, minibatch, transfer.peer), transfer.peer):
             if transfer.slot is not None:
                 self._channels[transfer.peer].wait_for((direction, minibatch))
                 return self._slots.tensors(transfer.slot, transfer.layout)
@@ -132,7 +134,7 @@ class Transport:
         """Start sending tensors. They must not be modified until `settle` or `drain`."""
         ready = [self._to_wire(tensor.detach()) for tensor in tensors]
         channel = self._channels.get(destination)
-        with peer_loss_explained(self._undelivered(direction, minibatch, destination)):
+        with peer_loss_explained(self._undelivered(direction, minibatch, destination), destination):
             if channel is not None:
                 transfer = _Transfer(destination, sending=channel.send((direction, minibatch), ready))
             else:
@@ -148,7 +150,7 @@ class Transport:
         transfer = self._sending.pop((direction, minibatch), None)
         if transfer is None:
             return
-        with peer_loss_explained(self._undelivered(direction, minibatch, transfer.peer)):
+        with peer_loss_explained(self._undelivered(direction, minibatch, transfer.peer), transfer.peer):
             if transfer.sending is not None:
                 self._channels[transfer.peer].settle(transfer.sending)
             for work in transfer.works:
@@ -226,12 +228,15 @@ def message_undelivered(worker: str, direction: Direction, minibatch: int, peer:
 
 
 @contextmanager
-def peer_loss_explained(message: str) -> Iterator[None]:
-    """Turn errors of torch.distributed and of channels into `PeerLost`, with one line that begins with `message`."""
+def peer_loss_explained(message: str, *peers: int) -> Iterator[None]:
+    """Turn errors of torch.distributed and of channels into `PeerLost`, with one line that begins with `message`.
+
+    `peers`: ranks of the workers on which this one waits, as far as they are known.
+    """
     try:
         yield
     except (RuntimeError, OSError) as error:
-        raise PeerLost(f"{message}: {error_cause(error)}") from error
+        raise PeerLost(f"{message}: {error_cause(error)}", peers) from error
 
 
 def _started(work: dist.Work | None) -> dist.Work:

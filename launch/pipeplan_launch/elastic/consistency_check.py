@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.seeds import seed_loading
-from pipeplan_launch.job.user_code import user_code_errors
 
 
 @dataclass(frozen=True)
@@ -30,40 +28,33 @@ class Fingerprint:
     """A number of samples or the digest of a sample, by a description for the user."""
     weights: str = ""
     """Digest of the stage's initial weights; empty if the stage has one replica."""
+    job: str = ""
+    """Digest of the file of the job; empty for a bundled model."""
     shared: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """For every trained parameter of which other stages have copies, the digest of its initial value, and all these
     stages."""
+    read: dict[str, str] = field(default_factory=dict)
+    """The digest of a minibatch, by a description for the user, if this worker reads the data set."""
 
     def shared_by(self) -> set[tuple[int, ...]]:
         """The sets of stages that share parameters with this worker's."""
         return {stages for _, stages in self.shared.values()}
 
 
-def data_fingerprint(name: str, dataset: Any, seed: int) -> dict[str, str]:
-    """The length of a data set, and digests of its first, middle and last sample, by description.
-
-    Raises `LaunchError` if the data cannot be read.
-    """
-    with user_code_errors("reading the job's data"):
-        count = len(dataset)
-        marks = {f"the number of {name} samples": str(count)}
-        for index in sorted({0, count // 2, count - 1}) if count else ():
-            seed_loading(seed, 0, index)
-            marks[f"{name} sample {index}"] = digest(dataset[index])
-    return marks
-
-
 def check_agreement(fingerprints: Sequence[Fingerprint]) -> None:
     """Raise `LaunchError` if data or weights differ between workers. The message is the same in all workers."""
     first = fingerprints[0]
     for other in fingerprints[1:]:
+        if other.job != first.job:
+            raise LaunchError(
+                f"the job's file differs between workers: it is not the same at ranks {first.rank} and {other.rank}: "
+                "copy one file to all servers"
+            )
         for name, mark in first.data.items():
             if other.data.get(name) != mark:
                 values = f" ({mark} and {other.data.get(name)})" if name.startswith("the number") else ""
-                raise LaunchError(
-                    f"the data differs between workers: {name} is not the same at ranks {first.rank} and {other.rank}"
-                    f"{values}: make data() deterministic"
-                )
+                raise _different_data(name, first.rank, other.rank, values)
+    _check_read(fingerprints)
     known: dict[int, Fingerprint] = {}
     for one in fingerprints:
         before = known.setdefault(one.stage, one)
@@ -74,6 +65,22 @@ def check_agreement(fingerprints: Sequence[Fingerprint]) -> None:
             )
 
     _check_shared(fingerprints)
+
+
+def _check_read(fingerprints: Sequence[Fingerprint]) -> None:
+    seen: dict[str, tuple[str, int]] = {}
+    for one in fingerprints:
+        for name, mark in one.read.items():
+            first, rank = seen.setdefault(name, (mark, one.rank))
+            if first != mark:
+                raise _different_data(name, rank, one.rank)
+
+
+def _different_data(name: str, first: int, second: int, values: str = "") -> LaunchError:
+    return LaunchError(
+        f"the data differs between workers: {name} is not the same at ranks {first} and {second}{values}: make data() "
+        "deterministic; a data set must not keep random samples, nor use the order of a set or the number of a process"
+    )
 
 
 def _check_shared(fingerprints: Sequence[Fingerprint]) -> None:

@@ -11,9 +11,11 @@ anything from which the key could be computed. What follows is neither encrypted
 from __future__ import annotations
 
 import hmac
+import random
 import secrets
 import socket
 import struct
+import time
 from enum import IntEnum
 
 from pipeplan_launch.errors import LaunchError
@@ -25,6 +27,12 @@ _PURPOSE = struct.Struct("!BI")
 ANSWER_BYTES = NONCE_BYTES + _PURPOSE.size + MAC_BYTES
 REPLY_BYTES = 1 + MAC_BYTES
 ACCEPTED, REFUSED = 0, 1
+
+
+ATTEMPT_S = 5.0
+"""Time for one attempt to reach server 0."""
+RETRY_S = 0.1
+"""Longest pause between two attempts."""
 
 
 class Purpose(IntEnum):
@@ -91,6 +99,24 @@ def connect(address: str, port: int, key: bytes, purpose: Purpose, server: int, 
         connection.close()
         raise
     return connection
+
+
+def connect_patiently(
+    address: str, port: int, key: bytes, purpose: Purpose, server: int, timeout_s: float
+) -> socket.socket:
+    """As `connect`, but after a connection that was closed or silent it tries again until the time is up.
+
+    The gateway closes connections at random when others flood it.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            attempt_s = max(0.1, min(ATTEMPT_S, deadline - time.monotonic()))
+            return connect(address, port, key, purpose, server, attempt_s)
+        except (ConnectionResetError, BrokenPipeError, TimeoutError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0, RETRY_S))
 
 
 def _receive(connection: socket.socket, count: int, beginning: bytes = b"") -> bytes:

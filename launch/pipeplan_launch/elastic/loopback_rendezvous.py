@@ -8,8 +8,9 @@ from the store. Here the launcher opens the store's socket and hands it to torch
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -18,7 +19,8 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from pipeplan_launch.elastic.store_gateway import LOOPBACK
+from pipeplan_launch.elastic.local_workers import LOOPBACK
+from pipeplan_launch.elastic.loopback_store import open_store
 
 BACKEND = "pipeplan"
 """Name of this rendezvous among torchrun's."""
@@ -55,7 +57,7 @@ class LoopbackRendezvous(RendezvousHandler):
         """`listen_fd`: descriptor of the socket that listens on the port, where this process has the store."""
         self._port, self._rank, self._servers, self._run_id = port, rank, servers, run_id
         self._timeout, self._listen_fd = timeout, listen_fd
-        self._store: TCPStore | None = None
+        self._store: Any = None
 
     def get_backend(self) -> str:
         """The name of this rendezvous."""
@@ -69,15 +71,7 @@ class LoopbackRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """The store, and this server's number. All attempts have the same."""
         if self._store is None:
-            serves = self._listen_fd is not None
-            self._store = TCPStore(
-                LOOPBACK,
-                self._port,
-                is_master=serves,
-                timeout=self._timeout,
-                wait_for_workers=False,
-                master_listen_fd=self._listen_fd,
-            )
+            self._store = open_store(self._port, self._timeout, self._listen_fd)
         place = RendezvousStoreInfo(LOOPBACK, self._port)
         return RendezvousInfo(PrefixStore(self._run_id, self._store), self._rank, self._servers, place)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -21,6 +20,7 @@ from pipeplan_launch.comm.edge_groups import EdgeGroups, make_edge_groups
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.elastic import rendezvous, restart_state
+from pipeplan_launch.elastic.local_workers import stay_on_loopback
 from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.elastic.signals import call_before_exit
 from pipeplan_launch.errors import LaunchError
@@ -95,11 +95,12 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> G
     _attempt[:] = [attempt]
     call_before_exit(lambda over: announce_end(over=over))
     rendezvous.watch_for_restart(attempt, _end_as_superseded)
-    if assignment.is_one_server and assignment.is_one_network and Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # no socket has to listen on the network
+    if assignment.is_one_network:
+        stay_on_loopback(os.environ)
     backend = devices.process_groups(assignment.own_device_each())
     own_device = _nccl_device(plan, assignment) if transport != HOST and devices.copies_to_host else None
-    with peer_loss_explained(f"rank {rank} could not connect to the other workers"):
+    hosts = assignment.hosts_text(rank)
+    with peer_loss_explained(f"rank {rank} could not connect to the other workers{hosts}"):
         dist.init_process_group(
             backend,
             store=attempt.torch_store,
@@ -129,7 +130,8 @@ def shared_groups(
     plan: LaunchPlan, wanted: Collection[tuple[int, ...]], groups: Groups, timeout_s: float
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
     """A group of the workers of all stages for each tuple of stages. All workers call this, with the same tuples."""
-    with peer_loss_explained(f"rank {dist.get_rank()} could not connect to the other workers"):
+    rank = dist.get_rank()
+    with peer_loss_explained(f"rank {rank} could not connect to the other workers"):
         return {
             stages: _group(
                 [worker for stage in stages for worker in plan.pipeline[stage].workers],
@@ -210,6 +212,8 @@ def announce_end(fault: str | None = None, over: bool = False) -> None:
 
     `fault`: the fault that this worker noticed. `over`: whether there will be no next attempt.
     """
+    if fault is not None:
+        restart_state.record_fault(fault)
     if _attempt:
         _attempt[0].leave(fault, over)
 

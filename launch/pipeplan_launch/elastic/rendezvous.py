@@ -28,17 +28,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import restart_state
+from pipeplan_launch.elastic.loopback_store import environment_store, open_store
 from pipeplan_launch.elastic.signals import check_interrupt
 from pipeplan_launch.elastic.store import StoreClient, StoreTimeout
-from pipeplan_launch.elastic.store_gateway import LOOPBACK
 from pipeplan_launch.errors import PeerLost, listed
 from pipeplan_launch.rank_mapping.host_identity import (
     Location,
@@ -105,8 +105,11 @@ class Attempt:
         return store
 
     def restart_prefix(self) -> str:
-        """The fault and the number of the restart, as the beginning of a status line; "" in the first attempt."""
-        fault = self.last_fault()
+        """The fault and the number of the restart, as the beginning of a status line.
+
+        "" in the first attempt, and as long as no attempt has come to its first minibatch.
+        """
+        fault = None if restart_state.only_start_ups() else self.last_fault()
         if fault is None:
             return ""
         return f"{fault}; restart {restart_state.restart_number()} of {restart_state.most_restarts()}: "
@@ -157,6 +160,12 @@ class Attempt:
         """The server that gave no sign of life and because of which the attempt is over; None if there is none."""
         return stored_text(self.attempt_store.get("silent")) if self.attempt_store.check(["silent"]) else None
 
+    def store_place(self) -> str:
+        """The host of server 0, which has the store, as part of a line; "" where it is the only server."""
+        if len({location.server for location in self.locations}) < 2:
+            return ""
+        return f" on server 0 (host {self.locations[0].name})"
+
     def is_over(self) -> bool:
         """Whether a worker has ended the launch for good; False if the store does not answer."""
         with suppress(RuntimeError):  # the next attempt will find out
@@ -179,7 +188,8 @@ def join_attempt(timeout_s: float, cards: Sequence[str] = ()) -> Attempt:
     """
     deadline = time.monotonic() + timeout_s
     with peer_loss_explained("the workers' common store could not be reached"):
-        base, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        base = environment_store(timedelta(seconds=timeout_s))
         launch_store = StoreClient(base, timeout_s).under("pipeplan")
         own_json = location_json(own_location(os.environ, cards))
         if rank:
@@ -197,7 +207,7 @@ def _assemble_attempt(launch_store: KeyValueStore, world: int, deadline: float, 
     while missing:
         missing = [rank for rank in missing if not launch_store.check([f"{number}/here/{rank}"])]
         if missing:
-            _pause(launch_store, deadline, f"{_workers_text(missing)} did not come")
+            _pause(launch_store, deadline, partial(_absence, launch_store, number, missing))
     others = (launch_store.get(f"{number}/here/{rank}").decode() for rank in range(1, world))
     launch_store.set(f"{number}/go", locations_json([own_location_json, *others]))
     return number
@@ -216,15 +226,29 @@ def _join_attempt(launch_store: KeyValueStore, rank: int, deadline: float, own_l
         if number > joined and not complete:
             launch_store.set(f"{number}/here/{rank}", own_location_json)
             joined = number
-        _pause(launch_store, deadline, "worker 0 did not come")
+        _pause(launch_store, deadline, partial(_absence, launch_store, number, [0]))
 
 
-def _pause(launch_store: KeyValueStore, deadline: float, late: str) -> None:
+def _absence(launch_store: KeyValueStore, number: int, missing: Sequence[int]) -> str:
+    """The line for workers that do not come to an attempt, with what is known of them from the one before."""
+    before = _under(str(number - 1), launch_store)
+    if number > 1 and before.check(["silent"]):
+        return f"{_workers_text(missing)} did not come, after {stored_text(before.get('silent'))}"
+    hosts = ""
+    if number > 1 and before.check(["go"]):
+        locations = read_locations(before.get("go").decode())
+        names = dict.fromkeys(locations[rank].name for rank in missing if rank < len(locations))
+        hosts = f" (before on {listed(names)})" if len({location.server for location in locations}) > 1 else ""
+    return f"{_workers_text(missing)} did not come{hosts}"
+
+
+def _pause(launch_store: KeyValueStore, deadline: float, late: Callable[[], str]) -> None:
+    """Wait a moment. Raises `PeerLost` with the line of `late` if the time is up."""
     check_interrupt()
     if launch_store.check([OVER_KEY]):
         raise LaunchOver
     if time.monotonic() > deadline:
-        raise PeerLost(late)
+        raise PeerLost(late())
     time.sleep(POLL_S)
 
 
@@ -239,17 +263,28 @@ def _workers_text(ranks: Sequence[int]) -> str:
     return f"worker{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
 
 
-def end_attempt(store_port: int, fault: str) -> None:
-    """In the launcher that serves the store: end the present attempt in all workers because of a silent server."""
-    base = dist.TCPStore(  # type: ignore[attr-defined]
-        LOOPBACK, store_port, is_master=False, timeout=timedelta(seconds=_LOCAL_STORE_S), wait_for_workers=False
-    )
-    launch_store = _under("pipeplan", base)
+def end_attempt(store_port: int, fault: str, server: int | None = None) -> None:
+    """In the launcher that serves the store: end the present attempt in all workers.
+
+    `server`: the server that caused `fault`. Its host and its workers are added to the description.
+    """
+    launch_store = _under("pipeplan", open_store(store_port, timedelta(seconds=_LOCAL_STORE_S)))
     number = launch_store.add("attempt", 0)
     if number:
         attempt_store = _under(str(number), launch_store)
+        if server is not None and attempt_store.check(["go"]):
+            fault += _server_text(server, read_locations(attempt_store.get("go").decode()))
         attempt_store.set("silent", fault)
         attempt_store.set("again", "")
+
+
+def _server_text(server: int, locations: Sequence[Location]) -> str:
+    """The host of a server and the workers on it, as the end of a line; "" if none has come."""
+    here = [process for process, where in enumerate(locations) if where.launcher == str(server)]
+    if not here:
+        return ""
+    workers = sorted(restart_state.worker_of(process) for process in here)
+    return f" (host {locations[here[0]].name}, {_workers_text(workers)})"
 
 
 def stored_text(value: bytes) -> str:
@@ -280,6 +315,6 @@ def _watch(attempt: Attempt, act: Callable[[str], None]) -> None:
                 time.sleep(WATCH_INTERVAL_S)
             reason = attempt.silence() or LOST_MID_MESSAGE
         except StoreTimeout as silence:  # the main thread may wait for a worker that waits for the store
-            reason = f"the workers' common store is silent: {silence}"
+            reason = f"the workers' common store{attempt.store_place()} is silent: {silence}"
         time.sleep(GRACE_S)
         act(reason)

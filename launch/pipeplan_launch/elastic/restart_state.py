@@ -7,6 +7,8 @@ nothing.
     run         the run folder, written by worker 0, which the next attempt continues
     workers     the worker of the plan that each process is, in the order of torchrun's ranks
     final-N     a final error was reported, or a stop was requested: all attempts end with status N
+    begun       number of the restart after which training or inference last began
+    fault       number of the restart after which a worker last noticed a fault, and a description of it
     stop        number of the signal by which the launcher was asked to stop
     stopped     the line that says where training stopped, after its checkpoint
 """
@@ -92,6 +94,33 @@ def worker_of(rank: int) -> int:
     """The worker of the plan that torchrun's process with this rank was in the last attempt."""
     workers = (_read("workers") or "").split()
     return int(workers[rank]) if rank < len(workers) else rank
+
+
+def record_begun() -> None:
+    """Note that this attempt has started up: its first minibatch follows."""
+    _write("begun", str(restart_number()))
+
+
+def has_begun(restart: int) -> bool:
+    """Whether the attempt after so many restarts had started up."""
+    return _read("begun") == str(restart)
+
+
+def only_start_ups() -> bool:
+    """Whether all attempts so far ended before their first minibatch, so that the launcher has said why."""
+    return has_launcher() and restart_number() > 0 and _read("begun") is None
+
+
+def record_fault(text: str) -> None:
+    """Note the first fault that a worker of this attempt has noticed."""
+    if fault_of(restart_number()) is None:
+        _write("fault", f"{restart_number()} {text}")
+
+
+def fault_of(restart: int) -> str | None:
+    """The fault that ended the attempt after so many restarts; None if no worker has noticed one."""
+    number, _, text = (_read("fault") or "").partition(" ")
+    return text if number == str(restart) else None
 
 
 def record_final_status(status: int) -> None:

@@ -17,8 +17,6 @@ from pipeplan_launch.errors import LaunchError, listed
 
 NOTE_S = 10.0
 """Time after which a line says what this server is waiting for."""
-ATTEMPT_S = 5.0
-"""Time for one attempt to reach server 0."""
 RETRY_S = 0.2
 _PLACE_OPTIONS = ("--nnodes", "--node-rank", "--master-addr", "--master-port")
 
@@ -33,14 +31,14 @@ class ServerPlace:
     port: int = 0
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> ServerPlace | None:
-        """From the options that launch.sh gives torchrun; None if another program uses other ones."""
-        if "--standalone" in options:
+    def of(cls, options: Mapping[str, str]) -> ServerPlace:
+        """From the options that launch.sh gives torchrun. Raises `LaunchError` if they do not say it."""
+        if "--standalone" in options or options.get("--nnodes", "1") == "1":
             return cls(0, 1)
         names = ("--nnodes", "--node-rank", "--master-port")
         numbers = [options.get(name, "") for name in names]
         if "--master-addr" not in options or not all(number.isdecimal() for number in numbers):
-            return None
+            raise LaunchError(f"several servers need {listed(_PLACE_OPTIONS)}, and one server needs none of them")
         servers, server, port = map(int, numbers)
         return cls(server, servers, options["--master-addr"], port)
 
@@ -93,7 +91,7 @@ def await_server_0(place: ServerPlace, key: bytes, timeout_s: float) -> None:
     while True:
         left_s = began + timeout_s - time.monotonic()
         try:
-            attempt_s = max(0.1, min(ATTEMPT_S, left_s))
+            attempt_s = max(0.1, min(handshake.ATTEMPT_S, left_s))
             handshake.connect(place.address, place.port, key, Purpose.PROBE, place.server, attempt_s).close()
         except HandshakeFailed:
             raise

@@ -14,24 +14,26 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from pipeplan_launch.elastic import handshake
 from pipeplan_launch.elastic.handshake import Purpose
+from pipeplan_launch.elastic.local_workers import LOOPBACK, is_local_name
+from pipeplan_launch.elastic.strangers import Strangers
 from pipeplan_launch.errors import LaunchError
 
-LOOPBACK = "127.0.0.1"
-HANDSHAKE_S = 10.0
-"""Time that a peer has for its answer."""
-MAX_STRANGERS = 128
-"""Connections whose handshake is under way. Further ones wait."""
+HANDSHAKE_S = 5.0
+"""Time that a peer has for its whole answer."""
+_FULL_S = 0.05
+"""Pause after a connection that could not be accepted because this process has too many open files."""
 ALIVE, LEAVES = b".", b"x"
 _CHUNK = 1 << 16
 
 
-def loopback_listener() -> socket.socket:
-    """A socket that listens on the loopback interface, at a port that is free."""
-    return socket.create_server((LOOPBACK, 0), backlog=1024)
+def loopback_listener(port: int = 0) -> socket.socket:
+    """A socket that listens on the loopback interface. 0: at any port that is free."""
+    return socket.create_server((LOOPBACK, port), backlog=1024)
 
 
 def heartbeat_interval_s(patience_s: float) -> float:
@@ -68,15 +70,68 @@ class StoreGateway:
         return set(self._seen) | self._silent
 
     async def _serve(self, listener: socket.socket) -> None:
-        self._strangers = asyncio.Semaphore(MAX_STRANGERS)
-        server = await asyncio.start_server(_quietly(self._accept), sock=listener)
-        async with server:
-            interval_s = heartbeat_interval_s(self._patience_s)
-            while True:
-                began = time.monotonic()
-                await asyncio.sleep(interval_s)
-                if time.monotonic() - began < 2 * interval_s:  # else this process was stopped, and not the others
-                    self._look_for_silence()
+        accepting = asyncio.create_task(self._accept_all(listener))
+        interval_s = heartbeat_interval_s(self._patience_s)
+        while not accepting.done():
+            began = time.monotonic()
+            await asyncio.sleep(interval_s)
+            if time.monotonic() - began < 2 * interval_s:  # else this process was stopped, and not the others
+                self._look_for_silence()
+        await accepting
+
+    async def _accept_all(self, listener: socket.socket) -> None:
+        """Accept connections one by one. There are never more without a handshake than `Strangers` allows."""
+        loop, strangers = asyncio.get_running_loop(), Strangers[asyncio.Task[None]]()
+        listener.setblocking(False)
+        tasks = set()  # asyncio itself keeps only weak references to tasks
+        while True:
+            try:
+                connection, place = await loop.sock_accept(listener)
+            except OSError:  # the peer is gone already, or this process has too many open files
+                await asyncio.sleep(_FULL_S)
+                continue
+            task = loop.create_task(self._welcome(connection, strangers))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            if (victim := strangers.add(task, str(place[0]))) is not None:
+                victim.cancel()
+            await asyncio.sleep(0)  # `sock_accept` does not yield where a connection is waiting
+
+    async def _welcome(self, connection: socket.socket, strangers: Strangers[asyncio.Task[None]]) -> None:
+        """Shake hands, and then serve the peer until one of both ends the connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        known = None
+        try:
+            with suppress(OSError, TimeoutError, EOFError):
+                known = await self._shake_hands(connection)
+        finally:
+            strangers.remove(task)
+            if known is None:
+                connection.close()
+        if known is not None:
+            with suppress(OSError):  # the peer is gone already
+                reader, writer = await asyncio.open_connection(sock=connection)
+                await _quietly(partial(self._serve_peer, *known))(reader, writer)
+
+    async def _shake_hands(self, connection: socket.socket) -> tuple[Purpose, int] | None:
+        """(purpose, number of the server) of a peer that knows the secret, else None."""
+        loop = asyncio.get_running_loop()
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        async with asyncio.timeout(HANDSHAKE_S):
+            hello = handshake.new_hello()
+            await loop.sock_sendall(connection, hello)
+            answer = b""
+            while len(answer) < handshake.ANSWER_BYTES:
+                chunk = await loop.sock_recv(connection, handshake.ANSWER_BYTES - len(answer))
+                if not chunk:
+                    raise EOFError
+                answer += chunk
+            known = handshake.check_answer(self._key, hello, answer)
+            reply = handshake.REFUSAL if known is None else handshake.reply_to(self._key, hello, answer)
+            await loop.sock_sendall(connection, reply)
+        return known
 
     def _look_for_silence(self) -> None:
         now = time.monotonic()
@@ -86,17 +141,9 @@ class StoreGateway:
                 self._silent.add(number)
                 threading.Thread(target=self._on_silence, args=(number, now - seen), daemon=True).start()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with self._strangers, asyncio.timeout(HANDSHAKE_S):
-            hello = handshake.new_hello()
-            writer.write(hello)
-            answer = await reader.readexactly(handshake.ANSWER_BYTES)
-            known = handshake.check_answer(self._key, hello, answer)
-            writer.write(handshake.REFUSAL if known is None else handshake.reply_to(self._key, hello, answer))
-            await writer.drain()
-        if known is None:
-            return
-        purpose, server = known
+    async def _serve_peer(
+        self, purpose: Purpose, server: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if purpose is Purpose.STORE:
             await _join(reader, writer, *await asyncio.open_connection(LOOPBACK, self._store_port))
         elif purpose is Purpose.HEARTBEAT:
@@ -133,7 +180,7 @@ class StoreRelay:
         return True
 
     def _connect(self, purpose: Purpose, timeout_s: float) -> socket.socket:
-        return handshake.connect(*self._target, purpose, self._server, timeout_s)
+        return handshake.connect_patiently(*self._target, purpose, self._server, timeout_s)
 
     async def _serve(self, listener: socket.socket) -> None:
         server = await asyncio.start_server(_quietly(self._pass_on), sock=listener)
@@ -169,7 +216,7 @@ def _listen(address: str, port: int) -> socket.socket:
         found = []
     for family, _, _, _, place in found:
         # A host name that means the loopback interface here (127.0.1.1 in Debian's /etc/hosts) means another elsewhere.
-        if ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback and not _is_local_name(address):
+        if ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback and not is_local_name(address):
             continue
         with suppress(OSError):
             return socket.create_server(place[:2], family=family, backlog=1024)
@@ -179,10 +226,6 @@ def _listen(address: str, port: int) -> socket.socket:
         raise LaunchError(
             f"MASTER_PORT {port} cannot be used on this machine ({error.strerror}): give all launches another one"
         ) from error
-
-
-def _is_local_name(address: str) -> bool:
-    return address == "localhost" or address.startswith("127.") or address == "::1"
 
 
 async def _join(

@@ -9,12 +9,12 @@ with the process.
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from pipeplan_launch.elastic.local_workers import fork_worker
 
 OWN_NAMESPACES = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child")
 """A command prefix that runs a command as root of its own network, mount and process namespaces, which end with it."""
@@ -99,8 +99,13 @@ class Network:
         world = sum(workers for _, workers in self.servers)
         found = []
         for rank, (name, local, here) in enumerate(self._ranks()):
-            variables = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": here}
-            variables["MASTER_PORT"] = port
+            variables: dict[str, object] = {
+                "RANK": rank,
+                "WORLD_SIZE": world,
+                "LOCAL_RANK": local,
+                "LOCAL_WORLD_SIZE": here,
+            }
+            variables |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": False}  # worker 0 serves the store
             found.append((start_in_namespace(name, work, variables), rank))
         return found
 
@@ -111,29 +116,13 @@ class Network:
 
 def start_in_namespace(name: str, work: Callable[[], object], variables: Mapping[str, object] | None = None) -> int:
     """Call `work` in a new process in a namespace; returns the process id."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if not pid:
-        _work_and_exit(name, variables or {}, work)
-    return pid
 
-
-def _work_and_exit(name: str, variables: Mapping[str, object], work: Callable[[], object]) -> None:
-    """The main function of a forked process, which never returns."""
-    status = 1
-    try:
+    def enter_and_work() -> None:
         enter_namespace(name)
-        os.environ |= {key: str(value) for key, value in variables.items()}
-        os.environ |= {"MASTER_ADDR": "10.0.0.1", "GLOO_SOCKET_IFNAME": CABLE_INTERFACE}
         work()
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+
+    network = {"MASTER_ADDR": "10.0.0.1", "GLOO_SOCKET_IFNAME": CABLE_INTERFACE}
+    return fork_worker(enter_and_work, {**(variables or {}), **network})
 
 
 def enter_namespace(name: str) -> None:

@@ -49,8 +49,8 @@ class MinibatchInfo:
 
 
 def accuracy_text(correct: float, judged: float) -> str:
-    """The accuracy for people, as in `accuracy 97.2% (350 of 360)`."""
-    return f"accuracy {correct / judged:.2%} ({correct:.0f} of {judged:.0f})" if judged else "accuracy unknown"
+    """The accuracy for people, as in `accuracy 97.2% (350 of 360)`, where a metric judged samples."""
+    return f"accuracy {correct / judged:.2%} ({correct:.0f} of {judged:.0f})"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, default_collate
 
 from pipeplan_launch.errors import LaunchError
@@ -19,6 +20,8 @@ from pipeplan_launch.job import validation
 from pipeplan_launch.job.autocast import check_autocast_type
 from pipeplan_launch.job.callbacks import Callback
 from pipeplan_launch.job.user_code import user_code_errors
+
+PADDING_REMEDY = "pad the samples to one length, in the data's `collate`"
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class Job:
     """Makes example inputs for a minibatch of n samples, as a dictionary if the model takes keyword arguments; by
     default the first n samples of `data.train`."""
     loss: Callable[[Any, Any], Tensor] | None = None
-    """loss(output, target): a scalar, the mean over the minibatch."""
+    """loss(output, target): a scalar, the mean over the minibatch. It may be a module with parameters and buffers,
+    which the last stage trains and saves."""
     data: Callable[[], Data] | None = None
     """Builds the data sets; see `datasets`."""
     optimizer: Callable[..., Optimizer] | None = None
@@ -130,6 +134,9 @@ class Job:
     """Samples in a minibatch, unless the command line overrides it."""
     tokens_per_sample: int = 0
     """Tokens in a sample, so that predictions are in tokens per second as well; 0 if samples have no tokens."""
+    loss_weight: Callable[[Any], Tensor | float] | None = None
+    """loss_weight(target): the weight of a minibatch's loss in the mean over minibatches, such as the number of valid
+    targets where the loss is a mean over these; by default the number of samples."""
 
     def __post_init__(self) -> None:
         validation.check_model(self.model)
@@ -211,6 +218,7 @@ class Job:
             optimizer = _call(self.optimizer, parameters, stage)
         if not isinstance(optimizer, Optimizer):
             raise LaunchError(f"the job's `optimizer` must return a torch optimiser, not {type(optimizer).__name__}")
+        validation.check_optimizer(optimizer)
         if self.scale_lr is not None:
             factor = stage.minibatches_per_update ** (1.0 if self.scale_lr == "linear" else 0.5)
             for group in optimizer.param_groups:
@@ -244,6 +252,8 @@ class Job:
             return None
         if output.shape[:1] + output.shape[2:] != target.shape:
             return None  # dimension 1 does not hold the classes, as in a language model
+        if output.shape[1] == 1:
+            return None  # one number for each sample: a regression, or the logit of one class
         return (output.argmax(dim=1) == target).reshape(len(target), -1).all(dim=1).sum()
 
 
@@ -275,7 +285,7 @@ def collate_samples(samples: Sequence[Any], stack: Callable[[list[Any]], Any] | 
     If stacking gives one dictionary instead, as the collators of Hugging Face do, it is both the input and the
     target.
     """
-    stacked = (stack or default_collate)(list(samples))
+    stacked = stack(list(samples)) if stack is not None else _stack(list(samples))
     if isinstance(stacked, Mapping):
         stacked = (stacked, dict(stacked))
     if not isinstance(stacked, list | tuple) or len(stacked) != 2:
@@ -283,6 +293,20 @@ def collate_samples(samples: Sequence[Any], stack: Callable[[list[Any]], Any] | 
         raise LaunchError(f"{what} a pair (input, target), or a dictionary of tensors")
     inputs, names = _as_inputs(stacked[0], "the input of a sample of the job's data")
     return Batch(inputs, stacked[1], names)
+
+
+def _stack(samples: list[Any]) -> Any:
+    """The samples stacked as torch does. Raises `LaunchError` with the remedy if their shapes differ."""
+    try:
+        return default_collate(samples)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        leaves = [[leaf.shape for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)] for sample in samples]
+        other = next((shapes for shapes in leaves if shapes != leaves[0]), leaves[0])
+        pairs = [(one, two) for one, two in zip(leaves[0], other, strict=False) if one != two]
+        found = f", {tuple(pairs[0][0])} and {tuple(pairs[0][1])}" if pairs else ""
+        raise LaunchError(f"the samples of a minibatch differ in shape{found}: {PADDING_REMEDY}") from error
 
 
 def _as_inputs(value: Any, source: str) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:

@@ -27,6 +27,7 @@ from pipeplan_launch.job import bundled_models
 from pipeplan_launch.job.job import Data, Job, repeat_samples
 from pipeplan_launch.job.seeds import mix_seed, seed_everything
 from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.job_reference import is_file_name
 
 JOB_FILE_HINT = (
     "pipeplan cannot know its inputs: return pipeplan_launch.Job(model, inputs=lambda n: torch.randn(n, 3, 224, 224)) "
@@ -67,14 +68,6 @@ def _seeded(data: Callable[[], Data] | None, seed: int) -> Callable[[], Data] | 
     return build
 
 
-def canonical_reference(ref: str) -> str:
-    """The reference that names the same job from any folder: a file's path is made absolute."""
-    head, colon, attribute = ref.rpartition(":")
-    if colon and _is_file_name(head):
-        return f"{Path(head).resolve()}:{attribute}"
-    return ref
-
-
 def _find(ref: str) -> Callable[[], Any]:
     """The callable that a reference names. Raises `LaunchError`."""
     head, colon, attribute = ref.rpartition(":")
@@ -82,7 +75,7 @@ def _find(ref: str) -> Callable[[], Any]:
         return _find_bundled(ref)
     if not head or not attribute:
         raise LaunchError(f"{ref!r} is not a model: write a bundled name, file.py:callable or package.module:callable")
-    module = _import_file(ref, Path(head)) if _is_file_name(head) else _import_module(ref, head)
+    module = _import_file(ref, Path(head)) if is_file_name(head) else _import_module(ref, head)
     target = getattr(module, attribute, None)
     if target is not None and not callable(target):
         kind = type(target).__name__
@@ -100,7 +93,7 @@ def _find_bundled(name: str) -> Callable[[], Job]:
         module = importlib.import_module(f"pipeplan_launch.models.{module_name}")
         build: Callable[[], Job] = getattr(module, function)
         return build
-    if _is_file_name(name):
+    if is_file_name(name):
         path = Path(name)
         if not path.is_file():
             raise LaunchError(f"there is no file {name}{_near(path)}")
@@ -137,10 +130,6 @@ def _near(path: Path) -> str:
     candidates = [] if folder is None else [file.name for file in folder.glob("*.py") if file.is_file()]
     matches = difflib.get_close_matches(path.name, candidates, n=1, cutoff=0.6)
     return f"; did you mean {str(path.with_name(matches[0]))!r}?" if matches else ""
-
-
-def _is_file_name(text: str) -> bool:
-    return text.endswith(".py") or os.sep in text
 
 
 def _import_file(ref: str, path: Path) -> ModuleType:
@@ -210,4 +199,4 @@ def _job_of(ref: str, model: nn.Module) -> Job:
 def _short_name(ref: str) -> str:
     """The reference without folders, as the name of a job that has none: `file:callable`."""
     head, _, attribute = ref.rpartition(":")
-    return f"{Path(head).stem if _is_file_name(head) else head}:{attribute}" if head else ref
+    return f"{Path(head).stem if is_file_name(head) else head}:{attribute}" if head else ref

@@ -5,13 +5,14 @@ The most common mistake is to pass an object where the job takes a function that
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.optim import Optimizer, SparseAdam
+from torch.utils.data import DataLoader, IterableDataset
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.callbacks import Callback
@@ -23,6 +24,7 @@ _EXPECTED = {
     "optimizer": "a function of parameters: write optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)",
     "scheduler": "a function of an optimiser: write scheduler=lambda optimizer: "
     "torch.optim.lr_scheduler.StepLR(optimizer, 10)",
+    "loss_weight": "a function of the target: write loss_weight=lambda target: (target != -100).sum()",
     "metric": "a function: write metric=lambda output, target: (output.argmax(1) == target).sum()",
 }
 
@@ -57,6 +59,22 @@ def check_job_functions(job: Any) -> None:
             )
 
 
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raises `LaunchError` for an optimiser that a stage cannot step."""
+    name = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise LaunchError(
+            f"a job's optimizer cannot be {name}, whose step calls a closure that computes the loss again: a stage has "
+            "no whole loss to compute; take one that steps from gradients, such as torch.optim.AdamW"
+        )
+    if isinstance(optimizer, SparseAdam):
+        raise LaunchError(
+            "a job's optimizer cannot be SparseAdam, because gradients between replicas are dense: build the layers "
+            "with sparse=False, and take torch.optim.Adam"
+        )
+
+
 def check_minibatch(samples: Any) -> None:
     """Raises `LaunchError` unless the minibatch is a number of samples."""
     if not isinstance(samples, Integral) or samples < 1:
@@ -82,11 +100,22 @@ def check_callbacks(callbacks: Any) -> None:
 
 
 def check_data_set(name: str, samples: Any) -> None:
-    """Raises `LaunchError` if a data set is a `DataLoader` or bare tensors."""
+    """Raises `LaunchError` if a data set is a `DataLoader` or bare tensors, has no length, or cannot be indexed."""
     if isinstance(samples, DataLoader):
         raise LaunchError(
             f"the data's `{name}` is a DataLoader: give its data set, {name}=loader.dataset; the number of samples in "
             "a minibatch is Job(..., minibatch=N)"
+        )
+    if isinstance(samples, IterableDataset) or (samples is not None and not hasattr(type(samples), "__getitem__")):
+        raise LaunchError(
+            f"the data's `{name}` can only be read from its start, as it is {_describe_type(samples)}, and stages read "
+            f"samples by their numbers: write {name}=list(samples) if they fit in memory, or a data set with __len__ "
+            "and __getitem__"
+        )
+    if samples is not None and not hasattr(type(samples), "__len__"):
+        raise LaunchError(
+            f"the data's `{name}` has no length, as it is {_describe_type(samples)}: give its class a __len__ that "
+            "returns the number of samples"
         )
     if isinstance(samples, tuple | Tensor) and all(isinstance(tensor, Tensor) for tensor in samples):
         raise LaunchError(

@@ -67,7 +67,6 @@ class SlurmStep:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line: facts of the plan, `--`, then arguments of launch.sh. Returns the job's exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback before there is a step to end
     try:
         return _run(*_parse(sys.argv[1:] if arguments is None else arguments))
     except LaunchError as error:
@@ -146,4 +145,5 @@ def _continue_later(job: str, run: JobRun, *, requeue: bool) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback before there is a step to end
     sys.exit(main())

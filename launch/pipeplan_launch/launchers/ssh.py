@@ -18,6 +18,7 @@ from types import FrameType
 
 from pipeplan_launch import launch_secret
 from pipeplan_launch.errors import LaunchError, terminal_line
+from pipeplan_launch.job_reference import file_of
 from pipeplan_launch.launchers.hosts_file import Host, read_hosts
 from pipeplan_launch.launchers.script_arguments import check_digest, parse_script_arguments
 from pipeplan_launch.launchers.ssh_check import check_hosts
@@ -26,6 +27,7 @@ from pipeplan_launch.launchers.ssh_copy import copy_to_all
 from pipeplan_launch.launchers.ssh_options import USAGE, SshOptions
 from pipeplan_launch.launchers.ssh_requests import Abandoned, HostRequests
 from pipeplan_launch.launchers.ssh_training import STOPPED, Training
+from pipeplan_launch.plan.stage_files import load_plan
 
 INVALID = 2
 """Exit status after an error line."""
@@ -76,8 +78,7 @@ def _launch(plan: argparse.Namespace, options: SshOptions) -> int:
         arguments=options.launch_arguments,
     )
     with HostRequests(launch) as requests:
-        extra = [plan.model_file] if plan.model_file else []
-        if options.copy and not copy_to_all(requests, [*extra, *options.copy_too]):
+        if options.copy and not copy_to_all(requests, [*_model_files(plan), *options.copy_too]):
             return INVALID
         ready = check_hosts(requests, address)
         if ready is None:
@@ -105,6 +106,14 @@ def _hosts(plan: argparse.Namespace, options: SshOptions) -> list[Host]:
             file=sys.stderr,
         )
     return hosts[: plan.servers]
+
+
+def _model_files(plan: argparse.Namespace) -> list[str]:
+    """The file of the model, if it has one: as the plan names it now, if the plan is here, since it may have moved."""
+    if not Path(plan.plan, "stages", "stage-0.json").is_file():
+        return [plan.model_file] if plan.model_file else []
+    file = file_of(load_plan(Path(plan.plan)).model_ref)
+    return [] if file is None else [str(file)]
 
 
 def _working_folder() -> str:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +21,12 @@ import torch.distributed as dist
 
 from pipeplan_launch.comm.p2p import SHARED_MEMORY, error_cause, peer_loss_explained
 from pipeplan_launch.devices.backend import backend_of
+from pipeplan_launch.elastic.local_workers import stay_on_loopback
+from pipeplan_launch.elastic.loopback_store import environment_store
 from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.link_benchmark.config import BenchmarkSettings
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
+from pipeplan_launch.typed_document import shortened, whole_number
 
 POLL_S = 0.02
 KNOCK_S = 0.1
@@ -100,14 +102,14 @@ def env_store(rank: int, timeout_s: float) -> Any:
             f"{' and '.join(missing)} of rank 0 must be set beside RANK and WORLD_SIZE: start by torchrun"
         )
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    if not port.isdecimal() or int(port) > 65535:
-        raise LaunchError(f"MASTER_PORT is {port!r}: it must be a port number")
+    if (whole_number(port) or 1 << 16) > 65535:
+        raise LaunchError(f"MASTER_PORT is {shortened(port)}: it must be a port number")
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     keeps = rank == 0 and not by_agent
     if not keeps:
         _await(address, int(port), timeout_s)
     try:
-        store = tcp_store(address, int(port), timeout_s, keeps=keeps)
+        store = environment_store(timedelta(seconds=timeout_s))
     except (RuntimeError, OSError, ValueError) as error:
         action = "listen" if keeps else "reach the workers' common store"
         raise LaunchError(f"rank {rank} cannot {action} at {address}, port {port}: {error_cause(error)}") from error
@@ -129,23 +131,6 @@ def _await(address: str, port: int, timeout_s: float) -> None:
                     f"({error_cause(error)})"
                 ) from error
         time.sleep(KNOCK_S)
-
-
-def tcp_store(address: str, port: int, timeout_s: float, *, keeps: bool, listening: int | None = None) -> Any:
-    """torch's key-value store. `keeps`: whether this process serves it, on the socket `listening` if there is one.
-
-    Raises the errors that torch raises.
-    """
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        address,
-        port,
-        None,
-        keeps,
-        timedelta(seconds=timeout_s),
-        wait_for_workers=False,
-        multi_tenant=listening is None,
-        master_listen_fd=listening,
-    )
 
 
 def meet_workers(store: Any, rank: int, world: int, mine: WorkerDescription | str, timeout_s: float) -> Participants:
@@ -206,8 +191,8 @@ def join_process_group(participants: Participants, timeout_s: float) -> tuple[to
         raise (LaunchError if participants.rank == 0 else ReportedElsewhere)(
             f"some workers measure {kinds[0]} and some {kinds[1]}: give all of them the same --device"
         )
-    if len(set(participants.places)) == 1 and Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # workers of one machine do the same in a run
+    if len(set(participants.places)) == 1:
+        stay_on_loopback(os.environ)  # workers of one machine do the same in a run
     here = [rank for rank, place in enumerate(participants.places) if place == mine.place]
     own_gpu = all(
         description.gpus >= participants.places.count(description.place) for description in participants.descriptions

@@ -8,12 +8,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -23,6 +23,8 @@ import torch.distributed as dist
 
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.elastic import process_groups
+from pipeplan_launch.elastic.local_workers import keep_inherited_objects, worker_variables
+from pipeplan_launch.elastic.loopback_store import serve_store
 from pipeplan_launch.elastic.signals import die_with_parent
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.link_benchmark.config import (
@@ -40,9 +42,9 @@ from pipeplan_launch.link_benchmark.rendezvous import (
     env_store,
     join_process_group,
     meet_workers,
-    tcp_store,
 )
 from pipeplan_launch.link_benchmark.survey import LinkBenchmark
+from pipeplan_launch.typed_document import shortened, whole_number
 
 QUIET_S = 1.5
 """Delay before a worker without a message ends. torchrun kills all workers as soon as one has ended, and the one that
@@ -103,9 +105,9 @@ def _description_or_refusal(settings: BenchmarkSettings) -> WorkerDescription | 
 
 def _number(name: str) -> int:
     text = os.environ.get(name, "")
-    if not text.isdecimal():
-        raise LaunchError(f"{name} is {text!r}: it must be a number, as torchrun sets it")
-    return int(text)
+    if (number := whole_number(text)) is None:
+        raise LaunchError(f"{name} is {shortened(text)}: it must be a number, as torchrun sets it")
+    return number
 
 
 def measure_on_this_machine(
@@ -119,28 +121,28 @@ def measure_on_this_machine(
     """
     if workers * (share or ServerShare()).servers < 2:
         raise LaunchError(f"there is no link with {workers} worker: give --workers 2 or more")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        place = share or listening
-        with _started(workers, settings, levels, place) as ends:
-            return _listen(ends, show, share or ServerShare())
+    store = None if share else serve_store(timedelta(seconds=settings.timeout_s))
+    place = share or ServerShare()
+    with _started(workers, settings, levels, place, None if store is None else store.port) as ends:
+        return _listen(ends, show, place)
 
 
 @contextmanager
 def _started(
-    workers: int, settings: BenchmarkSettings, levels: FindLevels, place: ServerShare | socket.socket
+    workers: int, settings: BenchmarkSettings, levels: FindLevels, share: ServerShare, port: int | None
 ) -> Iterator[dict[Connection, BaseProcess]]:
-    """Start the workers; yields them by the connection on which each sends its messages."""
+    """Start the workers; yields them by the connection on which each sends its messages. `port`: as for `_work`."""
     context = multiprocessing.get_context("fork")
     ends: dict[Connection, BaseProcess] = {}
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        share = place if isinstance(place, ServerShare) else ServerShare()
+        world = workers * share.servers
         for rank in range(share.number * workers, (share.number + 1) * workers):
             mine, theirs = context.Pipe(duplex=False)
             # One worker is enough to report that the file cannot be written.
             own = settings if rank == 0 else replace(settings, refusal="")
-            arguments = (theirs, rank, workers * share.servers, own, levels, place)
+            arguments = (theirs, rank, world, own, levels, port)
             ends[mine] = context.Process(target=_work, args=arguments, name=f"worker {rank}", daemon=True)
             ends[mine].start()
             theirs.close()
@@ -192,17 +194,25 @@ def _work(
     world: int,
     settings: BenchmarkSettings,
     levels: FindLevels,
-    place: ServerShare | socket.socket,
+    port: int | None,
 ) -> None:
-    """Run one worker. It never returns, so that nothing of the parent process is cleaned up twice."""
+    """Run one worker. It never returns, so that nothing of the parent process is cleaned up twice.
+
+    `port`: where the parent process serves the store; None if the machines meet at MASTER_ADDR and MASTER_PORT.
+    """
     status = 2
     try:
+        keep_inherited_objects()
         die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process receives it too, and ends the workers
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.environ["LOCAL_RANK"] = str(rank)
+        if port is None:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # worker 0 serves the store
+        else:
+            os.environ |= worker_variables(rank, world, port)
         measured = run_benchmark_worker(
-            _store(rank, place, settings.timeout_s),
+            env_store(rank, settings.timeout_s),
             rank,
             world,
             settings,
@@ -219,13 +229,3 @@ def _work(
             end.send((FAILED, error))
     finally:
         os._exit(status)
-
-
-def _store(rank: int, place: ServerShare | socket.socket, timeout_s: float) -> Any:
-    """The common store, which rank 0 keeps. On one machine it uses a port that is already open."""
-    if isinstance(place, ServerShare):
-        return env_store(rank, timeout_s)
-    address, port = place.getsockname()
-    if rank:
-        return tcp_store(address, port, timeout_s, keeps=False)
-    return tcp_store(address, port, timeout_s, keeps=True, listening=os.dup(place.fileno()))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from pipeplan_launch.job_reference import JobFile
 from pipeplan_launch.plan.planned_links import PlannedLinks
 from pipeplan_launch.plan.schedule import Schedule, StageShape
 from pipeplan_launch.plan.sleeping_stage_spec import EmulatedStage
@@ -95,10 +96,14 @@ class LaunchPlan:
     """Whether the replicas of a stage divide the state of the optimiser, unless launch.sh is told otherwise."""
     granularity: str = "layer"
     """Size of the layers: the model is traced at the granularity of its profile."""
+    taken_whole: tuple[str, ...] = ()
+    """Paths of submodules that are not traced inside, as in the profile."""
     profile: str = ""
     """Source of the predicted times: `measured`, `modelled`, `imported` or `calibrated`; empty if unknown."""
     emulated: tuple[EmulatedStage, ...] = ()
     """Descriptions of the stages to emulate; empty if the model itself runs."""
+    model_file: JobFile | None = None
+    """The file of the model when the plan was made; None for a bundled model, and in older plans."""
     links: PlannedLinks | None = None
     """The link rates that the plan was made for, if its files hold them."""
 

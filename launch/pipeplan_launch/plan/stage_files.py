@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from pipeplan_launch.checked_json import FIELD, is_unchanged
 from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.files import read_file
+from pipeplan_launch.job_reference import JobFile, located_reference
 from pipeplan_launch.plan.launch_plan import MAX_DEPTH, Depth, LaunchPlan, Prediction, StagePlacement
 from pipeplan_launch.plan.planned_links import LevelFields, planned_links
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule
@@ -44,6 +45,8 @@ class ModelOfPlan(Struct):
     ref: str | None = None
     graph_hash: str | None = None
     granularity: Literal["module", "layer", "op"] = "layer"
+    file: JobFile | None = None
+    taken_whole: tuple[str, ...] = ()
 
 
 class ScheduleFields(Struct):
@@ -97,7 +100,9 @@ class SharedFields(Struct, kw_only=True):
             correction=self.schedule.correction,
             shard_optimizer=self.shard_optimizer,
             granularity=self.model.granularity,
+            taken_whole=self.model.taken_whole,
             profile=self.profile,
+            model_file=self.model.file,
         )
 
 
@@ -126,6 +131,7 @@ def load_plan(folder: Path) -> LaunchPlan:
     where = str(paths[0])
     plan = replace(
         first.launch_plan(where),
+        model_ref=located_reference(first.model.ref or "", first.model.file, folder),
         layers=tuple(stage.layers for stage in stages.values()),
         predictions=tuple(stage.prediction or Prediction() for stage in stages.values()),
         emulated=_emulated([(stage.emulation, paths[index]) for index, stage in stages.items()]),

@@ -26,6 +26,8 @@ from pipeplan_launch.rank_mapping.server_packing import pack_parts
 
 Path = tuple[Hashable, ...]
 """Location of a process, from the outermost: machine, container, launcher."""
+MOST_NAMED = 4
+"""Servers that a line names at most."""
 SERVER_DEPTH = 2
 """Number of leading entries of a path that identify the server."""
 
@@ -86,6 +88,22 @@ class RankAssignment:
         names = dict(zip(self.servers, (location.name for location in self._by_worker), strict=True))
         same = [other for other in sorted(names) if names[other] == names[server]]
         return names[server] if len(same) == 1 else f"{names[server]} ({same.index(server) + 1})"
+
+    def hosts_text(self, rank: int, peers: Sequence[int] = ()) -> str:
+        """The servers of a worker and of its peers, as the end of a line that tells of a fault between them.
+
+        Empty where all workers are on one server. Without `peers`, the other servers are named.
+        """
+        if self.is_one_server:
+            return ""
+        own = self.servers[rank]
+        others = [f"rank {peer} on {self.name(self.servers[peer])}" for peer in peers if self.servers[peer] != own]
+        if peers and not others:
+            return f" (on {self.name(own)})"
+        if not others:
+            names = [self.name(server) for server in sorted(set(self.servers) - {own})]
+            others = [f"the others are on {listed(names[:MOST_NAMED])}{', …' if len(names) > MOST_NAMED else ''}"]
+        return f" (rank {rank} is on {self.name(own)}, {listed(others)})"
 
     def device(self, process: int) -> int:
         """The number of a process's device among those that it sees.

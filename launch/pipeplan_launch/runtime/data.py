@@ -85,6 +85,11 @@ class Batches:
                     f"the data's `order` gives {len(self._order)} samples for epoch {epoch}, and {sizes.samples} for "
                     "epoch 0: the number must be the same for all epochs"
                 )
+        elif len(dataset) != sizes.samples:  # type: ignore[arg-type]
+            raise LaunchError(
+                f"the job's data has {len(dataset)} samples in epoch {epoch}, and had {sizes.samples} at the start: "  # type: ignore[arg-type]
+                "its length must stay the same"
+            )
         elif sizes.training:
             generator = torch.Generator().manual_seed(mix_seed("order", seed, epoch))
             self._order = torch.randperm(sizes.samples, generator=generator).tolist()

@@ -22,6 +22,7 @@ from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.elastic.signals import check_interrupt
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
+from pipeplan_launch.job.loss_state import LossState
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.one_order import (
@@ -94,6 +95,29 @@ class WorkerPlace:
     def replicas(self) -> int:
         """Number of replicas of this stage."""
         return len(self.plan.pipeline[self.stage].workers)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the program was cut from a traced model."""
+        return hasattr(self.program, "loss_state")
+
+    @property
+    def loss_state(self) -> LossState | None:
+        """Parameters and buffers of the loss. Only a program that was cut from a traced model has any."""
+        state: LossState | None = getattr(self.program, "loss_state", None)
+        return state
+
+    def loss(self, tensors: Mapping[str, Tensor], output: Any, target: Any) -> Any:
+        """The job's loss in training, with these tensors by name in place of the loss's own."""
+        assert self.job.loss is not None
+        state = self.loss_state
+        return self.job.loss(output, target) if state is None else state.call(tensors, output, target)
+
+    def evaluation_loss(self, output: Any, target: Any) -> Any:
+        """The job's loss in evaluation, which changes no state."""
+        assert self.job.loss is not None
+        state = self.loss_state
+        return self.job.loss(output, target) if state is None else state.evaluate(output, target)
 
     def peer(self, stage: int, index: int) -> int:
         """Rank of the replica of a stage that runs the minibatch with this index."""
@@ -231,6 +255,14 @@ class Engine:
         size = self.size(index)
         return [self._message_tensor(tensor, size) for tensor in tensors]
 
+    def gradient_layout(self, index: int) -> list[MessageTensor]:
+        """Shapes and types of the message with a minibatch's gradients: with a `loss_weight` also the weight, which
+        only the last stage can count.
+        """
+        tensors = self.layout(differentiable(self.place.program.sends), index)
+        weighted = bool(tensors) and self.place.job.loss_weight is not None
+        return [*tensors, MessageTensor((1,), torch.float64)] if weighted else tensors
+
     def size(self, index: int) -> int:
         """Samples that the model runs on in this minibatch, including padding samples."""
         return self.segment.batches.sizes.padded_samples(self.segment.number(index))
@@ -345,13 +377,13 @@ class Engine:
         if transfer.source == (place.stage, place.replica):
             transport.start_send(direction, number, place.peer(transfer.destination[0], transfer.minibatch))
             return
-        gradients = direction is Direction.GRADIENTS
-        tensors = differentiable(place.program.sends) if gradients else place.program.receives
+        index, gradients = transfer.minibatch, direction is Direction.GRADIENTS
+        layout = self.gradient_layout(index) if gradients else self.layout(place.program.receives, index)
         transport.start_receive(
             direction,
             number,
             place.peer(transfer.source[0], transfer.minibatch),
-            self.layout(tensors, transfer.minibatch),
+            layout,
             transfer.minibatch // place.replicas,
             ring_slots(direction, self.shapes[place.stage], self.schedule),
         )

@@ -116,11 +116,12 @@ class EpochLoop:
             ran, stop = self._run(self._trained, segment)
             self._pace = self._training.recorder.pace_s()
             steps = [training.recorder.end_epoch(segment.first) for training in self._trained][-1]
-            losses = [step.loss for step in steps if step.loss is not None]
+            losses = [(step.loss * step.weight, step.weight) for step in steps if step.loss is not None]
             self._stop_unless_finite(steps)
-            total, count = process_groups.sum_over([sum(losses), float(len(losses))], self._groups.active)
+            sums = [sum(loss for loss, _ in losses), sum(weight for _, weight in losses)]
+            total, weight = process_groups.sum_over(sums, self._groups.active)
             self._history.loss_sum += total
-            self._history.losses += int(count)
+            self._history.losses += int(weight) if weight.is_integer() else weight
             self._position = replace(self._position, minibatch=segment.first + ran)
             if stop or self._position.epoch_trained:
                 for training in self._trained:
@@ -173,13 +174,13 @@ class EpochLoop:
     def _result(self, score: Score) -> EpochResult:
         """The epoch's result over all workers."""
         total = score.from_sum(process_groups.sum_over(score.as_list(), self._groups.active))
-        has_loss = self._stage.place.job.loss is not None and total.samples
+        has_loss = self._stage.place.job.loss is not None and total.loss_weight
         return EpochResult(
             epoch=self._position.epoch + 1,
             loss=self._history.loss,
             test_correct=total.correct,
             test_judged=total.judged,
-            test_loss=total.loss_sum / total.samples if has_loss else None,
+            test_loss=total.loss_sum / total.loss_weight if has_loss else None,
             test_metrics=total.metrics,
         )
 
@@ -283,7 +284,7 @@ class EpochLoop:
     def _report_minibatch(self, step: MinibatchRecord, progress: Progress) -> None:
         """Report a minibatch that the last stage has finished: on stderr, and to the job's callbacks."""
         progress(step)
-        if self._watch is not None and step.loss is not None and isfinite(step.loss):
+        if self._watch is not None and step.loss is not None and isfinite(step.loss) and step.weight:
             self._watch(self._stage.place.replicas, step.loss)
         if not self._listeners:
             return

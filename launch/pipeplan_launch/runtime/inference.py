@@ -14,8 +14,10 @@ from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.callbacks import accuracy_text
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loss_value import loss_number, loss_text
+from pipeplan_launch.job.loss_weight import weight_of
 from pipeplan_launch.job.seeds import seed_forward
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind
 from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace
@@ -36,7 +38,9 @@ class Score:
     judged: float = 0.0
     """Samples whose output a metric could judge."""
     loss_sum: float = 0.0
-    """Sum of the loss over the samples, if the job has a loss."""
+    """Sum of the loss over the samples, or over what the job's `loss_weight` counts, if the job has a loss."""
+    loss_weight: float = 0.0
+    """Samples in that sum, or what `loss_weight` counts."""
     sums: dict[str, float] = field(default_factory=dict)
     """Sums of the job's other metrics over the samples."""
 
@@ -47,12 +51,12 @@ class Score:
 
     def as_list(self) -> list[float]:
         """The counts as a list, to be summed by an all-reduce."""
-        return [self.correct, self.samples, self.judged, self.loss_sum, *self.sums.values()]
+        return [self.correct, self.samples, self.judged, self.loss_sum, self.loss_weight, *self.sums.values()]
 
     def from_sum(self, reduced: Sequence[float]) -> Score:
         """The score of all workers, from the sum of their `as_list`."""
-        correct, samples, judged, loss_sum, *sums = reduced
-        return Score(correct, samples, judged, loss_sum, dict(zip(self.sums, sums, strict=True)))
+        correct, samples, judged, loss_sum, loss_weight, *sums = reduced
+        return Score(correct, samples, judged, loss_sum, loss_weight, dict(zip(self.sums, sums, strict=True)))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -63,6 +67,14 @@ class Score:
     def accuracy(self) -> float | None:
         """Share of right outputs, or None if the job has no metric that applies."""
         return self.correct / self.judged if self.judged else None
+
+    def text(self, *, has_loss: bool) -> str:
+        """The result for people: the accuracy if a metric applies, otherwise the loss if the job has one."""
+        if self.judged:
+            return accuracy_text(self.correct, self.judged)
+        return (
+            f"loss {self.loss_sum / self.samples:.4f}" if has_loss and self.samples else f"{self.samples:.0f} samples"
+        )
 
 
 class ForwardEngine(Engine):
@@ -122,9 +134,14 @@ class ForwardEngine(Engine):
         for name, metric in job.metrics.items():
             with self.calling(f"the job's metric {name!r}", index):
                 self.score.sums[name] += _mean(name, metric(output, target)) * real
-        if job.loss is not None:
+        weight = float(real)
+        if job.loss_weight is not None:
+            with self.calling("the job's loss_weight", index):
+                weight = weight_of(job.loss_weight, target)
+        if job.loss is not None and weight:
             with self.calling(loss_text(job.loss), index), autocast(job.autocast, self.place.device):
-                self.score.loss_sum += loss_number(job.loss, job.loss(output, target)) * real
+                self.score.loss_sum += loss_number(job.loss, self.place.evaluation_loss(output, target)) * weight
+                self.score.loss_weight += weight
 
 
 def _number(correct: object) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -20,3 +20,8 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     a registered dataclass. Other values stay as they are.
     """
     return tree_map_only(Tensor, change, value)
+
+
+def bytes_of_tensors(value: Any) -> int:
+    """Bytes of the tensors in a nested structure."""
+    return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, Tensor))

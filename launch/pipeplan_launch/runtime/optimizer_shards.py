@@ -219,7 +219,7 @@ class OptimizerShards:
             part = self.parameters[name].detach()
             place[: part.numel()].copy_(part)
         if width:
-            dist.all_gather_into_tensor(everyone.view(-1), own, group=self._group)
+            _all_gather(everyone.view(-1), own, self._group)
         for name, columns in zip(names, torch.split(everyone, lengths, dim=1), strict=True):
             parameter = self._trained[name]
             parameter.data.copy_(columns.reshape(-1)[: parameter.numel()].view(parameter.shape))
@@ -237,8 +237,13 @@ class OptimizerShards:
         own[: part.numel()].copy_(part)
         everyone = torch.empty(length * self._count, dtype=part.dtype, device=part.device)
         if length:
-            dist.all_gather_into_tensor(everyone, own, group=self._group)
+            _all_gather(everyone, own, self._group)
         return everyone[: parameter.numel()].view(parameter.shape)
+
+
+def _all_gather(everyone: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
+    """`all_gather_into_tensor`, also for complex tensors, which torch refuses."""
+    dist.all_gather_into_tensor(buckets.as_real(everyone), buckets.as_real(own), group=group)
 
 
 def check_elementwise(optimizer: Optimizer) -> None:
@@ -248,6 +253,11 @@ def check_elementwise(optimizer: Optimizer) -> None:
         raise LaunchError(
             "--shard-optimizer cuts parameters into parts, which is right only where a step treats every element by "
             f"itself: the job's optimiser is {type(optimizer).__name__}, and it takes torch's {known}"
+        )
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise LaunchError(
+            "--shard-optimizer gives the job's optimiser parts of parameters, which its step hooks would meet in place "
+            "of whole ones: leave out the hooks, or run without it"
         )
 
 

@@ -122,7 +122,7 @@ def restore_in_all(
         earlier = broadcast(earlier, 0, groups.everyone, RunStart | None)
         if rank == lowest and damage is not None:
             if earlier is None:
-                raise damage
+                raise DamagedCheckpoint(f"{damage}; {checkpoint.NONE_LEFT}")
             print_status(f"{damage}; {checkpoint.GOES_BACK}")
         elif earlier is None:
             raise FailedElsewhere

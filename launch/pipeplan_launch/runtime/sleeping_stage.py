@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset
 
-from pipeplan_launch.comm import buckets
 from pipeplan_launch.job.job import Data, Job, StageInfo
 from pipeplan_launch.plan.sleeping_stage_spec import CutTraffic, EmulatedLayer, EmulatedStage
 from pipeplan_launch.runtime.cache_eviction import CacheEviction
@@ -226,12 +225,7 @@ class _EmptySamples(Dataset[Any]):
 
 
 def load_emulated_stages(stages: Mapping[int, EmulatedStage]) -> tuple[Job, list[SleepingStage]]:
-    """(job without a model, programs) of a worker's emulated stages by number.
-
-    Sets the bucket size of all of this process's reducers: the stages of a worker have rings over the same links.
-    """
-    for stage in stages.values():
-        buckets.set_bucket_size(stage.bucket_bytes)
+    """(job without a model, programs) of a worker's emulated stages by number."""
 
     def optimizer(parameters: list[Tensor], info: StageInfo) -> Optimizer:
         return _SleepingOptimizer(parameters, stages[info.stage].update_s)

@@ -142,7 +142,7 @@ def _commit(stage: WorkerStage, run: Path, position: Position, history: History,
     from pipeplan_launch.checkpoint import tensor_store
 
     tensors = {name: tensor for _, written in parts for name, tensor in sorted(written.items())}
-    tensor_store.write_index(folder, tensors)
+    digests = tensor_store.write_index(folder, tensors)
     with explain_errors(folder, "reading"):
         files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     manifest = Manifest(
@@ -162,6 +162,7 @@ def _commit(stage: WorkerStage, run: Path, position: Position, history: History,
         ),
         tensors=tensors,
         files=files,
+        digests=digests,
     )
     for tensor in manifest.tensors.values():
         if tensor.file not in files:

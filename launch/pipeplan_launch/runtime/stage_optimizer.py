@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.hooks import refuse_accumulation_hooks
 from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions, delays, update_delay
@@ -53,6 +54,7 @@ class StageOptimizer:
             info = _stage_info(place, self.trained)
             with user_code_errors("the job's optimizer"):
                 self.optimizer = place.job.make_optimizer(list(self.trained.values()), info)
+            refuse_accumulation_hooks(self.trained)  # that of the loss, and what the optimizer has registered
             if sharing is not None:
                 self.shards = OptimizerShards(self.trained, self.optimizer, sharing)
             self.rates = LearningRates(place.job, self.optimizer, info)

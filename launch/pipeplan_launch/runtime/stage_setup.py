@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,26 +17,29 @@ from torch import nn
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.comm.stage_transport import Mailbox, StageTransport
-from pipeplan_launch.elastic.consistency_check import Fingerprint, data_fingerprint, digest, weights_digest
+from pipeplan_launch.elastic.consistency_check import Fingerprint, digest, weights_digest
 from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.job_reference import job_file
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions
 from pipeplan_launch.plan.transport_modes import AUTO
 from pipeplan_launch.runtime.data import MinibatchSizes, minibatch_sizes, order_of_samples
+from pipeplan_launch.runtime.data_check import check_order, data_fingerprint, minibatch_fingerprint
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
+from pipeplan_launch.runtime.self_check.at_start import check_at_start, say_unchecked
 from pipeplan_launch.runtime.sleeping_stage import load_emulated_stages
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.telemetry.run_folder import recorded_name
 from pipeplan_launch.tracing.split import StageProgram, build_stage_program
 from pipeplan_launch.tracing.stage_program import Program
-from pipeplan_launch.tracing.trace import trace_job
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class RunOptions:
     seed: int | None = None
     weights: Path | None = None
     """A checkpoint or run folder, of any plan for the same model, whose weights training starts from."""
+    self_check: bool = True
+    """Whether two training steps of the model alone are compared with those of the plan's stages before training."""
     log_every: int = 20
     threads: int | None = None
     checkpoint_every: int = 1
@@ -99,19 +104,34 @@ class WorkerStage:
         return *self.earlier, self
 
 
+ModelCheck = Callable[[LaunchPlan, Job, TracedModel, int], None]
+"""A check of the whole model, given the plan, the job, the traced model and the seed of the run."""
+
+
+def _no_check(plan: LaunchPlan, job: Job, traced: TracedModel, seed: int) -> None:
+    """Check nothing."""
+
+
+def model_check(options: RunOptions, plan: LaunchPlan, rank: int) -> ModelCheck:
+    """The check that a worker makes: the self-check at the first worker, and none at the others, which wait for it."""
+    if rank != plan.active[0]:
+        return _no_check
+    return check_at_start if options.self_check else say_unchecked
+
+
 def load_stages(
-    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device
+    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck = _no_check
 ) -> tuple[Job, list[Program], str, bool]:
     """(job without its model, the stages' programs, graph hash, whether they run at any batch size).
 
     An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
-    keeps only the parameters of its own stages.
+    keeps only the parameters of its own stages. `check` is called before these move to `device`.
     """
     if plan.emulated:
         job, emulated = load_emulated_stages({stage: plan.emulated[stage] for stage in stages})
         return job, [*emulated], "emulated", True
     with _one_garbage_collection():
-        return _load_stages(plan, stages, seed, device)
+        return _load_stages(plan, stages, seed, device, check)
 
 
 @contextmanager
@@ -133,22 +153,25 @@ def _one_garbage_collection() -> Iterator[None]:
 
 
 def _load_stages(
-    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device
+    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck
 ) -> tuple[Job, list[Program], str, bool]:
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
         job = _with_data(job, plan.minibatch)
-    traced = trace_job(job, plan.minibatch, plan.granularity)
+    traced = trace_job(job, plan.minibatch, plan.granularity, plan.taken_whole)
     if plan.graph_hash is not None and plan.graph_hash != traced.graph_hash:
         raise LaunchError(
             f"the model {plan.model_ref!r} is not the one that the plan was made for (its graph is "
             f"{traced.graph_hash[:19]}…, the plan's is {plan.graph_hash[:19]}…): profile and solve again"
         )
+    check(plan, job, traced, seed)
     programs: list[Program] = []
     for stage in stages:
         program = build_stage_program(traced, plan.layers, stage, device)
         _check_shared(plan, program)
         programs.append(program)
+    if traced.loss_state is not None and len(plan.pipeline) - 1 not in stages:
+        traced.loss_state.release()
     graph_hash, dynamic = traced.graph_hash, traced.dynamic_batch
     return replace(job, model=nn.Module()), programs, graph_hash, dynamic
 
@@ -204,7 +227,8 @@ def build_stage(
     """
     places, device = plan.places(rank), device_of(plan)
     numbers = [stage for stage, _ in places]
-    job, programs, graph_hash, dynamic = load_stages(plan, numbers, seed, device)
+    check = model_check(options, plan, rank)
+    job, programs, graph_hash, dynamic = load_stages(plan, numbers, seed, device, check)
     for program in programs:
         if options.compile_backend is not None and isinstance(program, StageProgram):  # emulated ones compute nothing
             program.compile_with(options.compile_backend)
@@ -226,13 +250,16 @@ def build_stage(
     train_sizes = minibatch_sizes(ordered, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
     test_sizes = None if test is None else minibatch_sizes(test, plan.minibatch, dynamic, training=False, limit=limit)
     transports = _transports(options, plan, rank, device, transport, gradients)
+    reads = numbers[-1] == len(plan.pipeline) - 1 or any(program.model_inputs for program in programs)
+    used = [("training", data.train, train_sizes), ("test", test, test_sizes)]
+    marks, read = _data_marks(data, [(*one, sizes) for *one, sizes in used if sizes is not None], seed, rank, reads)
+    if ordered is not data.train:
+        marks["the order of the training samples"] = digest(ordered)
     built: list[WorkerStage] = []
     for (stage, replica), program, own_transport in zip(places, programs, transports, strict=True):
         place = WorkerPlace(plan, stage, replica, rank, device, program, job, seed)
         recorder = _recorder(place, run / "metrics" / f"{recorded_name(plan, rank, stage)}.jsonl")
-        fingerprint = _fingerprint(place, data.train if trains else None, test)
-        if ordered is not data.train:
-            fingerprint.data["the order of the training samples"] = digest(ordered)
+        fingerprint = replace(_fingerprint(place, trains), data=marks, read=read)
         training = None
         if trains:
             arguments = replicas, options.averaging, flush, options.staleness
@@ -272,17 +299,31 @@ def _transports(
     return [StageTransport(transport, mailbox, rank, stage, stages) for stage in numbers]
 
 
-def _fingerprint(place: WorkerPlace, train: Any, test: Any) -> Fingerprint:
-    """Digests of the worker's initial state: the data sets in use, and the weights if the stage has replicas."""
-    data: dict[str, str] = {}
-    for name, dataset in (("training", train), ("test", test)):
-        if dataset is not None:
-            data |= data_fingerprint(name, dataset, place.seed)
+def _data_marks(
+    data: Data, used: Sequence[tuple[str, Any, MinibatchSizes]], seed: int, rank: int, reads: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """(digests of samples, digests of minibatches) of the data sets in use, given by name. A worker that `reads`
+    minibatches has the latter. Raises `LaunchError` for data that differs between readings.
+    """
+    marks: dict[str, str] = {}
+    read: dict[str, str] = {}
+    with user_code_errors("reading the job's data"):
+        check_order(data, seed)
+        for name, dataset, sizes in used:
+            marks |= data_fingerprint(name, dataset, seed, rank)
+            if reads:
+                read |= minibatch_fingerprint(name, dataset, sizes, data, seed)
+    return marks, read
+
+
+def _fingerprint(place: WorkerPlace, trains: bool) -> Fingerprint:
+    """Digests of the job's file, and of the stage's weights if it has replicas or shares them."""
     state = {**place.program.parameters_by_name(), **place.program.buffers_by_name()}
     weights = weights_digest(state) if place.replicas > 1 else ""
-    shared = place.program.shared if train is not None else {}
+    shared = place.program.shared if trains else {}
     digests = {name: (weights_digest({name: state[name]}), stages) for name, stages in shared.items()}
-    return Fingerprint(place.rank, place.stage, data, weights, digests)
+    job = job_file(place.plan.model_ref)
+    return Fingerprint(place.rank, place.stage, weights=weights, job="" if job is None else job.digest, shared=digests)
 
 
 def own_transport(options: RunOptions, plan: LaunchPlan, rank: int, groups: Groups) -> OrderedTransport | None:

@@ -18,14 +18,18 @@ from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
 from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.hidden_state import check_loss
+from pipeplan_launch.job.hooks import hooked_gradients
 from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
+from pipeplan_launch.job.loss_weight import weight_of
 from pipeplan_launch.job.seeds import seed_forward
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members, own_members, replica_of
 from pipeplan_launch.plan.staleness import AS_PLANNED, FLUSH_SCHEDULE, StalenessOptions, flushed_shapes
-from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace, differentiable
+from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace
 from pipeplan_launch.runtime.in_flight import InFlightMinibatch, StageInputs
+from pipeplan_launch.runtime.nested_tensors import bytes_of_tensors
 from pipeplan_launch.runtime.recompute import (
     ForwardConditions,
     gradient_receive_posted,
@@ -36,6 +40,9 @@ from pipeplan_launch.runtime.split_backward import SplitBackward
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_documents import ALL_REDUCE, BACKWARD, FORWARD, UPDATE, WAIT, WEIGHTS
+
+MOST_CHECKED_BYTES = 1 << 26
+"""Bytes of the model's output beyond which the loss is not checked, as its copies might not fit: `profile` does it."""
 
 
 class TrainingEngine(Engine):
@@ -71,10 +78,12 @@ class TrainingEngine(Engine):
         self.rates = self._optimiser.rates
         self._choose_schedule(0)
         self._versions = self._optimiser.versions
-        exchange = choose_exchange(averaging, place.plan, place.stage, place.rank, group, self.optimizer)
+        weighted = place.job.loss_weight is not None
+        exchange = choose_exchange(averaging, place.plan, place.stage, place.rank, group, self.optimizer, weighted)
         self._streams = transport.streams if isinstance(transport, OrderedTransport) else None
         own = {name: parameter for name, parameter in self.trained.items() if name not in place.program.shared}
-        self._reducer = GradientReducer(own, group, exchange, self._streams)
+        self._bucket_bytes = place.plan.emulated[place.stage].bucket_bytes if place.plan.emulated else None
+        self._reducer = GradientReducer(own, group, exchange, self._streams, bucket_bytes=self._bucket_bytes)
         self._shared: dict[tuple[int, ...], GradientReducer] = {}
         """The reducer for each set of stages that share parameters with this one."""
         self._group = group
@@ -85,6 +94,10 @@ class TrainingEngine(Engine):
         self._in_flight: dict[int, InFlightMinibatch] = {}
         self._split: dict[int, SplitBackward] = {}
         """The rest of the backward passes of minibatches whose gradients of the weights are still to come."""
+        self._checks_loss = place.is_last and place.replica == 0 and place.is_traced
+        """Whether the first call of the loss checks that it has no state that training would not see."""
+        self._weights: dict[int, float] = {}
+        """The weights of minibatches whose gradients are not collected yet, by the job's `loss_weight`."""
         self._deferred: set[int] = set()
         """Minibatches whose gradients are collected by action W."""
         self._posts_late = place.recomputes and self.schedule.virtual is None
@@ -105,7 +118,11 @@ class TrainingEngine(Engine):
             if names:  # in an order that does not depend on the stage, as the buckets must be the same in all
                 parameters = {name: self.trained[name] for name in names}
                 self._shared[stages] = GradientReducer(
-                    parameters, groups[stages], streams=self._streams, stages=len(stages)
+                    parameters,
+                    groups[stages],
+                    streams=self._streams,
+                    stages=len(stages),
+                    bucket_bytes=self._bucket_bytes,
                 )
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
@@ -160,7 +177,7 @@ class TrainingEngine(Engine):
             outputs = self._compute(index, stage_inputs)
             self._in_flight[index] = InFlightMinibatch(stage_inputs, outputs)
         if place.is_last:
-            step.loss = outputs[0].item()
+            step.loss, step.weight = self._weighed_loss(index, outputs[0], stage_inputs.target)
         step.forward_s += lap()
         self.note(FORWARD, index, lap)
         if not place.is_last:
@@ -170,6 +187,15 @@ class TrainingEngine(Engine):
                 self.settle_activations(index - place.replicas)
             self.send_activations(index, outputs)
         step.send_s += lap()
+
+    def _weighed_loss(self, index: int, loss: Tensor, target: Any) -> tuple[float, float]:
+        """(the loss of a minibatch, its weight in means): with a weight of 0 the loss counts nowhere, and is 0."""
+        loss_weight = self.place.job.loss_weight
+        if loss_weight is None:
+            return loss.item(), 1.0
+        with self.calling("the job's loss_weight", index):
+            self._weights[index] = weight = weight_of(loss_weight, target)
+        return (loss.item() if weight else 0.0), weight
 
     def _version(self, index: int) -> int:
         """The weight version of a minibatch in the schedule, as the number of updates since the job began."""
@@ -188,14 +214,24 @@ class TrainingEngine(Engine):
         with self.calling("the model's forward", index), saving or nullcontext():
             result: Any = place.program.call(weights, stage_inputs.received, stage_inputs.inputs, self.size(index))
         if place.is_last:
-            assert place.job.loss is not None
-            with self.calling(loss_text(place.job.loss), index), autocast(place.job.autocast, place.device):
-                loss = checked_loss(place.job.loss, place.job.loss(result, stage_inputs.target))
-            if not loss.requires_grad and (self.trained or any(one.requires_grad for one in stage_inputs.received)):
-                raise LaunchError(constant_loss_message(place.job.loss))
-            result = (loss,)
+            result = (self._loss(index, weights, result, stage_inputs),)
         outputs: Sequence[Tensor] = result
         return outputs
+
+    def _loss(self, index: int, weights: Mapping[str, Tensor], output: Any, stage_inputs: StageInputs) -> Tensor:
+        """The job's loss, with those of `weights` that are its own."""
+        place, target = self.place, stage_inputs.target
+        assert place.job.loss is not None
+        with self.calling(loss_text(place.job.loss), index), autocast(place.job.autocast, place.device):
+            if self._checks_loss and bytes_of_tensors(output) <= MOST_CHECKED_BYTES:
+                names = {id(one): name for name, one in place.program.parameters_by_name().items()}
+                with preserved_random_state(place.device):
+                    check_loss(place.job.loss, place.loss_state, output, target, names)
+            self._checks_loss = False
+            loss = checked_loss(place.job.loss, place.loss(weights, output, target))
+        if not loss.requires_grad and (self.trained or any(one.requires_grad for one in stage_inputs.received)):
+            raise LaunchError(constant_loss_message(place.job.loss))
+        return loss
 
     def _compute_without_saving(
         self, index: int, stage_inputs: StageInputs
@@ -223,7 +259,7 @@ class TrainingEngine(Engine):
 
         A stage that recomputes posts it later (`gradient_receive_posted`).
         """
-        layout = self.layout(differentiable(self.place.program.sends), index)
+        layout = self.gradient_layout(index)
         source = self.place.peer(self.place.stage + 1, index)
         self.transport.post(Direction.GRADIENTS, self.segment.number(index), source, layout)
 
@@ -240,6 +276,8 @@ class TrainingEngine(Engine):
         roots, gradients = list(outputs), [torch.ones_like(outputs[0])] if place.is_last else []
         if not place.is_last:
             gradients = self.transport.take(Direction.GRADIENTS, self.segment.number(index))
+            if gradients and place.job.loss_weight is not None:
+                self._weights[index] = float(gradients.pop())
             following = index + place.replicas
             if self._posts_late and following < self.count:
                 self._post_gradient_receive(following)
@@ -248,6 +286,8 @@ class TrainingEngine(Engine):
         step.wait_s += lap()
         self.note(WAIT, index, lap, keep_brief=False)
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
+        if self._weights.get(index) == 0:
+            pairs = []  # a mean over no targets has no gradient, and may be no number
         splits = self._splits and not self.weights_follow
         if pairs and splits:
             self._differentiate_inputs(index, pairs, state.inputs.received)
@@ -298,9 +338,10 @@ class TrainingEngine(Engine):
 
     def _collect_gradients(self, index: int) -> None:
         """Take the gradients of a minibatch's weights from the leaves, and add them to those of its group."""
-        made = self._versions.release(index)
+        made, share = self._versions.release(index), self._share(index)
+        self._weights.pop(index, None)
         for reducer in (self._reducer, *self._shared.values()):
-            reducer.add(made, self._sample_share(index))
+            reducer.add(made, share)
 
     def _finish_backward(self, index: int) -> None:
         if index != self._own_members(index // self._group_size)[-1]:
@@ -312,7 +353,7 @@ class TrainingEngine(Engine):
         # Where a worker's stages split, their last passes may come in another order on another replica.
         at_once = self.schedule.virtual is None or not self.schedule.splits
         final = self._update_group(group) if at_once and index == self._own_members(group)[-1] else None
-        return self._reducer.backward(self._versions.leaves_of(index), self._sample_share(index), final)
+        return self._reducer.backward(self._versions.leaves_of(index), self._share(index), final)
 
     def _send_gradients(self, index: int, received: Sequence[Tensor]) -> None:
         gradients = [
@@ -320,6 +361,8 @@ class TrainingEngine(Engine):
             for tensor, boundary in zip(received, self.place.program.receives, strict=True)
             if boundary.requires_grad
         ]
+        if gradients and index in self._weights:
+            gradients.append(torch.tensor([self._weights[index]], dtype=torch.float64, device=self.place.device))
         self._settle_gradients(index - 2 * self.place.replicas)
         self._unsettled.append(index)
         destination = self.place.peer(self.place.stage - 1, index)
@@ -359,7 +402,9 @@ class TrainingEngine(Engine):
         update_stages([self], group)
 
     def wait_for_gradients(self, group: int, lap: Stopwatch) -> dict[str, Tensor]:
-        """The averaged gradients of a group, by parameter name, once its all-reduce is done."""
+        """The averaged gradients of a group, by parameter name, once its all-reduce is done, as the hooks of their
+        parameters return them.
+        """
         with self._replica_loss_explained(f"gradients of group {group}"):
             averaged = self._reducer.finish()
             for reducer in self._shared.values():
@@ -369,7 +414,8 @@ class TrainingEngine(Engine):
         own = self._own_members(group)
         if own:
             self.step_of(own[-1]).sync_s += synchronised
-        return averaged
+        with self.calling("a hook on a parameter", own[-1] if own else group * self._group_size):
+            return hooked_gradients(averaged, self.trained)
 
     def clip(self, averaged: Mapping[str, Tensor]) -> None:
         """Clip the gradients of an update, of all stages of this worker, in place."""
@@ -411,8 +457,13 @@ class TrainingEngine(Engine):
         total = sum(self._sample_share(index) for index in group_members(group, size, count))
         return UpdateGroup(total, earlier + group, ends_segment=group == group_count(size, count) - 1)
 
+    def _share(self, index: int) -> float:
+        """Weight of a minibatch in the mean of its group, of this stage once its gradients have come."""
+        share = self._sample_share(index)
+        return share if self._group_size == 1 else self._weights.get(index, share)
+
     def _sample_share(self, index: int) -> float:
-        """Weight of a minibatch in the mean of its group: 1, or less for a short last minibatch."""
+        """Samples of a minibatch, in whole minibatches: 1, or less for a short last one."""
         sizes = self.segment.batches.sizes
         return sizes.real_samples(self.segment.number(index)) / sizes.minibatch
 
@@ -426,7 +477,7 @@ class TrainingEngine(Engine):
         workers = [worker for stage in sorted(stages) for worker in place.plan.pipeline[stage].workers]
         peers = [worker for worker in workers if worker != place.rank]
         return peer_loss_explained(
-            f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {peers}"
+            f"stage {place.stage} (rank {place.rank}) could not average the {what} with ranks {peers}", *peers
         )
 
 

@@ -22,6 +22,7 @@ from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import SHARED_MEMORY, Transport
 from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.devices.backend import Backend, backend_of
+from pipeplan_launch.elastic.local_workers import stay_on_loopback
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.transport_modes import BATCHED, HOST, NCCL
 from pipeplan_launch.selftest.cases import Result
@@ -36,7 +37,7 @@ WITHOUT_SHARED_MEMORY = "host without shared memory"
 def measure_paths(device: str) -> list[Result]:
     """Start both workers, and return what they measured, one result a way."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "pipeplan_launch.torchrun", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "pipeplan_launch.selftest.paths", device]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     try:
@@ -60,7 +61,7 @@ def _main(kind: str) -> None:
     own_each = len(backend.cards()) != 1
     device = backend.select(int(os.environ["LOCAL_RANK"]))
     names = backend.process_groups(own_each)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    stay_on_loopback(os.environ)
     dist.init_process_group(
         names,
         timeout=timedelta(seconds=PATIENCE_S / 2),

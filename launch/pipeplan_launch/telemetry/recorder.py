@@ -94,6 +94,8 @@ class MinibatchRecord:
     """Run-queue wait of this thread since then, which the times above include."""
     loss: float | None = None
     """The loss, at the last stage."""
+    weight: float = 1.0
+    """The weight of the loss in means over minibatches."""
     samples: int = 0
     done_s: float = 0.0
     """Time at which it was finished, on this worker's clock."""

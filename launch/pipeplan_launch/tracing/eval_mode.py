@@ -18,6 +18,14 @@ EVALUATION_ARGUMENTS = {"train": False, "training": False, "use_input_stats": Fa
 BATCH_COUNTER = "num_batches_tracked"
 
 
+def evaluation_refusal(problem: str) -> str:
+    """The message for a model whose stages cannot be put in evaluation mode, with what to do instead."""
+    return (
+        f"the model cannot be evaluated stage by stage: {problem}; leave out the data's `test`, or leave the mode to "
+        "torch's own modules, such as torch.nn.Dropout"
+    )
+
+
 def is_training_only(node: fx.Node) -> bool:
     """Whether a node does not run in evaluation mode, because it counts the batches that a norm has seen."""
     if operator_name(node) not in ("add_", "copy_") or not node.args:

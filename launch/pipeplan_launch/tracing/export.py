@@ -125,7 +125,7 @@ class _Attempt:
         with ExitStack() as stack:
             stack.enter_context(module_mode(job.model, train))
             stack.enter_context(autocast(job.autocast, torch.device("cpu")))
-            stack.enter_context(_quiet())
+            stack.enter_context(quiet())
             stack.enter_context(hazards_refused())
             stack.enter_context(replaced_forwards(job.model, recording_forwards(job.model, self.calls)))
             left_out = stack.enter_context(plain_outputs(job.model))
@@ -177,7 +177,7 @@ def module_mode(model: nn.Module, train: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Context that hides torch's own logs about a failure, which is reported once, in our own words."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -21,9 +21,12 @@ from pipeplan_launch.tracing.opaque_interface import CannotBeOpaque
 from pipeplan_launch.tracing.opaque_training import restored_state
 
 
-def export_with_fallback(job: Job, minibatch: int) -> tuple[ExportedModel, str]:
-    """(the exported model, a description of how it was exported). Raises `LaunchError` with the user's line."""
-    opaque_modules = _OpaqueModules(job.model)
+def export_with_fallback(job: Job, minibatch: int, whole: Sequence[str] = ()) -> tuple[ExportedModel, str]:
+    """(the exported model, a description of how it was exported). `whole`: submodules that are opaque from the start.
+
+    Raises `LaunchError` with the user's line.
+    """
+    opaque_modules = _OpaqueModules(job.model, whole)
     while True:
         try:
             exported = export_model(job, minibatch, opaque_modules.paths)
@@ -48,9 +51,14 @@ def export_with_fallback(job: Job, minibatch: int) -> tuple[ExportedModel, str]:
 class _OpaqueModules:
     """The submodules that are exported as opaque modules, none inside another."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, paths: Sequence[str] = ()) -> None:
+        known = {path for path, _ in model.named_modules() if path}
+        if missing := next((path for path in paths if path not in known), None):
+            raise LaunchError(
+                f"the model has no module {missing!r}, which the plan takes whole: profile and solve again"
+            )
         self.model = model
-        self.paths: list[str] = []
+        self.paths: list[str] = list(paths)
         self._kinds: set[type] = set()
 
     def next(self, error: Exception) -> str | None:

@@ -12,12 +12,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.loss_state import LossState
 from pipeplan_launch.tracing.aliasing import attribute_at
 from pipeplan_launch.tracing.compiled import check_compiler, compiled_function
+from pipeplan_launch.tracing.eval_mode import evaluation_refusal
+from pipeplan_launch.tracing.input_shapes import check_input_shape
 from pipeplan_launch.tracing.layers import LOSS_LAYER
-from pipeplan_launch.tracing.opaque_modules import shape_text
 from pipeplan_launch.tracing.subgraph import cut_subgraph
-from pipeplan_launch.tracing.trace import TensorSpec, TracedModel, dimension_at
+from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
 
 
 def build_stage_program(
@@ -84,6 +86,8 @@ class StageProgram(nn.Module):
     """Names in the model's state_dict for the tensors of the stages."""
     shared: Mapping[str, tuple[int, ...]]
     """For every parameter of which other stages have a copy too, all stages that have one, in order."""
+    loss_state: LossState | None
+    """Parameters and buffers of the job's loss, at the last stage; None elsewhere, and if there are none."""
 
     def __init__(
         self,
@@ -105,6 +109,9 @@ class StageProgram(nn.Module):
         self.output_spec = output_spec(traced)
         self._hold(traced, device)
         self.shared = shared_parameters(traced, stage_of, stage)
+        self.loss_state = traced.loss_state if self.is_last else None
+        if device is not None and self.loss_state is not None:
+            self.loss_state.to(device)
         self.naming = state_dict_names(traced, keep_unread=stage == 0)
         self._evaluation_problem = traced.evaluation_problem
         self._input_dimensions = {index: traced.input_dimensions(index) for index in self.model_inputs}
@@ -142,21 +149,26 @@ class StageProgram(nn.Module):
     def train(self, mode: bool = True) -> StageProgram:
         """Set training or evaluation mode. Raises `LaunchError` if the model's own code branches on its mode."""
         if not mode and self._evaluation_problem is not None:
-            raise LaunchError(f"the model cannot be evaluated stage by stage: {self._evaluation_problem}")
+            raise LaunchError(evaluation_refusal(self._evaluation_problem))
         return super().train(mode)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
-        """This stage's parameters under the model's names."""
-        return {name: parameter for name, parameter in self._parameters.items() if parameter is not None}
+        """This stage's parameters under the model's names, and those of the loss."""
+        of_loss = {} if self.loss_state is None else self.loss_state.parameters()
+        return {name: one for name, one in (*self._parameters.items(), *of_loss.items()) if one is not None}
 
     def buffers_by_name(self) -> dict[str, Tensor]:
-        """This stage's buffers under the model's names; a buffer that is never written may be in several stages."""
-        return {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        """This stage's buffers under the model's names, and those of the loss; a buffer that is never written may be in
+        several stages.
+        """
+        of_loss = {} if self.loss_state is None else self.loss_state.buffers()
+        return {name: one for name, one in (*self._buffers.items(), *of_loss.items()) if one is not None}
 
     def changing_state(self) -> dict[str, Tensor]:
-        """Buffers and constants that a forward in training mode may write, under the model's names."""
+        """Buffers and constants that a forward in training mode or the loss may write, by name."""
         own = self._train.changing
-        return {name: self._state(name, {}) for name in own if self._parameters.get(name) is None}
+        of_loss = {} if self.loss_state is None else self.loss_state.buffers()
+        return {name: self._state(name, {}) for name in own if self._parameters.get(name) is None} | of_loss
 
     def call(
         self,
@@ -189,13 +201,7 @@ class StageProgram(nn.Module):
             key = index, batch, tensor.shape
             if key in self._seen_shapes:
                 continue
-            expected = tuple(dimension_at(dimension, batch) for dimension in self._input_dimensions[index])
-            if tuple(tensor.shape) != expected:
-                raise LaunchError(
-                    f"input {index} of the model is {shape_text(tensor.shape)} for {batch} samples, and was "
-                    f"{shape_text(expected)} where the model was traced: only the number of samples may differ "
-                    "between minibatches"
-                )
+            check_input_shape(index, tensor.shape, self._input_dimensions[index], batch)
             self._seen_shapes.add(key)
 
     def forward(self, received: Sequence[Tensor], inputs: Sequence[Tensor], batch: int) -> Any:

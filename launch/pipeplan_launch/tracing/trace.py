@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.hooks import refuse_accumulation_hooks, refuse_module_hooks
 from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.loss_state import LossState, loss_state
 from pipeplan_launch.tracing import aliasing, layers
 from pipeplan_launch.tracing.copied import is_size
 from pipeplan_launch.tracing.export import module_mode, operator_key
@@ -104,6 +106,18 @@ class TracedModel:
     state_names: dict[str, str] = field(repr=False)
     """For every name of a parameter or buffer, the first name of the same object."""
     input_nodes: tuple[fx.Node, ...] = field(repr=False)
+    loss_state: LossState | None = None
+    """Parameters and buffers of the job's loss, which belong to the layer `loss`; None if it has none."""
+
+    def parameters_by_name(self) -> dict[str, nn.Parameter]:
+        """The parameters of the model and of the loss, each under its first name."""
+        of_loss = {} if self.loss_state is None else self.loss_state.parameters()
+        return {**dict(self.model.named_parameters()), **of_loss}
+
+    def buffers_by_name(self) -> dict[str, Tensor]:
+        """The buffers of the model and of the loss, each under its first name."""
+        of_loss = {} if self.loss_state is None else self.loss_state.buffers()
+        return {**dict(self.model.named_buffers()), **of_loss}
 
     @cached_property
     def _places(self) -> dict[str, list[tuple[int, fx.Node]]]:
@@ -125,25 +139,30 @@ class TracedModel:
         return tuple(dimension_of(size) for size in self.input_nodes[index].meta["val"].shape)
 
 
-def trace_job(job: Job, minibatch: int, granularity: str = "layer") -> TracedModel:
+def trace_job(job: Job, minibatch: int, granularity: str = "layer", whole: Sequence[str] = ()) -> TracedModel:
     """Trace the job's model in training mode at this minibatch size, into layers of this granularity.
+
+    `whole`: paths of submodules that become opaque modules, beside those that torch.export cannot trace.
 
     Raises `LaunchError` with the offending line if the model cannot be traced.
     """
     # Example inputs are often random; the caller's random generators stay as they were.
     with torch.random.fork_rng(devices=[]):
-        return _trace(job, minibatch, granularity)
+        return _trace(job, minibatch, granularity, whole)
 
 
-def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
-    exported, how = export_with_fallback(job, minibatch)
+def _trace(job: Job, minibatch: int, granularity: str, whole: Sequence[str]) -> TracedModel:
+    of_loss = loss_state(job.loss, job.model)
+    refuse_module_hooks(job.model)
+    refuse_accumulation_hooks(dict(job.model.named_parameters()))
+    exported, how = export_with_fallback(job, minibatch, whole)
     graph_module, behaviour, batch = exported.graph_module, exported.behaviour, exported.batch
     with module_mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
         if aliasing.functionalise_graph(graph_module, behaviour):
             behaviour = aliasing.observe_behaviour(graph_module, batch.inputs)
     grouping = layers.group_layers(graph_module, job.model, behaviour, granularity)
     state_names = _state_names(job.model)
-    infos = _layer_infos(graph_module, grouping, job.model, state_names)
+    infos = _with_loss(_layer_infos(graph_module, grouping, job.model, state_names), of_loss)
     node_of, tensors = _tensors(graph_module, grouping, behaviour)
     shapes_at = 2 if exported.dynamic_batch else exported.minibatch
     return TracedModel(
@@ -164,6 +183,7 @@ def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
         node_of=node_of,
         state_names=state_names,
         input_nodes=tuple(node for node in graph_module.graph.nodes if node.op == "placeholder"),
+        loss_state=of_loss,
     )
 
 
@@ -195,6 +215,15 @@ def _layer_infos(
         )
         for name in grouping.names
     )
+
+
+def _with_loss(infos: tuple[LayerInfo, ...], state: LossState | None) -> tuple[LayerInfo, ...]:
+    """The layers, of which `loss` also has the parameters and buffers of the job's loss."""
+    if state is None:
+        return infos
+    *others, last = infos
+    parameters, buffers = (*last.parameters, *state.parameters()), (*last.buffers, *state.buffers())
+    return (*others, replace(last, parameters=parameters, buffers=buffers))
 
 
 def reading_layers(node: fx.Node, layer_of: dict[fx.Node, str]) -> list[str]:
@@ -258,7 +287,7 @@ def _together(
     storage_of = aliasing.storage_of_each(model.named_parameters())
     several = [storage for storage, count in Counter(storage_of.values()).items() if count > 1]
     for storage in several:
-        groups.append({info.name for info in infos if any(storage_of[name] == storage for name in info.parameters)})
+        groups.append({info.name for info in infos if any(storage_of.get(name) == storage for name in info.parameters)})
     for nodes in aliasing.inseparable_nodes(graph_module.graph, behaviour):
         groups.append({grouping.layer_of[node] for node in nodes if node in grouping.layer_of})
     rank = {name: index for index, name in enumerate(grouping.names)}

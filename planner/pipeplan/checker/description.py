@@ -13,6 +13,7 @@ from pipeplan.checker.pace import steady_resources
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import Node
+from pipeplan_launch.job_reference import portable_reference
 
 VERSION = re.compile(r"[0-9]+(\.[0-9]+){1,3}([-+.]?[a-z0-9]{1,16}){0,4}", re.ASCII)
 """Versions of pipeplan, as plan.json states the one that wrote it."""
@@ -52,8 +53,9 @@ def configuration(stages: Sequence[CheckedStage], copies: int) -> str:
 
 def _check_profile(node: Node, profile: Profile) -> None:
     origin = profile.provenance
-    for key, value in (("model", profile.model_name), ("ref", profile.model_ref), ("kind", origin.kind)):
+    for key, value in (("model", profile.model_name), ("kind", origin.kind)):
         _expect(node[key], value)
+    _expect_reference(node["ref"], profile)
     _expect(node["how"], origin.how)
     for key, count in (("minibatch", profile.minibatch), ("threads", origin.threads)):
         if node[key].integer() != count:
@@ -75,6 +77,14 @@ def _check_options(document: PlanDocument) -> None:
         node.fail("`schedule` is not that of the plan")
     if (accumulate.integer(minimum=1) if accumulate else None) != document.accumulate:
         node.fail("`accumulate` is not that of the plan")
+
+
+def _expect_reference(node: Node, profile: Profile) -> None:
+    """The file of a job is told by its content, which the profile's digest covers, so its folder may differ."""
+    if profile.model_file is None:
+        _expect(node, profile.model_ref)
+    elif portable_reference(node.text()) != portable_reference(profile.model_ref):
+        node.fail(f"stated {node.value!r}, found {profile.model_ref!r}")
 
 
 def _expect(node: Node, found: str) -> None:

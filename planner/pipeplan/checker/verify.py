@@ -16,6 +16,7 @@ from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s
 from pipeplan.checker.model import CheckedModel, checked_model
 from pipeplan.checker.pace import batch_parts, update_interval
 from pipeplan.checker.proof import NOT_SHOWN, ShownBound, check_claims
+from pipeplan.checker.run_figures import check_run_figures
 from pipeplan.checker.searched_space import outside_space
 from pipeplan.checker.step_time import check_step_time
 from pipeplan.checker.structure import check_options, check_structure
@@ -118,6 +119,7 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
         _try("constraints", lambda: check_options(document, model)),
         _try("pace", lambda: check_pace(document, model, figures)),
         _try("step time", lambda: check_step_time(document, _same)),
+        _try("run", lambda: check_run_figures(document, profile, _same), "plan.json is older, and states nothing"),
         _try("stages", lambda: check_stages(document, model, figures)),
         _try("memory", lambda: check_memory(document, figures)),
         _try("description", lambda: check_description(document, profile, pace(), figures)),

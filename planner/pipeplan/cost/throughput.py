@@ -68,6 +68,8 @@ class Throughput:
     run_s: float | None = None
     """Seconds of all epochs."""
     run_price: float | None = None
+    tokens_per_sample: int | None = None
+    """Tokens of a sample, if the user states others than the profile."""
 
     @property
     def lines(self) -> list[str]:
@@ -95,7 +97,10 @@ class Throughput:
 
     def to_json(self) -> dict[str, Any]:
         """The object that plan.json holds under `throughput`."""
-        return asdict(self)
+        content = asdict(self)
+        if self.tokens_per_sample is None:
+            del content["tokens_per_sample"]
+        return content
 
 
 def throughput_of(plan: Plan, profile: Profile, cluster: Cluster, pace_s: float, size: RunSize) -> Throughput:
@@ -110,6 +115,7 @@ def throughput_of(plan: Plan, profile: Profile, cluster: Cluster, pace_s: float,
     return Throughput(
         samples_per_s=rate,
         tokens_per_s=rate * tokens if tokens else None,
+        tokens_per_sample=tokens if tokens != work.tokens_per_sample else None,
         peak_share=share,
         peak_device=device,
         price_per_million_samples=_price(hourly, MILLION / rate),

@@ -8,7 +8,6 @@ size is interleaved: its stages go round the ranks, as in pipeplan's interleaved
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -29,7 +28,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.rendering.templates import load_template
-from pipeplan.util.text import one_line
+from pipeplan.util.text import one_line, shell_path
 
 FILE = "arguments.sh"
 UNKNOWN = (GPIPE, ZERO_BUBBLE, ZERO_BUBBLE_V)
@@ -100,7 +99,7 @@ class Megatron:
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
         """How to pass the arguments to Megatron-LM."""
-        return f'source {shlex.quote(f"{folder}/{FILE}")}, then pass "${{PIPEPLAN_ARGS[@]}}" to pretrain_gpt.py'
+        return f'source {shell_path(f"{folder}/{FILE}")}, then pass "${{PIPEPLAN_ARGS[@]}}" to pretrain_gpt.py'
 
 
 TARGET = Megatron()

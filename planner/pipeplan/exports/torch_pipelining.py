@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.templates import load_template
+from pipeplan.util.text import shell_path
 
 
 class TorchPipelining:
@@ -70,7 +70,7 @@ class TorchPipelining:
         if not problem.profile.model_ref:
             return f"import {folder}/pipeline.py in your training script; the profile names no job to write one for"
         grid = grid_degrees(self, problem, plan, several=True)
-        return "; ".join(torchrun_commands(problem.cluster, grid.count, shlex.quote(f"{folder}/train.py")))
+        return "; ".join(torchrun_commands(problem.cluster, grid.count, shell_path(f"{folder}/train.py")))
 
     def _pipeline(self, problem: Problem, plan: Plan, grid: GridDegrees) -> str:
         boundaries = ModuleBoundaries(problem.profile)

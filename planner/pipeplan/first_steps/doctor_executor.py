@@ -86,7 +86,7 @@ def _cuda(answer: Mapping[str, Any]) -> list[DoctorFinding]:
 def _gloo(answer: Mapping[str, Any]) -> DoctorFinding:
     need = "messages between workers"
     if why := answer.get("gloo"):
-        todo = "let processes talk over the loopback interface (ip link set lo up), and check GLOO_SOCKET_IFNAME"
+        todo = "let processes talk over the loopback interface: ip link set lo up"
         return DoctorFinding("Gloo", MISSING, f"two processes could not talk: {why}", need, todo)
     return DoctorFinding("Gloo", OK, "two processes made an all-reduce over the loopback interface", need)
 
@@ -113,7 +113,8 @@ def _ask() -> dict[str, Any]:
 
 def _as_first(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with the variables of the first of several servers, as far as they are not set."""
-    with socket.create_server(("", 0)) as free:
+    with socket.socket() as free:
+        free.bind(("", 0))  # finds a port without listening at it
         first = {"NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
     if not environment.get("PIPEPLAN_SECRET_FILE"):
         first["PIPEPLAN_SECRET"] = secrets.token_hex(32)

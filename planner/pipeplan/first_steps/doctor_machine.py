@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeplan._version import __version__
 from pipeplan.cluster_data.local import local_gpus, local_processors
 from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
+from pipeplan.util.typed import shortened, whole_number
 from pipeplan.util.units import show_size
 
 OLDEST = (3, 11)
@@ -90,9 +91,9 @@ def check_shared_memory(place: Path = Path("/dev/shm")) -> DoctorFinding:
 def check_port(environment: Mapping[str, str]) -> DoctorFinding:
     """A port for the rendezvous of workers: the one in MASTER_PORT, else any free one."""
     need, value = "the rendezvous of workers on several servers", environment.get(PORTS, "")
-    if value and (not value.isdecimal() or not 0 < int(value) < 1 << 16):
+    if value and (not 0 < (whole_number(value) or 0) < 1 << 16):
         return DoctorFinding(
-            "ports", MISSING, f"{PORTS} is {value!r}, which is no port", need, "set it to 1024 to 65535"
+            "ports", MISSING, f"{PORTS} is {shortened(value)}, which is no port", need, "set it to 1024 to 65535"
         )
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:

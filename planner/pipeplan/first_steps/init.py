@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from pipeplan.cluster_data.cluster_toml import LOCAL_COSTS
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import InputError
 from pipeplan.util.files import bundled_folder, read_text
+from pipeplan.util.text import shell_path
 from pipeplan.util.units import parse_size, show_size
 
 JOB, CLUSTER = "job.py", "cluster.toml"
@@ -74,18 +74,16 @@ def _rounded(memory_bytes: int) -> int:
 def next_commands(folder: Path, kind: str) -> list[str]:
     """The commands that measure, plan and train, for a user in the current folder; `kind` is `cuda` or `cpu`."""
     is_current = folder == Path()
-    job, profile, cluster, plan = (_quoted(folder / name) for name in (f"{JOB}:build", "profile.json", CLUSTER, "plan"))
+    job, profile, cluster, plan = (
+        shell_path(folder / name) for name in (f"{JOB}:build", "profile.json", CLUSTER, "plan")
+    )
     device = " --device cuda" if kind == "cuda" else ""
-    script = "./plan" if is_current else plan if folder.is_absolute() else f"./{plan}" if plan[0] != "'" else plan
+    script = "./plan" if is_current else plan if plan[0] in "/.'" else f"./{plan}"
     return [
         f"pipeplan profile {job}{device}" + ("" if is_current else f" -o {profile}"),
         f"pipeplan solve {profile} --cluster {cluster}" + ("" if is_current else f" -o {plan}"),
         f"{script}/launch.sh --epochs 5",
     ]
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))
 
 
 def write_starter_files(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> None:

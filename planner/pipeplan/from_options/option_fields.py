@@ -10,7 +10,7 @@ from pipeplan.errors import InputError
 from pipeplan.problem.options import Options
 from pipeplan.util.files import Node
 from pipeplan.util.text import did_you_mean
-from pipeplan.util.typed import decode
+from pipeplan.util.typed import decode, shortened, whole_number
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -80,9 +80,10 @@ def _refuse_contradiction(flag: str, chosen: Mapping[str, Any]) -> None:
 def parse_pin(text: str) -> tuple[str, int]:
     """The layer and the stage of `conv1=1`. Raises `InputError`."""
     layer, _, stage = text.rpartition("=")
-    if not layer or not stage.isdecimal() or int(stage) < 1:
-        raise InputError(f"--pin: expected a layer and a stage from 1 on, as in conv1=1, found {text!r}")
-    return layer, int(stage)
+    number = whole_number(stage)
+    if not layer or not number:
+        raise InputError(f"--pin: expected a layer and a stage from 1 on, as in conv1=1, found {shortened(text, 80)}")
+    return layer, number
 
 
 def checked_keywords(options: Mapping[str, Any]) -> dict[str, Any]:

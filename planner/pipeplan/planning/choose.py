@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeplan.errors import InfeasibleError, InputError, TooFewLayersError
+from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError, TooFewLayersError
 from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING
 from pipeplan.planning.candidates import (
@@ -116,7 +116,7 @@ def choose(question: Question, deadline: Deadline = NO_DEADLINE) -> Choice:
     """The answer to a question.
 
     Ctrl-C ends the searches with what was found until then. Raises `InputError` for a batch that cannot be cut into
-    microbatches, and `InfeasibleError` where no candidate fits, or where none was found in time.
+    microbatches, `InfeasibleError` where no candidate fits, and `NotFoundInTimeError` where none was found in time.
     """
     search = _Chooser(question, deadline)
     try:
@@ -293,7 +293,7 @@ class _Chooser:
             if self.refused is not None:
                 raise self.refused
             if not self.finished:
-                raise InfeasibleError("no plan was found in time; give more with --time-limit")
+                raise NotFoundInTimeError("no plan was found in time; give more with --time-limit")
             raise InfeasibleError("no plan fits in memory")
         synchronous = simplest_of(self.found) if self.found else None
         fastest = best_of(self.found)

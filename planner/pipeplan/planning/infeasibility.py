@@ -115,6 +115,8 @@ class Diagnosis:
     """Whether there was no time to try everything that might help."""
     sharding: bool = False
     """Whether a plan fits whose replicas divide the state of the optimiser."""
+    too_few: tuple[int, int] | None = None
+    """Under 2BW, the minibatches of an update and the fewest for which there is a plan, if only they are too few."""
     pinned: str = ""
     """A clause about a layer that is pinned to a stage that cannot exist, or about two pins that contradict each other;
     empty if there is neither."""
@@ -124,6 +126,12 @@ class Diagnosis:
         """The diagnosis in one line."""
         if self.oversized:
             return self._oversized()
+        if self.too_few is not None:
+            now, count = self.too_few
+            return (
+                f"no plan satisfies the constraints on {self.workers} workers: {self.pinned}under 2bw no more "
+                f"minibatches are in flight than one update has, which are {now}; --accumulate {count} would do"
+            )
         if self.enough is None and self.unfinished:
             helps = f"leaving out {' or '.join(self.relaxed)} helps" if self.relaxed else "a smaller minibatch may help"
             if self.growth is not None:
@@ -203,8 +211,9 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
     sharding = attempts.attempt(lambda ends: _fits_with_sharding(problem, cuts, ends), 0.25)
     # More memory gets half of the time, and more servers half of the rest.
     enough = attempts.attempt(lambda ends: _enough_memory(problem, cuts, smallest.memory_bytes, ends), 0.5)
-    growth, relaxed = None, list[str]()
+    growth, relaxed, too_few = None, list[str](), None
     if not oversized:
+        too_few = attempts.attempt(lambda ends: _too_few_minibatches(problem, cuts, ends), 0.5)
         growth = attempts.attempt(lambda ends: _enough_servers(problem, cuts, ends), 0.5)
         attempts.attempt(lambda ends: relaxed.extend(_options_to_relax(problem, ends)), 1.0)
     return Diagnosis(
@@ -220,6 +229,7 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
         shared=problem.cluster.name == LOCAL and problem.cluster.workers > 1 and smallest.kind == "cpu",
         pinned=_impossible_pins(problem),
         sharding=bool(sharding),
+        too_few=too_few,
     )
 
 
@@ -328,6 +338,20 @@ def _enough_servers(problem: Problem, cuts: Cuts, deadline: Deadline) -> Cluster
     except InputError:
         return None
     return None if count is None else ClusterGrowth(variants.unit_of_growth(problem.cluster), count, now)
+
+
+def _too_few_minibatches(problem: Problem, cuts: Cuts, deadline: Deadline) -> tuple[int, int] | None:
+    """The minibatches of an update, and the fewest with which 2BW has a plan; None where they are not the reason."""
+    now = problem.options.accumulate
+    if problem.minibatches_in_flight is None or now is None:
+        return None
+
+    def feasible(count: int) -> bool:
+        more = replace(problem, options=replace(problem.options, accumulate=count))
+        return dynamic_program.is_feasible(more, cuts, deadline.at)
+
+    count = _least_count(now, feasible, _MOST_GROWTH * max(now, problem.cluster.workers))
+    return None if count is None else (now, count)
 
 
 def _most_components(cluster: Cluster) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.cost.evaluate import Evaluation, evaluate
-from pipeplan.errors import DisagreementError, InfeasibleError
+from pipeplan.errors import DisagreementError, InfeasibleError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.charge_results import charge_result, deepened
 from pipeplan.planning.fast import USEFUL, best_of_known
@@ -98,7 +98,8 @@ def best_plan(
 
     Where they found none in time, it is one of the plans that are `known`.
 
-    Raises `InfeasibleError` if there is no plan, and `KeyboardInterrupt` if Ctrl-C came before any was found.
+    Raises `InfeasibleError` if there is no plan, `NotFoundInTimeError` if none was found in time, and
+    `KeyboardInterrupt` if Ctrl-C came before any was found.
     """
     plans: list[Plan] = [result.plan for result in results if result.plan is not None]
     if all(result.status != Status.INFEASIBLE for result in results):
@@ -107,7 +108,9 @@ def best_plan(
         if any(result.interrupted for result in results):
             raise KeyboardInterrupt("no plan was found until then")
         if all(result.status != Status.INFEASIBLE for result in results):
-            raise InfeasibleError("no plan found within the time limit; give more with --time-limit, or --solver dp")
+            raise NotFoundInTimeError(
+                "no plan was found within the time limit; give more with --time-limit, or --solver dp"
+            )
         means.tracker.phase("why no plan fits")
         raise InfeasibleError(why_infeasible(problem, cuts, means.share("diagnosis")))
     # Plans within the tolerance are equal: keep the first solver's, which has the fewest stages among its equals.

@@ -17,7 +17,8 @@ def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profil
     """The profile with the digest that the plan.json at `plan` states, at the plan's minibatch size, with the
     times under the load of the plan's workers.
 
-    If `named` is None, the profile is searched for where it lay when the plan was made, beside the plan, in the parent
+    If `named` is None, the profile is searched for where it lay when the plan was made, first by its path from the
+    plan folder and then by its absolute path, beside the plan, in the parent
     folder, in the current folder, and among the bundled profiles. Raises `InputError` if no profile has that digest, or
     the one at `named` has another.
     """
@@ -29,10 +30,9 @@ def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profil
         if found is None:
             raise InputError(f"{named} is not the profile that {plan} was made from: their digests differ")
         return found
-    recorded = root["profile"].get("path")
-    path = None if recorded is None or recorded.value is None else Path(recorded.text())
+    path, relative = (_path(root["profile"].get(name)) for name in ("path", "relative_path"))
     damaged: InputError | None = None
-    for candidate in dict.fromkeys(_candidates(plan, path)):
+    for candidate in dict.fromkeys(_candidates(plan, relative, path)):
         try:
             found = _with_digest(Profile.load(candidate), minibatch, busy, digest) if candidate.is_file() else None
         except InputError as error:
@@ -46,7 +46,14 @@ def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profil
     raise InputError(f"the profile that {plan} was made from is {where}: name it with --profile")
 
 
-def _candidates(plan: Path, recorded: Path | None) -> Iterator[Path]:
+def _path(node: Node | None) -> Path | None:
+    return None if node is None else Path(node.text())
+
+
+def _candidates(plan: Path, relative: Path | None, recorded: Path | None) -> Iterator[Path]:
+    # A copied project has both, and the profile of the copy names the job of the copy.
+    if relative is not None:
+        yield plan.parent.resolve() / relative
     if recorded is not None:
         yield recorded
     yield from (plan.parent / PROFILE, plan.parent.parent / PROFILE, Path(PROFILE))

@@ -124,13 +124,22 @@ class Provenance:
     load_processes: Natural = 0
     """Number of processes, one for each core, that were busy while the layers' times under load were measured; 0 where
     there are no such times."""
+    incomplete: str = ""
+    """The work that the times leave out, as text for people; empty if they are complete. Every answer from the profile
+    begins with it."""
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, without the load where there was none."""
+        """All fields, without the load where there was none, and without `incomplete` where nothing is left out."""
         content = {**asdict(self), "notes": list(self.notes)}
-        if not self.load_processes:
-            del content["load_processes"]
+        for name in ("load_processes", "incomplete"):
+            if not content[name]:
+                del content[name]
         return content
+
+    @property
+    def warning(self) -> str:
+        """The first line of every answer from an incomplete profile; empty if the profile is complete."""
+        return f"INCOMPLETE, all times are too short and all rates too high: {self.incomplete}" * bool(self.incomplete)
 
 
 @dataclass(frozen=True)

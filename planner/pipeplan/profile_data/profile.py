@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.errors import InputError
+from pipeplan.profile_data.job_fields import located_fields
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
 from pipeplan.profile_data.profile_document import GRANULARITIES, PROFILE_FORMAT, PROFILE_VERSION, ProfileFields
 from pipeplan.profile_data.rescale import size_at
@@ -25,6 +26,7 @@ from pipeplan.util import graph
 from pipeplan.util.files import read_document, write_json
 from pipeplan.util.numeric_fields import settle_numbers
 from pipeplan.util.typed import decode
+from pipeplan_launch.job_reference import JobFile, located_reference, portable_reference
 
 LARGEST_MINIBATCH = 10**7
 
@@ -41,8 +43,8 @@ class Profile:
     minibatch: int
     """Samples in one minibatch."""
     model_ref: str = ""
-    """The reference by which the executor loads the model: a bundled name, `file.py:callable` or
-    `package.module:callable`."""
+    """The reference by which the executor loads the model: a bundled name, `/absolute/file.py:callable` or
+    `package.module:callable`. In a profile's file, the path is relative to the folder of that file."""
     model_name: str = ""
     graph_hash: str = ""
     """Hash of the traced graph; empty where the profile cannot be run (imported, modelled)."""
@@ -79,6 +81,13 @@ class Profile:
     read_s: float = 0.0
     """Time of reading the samples of one minibatch from the job's data, in the worker's own process; 0 where the job
     has none, or reads them in other processes."""
+    model_file: JobFile | None = None
+    """The job's file when the profile was written, with the digest of what was profiled; None for a bundled model, and
+    in older profiles."""
+    taken_whole: tuple[str, ...] = ()
+    """Paths of submodules that are not traced inside, because stages would not train them as the model does."""
+    unchecked: str = ""
+    """Why the self-check was not made; empty where it passed, and for profiles without one."""
     file: str = field(default="", compare=False)
     """The absolute path of the file that it was read from, if any; a profile's file does not hold it."""
 
@@ -178,11 +187,14 @@ class Profile:
             "model": {
                 "ref": self.model_ref,
                 "name": self.model_name,
+                **({"file": asdict(self.model_file)} if self.model_file else {}),
                 "graph_hash": self.graph_hash,
                 "dynamic_batch": self.dynamic_batch,
                 "granularity": self.granularity,
                 **({"batch_norm": True} if self.batch_norm else {}),
                 **({"lacks": list(self.lacks)} if self.lacks else {}),
+                **({"taken_whole": list(self.taken_whole)} if self.taken_whole else {}),
+                **({"unchecked": self.unchecked} if self.unchecked else {}),
             },
             "minibatch": self.minibatch,
             "provenance": self.provenance.to_json(),
@@ -201,20 +213,31 @@ class Profile:
         }
 
     def digest(self) -> str:
-        """A SHA-256 hash of all fields, by which a plan identifies the profile that it was made from."""
-        text = json.dumps(self.to_json(), sort_keys=True)
+        """A SHA-256 hash of all fields, by which a plan identifies the profile that it was made from.
+
+        It leaves out the folder of a job whose content is known, so that a project can be moved.
+        """
+        document = self.to_json()
+        if self.model_file is not None:
+            document["model"] |= {"ref": portable_reference(self.model_ref), "file": self.model_file.digest}
+        text = json.dumps(document, sort_keys=True)
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to a file by atomic replace."""
-        write_json(Path(path), self.to_json())
+        document = self.to_json()
+        document["model"] |= located_fields(self.model_ref, self.model_file, Path(os.path.realpath(path)).parent)
+        write_json(Path(path), document)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
         """Read and check a profile. Raises an `InputError` that names the file and the field that is wrong."""
         root = read_document(Path(path), PROFILE_FORMAT, PROFILE_VERSION)
         with root.locating_errors():
-            return Profile(**decode(root, ProfileFields).arguments(), file=os.path.abspath(path))
+            arguments = decode(root, ProfileFields).arguments()
+            folder = Path(os.path.realpath(path)).parent
+            arguments["model_ref"] = located_reference(arguments["model_ref"], arguments["model_file"], folder)
+            return Profile(**arguments, file=os.path.abspath(path))
 
 
 def check_profile(profile: Profile) -> None:

@@ -11,6 +11,7 @@ from pipeplan.profile_data.sample_work import SampleWork
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profile_data.training_needs import TrainingNeed
 from pipeplan.util.typed import Amount, Bytes, Positive
+from pipeplan_launch.job_reference import JobFile
 
 PROFILE_FORMAT = "pipeplan-profile"
 PROFILE_VERSION = 1
@@ -26,8 +27,11 @@ class ModelFields(Struct):
     graph_hash: str
     dynamic_batch: bool
     granularity: Granularity = "layer"
+    file: JobFile | None = None
     batch_norm: bool = False
     lacks: tuple[TrainingNeed, ...] = ()
+    taken_whole: tuple[str, ...] = ()
+    unchecked: str = ""
 
 
 class OptimizerFields(Struct):
@@ -80,12 +84,15 @@ class ProfileFields(SizeFields, kw_only=True):
         return {
             **{name: getattr(own, name) for name in Size.__dataclass_fields__},
             "model_ref": self.model.ref,
+            "model_file": self.model.file,
             "model_name": self.model.name,
             "graph_hash": self.model.graph_hash,
             "dynamic_batch": self.model.dynamic_batch,
             "granularity": self.model.granularity,
             "batch_norm": self.model.batch_norm,
             "lacks": self.model.lacks,
+            "taken_whole": self.model.taken_whole,
+            "unchecked": self.model.unchecked,
             "provenance": self.provenance,
             "optimizer_name": self.optimizer.name,
             "optimizer_state_ratio": self.optimizer.state_bytes_per_parameter_byte,

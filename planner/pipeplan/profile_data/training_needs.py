@@ -9,6 +9,15 @@ TrainingNeed = Literal["loss", "data"]
 """A field of a job that training needs, and profiling and planning do not."""
 
 
+LEFT_OUT = "--no-self-check"
+"""The reason why a profile was not self-checked, where the option left it out."""
+
+
+def unchecked_text(reason: str) -> str:
+    """What a user should know of a profile whose model was not compared with plain training, in one line."""
+    return f"not self-checked, whether stages train as the model alone does ({reason}); launch.sh checks it by itself"
+
+
 def lacking_text(lacks: Sequence[TrainingNeed]) -> str:
     """The consequence of what a job lacks, in one line for people."""
     missing = " and ".join(f"no {name}" for name in lacks)

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from pipeplan.profiler.end_with_parent import end_with_parent
-from pipeplan.profiler.memory import free_bytes
 from pipeplan.util.units import show_size
+from pipeplan_launch.telemetry.free_memory import free_bytes
 from pipeplan_launch.telemetry.memory import resident_bytes
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.tracing.aliasing import attribute_at
+from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.shared_copies import SharedCopies
 from pipeplan_launch.tracing.subgraph import Subgraph, cut_subgraph
 from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
@@ -81,7 +82,8 @@ def prepare_layer(traced: TracedModel, name: str, device: torch.device, copies: 
     )
     state = state_tensors(traced, segment, device)
     grouped = any(name in group for group in traced.together)
-    trained = tuple(tensor for tensor in state if tensor.requires_grad)
+    of_loss = traced.loss_state.parameters().values() if name == LOSS_LAYER and traced.loss_state is not None else ()
+    trained = tuple(tensor for tensor in (*state, *of_loss) if tensor.requires_grad)
     return PreparedLayer(name, segment, state, trained, receives, makes, grouped)
 
 

@@ -28,6 +28,7 @@ from torch.autograd.profiler import profile, record_function
 from pipeplan.errors import InputError
 from pipeplan.profiler.layer_run import LayerRun, Measure
 from pipeplan.util.units import show_size
+from pipeplan_launch.telemetry.free_memory import read_text
 from pipeplan_launch.telemetry.memory import resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel
 
@@ -44,61 +45,14 @@ CALL_LABEL = "pipeplan call"
 """Label of a measured call in the profiler's records."""
 
 
-def free_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may still allocate, by the machine and its control groups; None if neither is known."""
-    limits = [_meminfo(root), *_control_groups(root)]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _meminfo(root: Path) -> int | None:
-    for line in _text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def _control_groups(root: Path) -> Iterator[int | None]:
-    """Free bytes of the control groups (version 1 and 2), from this process's own to the outermost that it sees."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, limit_file, usage_file = root / "sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            top = root / "sys/fs/cgroup/memory"
-            limit_file, usage_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        folder = top / path.strip("/")
-        while True:
-            yield _group_free_bytes(folder, limit_file, usage_file)
-            if folder == top:
-                break
-            folder = folder.parent
-
-
-def _group_free_bytes(folder: Path, limit_file: str, usage_file: str) -> int | None:
-    limit, used = _text(folder / limit_file).strip(), _text(folder / usage_file).strip()
-    if not limit.isdecimal() or not used.isdecimal():
-        return None  # "max", or no such file
-    # The page cache counts as used, but the kernel drops it when memory is needed.
-    cached = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
-    return max(0, int(limit) - int(used) + (int(cached[1]) if cached else 0))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 @contextmanager
 def limited_memory(free: int | None) -> Iterator[None]:
     """Limit this process to `free` more bytes, times `USABLE_SHARE`, while the context is active, on Linux.
 
     Does nothing where the system has no such limit, or where `free` is None.
     """
-    data = next((line.split()[1] for line in _text(Path("/proc/self/status")).splitlines() if "VmData" in line), None)
+    status = read_text(Path("/proc/self/status"))
+    data = next((line.split()[1] for line in status.splitlines() if "VmData" in line), None)
     if resource is None or free is None or data is None:
         yield
         return

@@ -18,6 +18,7 @@ from pipeplan.profiler.clock import Clock, median
 from pipeplan.profiler.layer_run import Measure
 from pipeplan.profiler.memory import record_memory_use
 from pipeplan_launch.job.job import Job, StageInfo
+from pipeplan_launch.job.loss_state import LossState
 from pipeplan_launch.job.user_code import user_code_errors
 
 STEP_BUDGET_S = 3.0
@@ -63,13 +64,15 @@ def measure_steps(
     run_model: Callable[[], None],
     inputs: Sequence[Tensor],
     load: CoreLoad | None = None,
+    loss_state: LossState | None = None,
 ) -> StepCost:
     """Measure the job's optimiser, with a `load` also under that.
 
-    `own` names the parameters that each layer is charged for. `run_model` runs the whole model forwards and backwards,
-    which gives the parameters their gradients.
+    `own` names the parameters of the model and of `loss_state` that each layer is charged for. `run_model` runs the
+    whole model forwards and backwards, which gives the parameters their gradients.
     """
-    owners = _owners(job.model, own)
+    of_loss = {} if loss_state is None else loss_state.parameters()
+    owners = _owners({**dict(job.model.named_parameters()), **of_loss}, own)
     everything = _Owner(
         "", tuple(name for owner in owners for name in owner.names), [p for owner in owners for p in owner.parameters]
     )
@@ -117,7 +120,8 @@ def _time_together(
     step()  # the first step creates the optimiser's state
     quick = time.perf_counter() - start < STEP_BUDGET_S / MAX_STEPS
     job.model.zero_grad(set_to_none=True)
-    resident = [*job.model.parameters(), *job.model.buffers(), *inputs, *_state_tensors(optimizer)]
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    resident = [*trained, *job.model.parameters(), *job.model.buffers(), *inputs, *_state_tensors(optimizer)]
     peak = _peak_bytes(resident[0].device, resident, step)
     between = run_model if quick else _nothing
     step_s, loaded_s = _median_step_s(optimizer, clock, between), None
@@ -132,8 +136,7 @@ def _nothing() -> None:
     """Leave everything as it is."""
 
 
-def _owners(model: nn.Module, own: Mapping[str, Sequence[str]]) -> list[_Owner]:
-    parameters = dict(model.named_parameters())
+def _owners(parameters: Mapping[str, nn.Parameter], own: Mapping[str, Sequence[str]]) -> list[_Owner]:
     owners = []
     for layer, names in own.items():
         trained = tuple(name for name in names if parameters[name].requires_grad)

@@ -37,6 +37,8 @@ class ProfilerOptions:
     """Whether times under load are measured too, on a CPU of several cores, with one thread and one process."""
     measure_all: bool = False
     """Whether to measure every layer, even if several are the same computation."""
+    self_check: bool = True
+    """Whether to compare training in stages with plain training of the model first."""
 
     @property
     def minibatch(self) -> int | None:

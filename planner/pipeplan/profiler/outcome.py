@@ -61,8 +61,8 @@ class MeasuredSize:
 def measured_layers(measured: MeasuredSize, steps: StepCost) -> tuple[Layer, ...]:
     """The layers with their measured times and sizes."""
     traced, samples, loaded = measured.traced, measured.samples, measured.loaded
-    parameters, buffers = charged_parameters(traced), dict(traced.model.named_buffers())
-    sizes = {name: parameter.nbytes for name, parameter in traced.model.named_parameters()}
+    parameters, buffers = charged_parameters(traced), traced.buffers_by_name()
+    sizes = {name: parameter.nbytes for name, parameter in traced.parameters_by_name().items()}
     forward_factor = waiting_factor(samples, samples.forward) if measured.waits else 1.0
     backward_factor = waiting_factor(samples, samples.backward) if measured.waits else 1.0
     layers = []

@@ -49,7 +49,8 @@ class Passes:
     def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, company: MeasuringGroup) -> None:
         self.job, self.run, self.clock, self.progress, self.company = job, run, clock, progress, company
         _, state_ratio = optimizer_state(job)
-        trained = sum(parameter.nbytes for parameter in job.model.parameters() if parameter.requires_grad)
+        self._parameters = tuple(run.traced.parameters_by_name().values())
+        trained = sum(parameter.nbytes for parameter in self._parameters if parameter.requires_grad)
         updated = int(trained * (2 + state_ratio))
         self._eviction = CacheEviction(min(updated, MOST_EVICTING_BYTES), run.device)
         """Stands for the update before a pass, which reads weights, gradients and the optimiser's state."""
@@ -64,9 +65,9 @@ class Passes:
         Returns the bytes that each layer saves for backward. Raises `InputError` if the model cannot be run or trained.
         """
         self.progress(0, 0, "first pass")
-        model = self.job.model
         # The data of a minibatch counts: a stage reads it anew for every minibatch that it has in flight.
-        saved = SavedBytes([*model.parameters(), *model.buffers()])
+        traced = self.run.traced
+        saved = SavedBytes([*traced.parameters_by_name().values(), *traced.buffers_by_name().values()])
         modules = {layer.name: layer.module for layer in self.run.traced.layers}
         self.run.watcher = observer = DuplicateFinder(self.run)
         entered: list[str] = []
@@ -168,7 +169,14 @@ class Passes:
         self.progress(0, 0, "the optimiser's step")
         self.company.start()
         cost = measure_steps(
-            self.job, self.run.minibatch, own, self.clock, self._run_whole, self.run.batch.inputs, load
+            self.job,
+            self.run.minibatch,
+            own,
+            self.clock,
+            self._run_whole,
+            self.run.batch.inputs,
+            load,
+            self.run.traced.loss_state,
         )
         self.company.finish(self._run_whole)
         self.progress(1, 1, "done")
@@ -212,7 +220,8 @@ class Passes:
         return forward_s, self.clock.measure(lambda: losses.pop().backward())  # type: ignore[no-untyped-call]
 
     def _clear(self) -> None:
-        self.job.model.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
 
 
 def _check_outputs(ref: str, layer: str, module: str, outputs: Sequence[Tensor]) -> None:

@@ -17,6 +17,7 @@ from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Provenance
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.busy_cores import load_obstacle
+from pipeplan.profiler.checked_training import check_training
 from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
 from pipeplan.profiler.concurrent import MeasuringGroup, SingleProcess, profile_concurrently
 from pipeplan.profiler.estimate.sample_work import counted_work
@@ -24,7 +25,6 @@ from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import (
     check_fits_in_memory,
     failed_allocation_bytes,
-    free_bytes,
     limited_memory,
     out_of_memory_message,
     step_memory_text,
@@ -40,8 +40,11 @@ from pipeplan.profiler.outcome import (
     training_lacks,
 )
 from pipeplan.profiler.passes import Passes, training_loss
+from pipeplan.profiler.promises import promise_remarks
+from pipeplan.profiler.reading import check_data
 from pipeplan.profiler.remarks import (
     batch_norm_remarks,
+    evaluation_remarks,
     lacking_remarks,
     layer_sum_remarks,
     tie_remarks,
@@ -52,10 +55,13 @@ from pipeplan.profiler.stage_copies import copies_remarks, copies_seconds
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
-from pipeplan_launch.job.loading import canonical_reference, load_job
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.job.seeds import RandomState
 from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.job_reference import canonical_reference, job_file
+from pipeplan_launch.telemetry.free_memory import free_bytes
 from pipeplan_launch.telemetry.memory import resident_bytes
-from pipeplan_launch.tracing.trace import TracedModel, trace_job
+from pipeplan_launch.tracing.trace import TracedModel
 
 LOST = "a process that kept a core busy has ended"
 MAX_PROCESSES = 256
@@ -127,8 +133,10 @@ def _trace_and_measure(
     torch.set_num_threads(options.threads)
     job = load_job(ref, options.seed)
     sizes = options.batches or (job.minibatch,)
-    progress(0, 0, "tracing")
-    traced = trace_job(job, sizes[0], options.granularity)
+    checked = check_training(
+        job, sizes[0], options, free, progress, lambda traced: _check_data(job, traced, sizes[0], options.seed)
+    )
+    traced = checked.traced
     traced_models.append(traced)
     if len(sizes) > 1 and not traced.dynamic_batch:
         raise InputError(
@@ -137,16 +145,21 @@ def _trace_and_measure(
         )
     check_fits_in_memory(ref, traced, max(sizes), free)
     measured, first_passes, busy = [], None, _load_processes(options)
+    remarks = [*lacking_remarks(job), *checked.remarks, *unread_parameter_remarks(traced), *tie_remarks(traced)]
+    remarks += evaluation_remarks(job, traced)
     for size in sizes:
         passes = _passes(job, traced, size, options, progress, company)
-        first_passes = first_passes or passes
-        measured.append(_measure(ref, passes, options, THOROUGH, busy))
+        saved = passes.inspect(ref, measure_all=options.measure_all)
+        if first_passes is None:
+            first_passes = passes
+            remarks += promise_remarks(job, traced, passes.run.batch)
+        measured.append(_measure(passes, saved, options, THOROUGH, busy))
     assert first_passes is not None
-    remarks = [*lacking_remarks(job), *unread_parameter_remarks(traced), *tie_remarks(traced)]
     for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
         try:
             passes = _passes(job, traced, size, options, progress, company)
-            measured.append(_measure(ref, passes, options, BRIEF, busy))
+            saved = passes.inspect(ref, measure_all=options.measure_all)
+            measured.append(_measure(passes, saved, options, BRIEF, busy))
         except Exception as error:  # the model works at its own size, so that a smaller one is not needed
             why = error if isinstance(error, (InputError, LaunchError)) else describe_error(error)
             remarks.append(f"minibatch {size}, and anything smaller, was not measured: {why}")
@@ -158,7 +171,21 @@ def _trace_and_measure(
     if busy and any(size.loaded is None for size in measured):
         remarks.append(f"times with all cores busy were not measured: {load_obstacle(busy) or LOST}")
         measured = [replace(size, loaded=None) for size in measured]
-    return replace(_profile(ref, job, measured, steps, options, remarks), read_s=read_s)
+    profile = _profile(ref, job, measured, steps, options, remarks)
+    return replace(profile, read_s=read_s, taken_whole=checked.taken_whole, unchecked=checked.unchecked)
+
+
+def _check_data(job: Job, traced: TracedModel, minibatch: int, seed: int) -> None:
+    """Raise `LaunchError` for data that a run would refuse. A sample that cannot be read is left to `_reading_s`."""
+    random_state = RandomState.now(torch.device("cpu"))
+    try:
+        check_data(job, traced, minibatch, seed)
+    except (LaunchError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception:
+        return
+    finally:
+        random_state.restore()
 
 
 def _reading_s(passes: Passes, remarks: list[str]) -> float:
@@ -208,13 +235,15 @@ def _passes(
     device = torch.device(options.device)
     clock: Clock = CUDAClock() if device.type == "cuda" else CPUClock(options.threads, company.processes)
     job.model.to(device).train()
+    if traced.loss_state is not None:
+        traced.loss_state.to(device)
     batch = _batch(job, minibatch, device)
     run = LayerRun(traced, batch, training_loss(job, batch), minibatch, device)
     return Passes(job, run, clock, progress, company)
 
 
-def _measure(ref: str, passes: Passes, options: ProfilerOptions, aim: Aim, busy: int) -> MeasuredSize:
-    saved = passes.inspect(ref, measure_all=options.measure_all)
+def _measure(passes: Passes, saved: dict[str, int], options: ProfilerOptions, aim: Aim, busy: int) -> MeasuredSize:
+    """Measure a size after its first pass, in which every layer `saved` so many bytes for backward."""
     passes.warm_up(options.warmup)
     samples, loaded = _measured_passes(passes, options.repeats, aim, busy)
     run = passes.run
@@ -266,6 +295,7 @@ def _profile(
         tensors=first.tensors,
         minibatch=first.minibatch,
         model_ref=canonical_reference(ref),
+        model_file=job_file(ref),
         model_name=job.name,
         graph_hash=traced.graph_hash,
         dynamic_batch=traced.dynamic_batch,

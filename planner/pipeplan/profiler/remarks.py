@@ -10,6 +10,7 @@ from pipeplan.profile_data.ties import APART, held_layers
 from pipeplan.profile_data.training_needs import lacking_text
 from pipeplan.profiler.outcome import has_batch_norm, tied_weights, training_lacks
 from pipeplan_launch.job.job import Job
+from pipeplan_launch.tracing.eval_mode import evaluation_refusal
 from pipeplan_launch.tracing.trace import TracedModel
 
 MAX_SUM_DEVIATION = 0.1
@@ -32,6 +33,13 @@ def unread_parameter_remarks(traced: TracedModel) -> list[str]:
     more = f" and {len(unread) - MAX_NAMED_PARAMETERS} more" if len(unread) > MAX_NAMED_PARAMETERS else ""
     names = ", ".join(unread[:MAX_NAMED_PARAMETERS])
     return [f"no output depends on these parameters, which are in no layer: {names}{more}"]
+
+
+def evaluation_remarks(job: Job, traced: TracedModel) -> list[str]:
+    """At most one sentence, if a run would evaluate the model, which its stages cannot do."""
+    if traced.evaluation_problem is None or job.data is None or job.datasets.test is None:
+        return []
+    return [f"a run would refuse this job: {evaluation_refusal(traced.evaluation_problem)}"]
 
 
 def layer_sum_remarks(size: Size) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from pipeplan._version import __version__
@@ -19,6 +20,8 @@ from pipeplan.plan.schedules import INFERENCE
 from pipeplan.plan.updates import Updates
 from pipeplan.util.files import Node
 from pipeplan.util.text import did_you_mean, one_line
+from pipeplan.util.typed import decode
+from pipeplan_launch.job_reference import JobFile, located_reference
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class TemplateContext:
     model: str
     """Name of the model."""
     model_ref: str
-    """Reference by which the executor loads the model; empty if the plan has none."""
+    """Reference by which the executor loads the model; empty if the plan has none. The path of a file is absolute where
+    the plan folder is known."""
     cluster: str
     """Name of the cluster."""
     config: str
@@ -94,11 +98,11 @@ class TemplateContext:
         sizes = cluster.server_sizes[: cluster.servers_up_to(busy)]
         machines = cluster.machines[: len(sizes)]
         minibatch = root["profile"]["minibatch"].integer(minimum=1)
-        reference, threads = root["profile"].get("ref"), root["profile"].get("threads")
+        threads = root["profile"].get("threads")
         return cls(
             title=" ".join(one_line(f"{model} as {plan.config} on {cluster.name}").split()),
             model=model,
-            model_ref=reference.text() if reference else "",
+            model_ref=_model_ref(root["profile"], plan_folder),
             cluster=cluster.name,
             config=plan.config,
             schedule=INFERENCE if plan.inference else plan.schedule,
@@ -127,6 +131,14 @@ class TemplateContext:
     def variables(self) -> dict[str, Any]:
         """The variables by name, as a template takes them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _model_ref(profile: Node, plan_folder: str) -> str:
+    """The reference of the model in a plan.json."""
+    reference, recorded = profile.get("ref"), profile.get("file")
+    if reference is None or not plan_folder:
+        return reference.text() if reference else ""
+    return located_reference(reference.text(), decode(recorded, JobFile) if recorded else None, Path(plan_folder))
 
 
 def _described(server: Server) -> str:

@@ -52,7 +52,7 @@ def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".new-plan.", dir=folder))
         try:
-            _write_files(outcome, scratch)
+            _write_files(outcome, scratch, folder)
             _move_in(scratch, folder)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -66,10 +66,11 @@ def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
         raise InputError(f"cannot write {folder}: {cause.strerror or cause}") from error
 
 
-def _write_files(outcome: Outcome, scratch: Path) -> None:
-    document = plan_document(outcome)
+def _write_files(outcome: Outcome, scratch: Path, folder: Path) -> None:
+    """Write the files of a plan for `folder` into a scratch folder."""
+    document = plan_document(outcome, folder)
     write_json(scratch / "plan.json", document)
-    for index, stage in enumerate(stage_documents(outcome)):
+    for index, stage in enumerate(stage_documents(outcome, folder)):
         write_text(scratch / "stages" / f"stage-{index}.json", with_checksum(stage, indent=1))
     write_text(scratch / LOCAL.file_name, launch_script(document), mode=LOCAL.mode)
 

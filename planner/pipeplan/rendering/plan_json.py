@@ -6,7 +6,9 @@ Stage files hold the link rates that the plan was made for, which the executor c
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE, SPLITTING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import not_taken_because
+from pipeplan.profile_data.job_fields import located_fields
+from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation.from_plan import exposed_sync_s
 
 if TYPE_CHECKING:
@@ -33,8 +37,11 @@ PLAN_FORMAT, STAGE_FORMAT = "pipeplan-plan", "pipeplan-stage"
 FORMAT_VERSION = 1
 
 
-def plan_document(outcome: Outcome) -> dict[str, Any]:
-    """The contents of plan.json, which `solve --json` also prints."""
+def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any]:
+    """The contents of plan.json, which `solve --json` also prints.
+
+    `folder`: the plan folder, to which the paths in plan.json are relative; None for a plan that is not written.
+    """
     profile, score = outcome.problem.profile, outcome.evaluation
     return {
         "format": PLAN_FORMAT,
@@ -43,8 +50,9 @@ def plan_document(outcome: Outcome) -> dict[str, Any]:
         "profile": {
             "digest": profile.digest(),
             "path": profile.file or None,
+            **_relative_path(profile, folder),
             "model": profile.model_name,
-            "ref": profile.model_ref,
+            **_model_fields(profile, folder),
             "minibatch": profile.minibatch,
             "threads": profile.provenance.threads,
             **({"processes": profile.provenance.processes} if profile.provenance.processes > 1 else {}),
@@ -151,9 +159,23 @@ def result_document(result: Result) -> dict[str, Any]:
     }
 
 
-def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
+def _model_fields(profile: Profile, folder: Path | None) -> dict[str, Any]:
+    if folder is None:
+        return {"ref": profile.model_ref}
+    return located_fields(profile.model_ref, profile.model_file, folder)
+
+
+def _relative_path(profile: Profile, folder: Path | None) -> dict[str, str]:
+    """The path of the profile from the plan folder; nothing where the profile was made in memory or is bundled."""
+    if folder is None or not profile.file:
+        return {}
+    return {"relative_path": os.path.relpath(os.path.realpath(profile.file), folder.resolve())}
+
+
+def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[str, Any]]:
     """The contents of the stage files. Each holds all that a worker of the stage needs to know.
 
+    `folder`: the plan folder, to which the path of the job is relative; None for a plan that is not written.
     Servers after the last one with a busy worker are no part of them: nothing is started there.
     """
     problem, plan = outcome.problem, outcome.plan
@@ -165,9 +187,10 @@ def stage_documents(outcome: Outcome) -> list[dict[str, Any]]:
         "plan": plan.digest(profile.digest(), cluster.digest()),
         "mode": "inference" if plan.inference else "training",
         "model": {
-            "ref": profile.model_ref,
+            **_model_fields(profile, folder),
             "graph_hash": profile.graph_hash or None,
             "granularity": profile.granularity,
+            **({"taken_whole": list(profile.taken_whole)} if profile.taken_whole else {}),
         },
         "minibatch": profile.minibatch,
         "profile": profile.provenance.kind,

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeplan.rendering.launcher import Launcher, TemplateContext
+from pipeplan_launch.job_reference import file_of
 
 
 def _ssh_variables(context: TemplateContext, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """`model_file`: the file in the reference of the model; empty where the reference names a module."""
-    file, colon, _ = context.model_ref.rpartition(":")
-    return {"model_file": file if colon and file.endswith(".py") else ""}
+    file = file_of(context.model_ref)
+    return {"model_file": "" if file is None else str(file)}
 
 
 SSH = Launcher(

@@ -23,6 +23,7 @@ from pipeplan.replanning.remaining_cluster import RemainingCluster
 from pipeplan.run_data.latest_run import Checkpoint
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
+from pipeplan.util.text import path_word, program_word
 
 FORMAT, VERSION = "pipeplan-replan", 1
 _RELAXABLE = {
@@ -98,10 +99,8 @@ class ReplanReport:
         """The commands that start the new plan, one for each server; none if it was not written or has no model."""
         if self.folder is None or not self.outcome.problem.profile.model_ref:
             return []
-        resume = [] if self.checkpoint is None else ["--resume-from", str(self.checkpoint.resume_from)]
-        script = str(self.folder / "launch.sh")
-        # A shell would search its PATH for a name without a slash.
-        arguments = (script if "/" in script else f"./{script}", *resume)
+        resume = [] if self.checkpoint is None else ["--resume-from", path_word(self.checkpoint.resume_from)]
+        arguments = (program_word(self.folder / "launch.sh"), *resume)
         return [
             LaunchCommand(number, self._server_was(number), tuple(self._environment(number)), arguments)
             for number in range(self._servers)

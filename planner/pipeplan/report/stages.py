@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost import formulas
 from pipeplan.report.document import StageMemory, StageRow, table_columns
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
@@ -67,8 +68,9 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
     else:
         parts = [(f"weights, {_counted(stage.versions, 'version')}", stage.versions * parameters)]
         if source.known is not None:
-            state = round(parameters * source.known.profile.optimizer_state_ratio)
-            parts += [("gradients", parameters), ("optimiser's state", state)]
+            state = parameters * source.known.profile.optimizer_state_ratio
+            state -= formulas.divided_state(parameters, stage.replicas, source.known.problem.divided_ratio)
+            parts += [("gradients", parameters), ("optimiser's state", round(state))]
             if source.known.problem.options.correction != "none":
                 parts.append(("steps kept to correct updates", (stage.versions - 1) * parameters))
             if stage.replicas > 1:
@@ -76,6 +78,8 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
         parts.append(
             (f"activations of {_counted(stage.depth, 'minibatch', 'es')} in flight", stage.depth * minibatch_bytes)
         )
+        deferred = round(float(formulas.deferred_memory(stage.deferred, minibatch_bytes)))
+        parts.append(("weight gradients that wait for idle time", deferred))
         if stage.recompute:
             parts += _recomputed(source, stage.layers, predicted)
         if source.known is not None and not source.plan.virtual:

@@ -138,6 +138,8 @@ def _graph(report: PlanReport) -> Iterator[str]:
 
 def _notes(report: PlanReport, source: ReportSource, simulated: ReportSimulation) -> Iterator[str]:
     made = report.made
+    if source.known is not None and (warning := source.known.problem.profile.provenance.warning):
+        yield f"{warning}."
     device = f" for {made['profile_device']}" if made["profile_device"] else ""
     how = f" ({made['profile_how'].rstrip('.')})" if made["profile_how"] else ""
     if made["profile_kind"] == "modelled":

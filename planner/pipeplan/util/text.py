@@ -1,9 +1,10 @@
-"""Text for messages: names cleaned for printing, and suggestions for misspelt ones."""
+"""Text for messages: names cleaned for printing, suggestions for misspelt ones, and paths in commands to copy."""
 
 from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,6 +28,28 @@ def escaped_json(text: str) -> str:
 def one_line(value: object) -> str:
     """Replace line breaks and control characters by spaces, for a line of output or a comment in a script."""
     return "".join(character if character.isprintable() else " " for character in str(value))
+
+
+def path_word(path: object) -> str:
+    """A path that no command takes for an option, though it may begin with a dash."""
+    text = str(path)
+    return f"./{text}" if text.startswith("-") else text
+
+
+def program_word(path: object) -> str:
+    """The path of a program to run. A shell would search its PATH for a name without a slash."""
+    word = path_word(path)
+    return word if "/" in word else f"./{word}"
+
+
+def shell_path(path: object) -> str:
+    """A path as an argument in a line for a shell."""
+    return shlex.quote(path_word(path))
+
+
+def shell_program(path: object) -> str:
+    """The path of a program at the start of a line for a shell."""
+    return shlex.quote(program_word(path))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

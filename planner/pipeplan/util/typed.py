@@ -16,6 +16,8 @@ from pipeplan_launch.typed_document import Bytes as Bytes
 from pipeplan_launch.typed_document import Natural as Natural
 from pipeplan_launch.typed_document import Positive as Positive
 from pipeplan_launch.typed_document import Text as Text
+from pipeplan_launch.typed_document import shortened as shortened
+from pipeplan_launch.typed_document import whole_number as whole_number
 
 
 class WrittenRate(float):

@@ -127,9 +127,9 @@ def test_minibatches_count_by_their_share(group: dist.ProcessGroup, alone: bool)
 
 
 def test_buffers_of_every_type(group: dist.ProcessGroup) -> None:
-    buffers = [torch.tensor([1.5]), torch.tensor(3), torch.tensor([True])]
+    buffers = [torch.tensor([1.5]), torch.tensor(3), torch.tensor([True]), torch.tensor([1 + 2j])]
     average_buffers(buffers, group)
-    assert [buffer.tolist() for buffer in buffers] == [[1.5], 3, [True]]
+    assert [buffer.tolist() for buffer in buffers] == [[1.5], 3, [True], [1 + 2j]]
 
 
 def test_sparse_gradients_of_replicas_are_refused() -> None:

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from replicas import RATE, Group, Minibatch, Model, groups, mean_gradients, run, step, train, train_literally
 from torch import Tensor, nn
 
-from pipeplan_launch.comm import buckets
-from pipeplan_launch.comm.buckets import Bucket, UpdateGroup, make_buckets
+from pipeplan_launch.comm.buckets import Bucket, UpdateGroup, as_real, make_buckets
 from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 from pipeplan_launch.comm.gradient_compression import compressed_exchange
@@ -53,7 +52,6 @@ def test_the_mean_is_that_of_one_process(tmp_path: Path, world: int, each: int, 
 def watch(rank: int, given: list[Group]) -> list[str]:
     """What happens in a backward pass with a bucket for every parameter."""
     events: list[str] = []
-    buckets.FIRST_BUCKET_BYTES = buckets.BUCKET_BYTES = ONE_EACH
     model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
@@ -66,7 +64,7 @@ def watch(rank: int, given: list[Group]) -> list[str]:
         return really(tensor, **options)
 
     dist.all_reduce = all_reduce
-    reducer = GradientReducer(parameters, dist.group.WORLD)  # type: ignore[arg-type]
+    reducer = GradientReducer(parameters, dist.group.WORLD, bucket_bytes=ONE_EACH)  # type: ignore[arg-type]
     for number, _ in enumerate(given):
         with reducer.backward(parameters, 1.0, UpdateGroup(2.0, number)):
             model(torch.ones(2, 4)).sum().backward()
@@ -112,9 +110,8 @@ class Again(torch.autograd.Function):
 
 
 def twice(rank: int, bytes_: int) -> str:
-    buckets.FIRST_BUCKET_BYTES = bytes_
     weights = {"first": nn.Parameter(torch.zeros(3)), "w": nn.Parameter(torch.zeros(3))}
-    reducer = GradientReducer(weights, dist.group.WORLD)  # type: ignore[arg-type]
+    reducer = GradientReducer(weights, dist.group.WORLD, bucket_bytes=bytes_)  # type: ignore[arg-type]
     try:
         with reducer.backward(weights, 1.0, UpdateGroup(2.0)):
             later = weights["first"].sum()  # its backward comes after that of what is computed after it
@@ -161,9 +158,15 @@ def test_bf16_sums_in_bfloat16(tmp_path: Path, bytes_: int) -> None:
     for update in given:
         each = [mean_gradients(model, replica) for replica in update]
         names = each[0].keys() | each[1].keys()
-        halves = {name: [(one[name].bfloat16() / 2) for one in each if name in one] for name in names}
-        step(parameters, {name: sum(given[1:], given[0]).to(parameters[name]) for name, given in halves.items()})
+        halves = {name: [(as_real(one[name]).bfloat16() / 2) for one in each if name in one] for name in names}
+        step(parameters, {name: like(parameters[name], sum(given[1:], given[0])) for name, given in halves.items()})
     assert_close(results[0], {name: one.detach() for name, one in parameters.items()})
+
+
+def like(parameter: Tensor, numbers: Tensor) -> Tensor:
+    """Real numbers as a gradient of the parameter's type."""
+    made = numbers.to(as_real(parameter.detach()).dtype)
+    return torch.view_as_complex(made) if parameter.is_complex() else made
 
 
 def by_ddp(rank: int, given: list[Group], hook_state: dict[str, Any]) -> State:
@@ -320,7 +323,7 @@ def filtered_literally(given: list[Group], servers: list[list[int]], share: floa
     """Gaia's rule with what is not significant held back at its server."""
     model = Model()
     parameters = dict(model.named_parameters())
-    held: list[State] = [{n: torch.zeros_like(p) for n, p in parameters.items()} for _ in servers]
+    held: list[State] = [{n: torch.zeros_like(as_real(p.detach())) for n, p in parameters.items()} for _ in servers]
     for number, update in enumerate(given):
         everything = [one for replica in update for one in replica]
         total = sum(part for _, part, _ in everything)
@@ -331,8 +334,8 @@ def filtered_literally(given: list[Group], servers: list[list[int]], share: floa
             gradients = mean_gradients(model, mine)
             for name, parameter in parameters.items():
                 if name in gradients:
-                    residual[name] = residual[name] + gradients[name] * weight
-                threshold = share / (number + 1) ** 0.5 * parameter.detach().abs()
+                    residual[name] = residual[name] + as_real(gradients[name]) * weight
+                threshold = share / (number + 1) ** 0.5 * as_real(parameter.detach()).abs()
                 significant = rate * residual[name].abs() > threshold
                 if number == len(given) - 1:
                     significant = torch.ones_like(significant)
@@ -340,7 +343,7 @@ def filtered_literally(given: list[Group], servers: list[list[int]], share: floa
                 residual[name] = residual[name] - sent
                 delivered[name] = delivered.get(name, 0.0) + sent
         used = set(mean_gradients(model, everything))
-        step(parameters, {name: delivered[name] for name in used})
+        step(parameters, {name: like(parameters[name], delivered[name]) for name in used})
     return {name: parameter.detach() for name, parameter in parameters.items()}
 
 

@@ -16,7 +16,7 @@ from toy_training import State, assert_close, train_literally, trained
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
 from pipeplan_launch.__main__ import options_from
-from pipeplan_launch.comm import buckets, gradient_exchange
+from pipeplan_launch.comm import gradient_exchange
 from pipeplan_launch.comm.buckets import UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 from pipeplan_launch.comm.p2p import peer_loss_explained
@@ -141,14 +141,13 @@ def test_options_that_make_no_sense(option: list[str], complaint: str, capsys: p
 
 def break_off(rank: int, folder: Path) -> None:
     """Replica 1 fails in the middle of a backward, when its first bucket is on its way."""
-    buckets.FIRST_BUCKET_BYTES = 1
     first, last = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     parameters = {"first": first, "last": last}
 
     def fail(_: Tensor) -> Tensor:
         raise ValueError("the model's own")
 
-    reducer = GradientReducer(parameters, dist.group.WORLD)  # type: ignore[arg-type]
+    reducer = GradientReducer(parameters, dist.group.WORLD, bucket_bytes=1)  # type: ignore[arg-type]
     said = ""
     try:
         with peer_loss_explained("the gradients did not come"), reducer.backward(parameters, 1.0, UpdateGroup(2.0)):

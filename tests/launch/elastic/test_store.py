@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pipeplan_launch.elastic import rendezvous
 from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.elastic.store import StoreClient, StoreTimeout
 from pipeplan_launch.errors import PeerLost
+from pipeplan_launch.rank_mapping.host_identity import Location, location_json, locations_json
 from pipeplan_launch.worker_monitor import StoreReachability
 
 PATIENCE_S = 30.0
@@ -102,7 +104,9 @@ def test_workers_are_as_patient_as_their_timeout(store: Any, monkeypatch: pytest
             patience.append(patience_s)
             super().__init__(base, patience_s)
 
-    monkeypatch.setattr(rendezvous, "rendezvous", lambda *given, **named: iter([(store, 0, 1)]))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setattr(rendezvous, "environment_store", lambda _timeout: store)
     monkeypatch.setattr(rendezvous, "StoreClient", Noted)
     assert rendezvous.join_attempt(600.0).number == 1
     assert patience == [600.0]
@@ -145,7 +149,7 @@ def test_who_waits_for_a_worker_that_was_started_again_is_told(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     store.add("attempt", 1)
-    store.set("1/go", "")
+    store.set("1/go", locations_json([]))
     told = threading.Event()
     reasons: list[str] = []
     attempt = attempt_of(store, 1, 1 - rank)
@@ -171,6 +175,9 @@ class Succeeded:
             raise said
         return said
 
+    def store_place(self) -> str:
+        return " on server 0 (host alpha)"
+
     def silence(self) -> str | None:
         return "server 1 gave no sign of life for 8 s" if not self._said else None
 
@@ -184,7 +191,7 @@ def test_who_waits_for_a_silent_server_is_told(monkeypatch: pytest.MonkeyPatch) 
         attempt: Any = Succeeded(*said)
         rendezvous._watch(attempt, told.append)
     assert told == [
-        "the workers' common store is silent: it did not answer within 8 s",
+        "the workers' common store on server 0 (host alpha) is silent: it did not answer within 8 s",
         "server 1 gave no sign of life for 8 s",
     ]
     lost: Any = Succeeded(False, RuntimeError("connection closed"))
@@ -199,6 +206,24 @@ def test_a_silent_server_ends_the_attempt(store: Any) -> None:
     assert attempt.is_superseded()
     assert attempt.silence() == "server 1 gave [2J no sign"
     assert attempt_of(dist.PrefixStore("pipeplan", store), 4, 0).last_fault() is not None  # type: ignore[attr-defined]
+
+
+def test_the_host_and_the_workers_of_a_silent_server_are_named(store: Any) -> None:
+    of_launcher = [Location("m", host, "n", launcher) for host, launcher in (("alpha", "0"), ("beta", "1"))]
+    locations = [of_launcher[0], of_launcher[1], of_launcher[1]]
+    store.add("pipeplan/attempt", 1)
+    store.set("pipeplan/1/go", locations_json([location_json(one) for one in locations]))
+    rendezvous.end_attempt(store.port, "server 1 gave no sign of life for 8 s", 1)
+    attempt = attempt_of(dist.PrefixStore("pipeplan", store), 1, 0)  # type: ignore[attr-defined]
+    assert attempt.silence() == "server 1 gave no sign of life for 8 s (host beta, workers 1 and 2)"
+    launch = attempt.launch_store
+    silent = "server 1 gave no sign of life for 8 s (host beta, workers 1 and 2)"
+    assert rendezvous._absence(launch, 1, [1, 2]) == "workers 1 and 2 did not come"
+    assert rendezvous._absence(launch, 2, [1, 2]) == f"workers 1 and 2 did not come, after {silent}"
+    store.delete_key("pipeplan/1/silent")
+    assert rendezvous._absence(launch, 2, [1, 2]) == "workers 1 and 2 did not come (before on beta)"
+    placed = replace(attempt, locations=tuple(locations))
+    assert (attempt.store_place(), placed.store_place()) == ("", " on server 0 (host alpha)")
 
 
 def _arrive(store: Any, rank: int) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from flood import flood
 from launch_scripts import SLOW_JOB, render
 from launching import Launch, left_nothing
 from toy_workers import stage_contents, write_plan
@@ -38,7 +41,7 @@ class Servers:
         self.run = folder / "run"
         self._stack = stack
         with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._port = probe.getsockname()[1]
+            self.port = probe.getsockname()[1]
 
     def start(self, node: int, *options: str) -> Launch:
         return self._stack.enter_context(
@@ -49,7 +52,7 @@ class Servers:
                 *options,
                 NODE_RANK=str(node),
                 MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(self._port),
+                MASTER_PORT=str(self.port),
                 GLOO_SOCKET_IFNAME="lo",
                 PIPEPLAN_SECRET=SECRET,
             )
@@ -138,3 +141,33 @@ def test_a_server_that_is_frozen_as_a_whole_is_noticed(servers: Servers, node: i
     finally:
         for pid in frozen:
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """What is started meanwhile may open as many files as on most machines."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_files")
+@pytest.mark.parametrize("kind", ["idle", "idle-again"])
+def test_a_flood_of_strangers_ends_no_run_and_keeps_no_server_out(servers: Servers, kind: str) -> None:
+    first, second = servers.start(0), servers.start(1)
+    first.trains()
+    with flood(servers.port, 1200, 100, kind):
+        until = time.monotonic() + 15  # longer than a connection without the secret lasts
+        while time.monotonic() < until:
+            first.trains()
+        second.process.kill()
+        second.wait()
+        second = servers.start(1)
+        second.until(lambda: second.said("worker 1 was lost"), "restart")
+        first.trains()
+        second.process.send_signal(signal.SIGTERM)
+        assert [first.wait(), second.wait()] == [0, 0], [first.lines, second.lines]
+    lines = said(first) + said(second)
+    assert sum("was lost" in line for line in lines) == 1
+    assert sum("stopped after" in line for line in lines) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import namedtuple
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pipeplan_launch import Callback, Data, Job, StageInfo
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import collate_samples
+from pipeplan_launch.runtime.inference import Score
 from pipeplan_launch.runtime.nested_tensors import map_tensors
 
 SAMPLES = TensorDataset(torch.arange(12.0).view(6, 2), torch.arange(6))
@@ -259,3 +261,37 @@ def test_every_minibatch_has_the_same_names() -> None:
 def test_the_tokens_of_a_sample_are_a_number(wrong: Any) -> None:
     with pytest.raises(LaunchError, match="tokens_per_sample must be a whole number of at least 0"):
         Job(nn.Linear(2, 2), inputs=lambda n: torch.zeros(n, 2), tokens_per_sample=wrong)
+
+
+def test_samples_of_several_lengths_are_to_be_padded() -> None:
+    samples = [(torch.zeros(length), 0) for length in (5, 5, 7)]
+    with pytest.raises(LaunchError, match=r"differ in shape, \(5,\) and \(7,\): pad the samples to one length, in"):
+        collate_samples(samples)
+    with pytest.raises(LaunchError, match="differ in shape: pad the samples"):
+        collate_samples([([0, 1], 0), ([0], 0)])
+
+
+def test_data_sets_that_cannot_be_indexed_are_refused_with_the_remedy() -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(())
+
+    class Endless:
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(2), index
+
+    for stream in (Stream(), iter([])):
+        with pytest.raises(LaunchError, match=r"can only be read from its start.* write train=list\(samples\)"):
+            Data(stream)  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match="`train` has no length, as it is of type Endless: give its class a __len__"):
+        Data(Endless())  # type: ignore[arg-type]
+
+
+def test_a_regression_has_no_accuracy() -> None:
+    job = Job(nn.Linear(2, 1), inputs=lambda n: torch.zeros(n, 2))
+    assert job.correct(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long)) is None, "one number for each sample"
+    assert job.correct(torch.zeros(4, 1), torch.zeros(4, 1)) is None
+    assert job.correct(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)) == 4
+    score = Score(samples=4, loss_sum=8)
+    assert [score.text(has_loss=has_loss) for has_loss in (True, False)] == ["loss 2.0000", "4 samples"]
+    assert Score(3, 4, 4).text(has_loss=True) == "accuracy 75.00% (3 of 4)"

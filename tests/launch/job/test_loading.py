@@ -12,7 +12,6 @@ from torch import nn
 
 from pipeplan_launch import Job, load_job
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.loading import canonical_reference
 
 JOB_FILE = """
 import torch
@@ -140,13 +139,6 @@ def test_error_while_importing(tmp_path: Path) -> None:
     broken.write_text("def make(:\n")
     with pytest.raises(LaunchError, match=r"SyntaxError: .*broken.py:1: def make\(:"):
         load_job(f"{broken}:make", seed=0)
-
-
-def test_canonical_ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert canonical_reference("job.py:make") == f"{tmp_path / 'job.py'}:make"
-    assert canonical_reference("mnist") == "mnist"
-    assert canonical_reference("package.module:make") == "package.module:make"
 
 
 def test_package_root_needs_no_torch() -> None:

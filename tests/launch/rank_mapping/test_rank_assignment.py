@@ -47,6 +47,17 @@ def drawn(draw: random.Random) -> tuple[list[int], list[Path]]:
     return composition(draw, count), paths
 
 
+def test_the_hosts_of_a_fault_are_named() -> None:
+    hosts = ["alpha", "alpha", "beta", "gamma"]
+    locations = [Location("m", host, "n", str(number)) for number, host in enumerate(hosts)]
+    found = RankAssignment.of([2, 1, 1], locations)
+    assert found.hosts_text(0, [2]) == " (rank 0 is on alpha, rank 2 on beta)"
+    assert found.hosts_text(2, [0, 3]) == " (rank 2 is on beta, rank 0 on alpha and rank 3 on gamma)"
+    assert found.hosts_text(0) == " (rank 0 is on alpha, the others are on beta and gamma)"
+    assert found.hosts_text(0, [1]) == " (on alpha)"
+    assert RankAssignment.of([2], locations[:2]).hosts_text(0, [1]) == ""
+
+
 def test_as_few_pieces_as_any_order_has() -> None:
     draw = random.Random(11)
     for _ in range(150):

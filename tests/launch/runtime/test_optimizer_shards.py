@@ -38,7 +38,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 def parameters() -> dict[str, nn.Parameter]:
     torch.manual_seed(0)
     shapes: dict[str, tuple[int, ...]] = {"matrix": (3, 5), "bias": (2,), "scale": (), "none": (0, 4)}
-    return {name: nn.Parameter(torch.randn(shape, dtype=torch.float64)) for name, shape in shapes.items()}
+    made = {name: nn.Parameter(torch.randn(shape, dtype=torch.float64)) for name, shape in shapes.items()}
+    return {**made, "waves": nn.Parameter(torch.randn(3, 3, dtype=torch.complex128))}
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
@@ -68,6 +69,15 @@ def test_steps_of_all_parts_are_the_step_of_the_whole(
         torch.testing.assert_close(found.detach(), expected.detach(), rtol=1e-14, atol=1e-14)
     assert [one["matrix"].numel() for one in parts] == [4, 4, 4, 3]
     assert [one["bias"].numel() for one in parts] == [1, 1, 0, 0]
+
+
+def test_hooks_on_the_step_are_refused(alone: Callable[[int, int], None]) -> None:
+    alone(0, 2)
+    own = parameters()
+    optimizer = optim.Adam(own.values())
+    optimizer.register_step_post_hook(lambda *_: None)
+    with pytest.raises(LaunchError, match="which its step hooks would meet in place of whole ones"):
+        OptimizerShards(own, optimizer, object())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("make", [OwnAdam, optim.Adafactor, optim.LBFGS], ids=lambda make: make.__name__)

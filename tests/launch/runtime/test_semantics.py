@@ -16,7 +16,7 @@ import torch
 from extents import slow_but_for
 from literal import Recipe, Trained, train, train_on_whole_batches
 from semantics_models import OPTIMIZERS, SUBJECTS
-from semantics_workers import Case, CaseRun
+from semantics_workers import ALL_SUBJECTS, Case, CaseRun
 from toy_workers import depths
 
 torch.set_num_threads(1)
@@ -64,9 +64,10 @@ def recipe_of(case: Case) -> Recipe:
 
 
 def literally(case: Case) -> Trained:
-    subject = SUBJECTS[case.subject]
+    subject = ALL_SUBJECTS[case.subject]
     model, data = subject.build(case.dropout), subject.data(case.samples)
-    return train(model, case.cuts, data, subject.loss, OPTIMIZERS[case.optimizer], recipe_of(case))
+    arguments = data, subject.loss, OPTIMIZERS[case.optimizer], recipe_of(case), subject.loss_weight
+    return train(model, case.cuts, *arguments)
 
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -245,6 +246,37 @@ def test_a_flush_equals_one_process_on_the_whole_batch(tmp_path: Path, subject: 
     for replicas in run.left():
         for name, value in replicas[0]["parameters"].items():
             assert difference(value, expected[name]) <= RELATIVE, name
+
+
+WEIGHTED = {
+    ("1f1b-stashing", (2, 1)): "sgd-foreach",
+    ("vertical-sync", (2, 1, 1)): "adamw-fused",
+    ("2bw", (1, 2)): "sgd-fused",
+    ("gpipe", (1, 1, 1)): "sgd-foreach",
+    ("1f1b-flush", (2, 1)): "sgd-foreach",
+    ("zb-h1", (1, 2)): "adamw-fused",
+}
+"""The optimiser by schedule and replicas."""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "replicas"),
+    [
+        pytest.param(*key, marks=[] if key[0] in ("1f1b-stashing", "1f1b-flush", "zb-h1") else pytest.mark.slow)
+        for key in WEIGHTED
+    ],
+)
+def test_minibatches_count_by_their_weight(tmp_path: Path, schedule: str, replicas: tuple[int, ...]) -> None:
+    """A loss over valid targets, of which some minibatches have none; each stage has groups of its own."""
+    case = case_of("tagger", schedule, replicas, WEIGHTED[schedule, replicas])
+    case = replace(case, transport="batched" if schedule == "2bw" else "auto")
+    weighted = check(tmp_path, case).whole()
+    assert all(bool(value.isfinite().all()) for value in weighted.values())
+    subject = ALL_SUBJECTS["tagger"]
+    if schedule in FLUSHED:
+        arguments = subject.build(False), subject.data(case.samples), subject.loss, OPTIMIZERS[case.optimizer]
+        for name, value in train_on_whole_batches(*arguments, recipe_of(case)).items():
+            assert difference(weighted[name], value) <= RELATIVE, name
 
 
 @pytest.mark.parametrize("subject", slow_but_for(["chain"], SUBJECTS))

@@ -14,8 +14,8 @@ import pytest
 import torch
 from literal import Recipe, Trained, train
 from schedule_shapes import of_devices
-from semantics_models import DEEP, OPTIMIZERS
-from semantics_workers import Case, CaseRun
+from semantics_models import OPTIMIZERS
+from semantics_workers import ALL_SUBJECTS, Case, CaseRun
 
 from pipeplan_launch.plan.schedule import SCHEDULES
 
@@ -44,7 +44,7 @@ def case_of(schedule: str, devices: int, chunks: int, accumulate: int, replicas:
 
 
 def literally(case: Case) -> Trained:
-    subject = DEEP["deep"]
+    subject = ALL_SUBJECTS[case.subject]
     recipe = Recipe(
         case.schedule,
         case.replicas,
@@ -56,7 +56,7 @@ def literally(case: Case) -> Trained:
         clip=case.clip,
     )
     model, data = subject.build(case.dropout), subject.data(case.samples)
-    return train(model, case.cuts, data, subject.loss, OPTIMIZERS[case.optimizer], recipe)
+    return train(model, case.cuts, data, subject.loss, OPTIMIZERS[case.optimizer], recipe, subject.loss_weight)
 
 
 def check(folder: Path, case: Case) -> None:
@@ -90,6 +90,13 @@ def test_equals_one_process(
     tmp_path: Path, schedule: str, devices: int, chunks: int, accumulate: int, options: dict[str, Any]
 ) -> None:
     check(tmp_path, case_of(schedule, devices, chunks, accumulate, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-v"])
+def test_minibatches_count_by_their_weight(tmp_path: Path, schedule: str) -> None:
+    case = case_of(schedule, 2, 2, 5, samples=50)
+    check(tmp_path, replace(case, subject="tagger", layers_between=("one", "two", "last")))
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from commandline import Run
 from forgeries import NAMES, SENTINEL, Case, Document, case_of, honest_outcome
 
 from pipeplan.checker.verify import CheckedPlan, check_readable_plan
+from pipeplan.cluster_data import cluster_json
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost.ddp_overlap import ddp_pace_s
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
 from pipeplan.cost.stage_times import stage_times
+from pipeplan.cost.throughput import RunSize, throughput_of
 from pipeplan.errors import InputError
 from pipeplan.explanation.time_breakdown import resource_loads
 from pipeplan.plan.plan import Plan
@@ -243,3 +246,60 @@ def test_explain_and_check_say_what_is_shown(run: Run) -> None:
     Path("plan.json").write_text(json.dumps(case.document))
     assert "Proof: no plan of the searched space is faster" in run(*words).out
     assert run("check", "plan.json", "--require-proof").code == 0
+
+
+RUN = RunSize(epochs=3, dataset_size=1000, tokens_per_sample=7)
+"""Of the user's own, in a file that states all that follows from it."""
+
+
+def _with_run(name: str) -> tuple[Document, Case]:
+    case = case_of(name)
+    document = copy.deepcopy(case.document)
+    priced = cluster_json.cluster_from_json(Node(document["cluster"], "cluster"))
+    priced = replace(priced, server_price=2.5)
+    document["cluster"] = priced.to_json() | {"digest": priced.digest()}
+    plan = Plan.from_json(Node(document["plan"], "plan"))
+    stated_s = document["stated"]["minibatch_s"]
+    document["throughput"] = throughput_of(plan, case.profile, priced, stated_s, RUN).to_json()
+    return document, case
+
+
+@pytest.mark.parametrize("name", ["both", "flush", "buffered", "one stage"])
+def test_every_figure_of_a_run_is_derived_again(name: str) -> None:
+    honest, case = _with_run(name)
+    assert _checked(honest, case).wrong is None
+    stated = {key: value for key, value in honest["throughput"].items() if isinstance(value, int | float)}
+    assert {"samples_per_s", "tokens_per_s", "epoch_s", "run_s"} <= set(stated)
+    for key, value in stated.items():
+        for other in (value * 2, value * 1.001 if isinstance(value, float) else value + 1, None):
+            forged = copy.deepcopy(honest)
+            forged["throughput"][key] = other
+            wrong = _checked(forged, case).wrong
+            assert wrong is not None, (key, other)
+            assert wrong.what in ("run", "document")
+
+
+@pytest.mark.parametrize("key", ["peak_share", "price_per_million_samples", "epoch_s", "run_price", "tokens_per_s"])
+def test_a_figure_of_a_run_that_nothing_shows_is_refused(key: str) -> None:
+    case = case_of("both")
+    forged = copy.deepcopy(case.document)
+    assert forged["throughput"][key] is None
+    forged["throughput"][key] = 0.9
+    wrong = _checked(forged, case).wrong
+    assert wrong is not None
+    assert wrong.what == "run"
+
+
+@pytest.mark.parametrize("name", ["both", "flush", "buffered"])
+def test_ages_of_gradients_and_samples_of_an_update_are_derived_again(name: str) -> None:
+    case = case_of(name)
+    for key in ("stale_by", "samples"):
+        for index in range(len(case.document["updates"][key])):
+            forged = copy.deepcopy(case.document)
+            forged["updates"][key][index] += 1
+            wrong = _checked(forged, case).wrong
+            assert wrong is not None
+            assert wrong.what == "run"
+    forged = copy.deepcopy(case.document)
+    forged["updates"]["synchronous"] ^= True
+    assert _checked(forged, case).wrong is not None

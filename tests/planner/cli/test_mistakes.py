@@ -36,7 +36,51 @@ HERE = [name for name, (typed, _) in ROWS.items() if typed.startswith("pipeplan 
 ELSEWHERE = {"torch is missing", "torch is old", "torch cannot be imported", "a full disk"}
 QUICK = {"the answer over the job"}
 """Of those that are told to `pipeplan profile`: torch need not be imported for it."""
+
+
+def data_job(before: str, data: str) -> str:
+    """The text of a job file with this data, which stands after some code of its own."""
+    return f"""import random
+import torch
+from pipeplan_launch import Data, Job
+
+{before}
+
+class Mean(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x.mean(1, keepdim=True))
+
+def build():
+    loss = torch.nn.functional.cross_entropy
+    return Job(Mean(1, 2), loss=loss, data=lambda: Data({data}))
+"""
+
+
+NET = """import torch
+from torch.nn import functional
+from pipeplan_launch import Data, Job
+
+def data():
+    return Data(torch.utils.data.TensorDataset(torch.rand(64, 4), torch.randint(3, (64,))))
+
+def build():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    loss, more = functional.cross_entropy, {}
+    CHANGE
+    return Job(model, loss=loss, data=data, **more)
+"""
+"""A job file, but for one line."""
+CHANGES = {
+    "counts.py": "state = []; loss = lambda output, y: state.append(1) or functional.cross_entropy(output, y)",
+    "loose.py": "scale = torch.nn.Parameter(torch.ones(3)); loss = lambda output, target: (output * scale).mean()",
+    "decays.py": "loss = lambda output, target: output.mean() + model[0].weight.square().sum()",
+    "hooks.py": "model[0].register_full_backward_hook(lambda *_: None)",
+    "accumulates.py": "model[0].weight.register_post_accumulate_grad_hook(lambda _: None)",
+    "lbfgs.py": "more = {'optimizer': torch.optim.LBFGS}",
+    "sparse.py": "more = {'optimizer': torch.optim.SparseAdam}",
+}
 FILES = {
+    **{name: NET.replace("CHANGE", line) for name, line in CHANGES.items()},
     "typo.py": "import torch\ndef build(:\n    pass\n",
     "name.py": "import torch\n\ndef build():\n    return Jobb(torch.nn.Linear(2, 2))\n",
     "bare.py": "import torch\n\ndef build():\n    return torch.nn.Linear(2, 2)\n",
@@ -52,6 +96,29 @@ class Net(torch.nn.Linear):
 def build():
     return Job(Net(2, 2), inputs=lambda n: torch.rand(n, 2), loss=torch.nn.functional.mse_loss)
 """,
+    "noisy.py": data_job(
+        "class Noisy(list):\n    own = random.Random(0)\n    def __getitem__(self, index):\n"
+        "        return torch.full((2,), self.own.random()), index % 2\n",
+        "Noisy(range(64))",
+    ),
+    "mixes.py": data_job(
+        "own = random.Random(0)\ndef mix(samples):\n    inputs, targets = torch.utils.data.default_collate(samples)\n"
+        "    return inputs + own.random(), targets\n",
+        "[(torch.zeros(2), 0)] * 64, collate=mix",
+    ),
+    "shuffles.py": data_job(
+        "own = random.Random(0)\n", "[(torch.zeros(2), 0)] * 64, order=lambda epoch: own.sample(range(64), 64)"
+    ),
+    "lengths.py": data_job("", "[(torch.zeros(3 + index % 2), 0) for index in range(64)]"),
+    "padded.py": data_job(
+        "def pad(samples):\n    inputs, targets = zip(*samples)\n"
+        "    return torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True), torch.tensor(targets)\n",
+        "[(torch.zeros(4 + index // 40), 0) for index in range(64)], collate=pad, order=lambda epoch: range(64)",
+    ),
+    "stream.py": data_job(
+        "class Stream(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        return iter([])\n",
+        "Stream()",
+    ),
     "deep.py": """import torch
 from pipeplan_launch import Job
 
@@ -60,6 +127,27 @@ def build():
     for _ in range(1500):
         model = torch.nn.Sequential(model)
     return Job(model, inputs=lambda n: torch.rand(n, 2))
+""",
+    "penalty.py": """import torch
+from pipeplan_launch import Job, Data
+
+def build():
+    model = torch.nn.Linear(2, 2)
+    samples = torch.utils.data.TensorDataset(torch.rand(64, 2), torch.rand(64, 2))
+    loss = lambda output, target: (output - target).square().mean() + model.bias.sum()
+    return Job(model, data=lambda: Data(samples), loss=loss)
+""",
+    "entropy.py": """import os
+import torch
+from pipeplan_launch import Job, Data
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (1 + int.from_bytes(os.urandom(4), "big"))
+
+def build():
+    samples = torch.utils.data.TensorDataset(torch.rand(64, 2), torch.rand(64, 2))
+    return Job(Net(2, 2), data=lambda: Data(samples), loss=torch.nn.functional.mse_loss)
 """,
 }
 ABSENT = """

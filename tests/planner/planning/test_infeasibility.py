@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -131,3 +132,17 @@ def test_where_devices_differ_the_smallest_is_spoken_of() -> None:
     factor = found.enough.memory_bytes / 2300
     assert _feasible(problem.within(variants.with_more_memory(problem.cluster, factor)))
     assert "2.25 KiB each (the smallest; others in proportion)" in found.text
+
+
+@pytest.mark.parametrize("constraints", [{"stages": 3}, {"pins": (("l2", 3),)}, {"max_replicas": 1, "stages": 3}])
+def test_too_few_minibatches_under_2bw_are_named_and_not_the_stages(constraints: dict[str, Any]) -> None:
+    options = Options(schedule="2bw", accumulate=1, memory=False, **constraints)
+    problem = _problem(1, workers=4, options=options)
+    found = diagnose(problem, CUTS)
+    assert found.too_few is not None
+    now, enough = found.too_few
+    assert now == 1
+    assert found.text.endswith(f"one update has, which are 1; --accumulate {enough} would do")
+    assert "--stages" not in found.text
+    assert not _feasible(replace(problem, options=replace(options, accumulate=enough - 1)))
+    assert _feasible(replace(problem, options=replace(options, accumulate=enough)))

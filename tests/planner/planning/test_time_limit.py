@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from commandline import Run
 from long_chains import long_chain
-from pipeplan.planning.choose_minibatch import choose_minibatch
-from pipeplan.planning.choose_schedule import choose_schedule
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.errors import InfeasibleError
+from pipeplan.errors import InfeasibleError, NotFoundInTimeError
+from pipeplan.explanation.explain import RobustnessSettings, explain_plan
 from pipeplan.planning import baselines, certify, run_solvers, solve
 from pipeplan.planning.infeasibility import diagnose, why_infeasible
 from pipeplan.planning.outcome import Outcome
@@ -30,7 +29,7 @@ from pipeplan.solvers.dp.budget import OutOfTime
 from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util import deadline as deadlines
-from pipeplan.util.deadline import Deadline
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 PASSED = Deadline(0.0)
 """The clock began before."""
@@ -199,13 +198,28 @@ def test_ctrl_c_ends_a_diagnosis_with_what_is_known(monkeypatch: pytest.MonkeyPa
 
 def test_choices_for_which_there_is_no_time_say_so() -> None:
     problem = _problem()
-    with pytest.raises(InfeasibleError, match="of any schedule was found in time"):
+    with pytest.raises(NotFoundInTimeError, match="of any schedule was found in time"):
         choose_schedule(problem.profile, problem.cluster, problem.options, 4, "any", 1000, PASSED)
     profile = problem.profile.rescaled(2)
     sized = replace(profile, sizes=(Size(1, problem.profile.layers, problem.profile.tensors),))
-    with pytest.raises(InfeasibleError, match="of any minibatch size was found in time"):
+    with pytest.raises(NotFoundInTimeError, match="of any minibatch size was found in time"):
         choose_minibatch(replace(problem, profile=sized), 1000, None, PASSED)
     assert helpful_options(replace(problem, options=Options(stages=4)), PASSED) == []
+    with pytest.raises(NotFoundInTimeError, match="of any schedule was found in time"):
+        choose_synchrony(problem.profile, problem.cluster, problem.options, None, "none", 0.1, 1000, PASSED)
+    too_many = replace(problem.options, pins=((problem.profile.layers[0].name, 2),))
+    with pytest.raises(InfeasibleError, match="no schedule has a plan that fits"):
+        choose_synchrony(problem.profile, problem.cluster, too_many, None, "none", 0.1, 1000, NO_DEADLINE)
+
+
+def test_no_plan_in_time_is_not_called_a_problem_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a solve nor by an explanation, which would say what to relax."""
+    late = Result("DP", Status.TIME_LIMIT, None, float("inf"), 0.0, 0.0)
+    monkeypatch.setattr(solve, "run_solvers", lambda *arguments: (late,))
+    with pytest.raises(NotFoundInTimeError, match="no plan was found within the time limit; give more"):
+        solve.solve(_problem(), Settings(compare=False))
+    with pytest.raises(NotFoundInTimeError):
+        explain_plan(_problem(), Settings(compare=False), RobustnessSettings())
 
 
 def _raise_ctrl_c(*arguments: object, **named: object) -> None:

@@ -23,6 +23,7 @@ from pipeplan.profiler.passes import Passes
 from pipeplan.profiler.profiler import profile_model
 from pipeplan.profiler.samples import Samples
 from pipeplan_launch import Job
+from pipeplan_launch.tracing.trace import trace_job
 
 JOB = """
 import torch
@@ -108,8 +109,8 @@ class Numbered(Passes):
     def __init__(self, load: TwoSpeeds, clock: list[float]) -> None:
         self._load, self._now = load, clock
         self.kinds: list[bool] = []
-        run: Any = type("Run", (), {"weights": {}, "device": "cpu"})()
         job = Job(nn.Linear(1, 1), inputs=lambda n: torch.ones(n, 1))
+        run: Any = type("Run", (), {"weights": {}, "device": "cpu", "traced": trace_job(job, 2)})()
         super().__init__(job, run, CPUClock(1), lambda done, total, what: None, SingleProcess())  # type: ignore[arg-type]
 
     def _run_both(self, samples: Samples | None) -> None:

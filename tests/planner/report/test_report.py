@@ -179,3 +179,32 @@ def test_copies_of_a_pipeline_have_links_of_their_own() -> None:
     assert {name.split(", ")[1] for name in names} == {f"copy {copy + 1}" for copy in range(found.plan.copies)}
     sent = sum(link["bytes_per_minibatch"] for link in told["links"] if link["name"].startswith("stage 1 → 2"))
     assert sent == pytest.approx(told["stages"][0]["send_bytes"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(shard_optimizer=True),
+        Options(schedule="zb-h1", accumulate=8, stages=3),
+        Options(schedule="zb-h1", accumulate=8, stages=2, shard_optimizer=True),
+        Options(schedule="2bw", accumulate=8, correction="ef", shard_optimizer=True),
+        Options(schedule="gpipe", accumulate=4, recompute=True),
+    ],
+    ids=lambda options: f"{options.schedule} {options.shard_optimizer}",
+)
+def test_the_parts_of_memory_add_up_to_it(options: Options) -> None:
+    """And what is called messages and buffers is these."""
+    profile = replace(branching(), optimizer_state_ratio=4.0)
+    found = source_of(profile, small_cluster(), options)
+    buffers = {layer.name: layer.buffer_bytes for layer in profile.layers}
+    for stage, row in zip(found.plan.stages, stage_rows(found), strict=True):
+        parts = dict(row.memory_parts)
+        assert abs(sum(parts.values()) - row.memory_bytes) <= 1
+        assert parts["optimiser's state"] == pytest.approx(
+            4.0 * row.parameter_bytes / (stage.replicas if options.shard_optimizer else 1), abs=1
+        )
+        messages = parts.get("messages and buffers", 0) - sum(buffers[name] for name in stage.layers)
+        crossing = row.send_bytes + row.return_bytes
+        before = found.root["prediction"]["stages"].items()[row.index]
+        crossing += before["receive_bytes"].integer() + before["send_gradient_bytes"].integer()
+        assert messages == pytest.approx(crossing, abs=2)

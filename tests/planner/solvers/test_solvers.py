@@ -18,6 +18,7 @@ from instances import (
     crowded_instance,
     divided_instance,
     drawn,
+    hasty_instance,
     mixed_instance,
     random_instance,
     to_plan,
@@ -104,6 +105,13 @@ def test_copies_of_a_pipeline_divide_the_optimisers_state_too() -> None:
 def test_ilp_finds_what_brute_force_finds(draw: Draw, schedule: str | None, seeds: range) -> None:
     for seed in seeds:
         check_solvers(*_drawn(seed, draw, schedule, layers=4), ilp=["bounded"])
+
+
+@pytest.mark.parametrize("seeds", [range(4, 6), pytest.param(range(6, 60), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("schedule", ["1f1b-flush", "gpipe", "zb-h1"])
+def test_a_batch_of_one_minibatch_passes_through_several_stages(schedule: str, seeds: range) -> None:
+    for seed in seeds:
+        check_solvers(*_drawn(seed, hasty_instance, schedule, layers=4), ilp=("cold", "bounded"))
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.util.files import refuse_unwritable, write_text
+from pipeplan.util.files import read_toml, refuse_unwritable, write_text
 
 
 def test_what_a_link_points_to_is_replaced(tmp_path: Path) -> None:
@@ -58,3 +58,12 @@ def test_permissions_follow_the_umask(tmp_path: Path, mask: int, mode: int) -> N
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == mode
     assert (tmp_path / "script").stat().st_mode & 0o777 == 0o777 & ~mask
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 4300, "0o" + "7" * 9000, "0b" + "1" * 20000, "9" * 4400, "1e99999"])
+def test_a_number_with_too_many_digits_is_one_line(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(f'format = "a"\nversion = {number}\n')
+    with pytest.raises(InputError, match=r"too many digits|at most 9.22337e\+18") as found:
+        read_toml(path, "a", 1)
+    assert len(str(found.value)) < 300

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.run_data.run_folder import MeasuredRun, read_run
 from pipeplan.util.files import refuse_unwritable
+from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
 DISTURBED = 0.05
@@ -114,7 +114,7 @@ def command(
     for warning in _warnings(calibrated, runs):
         note(f"note: {warning}")
     if not no_write:
-        names = f"{shlex.quote(str(output))} --cluster {shlex.quote(str(target))}"
+        names = f"{shell_path(output)} --cluster {shell_path(target)}"
         note(f"written: {output}, {target}; solve again with: pipeplan solve {names}")
 
 

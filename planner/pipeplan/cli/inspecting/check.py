@@ -10,7 +10,7 @@ from pipeplan.checker.document import FORMAT, VERSION
 from pipeplan.checker.verdict_words import TOLERANCE
 from pipeplan.checker.verify import NO_CERTIFICATE, check_plan
 from pipeplan.cli.shared.options import json_option, plan_profile_option, quiet_option
-from pipeplan.cli.shared.output import print_json, print_line
+from pipeplan.cli.shared.output import print_json, print_line, print_warning
 from pipeplan.errors import InputError
 from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.util.files import read_document
@@ -41,8 +41,10 @@ def command(plan: Path, profile_file: Path | None, require_proof: bool, within: 
     most = TOLERANCE if within is None else parse_share(within, "--within")
     path = plan / "plan.json" if plan.is_dir() else plan
     root = read_document(path, FORMAT, VERSION)
-    checked = check_plan(root, profile_of_plan(root, path, profile_file))
+    profile = profile_of_plan(root, path, profile_file)
+    checked = check_plan(root, profile)
     findings = checked.results
+    print_warning(profile.provenance, as_json=as_json)
     if as_json:
         print_json([{"what": finding.what, "holds": finding.holds, "text": finding.text} for finding in findings])
     else:

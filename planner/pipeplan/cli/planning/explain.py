@@ -14,7 +14,7 @@ from pipeplan.checker.verify import check_readable_plan
 from pipeplan.cli.planning.problem_options import problem_arguments, problem_of
 from pipeplan.cli.planning.solver_options import solver_option
 from pipeplan.cli.shared.options import json_option, quiet_option, seed_option
-from pipeplan.cli.shared.output import note, print_answer, print_json, status
+from pipeplan.cli.shared.output import note, print_answer, print_json, print_warning, status
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.explanation import infeasible
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan, explanation_json
@@ -88,6 +88,7 @@ def command(
         ends = Deadline.after(settings.time_limit_s)
         _explain_infeasible(problem, diagnose(problem, settings.maximum_cuts, ends), as_json)
     _note_origin(origin)
+    print_warning(problem.profile.provenance, as_json=as_json)
     if as_json:
         print_json(explanation_json(explanation))
     else:

@@ -20,6 +20,7 @@ from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
+from pipeplan.profile_data.job_fields import job_notes
 from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
 from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, replanned_problem, solve_again
 from pipeplan.replanning.replan import RELAXED, ReplanReport, relax_options
@@ -112,6 +113,8 @@ def command(
             print_line(line)
         print_answer(changes_table(report), fold=True)
         print_answer(resume_lines(report))
+    for line in job_notes(problem.profile.model_ref, problem.profile.model_file):
+        note(f"note: {line}")
     if not no_write:
         note(written_lines(outcome, output))
     interrupted()  # as in `solve`

@@ -19,7 +19,7 @@ from pipeplan.cli.planning.solve_line import solve_line
 from pipeplan.cli.planning.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
 from pipeplan.cli.running.export import export_lines
 from pipeplan.cli.shared.options import complete_words, force_option, json_option, output_folder, quiet_option
-from pipeplan.cli.shared.output import answer_width, note, print_json, print_line
+from pipeplan.cli.shared.output import answer_width, note, print_json, print_line, print_warning
 from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.cluster_data.local import LOCAL
 from pipeplan.drawing.answer import answer_lines
@@ -31,13 +31,15 @@ from pipeplan.planning.choose_order import OrderChoice
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.job_fields import job_notes
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import APART, held_layers
-from pipeplan.profile_data.training_needs import lacking_text
+from pipeplan.profile_data.training_needs import lacking_text, unchecked_text
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util import interrupts
 from pipeplan.util.deadline import Deadline
+from pipeplan.util.text import shell_path, shell_program
 
 _EXAMPLE_HEADING = "An example: there is no profile.json here, so this is VGG-16 on V100, which pipeplan has with it."
 
@@ -113,8 +115,10 @@ def command(
     # Notes come after everything that may fail, because an error is to be the only line on standard error.
     _print_notes(source, built)
     if as_json:
-        print_json(plan_json.plan_document(outcome), ascii_only=True)
+        print_warning(built.problem.profile.provenance, as_json=True)
+        print_json(plan_json.plan_document(outcome, None if no_write else output), ascii_only=True)
     else:
+        print_warning(built.problem.profile.provenance)
         if source.example:
             print_line(_EXAMPLE_HEADING)
         following = "" if source.example or no_write or built.targeted else _next_commands(outcome, output)
@@ -170,6 +174,10 @@ def _print_notes(source: ProfileSource, built: BuiltProblem) -> None:
         note(BUSY_MACHINE)
     if built.problem.profile.lacks and built.problem.training:
         note(lacking_text(built.problem.profile.lacks))
+    for line in job_notes(built.problem.profile.model_ref, built.problem.profile.model_file):
+        note(f"note: {line}")
+    if built.problem.profile.unchecked:
+        note(unchecked_text(built.problem.profile.unchecked))
     for line in (*_held_lines(built.problem), *_batch_norm_lines(built.problem.profile, source.profile.minibatch)):
         note(line)
     for line in _order_lines(built.orders):
@@ -197,11 +205,11 @@ def _batch_norm_lines(profile: Profile, own: int) -> list[str]:
 
 def _next_commands(outcome: Outcome, folder: Path) -> str:
     """The commands to give next: the run, if the plan is for this machine, and the explanation."""
-    profile, name = outcome.problem.profile, shlex.quote(str(folder))
+    profile = outcome.problem.profile
     measured = bool(profile.model_ref) and profile.provenance.kind in ("measured", "calibrated") and not profile.lacks
     runs = measured and outcome.problem.cluster.name == LOCAL and not outcome.plan.inference
-    run = f"{shlex.quote(str(folder / 'launch.sh'))} --epochs 1  |  " if runs else ""
-    return f"{run}pipeplan explain {name}  |  pipeplan report {name}"
+    run = f"{shell_program(folder / 'launch.sh')} --epochs 1  |  " if runs else ""
+    return f"{run}pipeplan explain {shell_path(folder)}  |  pipeplan report {shell_path(folder)}"
 
 
 def _order_lines(orders: Sequence[OrderChoice]) -> list[str]:

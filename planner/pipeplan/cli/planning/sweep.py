@@ -14,7 +14,7 @@ from pipeplan.api import cluster
 from pipeplan.cli.planning.problem_options import checked_option_fields, problem_arguments, read_profile
 from pipeplan.cli.planning.solver_options import positive_time_limit, solver_option
 from pipeplan.cli.shared.options import NumberRange, force_option, json_option, quiet_option, refuse_output
-from pipeplan.cli.shared.output import note, print_answer, print_json, progress_bar
+from pipeplan.cli.shared.output import note, print_answer, print_json, print_warning, progress_bar
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.planning.settings import Settings
 from pipeplan.profile_data.profile import Profile
@@ -114,6 +114,7 @@ def command(
     note(source.text, dim=True)
     answers, finished = _run(grid, settings, jobs, time_limit)
     solved = [SweepRow(grid[i], answers[i], rows.hourly_price(grid[i], price)) for i in sorted(answers)]
+    print_warning(source.profile.provenance, as_json=as_json)
     _write_and_print(solved, len(grid), _Outputs(csv_file, svg_file, as_json))
     sys.stdout.flush()
     if not finished:

@@ -24,6 +24,8 @@ from pipeplan.errors import InputError
 from pipeplan.link_fit.alpha_beta import AlphaBetaFit, LinkSeries
 from pipeplan.link_fit.find_levels import Nesting, find_levels
 from pipeplan.link_fit.to_cluster import ClusterFromLinks, MeasuredLink, build_cluster
+from pipeplan.util.text import shell_path
+from pipeplan.util.typed import shortened, whole_number
 from pipeplan.util.units import show_size, show_time
 from pipeplan_launch.elastic.signals import watch_signals
 from pipeplan_launch.errors import LaunchError
@@ -114,7 +116,7 @@ def command(
         print_answer(links_table(built))
     for remark in built.notes:
         note(f"note: {remark}")
-    note(f"written: {output}\nnext: pipeplan solve --cluster {output}")
+    note(f"written: {output}\nnext: pipeplan solve --cluster {shell_path(output)}")
 
 
 def links_table(built: ClusterFromLinks) -> Iterator[RenderableType]:
@@ -163,10 +165,12 @@ def _share(servers: int) -> ServerShare | None:
             f"--servers {servers}: run this on each with NODE_RANK=0 to {servers - 1}, and MASTER_ADDR and MASTER_PORT "
             f"of server 0 (not set: {', '.join(missing)})"
         )
-    number = os.environ["NODE_RANK"]
-    if not number.isdecimal() or int(number) >= servers:
-        raise InputError(f"NODE_RANK is {number!r}: it must be this server's number, 0 to {servers - 1}")
-    return ServerShare(servers, int(number))
+    number = whole_number(os.environ["NODE_RANK"])
+    if number is None or number >= servers:
+        raise InputError(
+            f"NODE_RANK is {shortened(os.environ['NODE_RANK'])}: it must be this server's number, 0 to {servers - 1}"
+        )
+    return ServerShare(servers, number)
 
 
 def _refusal(output: Path, force: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -32,6 +31,7 @@ from pipeplan.errors import InputError
 from pipeplan.first_steps.init import CLUSTER
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.profile_document import GRANULARITIES
+from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
 FIRST_PASS = "first pass"
@@ -102,6 +102,12 @@ class _Measure(click.Command):
     help="Measure what the executor itself costs on this machine, once for each version, for plans on its CPUs.",
 )
 @click.option("--measure-all", is_flag=True, help="Measure each layer, even if several are the same computation.")
+@click.option(
+    "--self-check/--no-self-check",
+    default=True,
+    show_default=True,
+    help="First compare two training steps of the model alone with those of its stages, and stop if they differ.",
+)
 @seed_option
 @json_option
 @quiet_option
@@ -174,10 +180,10 @@ def _measure_with_executor(model: str, options: dict[str, Any], output: Path) ->
 
 def _next(profile: Profile, output: Path) -> str:
     """The command that plans with this profile."""
-    file = "" if output == DEFAULT_PROFILE else f" {shlex.quote(str(output))}"
+    file = "" if output == DEFAULT_PROFILE else f" {shell_path(output)}"
     measured = profile.provenance.kind == "measured"
     beside = output.parent / CLUSTER
-    cluster = shlex.quote(str(beside)) if beside.is_file() else "local --workers 3" if measured else "YOURS.toml"
+    cluster = shell_path(beside) if beside.is_file() else "local --workers 3" if measured else "YOURS.toml"
     return f"pipeplan solve{file} --cluster {cluster}"
 
 

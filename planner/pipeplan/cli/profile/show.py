@@ -106,6 +106,8 @@ def _draw(profile: Profile, svg_file: Path | None, dot_file: Path | None) -> Non
 
 
 def _profile_parts(profile: Profile, top: int | None, *, drawn: bool) -> Iterator[RenderableType]:
+    if profile.provenance.warning:
+        yield one_line(profile.provenance.warning)
     yield from map(one_line, profile_heading(profile))
     yield ""
     yield layer_table(profile, top)

@@ -31,6 +31,8 @@ LONGEST = 18
 def measured_profile(profile: Profile) -> Iterator[RenderableType]:
     """A heading, the table of layers, its totals, and notes on the measurement."""
     where = profile.provenance
+    if where.warning:
+        yield one_line(where.warning)
     heading = (
         f"{profile.model_name}, minibatch {profile.minibatch}, on {where.device_name or where.device or 'unknown'}"
     )

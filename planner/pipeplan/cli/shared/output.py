@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from pipeplan.util.text import escaped_json, printable
+from pipeplan.util.text import escaped_json, one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from pipeplan.profile_data.layers import Provenance
 
 PIPED_WIDTH = 80
 """Columns of explanations, sweeps and drawings that go into a file or a pipe."""
@@ -74,6 +76,12 @@ def print_answer(
 def print_line(text: str, *, newline: bool = True) -> None:
     """Print plain text on standard output."""
     click.echo(printable(text), nl=newline)
+
+
+def print_warning(provenance: Provenance, *, as_json: bool = False) -> None:
+    """Print that the profile of an answer leaves work out, if it does: before the answer, or beside a JSON document."""
+    if provenance.warning:
+        (note if as_json else print_line)(one_line(provenance.warning))
 
 
 def print_json(document: object, *, indent: int | None = 1, ascii_only: bool = False) -> None:

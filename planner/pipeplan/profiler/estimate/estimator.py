@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import torch
+from torch import nn
 
 from pipeplan._version import __version__
 from pipeplan.cluster_data import devices
@@ -13,7 +14,7 @@ from pipeplan.cluster_data.devices import DeviceModel
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler.estimate.flops import WorkCounts, count_work
+from pipeplan.profiler.estimate.flops import OPAQUE, WorkCounts, count_work
 from pipeplan.profiler.estimate.model_on_meta import TracedJob, trace_for_estimate
 from pipeplan.profiler.estimate.roofline import total_seconds
 from pipeplan.profiler.estimate.sample_work import sample_work
@@ -24,8 +25,9 @@ from pipeplan.profiler.outcome import charged_parameters, has_batch_norm, tied_w
 from pipeplan.profiler.passes import training_loss
 from pipeplan.profiler.remarks import lacking_remarks, tie_remarks
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.loading import canonical_reference
 from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.job_reference import canonical_reference, job_file
+from pipeplan_launch.tracing.export import quiet
 from pipeplan_launch.tracing.trace import TracedModel
 
 ESTIMATE_METHOD = (
@@ -63,7 +65,6 @@ def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lamb
             counts = count_minibatch_work(ref, built, size)
             all_counts.append(counts)
             estimated.append(_size(built, counts, size, device))
-            notes.update(dict.fromkeys(_opaque_notes(counts)))
         return _profile(ref, built, device, estimated, all_counts[0], options, tuple(notes))
     except LaunchError as error:
         raise InputError(str(error)) from error
@@ -76,19 +77,32 @@ def count_minibatch_work(ref: str, built: TracedJob, minibatch: int) -> WorkCoun
         raise LaunchError(f"{ref!r} was traced at minibatch {traced.minibatch}, and does not run at {minibatch}")
     batch = built.job.example_batch(minibatch)
     try:
-        return count_work(traced, batch, training_loss(built.job, batch))
+        with quiet():
+            return count_work(traced, batch, training_loss(built.job, batch))
     except LaunchError:
         raise
     except Exception as error:
-        raise LaunchError(f"{ref!r} cannot be run on tensors without data: {describe_error(error)}") from error
+        raise LaunchError(
+            f"{ref!r} cannot be run on tensors without data: {describe_error(error)}; {_remedy(built.job.model)}"
+        ) from error
 
 
-def _opaque_notes(counts: WorkCounts) -> list[str]:
-    if not counts.unseen:
-        return []
-    first, more = counts.unseen[0], len(set(counts.unseen)) - 1
-    subject = f"{first!r} and {more} more layers are" if more else f"{first!r} is"
-    return [f"{subject} opaque, so that only the bytes of inputs and outputs count: the time may be far longer"]
+def _left_out(counts: WorkCounts, model: nn.Module) -> str:
+    """The work that an estimate leaves out, and what to do; empty if all is counted."""
+    if not counts.uncounted:
+        return ""
+    first, what = next(iter(counts.uncounted.items()))
+    others = len(counts.uncounted) - 1
+    more = f" and of {others} more layer{'s' * (others > 1)}" * bool(others)
+    why = "opaque" if what == OPAQUE else f"the operator {what}"
+    return f"the work of {first!r} ({why}){more} is not counted; {_remedy(model)}"
+
+
+def _remedy(model: nn.Module) -> str:
+    """What to do about a model that cannot be counted; the experts of transformers have several implementations."""
+    measure = "measure on the device, with --device cuda"
+    has_experts = any(hasattr(getattr(one, "config", None), "_experts_implementation") for one in model.modules())
+    return f'make the model with experts_implementation="batched_mm", or {measure}' if has_experts else measure
 
 
 def _size(built: TracedJob, counts: WorkCounts, minibatch: int, device: DeviceModel) -> Size:
@@ -107,8 +121,8 @@ def _size(built: TracedJob, counts: WorkCounts, minibatch: int, device: DeviceMo
 
 
 def _layers(traced: TracedModel, counts: WorkCounts, device: DeviceModel, state_ratio: float) -> tuple[Layer, ...]:
-    own, parameters = charged_parameters(traced), dict(traced.model.named_parameters())
-    buffers = dict(traced.model.named_buffers())
+    own, parameters = charged_parameters(traced), traced.parameters_by_name()
+    buffers = traced.buffers_by_name()
     return tuple(
         Layer(
             name=info.name,
@@ -161,6 +175,7 @@ def _profile(
         tensors=first.tensors,
         minibatch=first.minibatch,
         model_ref=canonical_reference(ref),
+        model_file=job_file(ref),
         model_name=built.job.name,
         dynamic_batch=traced.dynamic_batch,
         granularity=options.granularity,
@@ -174,6 +189,7 @@ def _profile(
             pipeplan=__version__,
             traced=traced.how,
             notes=(*lacking_remarks(built.job), *notes, *tie_remarks(traced)),
+            incomplete=_left_out(counts, built.job.model),
         ),
         optimizer_name=optimizer,
         optimizer_state_ratio=ratio,

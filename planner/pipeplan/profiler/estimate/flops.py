@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only, tree_unflatten
 
 from pipeplan.profiler.estimate.fused_ops import FusedOperators
-from pipeplan.profiler.estimate.operators import works_of
+from pipeplan.profiler.estimate.operators import WITHOUT_DATA, is_counted, works_of
 from pipeplan.profiler.estimate.work import Work, bytes_of
 from pipeplan.profiler.memory import SavedBytes
 from pipeplan_launch.errors import LaunchError
@@ -30,6 +30,8 @@ from pipeplan_launch.tracing.split import output_spec
 from pipeplan_launch.tracing.trace import TracedModel
 
 CPU = torch.device("cpu")
+OPAQUE = "opaque"
+"""Stands for the operators of a layer that the trace does not look into: only its inputs and outputs are known."""
 _LAYER = "pipeplan_layer"
 
 
@@ -42,8 +44,8 @@ class WorkCounts:
     saved_bytes: dict[str, int] = field(default_factory=dict)
     tensor_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes of each of the traced model's tensors, by name."""
-    unseen: list[str] = field(default_factory=list)
-    """Opaque layers, which the trace does not look into: only their inputs and outputs are known."""
+    uncounted: dict[str, str] = field(default_factory=dict)
+    """What is not counted, by layer: an operator whose work is not known, or `OPAQUE`."""
 
 
 def count_work(traced: TracedModel, batch: Batch, loss: Callable[[Any, Any], Tensor]) -> WorkCounts:
@@ -62,8 +64,12 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._waiting: list[Work] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.note(works_of(func, args, kwargs or {}, out))
+        run = WITHOUT_DATA.get(func, func)
+        out = run(*args, **(kwargs or {}))
+        works = works_of(func, args, kwargs or {}, out)
+        if works and not is_counted(func):
+            self.counts.uncounted.setdefault(self._charged(), func.name().removeprefix("aten::"))
+        self.note(works)
         return out
 
     def note(self, works: list[Work]) -> None:
@@ -75,8 +81,13 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Autograd adds up gradients between two functions. The next function made the tensor, and is charged.
             self._waiting += works
         else:
-            self.counts.backward[node.metadata.get(_LAYER, self.layer)] += self._waiting + works
+            self.counts.backward[self._charged()] += self._waiting + works
             self._waiting = []
+
+    def _charged(self) -> str:
+        """The layer that runs forwards, or whose gradients are computed."""
+        node: Any = torch._C._current_autograd_node() if self.backwards else None
+        return self.layer if node is None else str(node.metadata.get(_LAYER, self.layer))
 
 
 class _Pass:
@@ -134,7 +145,7 @@ class _Pass:
         _mark(self.values[node], counter.layer)
         if isinstance(node.target, OpaqueCall):
             moved = bytes_of(args, kwargs, self.values[node])
-            self.counts.unseen.append(counter.layer)
+            self.counts.uncounted[counter.layer] = OPAQUE
             self.counts.forward[counter.layer].append(Work("elementwise", "float32", bytes=moved))
             self.counts.backward[counter.layer].append(Work("elementwise", "float32", bytes=2 * moved))
 
@@ -142,8 +153,13 @@ class _Pass:
         leaves = torch.utils._pytree.tree_leaves(self.graph.output_node().args[0])
         outputs = [self.values[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
         target = tree_map_only(Tensor, _without_data, self.batch.target)
+        output, state = tree_unflatten(outputs, output_spec(self.traced)), self.traced.loss_state
         with user_code_errors(loss_text(self.loss)):
-            value = self.loss(tree_unflatten(outputs, output_spec(self.traced)), target)
+            if state is None or target is None:  # without a target the loss is not the job's
+                value = self.loss(output, target)
+            else:
+                tensors = {**state.parameters(), **state.buffers()}
+                value = state.call({name: _without_data(one) for name, one in tensors.items()}, output, target)
         loss = checked_loss(self.loss, value)
         if not loss.requires_grad:
             raise LaunchError(constant_loss_message(self.loss))

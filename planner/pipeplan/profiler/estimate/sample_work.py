@@ -10,12 +10,13 @@ from pipeplan.profiler.estimate.flops import WorkCounts, count_work
 from pipeplan.profiler.passes import training_loss
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job
+from pipeplan_launch.tracing.export import quiet
 from pipeplan_launch.tracing.trace import TracedModel
 
 
 def sample_work(job: Job, counts: WorkCounts | None, minibatch: int) -> SampleWork:
-    """The work of a sample, from the counts of a minibatch; without FLOPs if a layer is opaque, or without counts."""
-    flops = () if counts is None or counts.unseen else _flops_by_kind(counts, minibatch)
+    """The work of a sample, from the counts of a minibatch; without FLOPs if some are not counted."""
+    flops = () if counts is None or counts.uncounted else _flops_by_kind(counts, minibatch)
     return SampleWork(flops, job.tokens_per_sample, _epoch_samples(job))
 
 
@@ -23,7 +24,8 @@ def counted_work(job: Job, traced: TracedModel, minibatch: int) -> SampleWork:
     """The work of a sample of a measured model, whose FLOPs are counted on tensors without data."""
     try:
         batch = job.example_batch(minibatch)
-        counts = count_work(traced, batch, training_loss(job, batch))
+        with quiet():
+            counts = count_work(traced, batch, training_loss(job, batch))
     except Exception:  # a model that runs need not run on tensors without data; then its FLOPs are not known
         counts = None
     return sample_work(job, counts, minibatch)

@@ -237,6 +237,15 @@ def test_a_job_that_cannot_be_trained_is_said_where_it_would_be(run: Run) -> Non
     assert "launch.sh cannot train it" not in run("solve", "--cluster", "C", *QUICK, "--no-write").err
 
 
+def test_a_profile_without_self_check_is_said(run: Run) -> None:
+    _save()
+    profile = Profile.load("profile.json")
+    said = "not self-checked, whether stages train as the model alone does (--no-self-check)"
+    assert said not in run("solve", "--cluster", "C", *QUICK, "--no-write").err
+    replace(profile, unchecked="--no-self-check").save("profile.json")
+    assert said in run("solve", "--cluster", "C", *QUICK, "--no-write").err
+
+
 def test_no_run_is_proposed_for_a_job_that_cannot_be_trained(run: Run) -> None:
     _save()
     measured = replace(Profile.load("profile.json"), provenance=Provenance("measured", "cpu"))

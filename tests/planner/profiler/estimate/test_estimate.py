@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -189,9 +192,56 @@ def test_a_loss_that_cannot_be_trained_with_is_named(job: str, says: str) -> Non
 
 def test_what_is_taken_whole_is_said_to_be_known_by_its_bytes_only() -> None:
     profile = profile_model(ref("alone"), ProfilerOptions(device="v100"))
-    assert profile.provenance.notes[-1].startswith("'1' is opaque")
+    assert profile.provenance.incomplete.startswith("the work of '1' (opaque) is not counted; measure")
     (layer,) = [layer for layer in profile.layers if layer.name == "1"]
     assert 0 < layer.forward_s <= layer.backward_s
+
+
+@pytest.mark.parametrize("names", [("grouped", "batched"), ("default_experts", "batched_experts")])
+def test_grouped_products_count_as_one_product_for_each_group(names: tuple[str, str]) -> None:
+    totals = []
+    for name in names:
+        _, counts = counted(name)
+        assert not counts.uncounted, name
+        totals.append(
+            [sum(work.flops for works in way.values() for work in works) for way in (counts.forward, counts.backward)]
+        )
+    assert totals[0] == totals[1]
+    assert totals[0][0] > 0
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        ("inverse", r"^the work of '.*' \(the operator linalg_inv_ex\) is not counted; measure on the device"),
+        ("eager_experts", r"mlp.experts' \(opaque\) is not counted; make the model with experts_impl.*=\"batched_mm\""),
+    ],
+)
+def test_what_is_not_counted_makes_the_profile_incomplete(tmp_path: Path, job: str, says: str) -> None:
+    profile = profile_model(ref(job), ProfilerOptions(device="v100"))
+    assert re.search(says, profile.provenance.incomplete)
+    profile.save(tmp_path / "profile.json")
+    again = Profile.load(tmp_path / "profile.json")
+    assert again.provenance.warning == profile.provenance.warning
+    assert profile.provenance.warning.startswith("INCOMPLETE, all times are too short")
+    assert not profile.work.flops
+
+
+def test_a_complete_profile_has_no_warning() -> None:
+    profile = profile_model(ref("default_experts"), ProfilerOptions(device="v100"))
+    assert profile.provenance.warning == ""
+    assert "incomplete" not in profile.to_json()["provenance"]
+
+
+def test_torchs_log_of_an_operator_that_fails_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeplan.profiler.estimate.flops.WITHOUT_DATA", {})
+    with pytest.raises(InputError, match=r"cannot be run on tensors .*; make the model with experts_impl") as caught:
+        profile_model(ref("default_experts"), ProfilerOptions(device="v100"))
+    assert "\n" not in str(caught.value)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not capfd.readouterr().err
 
 
 def test_times_are_the_roofline() -> None:

@@ -113,8 +113,16 @@ class BatchLimit:
 
     @cached_property
     def most_s(self) -> float:
-        """A time that excludes no batch."""
-        return self.terms.problem.copies_allreduce_s * (1 + self.minibatches) + self.terms.most * self.minibatches
+        """A time that excludes no batch.
+
+        `most` is at least a stage's passes and a boundary's transfers. The first minibatch has those of all stages one
+        after the other, and the steady part at most those of the slowest for each of the others.
+        """
+        terms = self.terms
+        stages = min(terms.workers, len(terms.cuts.ideals) - 1)
+        exchange = 0.0 if terms.shared is None else stages * float(sum(terms.shared.exchange_s))
+        among = terms.problem.copies_allreduce_s * (1 + self.minibatches)
+        return among + exchange + terms.most * (self.minibatches + stages)
 
     @cached_property
     def workers_in_front(self) -> Ints:

@@ -1,0 +1,90 @@
+"""Workers that share a machine: how they are forked, and how their sockets stay on the loopback interface. Torch-free.
+
+Gloo and NCCL choose by environment variables on which interface they listen, and otherwise by the host name. Workers of
+one machine need no network, so what the user exported for other runs does not count here.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+_INTERFACE = "lo"
+_ON_LOOPBACK = {
+    "GLOO_SOCKET_IFNAME": _INTERFACE,
+    "NCCL_SOCKET_IFNAME": f"={_INTERFACE}",  # "=": NCCL takes a plain name as a prefix
+    "TP_SOCKET_IFNAME": _INTERFACE,
+}
+_ELSEWHERE = ("NCCL_COMM_ID", "NCCL_RAS_ADDR")
+"""Variables that hold an address at which NCCL listens, whatever its interface."""
+
+
+def stay_on_loopback(environment: MutableMapping[str, str]) -> None:
+    """Make Gloo and NCCL listen on the loopback interface only. To be called before a process group is made.
+
+    Does nothing on systems whose loopback interface has another name than Linux's.
+    """
+    if Path("/sys/class/net", _INTERFACE).exists():
+        environment.update(_ON_LOOPBACK)
+        for name in _ELSEWHERE:
+            environment.pop(name, None)
+
+
+def is_local_name(address: str) -> bool:
+    """Whether an address means the machine itself on every machine."""
+    return address == "localhost" or address.startswith("127.") or address == "::1"
+
+
+def on_one_machine(environment: Mapping[str, str]) -> bool:
+    """Whether all workers of a run are on this machine, by the variables that torchrun gives a worker."""
+    world = environment.get("WORLD_SIZE")
+    alone = world is not None and world in ("1", environment.get("LOCAL_WORLD_SIZE"))
+    return alone or is_local_name(environment.get("MASTER_ADDR", ""))
+
+
+def worker_variables(rank: int, world: int, port: int) -> dict[str, str]:
+    """torchrun's variables for a worker of one machine. `port`: where the process that starts it serves the store."""
+    ranks = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+    variables = {name: str(value) for name, value in ranks.items()}
+    return variables | {"MASTER_ADDR": LOOPBACK, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+def fork_worker(work: Callable[[], object], variables: Mapping[str, object]) -> int:
+    """Call `work` in a forked process with these environment variables; returns the process id.
+
+    The exit status is that of the `SystemExit` that `work` raises, 0 if it returns, and 1 after any other exception.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if not pid:
+        _work_and_exit(work, variables)
+    return pid
+
+
+def keep_inherited_objects() -> None:
+    """In a forked process: never collect objects of the parent process.
+
+    Destroying a store or a process group waits for its threads, which the forked process does not have.
+    """
+    gc.freeze()
+
+
+def _work_and_exit(work: Callable[[], object], variables: Mapping[str, object]) -> None:
+    """The main function of a forked process. It never returns, so that nothing of the parent is cleaned up twice."""
+    status = 1
+    try:
+        keep_inherited_objects()
+        os.environ |= {name: str(value) for name, value in variables.items()}
+        work()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,133 @@
+"""State that a user's function changes and that nothing trains, saves or shares: found by calling it twice.
+
+Such a function works in one process. In a pipeline every replica has its own state, a stage that recomputes calls the
+function twice for a minibatch, and a run that resumes begins with the first state again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.loss_state import REMEDY, LossState
+from pipeplan_launch.job.loss_value import loss_text
+from pipeplan_launch.job.reachable import reachable_values
+
+LARGE_ELEMENTS = 1 << 22
+"""Elements of a tensor beyond which its writes are counted and its values not compared."""
+
+
+def check_loss(
+    loss: Callable[[Any, Any], Any], state: LossState | None, output: Any, target: Any, names: Mapping[int, str]
+) -> None:
+    """Raise `LaunchError` if a loss depends on a trained tensor, or changes state, beyond its own `state`.
+
+    The loss is called on copies of an output of the model and a target. `names`: for the id of each parameter of the
+    model that is known here, its name.
+    """
+    leaves: list[Tensor] = []
+    values: list[Any] = []
+
+    def call() -> None:
+        copied = tree_map_only(Tensor, lambda tensor: _leaf_copy(tensor, leaves), output)
+        own = {} if state is None else {name: one.clone() for name, one in state.buffers().items()}
+        given = tree_map_only(Tensor, Tensor.clone, target)
+        values[:] = [loss(copied, given) if state is None else state.call(own, copied, given)]
+
+    with torch.enable_grad():
+        buffers = {} if state is None else state.buffers()
+        remedy = "make it a buffer of a module that is the job's loss (register_buffer), or record it in a callback"
+        refuse_hidden_state(loss_text(loss), loss, call, remedy, {id(one) for one in buffers.values()})
+    known = {id(one) for one in leaves} | {id(one) for one in ({} if state is None else state.parameters()).values()}
+    for leaf in trained_leaves(values[0]):
+        if id(leaf) not in known:
+            name = names.get(id(leaf))
+            which = f"the model's parameter {name!r}" if name else f"a parameter of shape {tuple(leaf.shape)}"
+            raise LaunchError(
+                f"{loss_text(loss)} reads {which}, which it would find untrained in a pipeline: return what it needs "
+                f"from the model" + ("" if name else f"; or {REMEDY}")
+            )
+
+
+def _leaf_copy(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
+    """A copy that may be written, of a leaf that is added to `leaves`, if the tensor has a gradient."""
+    if tensor.requires_grad:
+        leaves.append(tensor.detach().requires_grad_())
+        return leaves[-1].clone()
+    return tensor.clone()
+
+
+def trained_leaves(value: object) -> list[Tensor]:
+    """The leaves that a backward pass from a value would give gradients."""
+    waiting = [value.grad_fn] if isinstance(value, Tensor) else []
+    seen: set[Any] = set()
+    leaves: list[Tensor] = []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    return leaves
+
+
+def refuse_hidden_state(
+    what: str, function: object, call: Callable[[], object], remedy: str, known: Collection[int] = ()
+) -> None:
+    """Raise `LaunchError` if a call of `function` changes state that it can reach.
+
+    `call` calls it, always with the same arguments. `what` names it, as in "the job's loss", and `remedy` says what to
+    write instead. `known`: ids of tensors that may change. The first call may fill caches; what the second one changes
+    is state.
+    """
+    _call_alike(call)
+    before = _snapshot(function, known)
+    _call_alike(call)
+    after = _snapshot(function, known)
+    for path, value in after.items():
+        if path not in before or not _same(before[path], value):
+            raise LaunchError(
+                f"{what} changes {path!r} at every call, which no checkpoint holds and replicas do not share: {remedy}"
+            )
+
+
+def _call_alike(call: Callable[[], object]) -> None:
+    """Call with the present random numbers, which are left as they are."""
+    with torch.random.fork_rng(devices=[]):
+        call()
+
+
+def _snapshot(function: object, known: Collection[int]) -> dict[str, Any]:
+    """The present values of what a function can reach, by path."""
+    found: dict[str, Any] = {}
+    for path, value in reachable_values(function):
+        if isinstance(value, Tensor):
+            if id(value) not in known:
+                found[path] = _tensor_mark(value)
+        elif isinstance(value, bool | int | float | complex | str):
+            found[path] = value
+        elif isinstance(value, list | set | deque | Mapping):
+            found[path] = len(value)
+    return found
+
+
+def _tensor_mark(tensor: Tensor) -> Any:
+    if tensor.numel() > LARGE_ELEMENTS or tensor.layout is not torch.strided or tensor.is_meta:
+        return (id(tensor), tensor._version)
+    return tensor.detach().clone()
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return (
+            one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+        )
+    return type(one) is type(other) and bool(one == other or one != one)

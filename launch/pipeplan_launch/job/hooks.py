@@ -1,0 +1,54 @@
+"""Hooks of the user's own on parameters and modules: run where that gives what one process does, else refused.
+
+A hook that `register_hook` puts on a parameter gets the mean gradient of an update, as in one process that takes the
+whole batch at once. Forward hooks of modules are traced with them. Hooks on the backward pass of a module are not in a
+trace, and a hook after accumulation may write to weights that minibatches in flight still read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from pipeplan_launch.errors import LaunchError
+
+_BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
+
+
+def refuse_module_hooks(model: nn.Module) -> None:
+    """Raise `LaunchError` for a hook on the backward pass of one of the model's modules."""
+    hooked = [path for path, one in model.named_modules() if any(vars(one).get(kind) for kind in _BACKWARD)]
+    if any(vars(torch_module).get(f"_global{kind}") for kind in _BACKWARD):
+        hooked.append("*")
+    if hooked:
+        name = {"": "the model", "*": "every module"}.get(hooked[0], f"the module {hooked[0]!r}")
+        raise LaunchError(
+            f"{name} has a hook on its backward pass (register_full_backward_hook), which a traced model does not "
+            "call: call register_hook on a tensor in the forward() of a submodule, or on a parameter"
+        )
+
+
+def refuse_accumulation_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise `LaunchError` for a parameter with a hook that is called after its gradient has been accumulated."""
+    name = next((name for name, one in parameters.items() if getattr(one, "_post_accumulate_grad_hooks", None)), None)
+    if name is not None:
+        raise LaunchError(
+            f"the parameter {name!r} has a hook of register_post_accumulate_grad_hook, which would run before the "
+            "gradients of an update are averaged: change gradients in register_hook, and weights in the job's optimizer"
+        )
+
+
+@torch.no_grad()
+def hooked_gradients(gradients: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The gradients of an update, by name, as the hooks of their parameters return them."""
+    result = dict(gradients)
+    for name in gradients:
+        hooks: Any = getattr(parameters[name], "_backward_hooks", None)
+        for hook in list(hooks.values()) if hooks else ():
+            changed = hook(result[name])
+            result[name] = result[name] if changed is None else changed
+    return result

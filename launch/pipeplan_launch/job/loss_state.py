@@ -1,0 +1,131 @@
+"""Parameters and buffers of a job's loss, which the last stage trains and saves as it does those of its layers.
+
+The loss may be a module, a method of one, or a function that closes over modules. Its tensors have names that begin
+with `loss.`, beside the model's own names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.loss_value import loss_text
+from pipeplan_launch.job.reachable import reachable_values
+
+LOSS_PREFIX = "loss."
+"""Prefix of the names of the loss's tensors."""
+REMEDY = "put the parameters in the model and return the loss from it, or in a module that is the job's loss"
+
+
+class LossState:
+    """The tensors of the modules that a job's loss calls, without those that belong to the model."""
+
+    def __init__(self, loss: Any, modules: Mapping[str, nn.Module], model: nn.Module) -> None:
+        """`modules`: those that the loss calls, by a name each. Raises `LaunchError` where names collide."""
+        self._holder = _Holder(loss, modules)
+        own_of_model = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        tensors = (*self._holder.named_parameters(), *self._holder.named_buffers())
+        self._names = tuple(name for name, tensor in tensors if id(tensor) not in own_of_model)
+        """The loss's own names; its module may also hold the model."""
+        taken = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+        clash = next((name for name in self._names if name in taken), None)
+        if clash is not None:
+            raise LaunchError(
+                f"both the model and the job's loss have a tensor that is called {clash!r}: rename the model's module"
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The loss's parameters, by name."""
+        return {name: one for name, one in self._holder.named_parameters() if name in self._names}
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The loss's present buffers, by name. A loss may replace a buffer by assigning to it."""
+        return {name: one for name, one in self._holder.named_buffers() if name in self._names}
+
+    def call(self, tensors: Mapping[str, Tensor], output: Any, target: Any) -> Any:
+        """The loss's value, with those of `tensors` that have a name of its own in place of its tensors."""
+        own = {name: tensors[name] for name in self._names if name in tensors}
+        return torch.func.functional_call(self._holder, own, (output, target))
+
+    def evaluate(self, output: Any, target: Any) -> Any:
+        """The loss's value in evaluation mode, which leaves no trace in the buffers."""
+        with self._in_evaluation_mode():
+            return self.call({name: one.clone() for name, one in self.buffers().items()}, output, target)
+
+    def to(self, device: torch.device) -> None:
+        """Move the loss's modules to a device."""
+        self._holder.to(device)
+
+    def release(self) -> None:
+        """Free the memory of the loss's tensors, in a worker that does not call the loss."""
+        if len(self._names) == len([*self._holder.parameters(), *self._holder.buffers()]):  # it holds no model
+            self._holder.to("meta")
+
+    @contextmanager
+    def _in_evaluation_mode(self) -> Iterator[None]:
+        modes = {module: module.training for module in self._holder.modules()}
+        self._holder.eval()
+        try:
+            yield
+        finally:
+            for module, was in modes.items():
+                module.training = was
+
+
+class _Holder(nn.Module):
+    """A module whose forward is the loss, and whose children are the modules that the loss calls."""
+
+    def __init__(self, loss: Any, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._function = (loss,)  # in a tuple, as a module would become a child under this name
+        several = nn.Module()
+        for name, module in modules.items():
+            several.add_module(name, module)
+        self.add_module(LOSS_PREFIX[:-1], several if len(modules) > 1 else next(iter(modules.values())))
+
+    def forward(self, output: Any, target: Any) -> Any:
+        return self._function[0](output, target)
+
+
+def loss_state(loss: Any, model: nn.Module) -> LossState | None:
+    """The state of a job's loss; None if it has none.
+
+    Raises `LaunchError` for a trained tensor that belongs to no module, which can be neither trained nor saved.
+    """
+    if loss is None:
+        return None
+    modules: dict[str, nn.Module] = {}
+    held: set[int] = {id(module) for module in model.modules()}
+    known: set[int] = {id(parameter) for parameter in model.parameters()}
+    loose: list[tuple[str, Tensor]] = []
+    for path, value in reachable_values(loss):
+        if isinstance(value, nn.Module) and id(value) not in held:
+            modules[_unique(path, modules)] = value
+            held.update(map(id, value.modules()))
+            known.update(map(id, value.parameters()))
+        elif isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+            loose.append((path, value))
+    for path, tensor in loose:
+        if id(tensor) not in known:
+            raise LaunchError(
+                f"{loss_text(loss)} uses a tensor that is to be trained, {path!r}, and that is in no module: {REMEDY}"
+            )
+    state = LossState(loss, modules, model) if modules else None
+    return state or None
+
+
+def _unique(path: str, taken: Mapping[str, object]) -> str:
+    """A name for a module of the loss: the last part of its path, which a number makes unique."""
+    name = path.rpartition(".")[2] or "module"
+    if hasattr(nn.Module, name):
+        name += "_"
+    number = sum(one == name or one.startswith(f"{name}-") for one in taken)
+    return f"{name}-{number + 1}" if number else name

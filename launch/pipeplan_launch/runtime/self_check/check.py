@@ -1,0 +1,274 @@
+"""Compare plain training and the pipeline over two steps, and evaluation before and after them.
+
+Both sides start every step from the same state, which is that of plain training, and both optimisers get the gradients
+of plain training. So rounding does not grow from step to step: Adam, whose first step divides a gradient by its own
+size, would make a whole step of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.seeds import RandomState
+from pipeplan_launch.runtime.self_check import differences
+from pipeplan_launch.runtime.self_check.differences import Difference
+from pipeplan_launch.runtime.self_check.passes import CPU, EagerModel, PipelineModel, Sample, Trained, Updates
+from pipeplan_launch.runtime.self_check.source_places import is_read
+from pipeplan_launch.runtime.self_check.tolerance import Tolerance, dense, largest_difference, last_bit_changed
+from pipeplan_launch.runtime.self_check.training_state import Attributes, TrainedModules, TrainingState, same_bits
+from pipeplan_launch.tracing.trace import TracedModel
+
+LONGEST_PASS_S = 60.0
+"""A model whose passes take longer is not checked, as the check would take minutes."""
+
+
+class DifferenceFound(LaunchError):
+    """The pipeline does not train as the model alone does."""
+
+    def __init__(self, difference: Difference) -> None:
+        super().__init__(difference.text())
+        self.difference = difference
+
+
+class NotDeterministic(LaunchError):
+    """The model alone does not train the same twice."""
+
+
+class TooSlow(LaunchError):
+    """The check would take too long."""
+
+
+class Check:
+    """The comparison of one job with one pipeline of it."""
+
+    def __init__(
+        self, job: Job, traced: TracedModel, layers: Sequence[Sequence[str]], samples: Sequence[Sample], seed: int
+    ) -> None:
+        self._job, self._samples = job, samples
+        self._modules = TrainedModules(traced.model, job.loss)
+        self._eager = EagerModel(job, self._modules, seed)
+        self._pipeline = PipelineModel(job, traced, layers, seed)
+        types = {tensor.dtype for tensor in self._modules.tensors.values()} | {spec.dtype for spec in traced.tensors}
+        self._tolerance = Tolerance(job.autocast is not None or bool(types & {torch.bfloat16, torch.float16}))
+        self.remarks: dict[str, None] = {}
+
+    def run(self, *, trains: bool) -> None:
+        """Compare, and leave the job as it was. Raises `DifferenceFound` or `NotDeterministic`, and what the user's
+        code raises.
+        """
+        random_state, start = RandomState.now(CPU), TrainingState.now(self._modules)
+        try:
+            trained = self._compare_training(start) if trains else None
+            # Last, as a difference in training has a line that says more.
+            start.restore()
+            self._compare_evaluation(start, "before training")
+            if trained is not None:
+                trained.restore()
+                self._compare_evaluation(trained, f"after {len(self._samples)} minibatches")
+        finally:
+            self._pipeline.restore()
+            start.restore()
+            random_state.restore()
+
+    def _compare_training(self, state: TrainingState) -> TrainingState:
+        """Compare the steps of training. Returns the state after them."""
+        updates = Updates(self._job, self._modules.trained)
+        for step, sample in enumerate(self._samples):
+            when = f"in minibatch {step}"
+            begun = time.perf_counter()
+            plain = self._eager.train(sample)
+            if step == 0 and (took_s := time.perf_counter() - begun) > LONGEST_PASS_S:
+                raise TooSlow(f"one pass over {sample.size} samples takes {took_s:.0f} s")
+            changed, attributes = state.changed(), Attributes.now(self._modules)
+            state.restore()
+            piped = self._pipeline.train(sample)
+            kept = self._attribute_difference(state, attributes, when)
+            self._compare_state(state, changed, sample, when)
+            found = self._result_difference(state, plain, piped, sample, when)
+            if found is None and step == len(self._samples) - 1:  # the first step may set up what later ones keep
+                found = kept
+            if found is not None:
+                self._refuse(kept or found, state, sample)
+            del piped
+            self._update(updates, state, changed, plain, compare=step == 0)
+            attributes.restore()
+            state = TrainingState.now(self._modules)
+        return state
+
+    def _update(
+        self, updates: Updates, state: TrainingState, changed: dict[str, Tensor], plain: Trained, *, compare: bool
+    ) -> None:
+        """Make the update of plain training; with `compare` see whether an optimiser for each stage makes the same."""
+        state.restore()
+        state.adopt(changed)
+        by_stages = updates.step_by_stages(self._pipeline, plain.gradients) if compare else {}
+        if by_stages:
+            state.restore()
+            state.adopt(changed)
+        updates.step(plain.gradients)
+        for name, value in by_stages.items():
+            if not self._tolerance.close(value, self._modules.trained[name].detach(), before=state.tensors[name]):
+                self.remarks[
+                    f"{type(updates.whole).__name__} changes the parameter {name.partition('.')[2]!r} otherwise as the "
+                    "optimiser of its stage than as that of the whole model: stages do not train as one process would"
+                ] = None
+                return
+
+    def _compare_state(self, state: TrainingState, changed: dict[str, Tensor], sample: Sample, when: str) -> None:
+        """Compare the buffers and parameters that a pass itself has written; `changed` are those of plain training."""
+        piped = state.changed()
+        for name in dict.fromkeys((*changed, *piped)):
+            before = state.tensors[name]
+            pair = changed.get(name, before), piped.get(name, before)
+            if not self._close(state, sample, name, pair, before):
+                kind = "parameter" if name in self._modules.parameters else "buffer"
+                self._refuse(
+                    differences.tensor_difference(kind, name, self._modules, pair, before, when), state, sample
+                )
+
+    def _attribute_difference(self, state: TrainingState, plain: Attributes, when: str) -> Difference | None:
+        """The first attribute that the model reads and the pipeline does not change as plain training does.
+
+        One that plain training fills, and that was None before, is a cache. One that nothing reads is a remark.
+        """
+        piped, before = Attributes.now(self._modules).values, state.attributes.values
+        for name in dict.fromkeys((*plain.values, *piped)):
+            if self._tolerance.same_value(piped.get(name), plain.values.get(name)):
+                continue
+            if name not in before or before[name].original is None:
+                continue
+            if is_read(name.name, self._files()):
+                return differences.attribute_difference(name, when)
+            owner = differences.owner_text(name.owner, name.kind, name.name)
+            remark = f"the attribute {name.name!r} of {owner}, which nothing reads, stays as it is in training"
+            self.remarks[remark] = None
+        return None
+
+    def _files(self) -> list[ModuleType]:
+        """The files that define the classes of the model, but for torch's."""
+        names = {kind.__module__ for module in self._modules.modules.values() for kind in type(module).__mro__}
+        return [sys.modules[name] for name in sorted(names) if name.partition(".")[0] not in ("torch", "builtins")]
+
+    def _result_difference(
+        self, state: TrainingState, plain: Trained, piped: Trained, sample: Sample, when: str
+    ) -> Difference | None:
+        """A difference of the losses, or else of a gradient."""
+        if not self._close(state, sample, "loss", (plain.loss, piped.loss)):
+            return differences.loss_difference(float(plain.loss), float(piped.loss), when)
+        # What is wrong nearest the loss makes the gradients of all layers before it wrong too.
+        for name in reversed(self._modules.trained):
+            one, other = plain.gradients.get(name), piped.gradients.get(name)
+            if one is None and other is None:
+                continue
+            zero = torch.zeros_like(self._modules.trained[name])
+            pair = (zero if one is None else dense(one), zero if other is None else dense(other))
+            if not self._close(state, sample, f"gradient {name}", pair):
+                return differences.gradient_difference(name, self._modules, one, other, when)
+        return None
+
+    def _compare_evaluation(self, state: TrainingState, when: str) -> None:
+        """Compare outputs in evaluation mode, and what evaluation leaves behind."""
+        if not self._pipeline.evaluates:
+            return
+        sample, when = self._samples[0], f"in evaluation {when}"
+        plain = self._eager.evaluate(sample)
+        changed, attributes = state.changed(), Attributes.now(self._modules).values
+        state.restore()
+        piped = self._pipeline.evaluate(sample)
+        self._compare_state(state, changed, sample, when)
+        present = Attributes.now(self._modules).values
+        for name, before in state.attributes.values.items():
+            same = self._tolerance.same_value
+            if same(attributes.get(name), before) and not same(present.get(name), before):
+                self._refuse(differences.attribute_difference(name, when, piped_only=True), state, sample)
+        self._pipeline.restore()
+        state.restore()
+        for number, (one, other) in enumerate(zip(plain, piped, strict=False)):
+            if isinstance(one, Tensor) and not (
+                isinstance(other, Tensor) and self._close(state, sample, f"output {number}", (one, other))
+            ):
+                self._refuse(differences.output_difference(one, other, when), state, sample)
+
+    def _close(
+        self,
+        state: TrainingState,
+        sample: Sample,
+        name: str,
+        pair: tuple[Tensor, Tensor],
+        before: Tensor | None = None,
+    ) -> bool:
+        """Whether a result of (plain training, the pipeline) is the same but for rounding.
+
+        What rounding does to the model is measured only where nothing else decides.
+        """
+        plain, piped = pair
+        if self._tolerance.close(piped, plain, name, before):
+            return True
+        if before is not None and same_bits(piped, before) != same_bits(plain, before):
+            return False
+        if not self._tolerance.noise:
+            self._tolerance = replace(self._tolerance, noise=self._rounding(state, sample))
+        return self._tolerance.close(piped, plain, name, before)
+
+    def _rounding(self, state: TrainingState, sample: Sample) -> dict[str, float]:
+        """Largest change of every result of the model where all parameters change in their last bit."""
+        present = TrainingState.now(self._modules)
+        try:
+            exact = self._repeated_results(state, sample)
+            shifted = {
+                name: last_bit_changed(tensor, self._tolerance.low)
+                for name, tensor in state.tensors.items()
+                if name in self._modules.parameters
+            }
+            moved = self._results(state, sample, shifted)
+        finally:
+            present.restore()
+        return {
+            name: largest_difference(value, moved[name])
+            for name, value in exact.items()
+            if name in moved and name not in self._modules.parameters
+        }
+
+    def _results(
+        self, state: TrainingState, sample: Sample, parameters: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
+        """Everything that the model alone gives for a minibatch in this state, by name."""
+        state.restore()
+        state.adopt(parameters or {})
+        trained = self._eager.train(sample)
+        results = {"loss": trained.loss}
+        results |= {f"gradient {name}": dense(gradient) for name, gradient in trained.gradients.items()}
+        results |= {name: tensor.detach().clone() for name, tensor in self._modules.present().items()}
+        state.restore()
+        state.adopt(parameters or {})
+        outputs = self._eager.evaluate(sample)
+        results |= {f"output {number}": one for number, one in enumerate(outputs) if isinstance(one, Tensor)}
+        state.restore()
+        return results
+
+    def _refuse(self, difference: Difference, state: TrainingState, sample: Sample) -> NoReturn:
+        """Raise the error for a difference, or for a model that differs from itself."""
+        self._repeated_results(state, sample)
+        raise DifferenceFound(difference)
+
+    def _repeated_results(self, state: TrainingState, sample: Sample) -> dict[str, Tensor]:
+        """What the model alone gives for a minibatch. Raises `NotDeterministic` if that differs from time to time."""
+        first, second = self._results(state, sample), self._results(state, sample)
+        for name, value in first.items():
+            if name not in second or not same_bits(value, second[name]):
+                raise NotDeterministic(
+                    f"self-check: the model alone gives two results ({name.replace('model.', '')}) for one minibatch "
+                    "with the same weights and seeds, so that nothing can be compared with it: draw random numbers "
+                    f"from torch's own generator, {differences.LEAVE_OUT}"
+                )
+        return first

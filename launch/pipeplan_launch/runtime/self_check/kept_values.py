@@ -1,0 +1,161 @@
+"""Copies of the values that user code may keep between two calls: numbers, tensors, containers, random generators."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pipeplan_launch.job.user_code import is_user_code
+
+CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+MOST_MEMBERS = 10_000
+"""Containers with more members are not looked into: they hold data, and copying them would take long."""
+MOST_DEPTH = 8
+
+
+class Unknown:
+    """Stands for a value that is not looked into. All of them count as equal."""
+
+
+UNKNOWN = Unknown()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value as it was: the object itself, and a copy of what it held."""
+
+    original: Any
+    content: Any
+    """A constant, a copy of a tensor, the state of a generator, or the `Kept` members of a container."""
+    put_back: Callable[[], object] | None = None
+    """Gives the object its content back; None where it cannot have changed."""
+
+    def restore(self) -> Any:
+        """The object, with what it held."""
+        if self.put_back is not None:
+            self.put_back()
+        return self.original
+
+
+def keep(value: Any, depth: int = 0, *, arrays: bool = True) -> Kept:
+    """A copy of a value, as far as it is of a known type. Parameters are left out, as modules keep them.
+
+    With `arrays` false tensors and arrays are left out too, as in a data set, which may be large.
+    """
+    if isinstance(value, CONSTANTS):
+        return Kept(value, value)
+    if isinstance(value, Tensor):
+        return _keep_tensor(value) if arrays else Kept(value, UNKNOWN)
+    if depth < MOST_DEPTH:
+        kept = (
+            _keep_generator(value)
+            or (_keep_array(value) if arrays else None)
+            or _keep_container(value, depth, arrays)
+            or _keep_object(value, depth, arrays)
+        )
+        if kept is not None:
+            return kept
+    return Kept(value, UNKNOWN)
+
+
+def _keep_tensor(tensor: Tensor) -> Kept:
+    if isinstance(tensor, (nn.Parameter, FakeTensor)) or tensor.is_meta or tensor.layout is not torch.strided:
+        return Kept(tensor, UNKNOWN)
+    copy = tensor.detach().clone()
+
+    def put_back() -> None:
+        if not torch.equal(tensor, copy):  # a tensor whose elements share memory cannot be written
+            with torch.no_grad():
+                tensor.detach().copy_(copy)
+
+    return Kept(tensor, copy, put_back)
+
+
+def _keep_container(value: Any, depth: int, arrays: bool) -> Kept | None:
+    if isinstance(value, (list, deque)) and len(value) <= MOST_MEMBERS:
+        members = [keep(member, depth + 1, arrays=arrays) for member in value]
+
+        def put_back_members() -> None:
+            restored = [member.restore() for member in members]
+            value.clear()
+            value.extend(restored)
+
+        return Kept(value, members, put_back_members)
+    if isinstance(value, tuple) and len(value) <= MOST_MEMBERS:
+        fixed = [keep(member, depth + 1, arrays=arrays) for member in value]
+        return Kept(value, fixed, lambda: [member.restore() for member in fixed])
+    if isinstance(value, dict) and len(value) <= MOST_MEMBERS:
+        entries = {key: keep(entry, depth + 1, arrays=arrays) for key, entry in value.items()}
+        return Kept(value, entries, lambda: _put_back_entries(value, entries))
+    if isinstance(value, set) and len(value) <= MOST_MEMBERS:
+        elements = frozenset(value)
+
+        def put_back_elements() -> None:
+            value.clear()
+            value.update(elements)
+
+        return Kept(value, elements, put_back_elements)
+    return None
+
+
+def _put_back_entries(target: dict[Any, Any], entries: Mapping[Any, Kept]) -> None:
+    restored = {key: entry.restore() for key, entry in entries.items()}
+    target.clear()
+    target.update(restored)
+
+
+def _keep_generator(value: Any) -> Kept | None:
+    """A random generator of the user's own, whose position is its content."""
+    if isinstance(value, torch.Generator):
+        position = value.get_state()
+        return Kept(value, position, lambda: value.set_state(position))
+    if isinstance(value, random.Random):
+        state = value.getstate()
+        return Kept(value, UNKNOWN, lambda: value.setstate(state))
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.random.Generator):
+        bits, place = value.bit_generator, value.bit_generator.state
+        return Kept(value, UNKNOWN, lambda: setattr(bits, "state", place))
+    if isinstance(value, numpy.random.RandomState):
+        before = value.get_state()
+        return Kept(value, UNKNOWN, lambda: value.set_state(before))
+    return None
+
+
+def _keep_array(value: Any) -> Kept | None:
+    """An array of numbers of NumPy."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray) or value.dtype.kind not in "iufb":
+        return None
+    copy = value.copy()
+
+    def put_back() -> None:
+        if value.flags.writeable:
+            value[...] = copy
+
+    return Kept(value, torch.from_numpy(copy), put_back)
+
+
+def _keep_object(value: Any, depth: int, arrays: bool) -> Kept | None:
+    """The fields of an object of one of the user's own classes, such as a meter or a schedule."""
+    if isinstance(value, (nn.Module, type)) or not hasattr(value, "__dict__") or not is_users_class(type(value)):
+        return None
+    fields = {name: keep(entry, depth + 1, arrays=arrays) for name, entry in vars(value).items()}
+    return Kept(value, fields, lambda: _put_back_entries(vars(value), fields))
+
+
+def is_users_class(kind: type) -> bool:
+    """Whether a class is defined in a file of the user's."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return file is not None and is_user_code(file)

@@ -1,0 +1,247 @@
+"""One training pass, or one evaluation, by the user's own module and by the stages of a pipeline, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.job import Batch, Job, StageInfo
+from pipeplan_launch.job.loss_value import checked_loss, loss_text
+from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.runtime.self_check.random_numbers import SameRandomNumbers
+from pipeplan_launch.runtime.self_check.training_state import LOSS, MODEL, TrainedModules, put
+from pipeplan_launch.runtime.weight_stash import WeightVersions
+from pipeplan_launch.tracing.export import module_mode
+from pipeplan_launch.tracing.model_outputs import without_unknown_objects
+from pipeplan_launch.tracing.split import StageProgram, build_stage_program
+from pipeplan_launch.tracing.trace import TracedModel
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A minibatch with its number, which its random numbers follow from."""
+
+    number: int
+    batch: Batch
+    size: int
+
+    def fresh(self) -> tuple[list[Tensor], Any]:
+        """Copies of (the inputs, the target), as a pass may write into them."""
+        target = tree_map_only(Tensor, lambda tensor: tensor.clone(), self.batch.target)
+        return [tensor.clone() for tensor in self.batch.inputs], target
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a training pass."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    """By the first name of each trained parameter that has one, `model.` or `loss.` before it."""
+
+
+class EagerModel:
+    """The user's own module, as a plain training loop runs it."""
+
+    def __init__(self, job: Job, modules: TrainedModules, seed: int) -> None:
+        self._job, self._modules, self._seed = job, modules, seed
+        self._model = modules.roots[MODEL]
+
+    def train(self, sample: Sample) -> Trained:
+        """Forward and backward."""
+        job, (inputs, target) = self._job, sample.fresh()
+        take_gradients(self._modules.trained)
+        with ExitStack() as stack:
+            stack.enter_context(module_mode(self._model, train=True))
+            stack.enter_context(SameRandomNumbers(self._seed, sample.number))
+            with autocast(job.autocast, CPU):
+                output = Batch(tuple(inputs), target, sample.batch.names).call(self._model)
+                output = without_unknown_objects(output, {})
+                loss = loss_of(job, output, target)
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+        return Trained(loss.detach().clone(), take_gradients(self._modules.trained))
+
+    def evaluate(self, sample: Sample) -> list[Any]:
+        """The members of the model's output in evaluation mode."""
+        inputs, target = sample.fresh()
+        with ExitStack() as stack:
+            stack.enter_context(module_mode(self._model, train=False))
+            stack.enter_context(SameRandomNumbers(self._seed, sample.number))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(autocast(self._job.autocast, CPU))
+            output = Batch(tuple(inputs), target, sample.batch.names).call(self._model)
+            return copied_leaves(without_unknown_objects(output, {}))
+
+
+class PipelineModel:
+    """The stages of a pipeline, one after the other, with the leaves and the calls that the engine uses."""
+
+    def __init__(self, job: Job, traced: TracedModel, layers: Sequence[Sequence[str]], seed: int) -> None:
+        """Raises `LaunchError` if the layers are no pipeline of the traced model."""
+        self._job, self._traced, self._seed = job, traced, seed
+        self.programs = [build_stage_program(traced, layers, stage) for stage in range(len(layers))]
+        self.evaluates = traced.evaluation_problem is None
+        self._loss_parameters = dict(job.loss.named_parameters()) if isinstance(job.loss, nn.Module) else {}
+        # Constants of the graph are no state of the model's, so that nothing else brings them back.
+        self._constants = [
+            (tensor, tensor.detach().clone()) for one in self.programs for tensor in one.changing_state().values()
+        ]
+
+    def restore(self) -> None:
+        """Bring the tensors that only the stages hold back to what they were."""
+        with torch.no_grad():
+            for tensor, value in self._constants:
+                put(tensor, value)
+
+    def train(self, sample: Sample) -> Trained:
+        """Forward and backward through all stages."""
+        job, (inputs, target) = self._job, sample.fresh()
+        versions = [WeightVersions(program.parameters_by_name()) for program in self.programs]
+        leaves = [one.acquire(0) for one in versions]
+        own = {f"{LOSS}.{name}": parameter for name, parameter in self._loss_parameters.items()}
+        take_gradients(own)
+        for program in self.programs:
+            program.train()
+        with SameRandomNumbers(self._seed, sample.number):
+            output, received, sent = self._forward(leaves, inputs, sample.size)
+            with autocast(job.autocast, CPU):
+                loss = loss_of(job, output, target)
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            _backward(received, sent)
+        gradients: dict[str, Tensor] = {}
+        for version in versions:
+            for name, gradient in version.release(0).items():
+                name = f"{MODEL}.{self._traced.state_names.get(name, name)}"
+                gradients[name] = gradients[name] + gradient if name in gradients else gradient
+        return Trained(loss.detach().clone(), gradients | take_gradients(own))
+
+    def evaluate(self, sample: Sample) -> list[Any]:
+        """The members of the last stage's output in evaluation mode."""
+        inputs, _ = sample.fresh()
+        try:
+            for program in self.programs:
+                program.eval()
+            with torch.no_grad(), SameRandomNumbers(self._seed, sample.number):
+                weights = [program.parameters_by_name() for program in self.programs]
+                output, _, _ = self._forward(weights, inputs, sample.size)
+                return copied_leaves(output)
+        finally:
+            for program in self.programs:
+                program.train()
+
+    def _forward(
+        self, weights: Sequence[Mapping[str, Tensor]], inputs: Sequence[Tensor], size: int
+    ) -> tuple[Any, list[list[Tensor]], list[Sequence[Tensor]]]:
+        """(the model's output, what each stage received, what each stage sent)."""
+        received: list[list[Tensor]] = []
+        sent: list[Sequence[Tensor]] = [()]
+        for program, leaves in zip(self.programs, weights, strict=True):
+            received.append([_received(tensor, spec.requires_grad) for tensor, spec in _arriving(program, sent[-1])])
+            own = [inputs[index] for index in program.model_inputs]
+            sent.append(program.call(leaves, received[-1], own, size))
+        return sent[-1], received, sent[1:-1]
+
+
+def _arriving(program: StageProgram, sent: Sequence[Tensor]) -> zip[tuple[Tensor, Any]]:
+    return zip(sent, program.receives, strict=True)
+
+
+def _received(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """A tensor as the next stage receives it: in memory of its own, contiguous, and a leaf."""
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return copy.requires_grad_(requires_grad and torch.is_grad_enabled())
+
+
+def _backward(received: Sequence[Sequence[Tensor]], sent: Sequence[Sequence[Tensor]]) -> None:
+    """Send gradients back from the last stage, whose backward pass has run."""
+    for outputs, arrived in reversed(list(zip(sent, received[1:], strict=True))):
+        pairs = [
+            (output, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+            for output, leaf in zip(outputs, arrived, strict=True)
+            if leaf.requires_grad and output.requires_grad
+        ]
+        if pairs:
+            torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
+
+
+def loss_of(job: Job, output: Any, target: Any) -> Tensor:
+    """The job's loss; where the job has none, or no targets, the mean square of what the model returns."""
+    if job.loss is not None and (job.data is not None or target is not None):
+        with user_code_errors(loss_text(job.loss)):
+            return checked_loss(job.loss, job.loss(output, target))
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not leaves:
+        raise LaunchError("no output of the model has a gradient: nothing in it can be trained")
+    return torch.stack([leaf.abs().float().square().mean() for leaf in leaves]).sum()
+
+
+def take_gradients(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients of these parameters, which are then without one."""
+    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    for parameter in parameters.values():
+        parameter.grad = None
+    return gradients
+
+
+def copied_leaves(output: Any) -> list[Any]:
+    """The members of an output, tensors copied."""
+    return [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(output)]
+
+
+class Updates:
+    """The optimiser of a whole model, and those that the stages of a pipeline have for the same parameters."""
+
+    def __init__(self, job: Job, trained: Mapping[str, nn.Parameter]) -> None:
+        """Raises `LaunchError` if the job's function fails."""
+        self._job, self._trained = job, trained
+        self.whole = self._built(trained, StageInfo()) if trained else None
+
+    def step(self, gradients: Mapping[str, Tensor]) -> None:
+        """One update of all parameters by the optimiser of the whole model."""
+        if self.whole is not None:
+            self._step(self.whole, self._trained, gradients)
+
+    def step_by_stages(self, pipeline: PipelineModel, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters after the first update by an optimiser for each stage; none where their rates depend on it."""
+        if self._job.rate_depends_on_stage:
+            return {}
+        name_of = {id(parameter): name for name, parameter in self._trained.items()}
+        after: dict[str, Tensor] = {}
+        for stage, program in enumerate(pipeline.programs):
+            found = [name_of[id(one)] for one in program.parameters_by_name().values() if id(one) in name_of]
+            own = {name: self._trained[name] for name in found if name not in after}
+            if own:
+                info = StageInfo(stage, len(pipeline.programs), named_parameters=_named(own))
+                self._step(self._built(own, info), own, gradients)
+            after |= {name: parameter.detach().clone() for name, parameter in own.items()}
+        return after
+
+    def _built(self, parameters: Mapping[str, nn.Parameter], info: StageInfo) -> Optimizer:
+        with user_code_errors("the job's optimizer"):
+            return self._job.make_optimizer(list(parameters.values()), info)
+
+    @staticmethod
+    def _step(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor]) -> None:
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name].clone() if name in gradients else None
+        with user_code_errors("the optimizer's step"):
+            optimizer.step()
+        for parameter in parameters.values():
+            parameter.grad = None
+
+
+def _named(parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[str, nn.Parameter], ...]:
+    return tuple((name.partition(".")[2], parameter) for name, parameter in parameters.items())

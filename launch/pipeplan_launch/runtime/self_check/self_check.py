@@ -1,0 +1,101 @@
+"""Self-check of a job: choose the samples, see that memory suffices, and compare."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.job import Batch, Job, collate_samples
+from pipeplan_launch.job.seeds import RandomState, seed_loading
+from pipeplan_launch.job.user_code import describe_error, user_code_errors
+from pipeplan_launch.runtime.self_check.check import Check, DifferenceFound, NotDeterministic, TooSlow
+from pipeplan_launch.runtime.self_check.kept_values import keep
+from pipeplan_launch.runtime.self_check.passes import CPU, Sample
+from pipeplan_launch.runtime.self_check.stage_cuts import even_stages
+from pipeplan_launch.tracing.trace import TracedModel
+
+STEPS = 2
+SAMPLES = 4
+"""Samples in a minibatch of the check, where the model takes any number."""
+COPIES = 7
+"""Copies of the weights that the check holds beside the model: two states, gradients, and two optimisers' states."""
+SHARE_OF_FREE = 0.5
+"""Share of the free memory that these copies may take."""
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """The outcome of a self-check that found no difference."""
+
+    skipped: str = ""
+    """Why nothing was compared; empty if it was."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know about results that do not count as differences."""
+
+
+def self_check(
+    job: Job,
+    traced: TracedModel,
+    *,
+    seed: int,
+    free: int | None,
+    layers: Sequence[Sequence[str]] | None = None,
+    trains: bool = True,
+) -> SelfCheck:
+    """Train and evaluate the job's module alone and cut into stages, and compare everything.
+
+    `layers`: the layers of each stage; by default some stages of about equal size. `free`: free memory in bytes, None
+    if unknown. With `trains` false only evaluation is compared. The model must be on the CPU, and is left as it was.
+    Raises `DifferenceFound` or `NotDeterministic`.
+    """
+    needed = COPIES * sum(tensor.nbytes for tensor in (*traced.model.parameters(), *traced.model.buffers()))
+    if free is not None and needed > SHARE_OF_FREE * free:
+        return SelfCheck(
+            f"it would take {needed / _GIB:.1f} GiB of memory, over half of the {free / _GIB:.1f} GiB that are free"
+        )
+    stages = even_stages(traced) if layers is None else layers
+    sizes = dict.fromkeys(
+        (min(SAMPLES, traced.minibatch), traced.minibatch) if traced.dynamic_batch else (traced.minibatch,)
+    )
+    problem = ""
+    for size in sizes:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the user's code warns again where it is measured or trained
+                check = Check(job, traced, stages, read_samples(job, size, seed), seed)
+                check.run(trains=trains)
+            return SelfCheck(remarks=tuple(check.remarks))
+        except (DifferenceFound, NotDeterministic):
+            raise
+        except TooSlow as error:
+            return SelfCheck(str(error))
+        except Exception as error:  # profiling, or the run itself, meets it too and says what to do
+            problem = str(error) if isinstance(error, LaunchError) else describe_error(error)
+    return SelfCheck(problem)
+
+
+def read_samples(job: Job, size: int, seed: int) -> list[Sample]:
+    """The first minibatches of the training data, or example inputs; the data and all generators stay as they were."""
+    random_state = RandomState.now(CPU)
+    data = keep(job.datasets.train, arrays=False) if job.data is not None else None
+    try:
+        return [Sample(number, _batch(job, number, size, seed), size) for number in range(STEPS)]
+    finally:
+        if data is not None:
+            data.restore()
+        random_state.restore()
+
+
+def _batch(job: Job, number: int, size: int, seed: int) -> Batch:
+    seed_loading(seed, 0, number)
+    if job.data is None:
+        return job.example(size)
+    train: Any = job.datasets.train
+    with user_code_errors("the job's data"):
+        count = len(train)
+        indices = [(number * size + position) % count for position in range(size)]
+        return collate_samples([train[index] for index in indices], job.datasets.collate)

@@ -1,0 +1,50 @@
+"""Every answer from a profile that leaves work out begins with that."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commandline import Run
+from long_chains import long_chain
+
+LEFT_OUT = "the work of 'experts' (opaque) is not counted"
+LINE = f"INCOMPLETE, all times are too short and all rates too high: {LEFT_OUT}"
+
+
+@pytest.fixture
+def plan(tmp_path: Path, run: Run) -> Path:
+    """A folder with a plan from an incomplete profile."""
+    profile = long_chain(4)
+    profile = replace(profile, provenance=replace(profile.provenance, kind="modelled", incomplete=LEFT_OUT))
+    profile.save(tmp_path / "profile.json")
+    found = run("solve", str(tmp_path / "profile.json"), "--cluster", "A", "-o", str(tmp_path / "plan"))
+    assert found.out.splitlines()[0] == LINE
+    return tmp_path / "plan"
+
+
+def test_answers_begin_with_it(plan: Path, run: Run) -> None:
+    profile = str(plan.parent / "profile.json")
+    for command in (
+        ["solve", profile, "--cluster", "A", "--no-write"],
+        ["explain", str(plan)],
+        ["explain", profile, "--cluster", "A"],
+        ["sweep", profile, "--cluster", "A", "--servers", "1", "--jobs", "1"],
+        ["check", str(plan)],
+        ["profile", "show", profile],
+    ):
+        found = run(*command)
+        assert " ".join(found.out.split()).startswith(LINE), command
+
+
+def test_it_stands_beside_a_document_and_not_in_it(plan: Path, run: Run) -> None:
+    found = run("check", str(plan), "--json")
+    assert found.out.startswith("[")
+    assert LINE in found.err
+
+
+def test_a_report_notes_it_first(plan: Path, run: Run) -> None:
+    found = run("report", str(plan), "--json")
+    assert json.loads(found.out)["notes"][0] == f"{LINE}."

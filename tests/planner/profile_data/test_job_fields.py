@@ -1,0 +1,108 @@
+"""A profile finds its job by the path from its own folder, and tells it by its content."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from reported import branching, small_cluster
+
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem import plan_file
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.job_fields import job_notes
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launcher import TemplateContext
+from pipeplan_launch.job_reference import JobFile, file_digest
+from pipeplan_launch.plan.stage_files import load_plan
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a job, its profile, and a plan of it."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    job = folder / "job.py"
+    job.write_text("def build(): ...\n")
+    file = JobFile(str(job), file_digest(job))
+    replace(branching(), model_ref=f"{job}:build", model_file=file).save(folder / "profile.json")
+    planned(folder / "profile.json", folder / "plan")
+    return folder
+
+
+def planned(profile: Path, folder: Path) -> Path:
+    problem = Problem(Profile.load(profile), small_cluster(), Options())
+    outcome = solve(problem, Settings(solver="dp", certify=False, simulate=False, compare=False))
+    plan_folder.write_plan(outcome, folder)
+    return folder
+
+
+def written_ref(plan: Path) -> str:
+    return str(json.loads((plan / "stages" / "stage-0.json").read_text())["model"]["ref"])
+
+
+def test_paths_are_from_the_folder_of_each_file(project: Path, tmp_path: Path) -> None:
+    assert json.loads((project / "profile.json").read_text())["model"]["ref"] == "job.py:build"
+    assert Profile.load(project / "profile.json").model_ref == f"{project}/job.py:build"
+    assert written_ref(project / "plan") == "../job.py:build"
+    outside = planned(project / "profile.json", tmp_path / "elsewhere" / "plan")
+    assert written_ref(outside) == "../../project/job.py:build"
+    assert load_plan(outside).model_ref == f"{project}/job.py:build"
+
+
+def test_a_copied_project_has_its_own_job_and_profile(project: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(project, copy)
+    (copy / "job.py").write_text("def build(): return 1\n")
+    problem, _ = plan_file.read_plan(copy / "plan")
+    assert problem.profile.file == str(copy / "profile.json")
+    assert problem.profile.model_ref == f"{copy}/job.py:build"
+    notes = list(job_notes(problem.profile.model_ref, problem.profile.model_file))
+    assert notes == [
+        f"the job is {copy}/job.py, and not {project}/job.py, which was profiled: the two files differ",
+        "job.py has changed since it was profiled, so its layers may take other times",
+    ]
+    again = planned(copy / "profile.json", copy / "again")
+    recorded = load_plan(again).model_file
+    assert recorded is not None
+    assert recorded.path == f"{copy}/job.py"
+    assert recorded.digest == file_digest(project / "job.py"), "the digest stays that of what was profiled"
+    root = plan_file.read_plan_document(copy / "plan")
+    assert TemplateContext.of(root, plan_folder=str(copy / "plan")).model_ref == f"{copy}/job.py:build"
+
+
+def test_a_moved_project_is_the_same_profile(project: Path, tmp_path: Path) -> None:
+    digest = Profile.load(project / "profile.json").digest()
+    moved = Profile.load(project.rename(tmp_path / "moved") / "profile.json")
+    assert moved.digest() == digest
+    assert list(job_notes(moved.model_ref, moved.model_file)) == []
+    (tmp_path / "moved" / "job.py").write_text("")
+    changed = replace(moved, model_file=JobFile("", file_digest(tmp_path / "moved" / "job.py")))
+    assert changed.digest() != digest
+
+
+def test_a_profile_that_was_copied_alone_keeps_the_recorded_job(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    shutil.copy(project / "profile.json", tmp_path / "alone")
+    assert Profile.load(tmp_path / "alone" / "profile.json").model_ref == f"{project}/job.py:build"
+
+
+def test_a_linked_folder_leads_to_the_job(project: Path, tmp_path: Path) -> None:
+    os.symlink(project, tmp_path / "link")
+    assert Profile.load(tmp_path / "link" / "profile.json").model_ref == f"{project}/job.py:build"
+    assert written_ref(planned(tmp_path / "link" / "profile.json", tmp_path / "link" / "new")) == "../job.py:build"
+
+
+def test_older_profiles_and_modules_stay_as_they_are(tmp_path: Path) -> None:
+    for ref in ("/gone/job.py:build", "package.module:build", "mnist"):
+        profile = replace(branching(), model_ref=ref)
+        profile.save(tmp_path / "profile.json")
+        assert json.loads((tmp_path / "profile.json").read_text())["model"]["ref"] == ref
+        assert Profile.load(tmp_path / "profile.json") == profile
