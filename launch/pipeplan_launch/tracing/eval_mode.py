@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from pipeplan_launch.tracing.aliasing import operator_name
 from pipeplan_launch.tracing.opaque_modules import OpaqueModuleCall
+from pipeplan_launch.tracing.regions import inner_graphs, operator_name
 
 EVALUATION_ARGUMENTS = {"train": False, "training": False, "use_input_stats": False, "dropout_p": 0.0}
 """Values of these arguments in evaluation mode."""
@@ -55,9 +55,11 @@ def _normalises_by_minibatch(node: fx.Node, argument: str) -> bool:
 
 def set_region_evaluation(region: fx.GraphModule) -> None:
     """Convert the graph inside a region (`no_grad`, autocast) to evaluation mode."""
-    for node in list(region.graph.nodes):
-        if is_training_only(node):
-            node.replace_all_uses_with(node.args[0])
-            region.graph.erase_node(node)
-        elif node.op == "call_function":
-            set_evaluation_arguments(node)
+    for graph in inner_graphs(region):
+        for node in list(graph.graph.nodes):
+            if is_training_only(node):
+                node.replace_all_uses_with(node.args[0])
+                graph.graph.erase_node(node)
+            elif node.op == "call_function":
+                set_evaluation_arguments(node)
+        graph.recompile()

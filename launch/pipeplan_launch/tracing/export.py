@@ -19,12 +19,13 @@ from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing import eval_mode, opaque_calls
-from pipeplan_launch.tracing.aliasing import DependsOnData, GraphBehaviour, observe_behaviour, operator_name
+from pipeplan_launch.tracing.aliasing import DependsOnData, GraphBehaviour, observe_behaviour
 from pipeplan_launch.tracing.export_hazards import hazards_refused
 from pipeplan_launch.tracing.model_outputs import plain_outputs
 from pipeplan_launch.tracing.opaque_interface import OutputsByModule
 from pipeplan_launch.tracing.opaque_modules import recording_forwards, replaced_forwards
 from pipeplan_launch.tracing.opaque_training import observe_calls
+from pipeplan_launch.tracing.regions import operator_key, operator_name
 
 DynamicShapes = tuple[dict[int, object], ...]
 """For each input its dynamic dimensions."""
@@ -248,9 +249,3 @@ def _operators(graph_module: fx.GraphModule) -> list[str]:
     # The memory layout of attention's result depends on dropout, and so does whether `contiguous` is called on it.
     kept = [call for call in calls if not eval_mode.is_training_only(call) and operator_name(call) != "contiguous"]
     return [operator_key(node) for node in kept]
-
-
-def operator_key(node: fx.Node) -> str:
-    """A name of the node's operator that is the same in every process: the overload's own name if it is an overload."""
-    # str() of a plain function contains its address.
-    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else operator_name(node)

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
-from pipeplan_launch.tracing.aliasing import GraphBehaviour, operator_name
+from pipeplan_launch.tracing.aliasing import GraphBehaviour
 from pipeplan_launch.tracing.copied import copied_nodes, is_shape_only
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall
+from pipeplan_launch.tracing.regions import operator_name
 
 CONTAINER_PACKAGE = "torch.nn.modules.container"
 """Torch's module for lists, dictionaries and sequences of modules. User classes derived from them are defined

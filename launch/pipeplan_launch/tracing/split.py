@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.job.autocast import autocast
-from pipeplan_launch.tracing.aliasing import attribute_at
 from pipeplan_launch.tracing.compiled import check_compiler, compiled_function
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.opaque_modules import shape_text
+from pipeplan_launch.tracing.regions import attribute_at
 from pipeplan_launch.tracing.subgraph import cut_subgraph
 from pipeplan_launch.tracing.trace import TensorSpec, TracedModel, dimension_at
 

@@ -18,9 +18,10 @@ from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.tracing import aliasing, layers
 from pipeplan_launch.tracing.copied import is_size
-from pipeplan_launch.tracing.export import module_mode, operator_key
+from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.export_fallback import export_with_fallback
 from pipeplan_launch.tracing.layers import LayerInfo
+from pipeplan_launch.tracing.regions import inner_keys, operator_key
 
 Dimension: TypeAlias = Any
 """A size of a tensor: an int, or a sympy expression in the minibatch size."""
@@ -300,7 +301,7 @@ def _hash(
     operators: dict[str, list[str]] = {info.name: [] for info in infos}
     for node in graph_module.graph.nodes:
         if node in grouping.layer_of:
-            operators[grouping.layer_of[node]].append(operator_key(node))
+            operators[grouping.layer_of[node]] += [operator_key(node), *inner_keys(node)]
     document: dict[str, Any] = {
         "layers": [[info.name, info.parameters, info.buffers, operators[info.name]] for info in infos],
         "tensors": [
