@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.user_code import is_user_code
-from pipeplan_launch.tracing.opaque_calls import is_impure
+from pipeplan_launch.tracing.opaque_calls import remove_dead_code
 from pipeplan_launch.tracing.regions import attribute_at, operator_name, statistics_written
 
 INEXACT_IN_PLACE = ("elu_", "celu_", "selu_", "rrelu_", "rrelu_with_noise_")
@@ -159,8 +159,7 @@ def functionalise_graph(graph_module: fx.GraphModule, behaviour: GraphBehaviour)
             for writer, arguments in behaviour.written.items():
                 behaviour.written[writer] = tuple(fresh if argument is node else argument for argument in arguments)
     if changed:
-        graph.eliminate_dead_code(is_impure)
-        graph_module.recompile()
+        remove_dead_code(graph_module)
     return changed
 
 

@@ -20,6 +20,7 @@ from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing import eval_mode, opaque_calls
 from pipeplan_launch.tracing.aliasing import DependsOnData, GraphBehaviour, observe_behaviour
+from pipeplan_launch.tracing.buffer_assignments import assignments_copied, protect_saved_values
 from pipeplan_launch.tracing.export_hazards import hazards_refused
 from pipeplan_launch.tracing.model_outputs import plain_outputs
 from pipeplan_launch.tracing.opaque_interface import OutputsByModule
@@ -129,6 +130,7 @@ class _Attempt:
             stack.enter_context(_quiet())
             stack.enter_context(hazards_refused())
             stack.enter_context(replaced_forwards(job.model, recording_forwards(job.model, self.calls)))
+            assigned = stack.enter_context(assignments_copied(job.model))
             left_out = stack.enter_context(plain_outputs(job.model))
             # Export warns that an LSTM changes itself while it is traced, which has no effect afterwards.
             stack.enter_context(warnings.catch_warnings())
@@ -140,6 +142,7 @@ class _Attempt:
             opaque_calls.replace_recorded_calls(module)
         if self.batch.names:
             _order(module.graph, list(exported.call_spec.in_spec.child(1).context), self.batch.names)
+        protect_saved_values(module, assigned)
         return _cleaned(module), left_out
 
     def _evaluation_problem(self, trained: fx.GraphModule) -> str | None:
@@ -219,7 +222,7 @@ def _cleaned(graph_module: fx.GraphModule) -> fx.GraphModule:
     for node in reversed(graph_module.graph.nodes):
         if node.op == "call_function" and not node.users and "_assert" in str(node.target):
             graph_module.graph.erase_node(node)
-    graph_module.graph.eliminate_dead_code(opaque_calls.is_impure)
+    opaque_calls.remove_dead_code(graph_module)
     return graph_module
 
 

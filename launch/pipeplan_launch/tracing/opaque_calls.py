@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from pipeplan_launch.tracing.regions import NORMS_WITH_STATE, graphs_of, operator_name
+from pipeplan_launch.tracing.regions import NORMS_WITH_STATE, graphs_of, inner_graphs, operator_name
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,18 @@ def replace_recorded_calls(graph_module: fx.GraphModule) -> None:
             if _is_opaque_operator(node):
                 tensors, sizes, call = node.args
                 node.target, node.args = _calls[call], (*tensors, *sizes)
+        module.recompile()
+
+
+def remove_dead_code(graph_module: fx.GraphModule) -> None:
+    """Erase nodes that nothing reads and that change nothing, here and in the regions inside.
+
+    Graph.eliminate_dead_code() would not ask `is_impure` about nodes of regions.
+    """
+    for module in reversed(inner_graphs(graph_module)):
+        for node in reversed(module.graph.nodes):
+            if not node.users and not is_impure(node):
+                module.graph.erase_node(node)
         module.recompile()
 
 
