@@ -7,7 +7,7 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
@@ -129,7 +129,8 @@ class _Attempt:
             stack.enter_context(autocast(job.autocast, torch.device("cpu")))
             stack.enter_context(_quiet())
             stack.enter_context(hazards_refused())
-            stack.enter_context(replaced_forwards(job.model, recording_forwards(job.model, self.calls)))
+            forwards = recording_forwards(job.model, self.calls) | _with_named_inputs(job.model, self.batch)
+            stack.enter_context(replaced_forwards(job.model, forwards))
             assigned = stack.enter_context(assignments_copied(job.model))
             left_out = stack.enter_context(plain_outputs(job.model))
             # Export warns that an LSTM changes itself while it is traced, which has no effect afterwards.
@@ -166,6 +167,26 @@ class _Attempt:
         except Exception as error:
             return f"{problem}, and cannot be traced in evaluation mode: {describe_error(error)}"
         return None if _operators(trained) == _operators(evaluated) else problem
+
+
+def _with_named_inputs(model: nn.Module, batch: Batch) -> dict[str, Callable[..., Any]]:
+    """The model's forward() with a parameter for each input, under its path, where it takes `*args` or `**kwargs`.
+
+    Export cannot give dynamic shapes to those.
+    """
+    forward = model.forward
+    kinds = {parameter.kind for parameter in inspect.signature(forward).parameters.values()}
+    if not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        return {}
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    names = batch.names or [f"input_{index}" for index in range(len(batch.inputs))]
+    named.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    )
+    return {"": named}
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def _check_model_runs(job: Job, minibatch: int) -> None:
 def _as_in_training(job: Job) -> Iterator[None]:
     """Context for running the model as in training; afterwards its state is as before."""
     precision = autocast(job.autocast, torch.device("cpu"))
-    with module_mode(job.model, train=True), restored_state(job.model), precision, torch.no_grad():
+    with module_mode(job.model, train=True), restored_state(job.model), precision:
         yield
 
 

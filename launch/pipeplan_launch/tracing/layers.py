@@ -112,7 +112,7 @@ def _leaf_call(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, 
         home = type(module).__module__
         if granularity == "module" and not home.startswith(CONTAINER_PACKAGE) and _is_member(model, path):
             return call, path
-        composite = home.startswith((CONTAINER_PACKAGE, "torch.nn.modules.transformer"))
+        composite = home.startswith((CONTAINER_PACKAGE, "torch.nn.modules.transformer", "torch.nn.parallel"))
         if (home.startswith("torch.nn.") and not composite) or not any(True for _ in module.children()):
             return call, path
     return _opaque_call(node)

@@ -6,7 +6,7 @@ import operator
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 NORMS_WITH_STATE = ("batch_norm", "instance_norm")
 """Operators that write their running statistics although their schema does not say so."""
@@ -124,6 +124,25 @@ def statistics_written(node: fx.Node) -> list[fx.Node]:
     if operator_name(node) in NORMS_WITH_STATE:
         return [argument for argument in _statistics(node) if isinstance(argument, fx.Node)]
     return [outer for outer, inner in region_arguments(node) if isinstance(outer, fx.Node) and may_write(inner)]
+
+
+def tensor_data(tensor: Tensor) -> Tensor:
+    """The tensor's `.data`: the same memory, whose changes autograd does not notice."""
+    return tensor.data
+
+
+def write_unnoticed(graph_module: fx.GraphModule) -> None:
+    """Let what detaches a parameter or buffer to write into it take `.data` instead, in the graph and its regions.
+
+    If the model wrote `.data`, its backward pass accepts values that were changed since the forward pass.
+    """
+    for graph in inner_graphs(graph_module):
+        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+            source = node.args[0]
+            is_state = source.op == "get_attr" or (graph is not graph_module and source.op == "placeholder")
+            if is_state and may_write(node):
+                node.target = tensor_data
+        graph.recompile()
 
 
 def _returns_memory_of_arguments(node: fx.Node) -> bool:

@@ -21,7 +21,7 @@ from pipeplan_launch.tracing.copied import is_size
 from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.export_fallback import export_with_fallback
 from pipeplan_launch.tracing.layers import LayerInfo
-from pipeplan_launch.tracing.regions import inner_keys, operator_key
+from pipeplan_launch.tracing.regions import inner_keys, operator_key, write_unnoticed
 
 Dimension: TypeAlias = Any
 """A size of a tensor: an int, or a sympy expression in the minibatch size."""
@@ -147,12 +147,14 @@ def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
     infos = _layer_infos(graph_module, grouping, job.model, state_names)
     node_of, tensors = _tensors(graph_module, grouping, behaviour)
     shapes_at = 2 if exported.dynamic_batch else exported.minibatch
+    graph_hash = _hash(infos, tensors, graph_module, grouping, shapes_at, job.autocast)
+    write_unnoticed(graph_module)
     return TracedModel(
         layers=infos,
         tensors=tensors,
         together=_together(graph_module, grouping, behaviour, infos, job.model),
         tied=_tied(infos),
-        graph_hash=_hash(infos, tensors, graph_module, grouping, shapes_at, job.autocast),
+        graph_hash=graph_hash,
         dynamic_batch=exported.dynamic_batch,
         minibatch=minibatch,
         evaluation_problem=exported.evaluation_problem,
