@@ -6,11 +6,19 @@ the updates of `num_batches_tracked`. `GraphModule.eval()` refuses, but changing
 
 from __future__ import annotations
 
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from pipeplan_launch.tracing.opaque_modules import OpaqueModuleCall
-from pipeplan_launch.tracing.regions import inner_graphs, operator_name
+from pipeplan_launch.tracing.regions import graphs_of, inner_graphs, operator_key, operator_name
 
 EVALUATION_ARGUMENTS = {"train": False, "training": False, "use_input_stats": False, "dropout_p": 0.0}
 """Values of these arguments in evaluation mode."""
@@ -33,17 +41,21 @@ def set_evaluation_arguments(node: fx.Node) -> None:
     """Set the arguments of a node that depend on the mode to evaluation mode."""
     if isinstance(node.target, OpaqueModuleCall):
         node.target = node.target.evaluated()
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return
+    node.args, node.kwargs = _evaluation_arguments(node)
+
+
+def _evaluation_arguments(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A node's arguments in evaluation mode."""
     args, kwargs = list(node.args), dict(node.kwargs)
-    for index, argument in enumerate(node.target._schema.arguments):
+    declared = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
+    for index, argument in enumerate(declared):
         if argument.name not in EVALUATION_ARGUMENTS or _normalises_by_minibatch(node, argument.name):
             continue
         if index < len(args):
             args[index] = EVALUATION_ARGUMENTS[argument.name]
         elif argument.name in kwargs:
             kwargs[argument.name] = EVALUATION_ARGUMENTS[argument.name]
-    node.args, node.kwargs = tuple(args), kwargs
+    return tuple(args), kwargs
 
 
 def _normalises_by_minibatch(node: fx.Node, argument: str) -> bool:
@@ -63,3 +75,62 @@ def set_region_evaluation(region: fx.GraphModule) -> None:
             elif node.op == "call_function":
                 set_evaluation_arguments(node)
         graph.recompile()
+
+
+@contextmanager
+def questions_noted(askers: set[type]) -> Iterator[None]:
+    """Context that adds to `askers` the class of each module whose mode is asked for (`self.training`) by other code
+    than that of torch's own modules, whose operators carry their mode.
+    """
+
+    def training(module: nn.Module) -> bool:
+        asking = sys._getframe(1).f_code.co_filename
+        if asking.startswith(_REWRITTEN) or not asking.startswith(_KNOWN):
+            askers.add(type(module))
+        return bool(vars(module)["training"])
+
+    nn.Module.training = property(training, _set_mode)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del nn.Module.training
+
+
+_KNOWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1] / "tracing"))
+_REWRITTEN = str(Path(nn.utils.__file__).parent)
+"""Torch's own code that decides by the mode: parametrizations such as spectral_norm."""
+
+
+def _set_mode(module: nn.Module, mode: bool) -> None:
+    vars(module)["training"] = mode
+
+
+def differing_modules(trained: fx.GraphModule, evaluated: fx.GraphModule) -> tuple[str, ...]:
+    """Paths of the modules that do other work in evaluation mode, beside what `set_evaluation_arguments` converts."""
+    in_training, in_evaluation = _work_by_module(trained), _work_by_module(evaluated)
+    paths = dict.fromkeys((*in_training, *in_evaluation))
+    return tuple(path for path in paths if in_training[path] != in_evaluation[path])
+
+
+def _work_by_module(graph_module: fx.GraphModule) -> dict[str, list[Any]]:
+    """For every module the operators that it runs in evaluation mode itself, with the arguments that are no tensors."""
+    work: dict[str, list[Any]] = defaultdict(list)
+    for node in graph_module.graph.nodes:
+        # The memory layout of attention's result depends on dropout, and so does whether `contiguous` is called on it.
+        if node.op != "call_function" or is_training_only(node) or operator_name(node) == "contiguous":
+            continue
+        stack = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+        inside = [_work_by_module(graph) for graph in graphs_of(node)]
+        work[stack[-1] if stack else ""].append((operator_key(node), _constants(node), inside))
+    return work
+
+
+def _constants(node: fx.Node) -> list[str]:
+    """The arguments of a node that are no results of other nodes; parameters and buffers by name."""
+    leaves = tree_leaves(_evaluation_arguments(node))
+    return [_name_of_state(leaf) if isinstance(leaf, fx.Node) else repr(leaf) for leaf in leaves]
+
+
+def _name_of_state(node: fx.Node) -> str:
+    is_tensor = isinstance(node.meta.get("val"), Tensor)
+    return str(node.target) if node.op == "get_attr" and is_tensor else ""

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +26,6 @@ from pipeplan_launch.tracing.model_outputs import plain_outputs
 from pipeplan_launch.tracing.opaque_interface import OutputsByModule
 from pipeplan_launch.tracing.opaque_modules import recording_forwards, replaced_forwards
 from pipeplan_launch.tracing.opaque_training import observe_calls
-from pipeplan_launch.tracing.regions import operator_key, operator_name
 
 DynamicShapes = tuple[dict[int, object], ...]
 """For each input its dynamic dimensions."""
@@ -48,6 +47,8 @@ class ExportedModel:
     """The inputs that it was traced with."""
     evaluation_problem: str | None
     """Why the graph cannot represent the model in evaluation mode, or None."""
+    differing: tuple[str, ...]
+    """Paths of the modules that do other work in evaluation mode."""
     left_out: tuple[str, ...]
     """Classes of objects that the model returns and the graph does not."""
 
@@ -105,15 +106,17 @@ class _Attempt:
     samples: int
     dynamic: DynamicShapes
     calls: OutputsByModule
+    askers: set[type] = field(default_factory=set)
+    """Classes of the modules whose mode other code than that of torch's modules has asked for."""
 
     def run(self) -> ExportedModel:
         """Export in training mode, and also in evaluation mode if that might give another graph."""
         graph_module, left_out = self._export()
         with module_mode(self.job.model, train=True), autocast(self.job.autocast, torch.device("cpu")):
             behaviour = observe_behaviour(graph_module, self.batch.inputs)
-        problem = self._evaluation_problem(graph_module)
+        problem, differing = self._evaluation(graph_module)
         return ExportedModel(
-            graph_module, behaviour, any(self.dynamic), self.samples, self.batch, problem, tuple(left_out)
+            graph_module, behaviour, any(self.dynamic), self.samples, self.batch, problem, differing, tuple(left_out)
         )
 
     def _export(self, *, train: bool = True) -> tuple[fx.GraphModule, dict[str, None]]:
@@ -129,6 +132,7 @@ class _Attempt:
             stack.enter_context(autocast(job.autocast, torch.device("cpu")))
             stack.enter_context(_quiet())
             stack.enter_context(hazards_refused())
+            stack.enter_context(eval_mode.questions_noted(self.askers))
             forwards = recording_forwards(job.model, self.calls) | _with_named_inputs(job.model, self.batch)
             stack.enter_context(replaced_forwards(job.model, forwards))
             assigned = stack.enter_context(assignments_copied(job.model))
@@ -146,27 +150,22 @@ class _Attempt:
         protect_saved_values(module, assigned)
         return _cleaned(module), left_out
 
-    def _evaluation_problem(self, trained: fx.GraphModule) -> str | None:
-        """Why the graph cannot represent the model in evaluation mode, or None.
+    def _evaluation(self, trained: fx.GraphModule) -> tuple[str | None, tuple[str, ...]]:
+        """(why the graph cannot represent the model in evaluation mode, or None; the modules that differ in it).
 
-        Operators that carry their mode are converted, but a branch in the user's code on `self.training` is not in
-        the graph. Only if the user's code mentions it, the model is also exported in evaluation mode, and the graphs
-        are compared.
+        Operators of torch's modules that carry their mode are converted. Only if other code asked for the mode, the
+        model is also exported in evaluation mode, and the graphs are compared.
         """
-        traced = [
-            type(module)
-            for path, module in self.job.model.named_modules()
-            if not any(path == opaque_path or path.startswith(f"{opaque_path}.") for opaque_path in self.calls)
-        ]
-        suspects = sorted({kind.__name__ for kind in dict.fromkeys(traced) if _mentions_mode(kind)})
+        suspects = sorted({kind.__name__ for kind in self.askers})
         if not suspects:
-            return None
+            return None, ()
         problem = f"{', '.join(suspects)} does other work in evaluation mode than in training mode (self.training)"
         try:
             evaluated, _ = self._export(train=False)
         except Exception as error:
-            return f"{problem}, and cannot be traced in evaluation mode: {describe_error(error)}"
-        return None if _operators(trained) == _operators(evaluated) else problem
+            return f"{problem}, and cannot be traced in evaluation mode: {describe_error(error)}", ()
+        differing = eval_mode.differing_modules(trained, evaluated)
+        return (problem, differing) if differing else (None, ())
 
 
 def _with_named_inputs(model: nn.Module, batch: Batch) -> dict[str, Callable[..., Any]]:
@@ -256,20 +255,3 @@ def _order(graph: fx.Graph, names: Sequence[str], wanted: Sequence[str]) -> None
             start.prepend(by_name[name])
         else:
             start = start.next
-
-
-def _mentions_mode(kind: type) -> bool:
-    """Whether the source of a user's module class mentions `.training`."""
-    if kind.__module__.startswith("torch.nn."):
-        return False
-    try:
-        return ".training" in inspect.getsource(kind)
-    except (OSError, TypeError):
-        return False
-
-
-def _operators(graph_module: fx.GraphModule) -> list[str]:
-    calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
-    # The memory layout of attention's result depends on dropout, and so does whether `contiguous` is called on it.
-    kept = [call for call in calls if not eval_mode.is_training_only(call) and operator_name(call) != "contiguous"]
-    return [operator_key(node) for node in kept]

@@ -35,6 +35,7 @@ def export_with_fallback(job: Job, minibatch: int) -> tuple[ExportedModel, str]:
             if path is None:
                 raise LaunchError(_reason(job, error)) from error
             opaque_modules.add(path)
+    exported = _taken_whole_for_evaluation(job, minibatch, exported, opaque_modules)
     if exported.left_out:
         _check_loss_without(job, exported.left_out)
     parts = ["torch.export"]
@@ -43,6 +44,36 @@ def export_with_fallback(job: Job, minibatch: int) -> tuple[ExportedModel, str]:
     if exported.left_out:
         parts.append(f"left out of what it returns: {', '.join(exported.left_out)}")
     return exported, "; ".join(parts)
+
+
+def _taken_whole_for_evaluation(
+    job: Job, minibatch: int, exported: ExportedModel, opaque_modules: _OpaqueModules
+) -> ExportedModel:
+    """The model with those modules opaque that do other work in evaluation mode, if each of them is one layer anyway.
+    Otherwise the model as it is, which can be trained.
+    """
+    owners = dict.fromkeys(path.partition(f".{PARAMETRIZED}.")[0] for path in exported.differing)
+    if not owners or not all(path and _is_one_layer(job.model.get_submodule(path)) for path in owners):
+        return exported
+    before = list(opaque_modules.paths)
+    for path in owners:
+        opaque_modules.add(path)
+    try:
+        whole = export_model(job, minibatch, opaque_modules.paths)
+    except Exception:
+        whole = exported
+    if whole.evaluation_problem is not None:
+        opaque_modules.paths = before
+        return exported
+    return whole
+
+
+def _is_one_layer(module: nn.Module) -> bool:
+    return not {name for name, _ in module.named_children()} - {PARAMETRIZED}
+
+
+PARAMETRIZED = "parametrizations"
+"""The child that torch.nn.utils.parametrize gives to a module."""
 
 
 class _OpaqueModules:

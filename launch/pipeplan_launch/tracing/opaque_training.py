@@ -13,7 +13,7 @@ from torch import nn
 from pipeplan_launch.tracing.model_outputs import CONSTANT_TYPES, register_dataclasses
 from pipeplan_launch.tracing.opaque_calls import ValueStructure
 from pipeplan_launch.tracing.opaque_interface import CannotBeOpaque, ObservedCall, OutputsByModule, infer_call_output
-from pipeplan_launch.tracing.opaque_modules import replaced_forwards
+from pipeplan_launch.tracing.opaque_modules import own_call, replaced_forwards
 
 ARGUMENT_TYPES = (type(None), *CONSTANT_TYPES, slice, type(...), torch.layout, torch.memory_format, enum.Enum)
 """Types that an argument of an opaque module may have besides tensors."""
@@ -44,7 +44,7 @@ def observe_calls(
 
 
 def _recorder(path: str, module: nn.Module, minibatch: int, calls: list[ObservedCall]) -> Callable[..., Any]:
-    original = module.forward
+    original = own_call(module)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         arguments, tensors, _ = ValueStructure.of((args, kwargs))
