@@ -16,14 +16,18 @@ from pipeplan_launch.job.job import Job, call_model
 from pipeplan_launch.job.user_code import describe_error, user_line
 from pipeplan_launch.tracing.aliasing import DependsOnData
 from pipeplan_launch.tracing.export import ExportedModel, depends_on_data, export_model, module_mode
+from pipeplan_launch.tracing.forward_state import carry_python_state
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
 from pipeplan_launch.tracing.opaque_interface import CannotBeOpaque
-from pipeplan_launch.tracing.opaque_training import restored_state
+from pipeplan_launch.tracing.python_state import restored_state
 
 
 def export_with_fallback(job: Job, minibatch: int) -> tuple[ExportedModel, str]:
     """(the exported model, a description of how it was exported). Raises `LaunchError` with the user's line."""
     opaque_modules = _OpaqueModules(job.model)
+    state = carry_python_state(job, minibatch)
+    for path in state.whole:
+        opaque_modules.add(path)
     while True:
         try:
             exported = export_model(job, minibatch, opaque_modules.paths)
@@ -41,6 +45,8 @@ def export_with_fallback(job: Job, minibatch: int) -> tuple[ExportedModel, str]:
     parts = ["torch.export"]
     if opaque_modules.paths:
         parts.append(f"taken whole: {', '.join(opaque_modules.paths)}")
+    if state.buffers:
+        parts.append(f"Python state kept in buffers: {', '.join(state.buffers)}")
     if exported.left_out:
         parts.append(f"left out of what it returns: {', '.join(exported.left_out)}")
     return exported, "; ".join(parts)
