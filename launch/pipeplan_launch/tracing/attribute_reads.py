@@ -91,7 +91,8 @@ def _class_to_watch(owner: Any) -> type:
 def _watched(kind: type, noted: dict[tuple[int, str], Accesses], running: list[nn.Module]) -> Iterator[None]:
     """Context in which accesses to attributes of a class are noted."""
     own = {name: vars(kind)[name] for name in ("__getattribute__", "__setattr__") if name in vars(kind)}
-    get, put = kind.__getattribute__, kind.__setattr__
+    get: Any = kind.__getattribute__
+    put: Any = kind.__setattr__
 
     def read(instance: Any, name: str) -> Any:
         access = noted.get((id(instance), name))

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.tracing.regions import REGIONS, operator_name
+from pipeplan_launch.tracing.aliasing import GraphBehaviour, tensors_in
+from pipeplan_launch.tracing.regions import attribute_at
 
 
 @contextmanager
-def assignments_copied(model: nn.Module) -> Iterator[set[str]]:
-    """Context in which the model copies tensors that it assigns to buffers into these. Yields the buffers' names.
+def assignments_copied(model: nn.Module) -> Iterator[None]:
+    """Context in which the model copies tensors that it assigns to buffers into these.
 
     Raises `LaunchError` for a tensor of another shape or type.
     """
-    assigned: set[str] = set()
     module_hooks = nn.modules.module._global_buffer_registration_hooks
     others = dict(module_hooks)
     before: dict[str, Tensor] = {}
@@ -43,11 +43,10 @@ def assignments_copied(model: nn.Module) -> Iterator[set[str]]:
         for (path, buffers, name, _), value in zip(changed, values, strict=True):
             before[path].copy_(value)
             buffers[name] = before[path]
-            assigned.add(path)
 
     hooks = model.register_forward_pre_hook(remember), model.register_forward_hook(copy_back)
     try:
-        yield assigned
+        yield
     finally:
         for hook in hooks:
             hook.remove()
@@ -66,7 +65,8 @@ def _places(model: nn.Module) -> list[tuple[str, dict[str, Tensor | None], str, 
 def _check_same_kind(path: str, old: Tensor | None, new: Any) -> None:
     """Raises `LaunchError` unless the new value of a buffer fits into the memory of the old one."""
     if not (isinstance(old, Tensor) and isinstance(new, Tensor)):
-        change = f"from {type(old).__name__} to {type(new).__name__}"
+        change = " to ".join("a tensor" if isinstance(one, Tensor) else str(one) for one in (old, new))
+        change = f"from {change}"
     elif old.shape != new.shape:
         change = f"from shape {tuple(old.shape)} to {tuple(new.shape)}"
     elif old.dtype != new.dtype:
@@ -79,25 +79,37 @@ def _check_same_kind(path: str, old: Tensor | None, new: Any) -> None:
     )
 
 
-def protect_saved_values(graph_module: fx.GraphModule, assigned: set[str]) -> None:
-    """Let the graph read copies of the buffers that it overwrites at its end.
+def protect_saved_values(graph_module: fx.GraphModule, behaviour: GraphBehaviour) -> bool:
+    """Copy the state that the graph writes to where the backward pass may keep it. Returns whether anything changed.
 
-    The backward pass may need their first values, as it may after an assignment in the model.
+    A stage runs the forward pass of the next minibatches, which writes the state, before the backward pass of this one.
     """
-    for node in graph_module.graph.find_nodes(op="get_attr"):
-        readers = [user for user in node.users if not _overwrites(user, node) and operator_name(user) not in REGIONS]
-        if node.target not in assigned or not readers:
+    state = {
+        storage
+        for node in graph_module.graph.find_nodes(op="get_attr")
+        for storage in behaviour.storages(node)
+        if not isinstance(attribute_at(graph_module, str(node.target)), nn.Parameter)
+    }
+    written = {
+        storage for arguments in behaviour.written.values() for one in arguments for storage in behaviour.storages(one)
+    } & state
+    found = False
+    for node in list(graph_module.graph.nodes) if written else ():
+        if node in behaviour.written or not _may_save(node, behaviour):
             continue
-        with graph_module.graph.inserting_before(readers[0]):
-            clone = graph_module.graph.call_function(_CLONE, (node,))
-        clone.meta = {**readers[0].meta, "val": node.meta.get("val")}
-        for reader in readers:
-            reader.replace_input_with(node, clone)
+        for argument in node.all_input_nodes:
+            if behaviour.storages(argument) & written and not behaviour.storages(node) & written:
+                with graph_module.graph.inserting_before(node):
+                    copied = graph_module.graph.call_function(torch.ops.aten.clone.default, (argument,))
+                copied.meta = {**node.meta, "val": argument.meta["val"]}
+                node.replace_input_with(argument, copied)
+                found = True
     graph_module.recompile()
+    return found
 
 
-_CLONE = torch.ops.aten.clone.default
-
-
-def _overwrites(user: fx.Node, buffer: fx.Node) -> bool:
-    return operator_name(user) == "copy_" and user.args[0] is buffer
+def _may_save(node: fx.Node, behaviour: GraphBehaviour) -> bool:
+    """Whether autograd may keep arguments of a node for the backward pass."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return any(tensor.requires_grad for tensor in tensors_in(behaviour.values.get(node)))

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from pipeplan_launch.tracing.opaque_modules import OpaqueModuleCall
-from pipeplan_launch.tracing.regions import graphs_of, inner_graphs, operator_key, operator_name
+from pipeplan_launch.tracing.regions import graphs_of, inner_graphs, operator_key, operator_name, state_name
 
 EVALUATION_ARGUMENTS = {"train": False, "training": False, "use_input_stats": False, "dropout_p": 0.0}
 """Values of these arguments in evaluation mode."""
@@ -31,10 +31,7 @@ def is_training_only(node: fx.Node) -> bool:
     if operator_name(node) not in ("add_", "copy_") or not node.args:
         return False
     target = node.args[0]
-    # Inside a region the counter is a placeholder, which export names after the buffer.
-    if not isinstance(target, fx.Node) or target.op not in ("get_attr", "placeholder"):
-        return False
-    return str(target.target).endswith(BATCH_COUNTER)
+    return isinstance(target, fx.Node) and state_name(target).endswith(BATCH_COUNTER)
 
 
 def set_evaluation_arguments(node: fx.Node) -> None:
@@ -128,9 +125,8 @@ def _work_by_module(graph_module: fx.GraphModule) -> dict[str, list[Any]]:
 def _constants(node: fx.Node) -> list[str]:
     """The arguments of a node that are no results of other nodes; parameters and buffers by name."""
     leaves = tree_leaves(_evaluation_arguments(node))
-    return [_name_of_state(leaf) if isinstance(leaf, fx.Node) else repr(leaf) for leaf in leaves]
+    return [_tensor_name(leaf) if isinstance(leaf, fx.Node) else repr(leaf) for leaf in leaves]
 
 
-def _name_of_state(node: fx.Node) -> str:
-    is_tensor = isinstance(node.meta.get("val"), Tensor)
-    return str(node.target) if node.op == "get_attr" and is_tensor else ""
+def _tensor_name(node: fx.Node) -> str:
+    return state_name(node) if isinstance(node.meta.get("val"), Tensor) else ""

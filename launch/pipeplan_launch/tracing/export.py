@@ -20,12 +20,13 @@ from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing import eval_mode, opaque_calls
 from pipeplan_launch.tracing.aliasing import DependsOnData, GraphBehaviour, observe_behaviour
-from pipeplan_launch.tracing.buffer_assignments import assignments_copied, protect_saved_values
+from pipeplan_launch.tracing.buffer_assignments import assignments_copied
 from pipeplan_launch.tracing.export_hazards import hazards_refused
 from pipeplan_launch.tracing.model_outputs import plain_outputs
 from pipeplan_launch.tracing.opaque_interface import OutputsByModule
 from pipeplan_launch.tracing.opaque_modules import recording_forwards, replaced_forwards
 from pipeplan_launch.tracing.opaque_training import observe_calls
+from pipeplan_launch.tracing.regions import name_state_inside
 
 DynamicShapes = tuple[dict[int, object], ...]
 """For each input its dynamic dimensions."""
@@ -135,7 +136,7 @@ class _Attempt:
             stack.enter_context(eval_mode.questions_noted(self.askers))
             forwards = recording_forwards(job.model, self.calls) | _with_named_inputs(job.model, self.batch)
             stack.enter_context(replaced_forwards(job.model, forwards))
-            assigned = stack.enter_context(assignments_copied(job.model))
+            stack.enter_context(assignments_copied(job.model))
             left_out = stack.enter_context(plain_outputs(job.model))
             # Export warns that an LSTM changes itself while it is traced, which has no effect afterwards.
             stack.enter_context(warnings.catch_warnings())
@@ -147,7 +148,7 @@ class _Attempt:
             opaque_calls.replace_recorded_calls(module)
         if self.batch.names:
             _order(module.graph, list(exported.call_spec.in_spec.child(1).context), self.batch.names)
-        protect_saved_values(module, assigned)
+        name_state_inside(module)
         return _cleaned(module), left_out
 
     def _evaluation(self, trained: fx.GraphModule) -> tuple[str | None, tuple[str, ...]]:

@@ -16,18 +16,27 @@ from pipeplan_launch.job.job import Job, call_model
 from pipeplan_launch.job.user_code import describe_error, user_line
 from pipeplan_launch.tracing.aliasing import DependsOnData
 from pipeplan_launch.tracing.export import ExportedModel, depends_on_data, export_model, module_mode
-from pipeplan_launch.tracing.forward_state import carry_python_state
+from pipeplan_launch.tracing.forward_state import CarriedState, carry_python_state
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
 from pipeplan_launch.tracing.opaque_interface import CannotBeOpaque
-from pipeplan_launch.tracing.python_state import restored_state
+from pipeplan_launch.tracing.python_state import Snapshot, restored_state
 
 
 def export_with_fallback(job: Job, minibatch: int) -> tuple[ExportedModel, str]:
     """(the exported model, a description of how it was exported). Raises `LaunchError` with the user's line."""
+    with torch.random.fork_rng(devices=[]):
+        state = carry_python_state(job, minibatch)
+    before = Snapshot(job.model)
+    try:
+        return _export(job, minibatch, state)
+    finally:
+        before.restore()
+
+
+def _export(job: Job, minibatch: int, state: CarriedState) -> tuple[ExportedModel, str]:
     opaque_modules = _OpaqueModules(job.model)
-    state = carry_python_state(job, minibatch)
-    for path in state.whole:
-        opaque_modules.add(path)
+    for whole in state.whole:
+        opaque_modules.add(whole)
     while True:
         try:
             exported = export_model(job, minibatch, opaque_modules.paths)

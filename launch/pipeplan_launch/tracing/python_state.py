@@ -111,11 +111,11 @@ def restored_state(model: nn.Module) -> Iterator[Snapshot]:
             numpy.random.set_state(arrays)
 
 
-class _ParameterWrites(TorchDispatchMode):
+class _ParameterWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Copies a parameter before an operator writes to it."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._memory = {_storage(parameter): parameter.data for parameter in model.parameters()}
         self._before: dict[int, Tensor] = {}
 
@@ -252,7 +252,7 @@ class _Kept:
             )
         if isinstance(value, set):
             return bool(contents == now)
-        return contents.shape == now.shape and contents.tobytes() == now.tobytes()
+        return bool(contents.shape == now.shape) and contents.tobytes() == now.tobytes()
 
 
 def _state_of(generator: Any) -> Any:

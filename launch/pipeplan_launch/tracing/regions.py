@@ -65,6 +65,24 @@ def region_arguments(node: fx.Node) -> list[tuple[Any, fx.Node]]:
     return list(zip(node.args[len(node.args) - len(placeholders) :], placeholders, strict=True))
 
 
+def name_state_inside(graph_module: fx.GraphModule) -> None:
+    """Note at the placeholders of regions, also of those inside others, which parameter or buffer they stand for."""
+    for node in graph_module.graph.nodes:
+        for outer, inner in region_arguments(node):
+            if isinstance(outer, fx.Node):
+                inner.meta[STATE_NAME] = state_name(outer)
+        for graph in graphs_of(node):
+            name_state_inside(graph)
+
+
+STATE_NAME = "pipeplan_state"
+
+
+def state_name(node: fx.Node) -> str:
+    """The name of the parameter or buffer that a node reads; empty for any other node."""
+    return str(node.target) if node.op == "get_attr" else str(node.meta.get(STATE_NAME, ""))
+
+
 def inner_keys(node: fx.Node) -> list[str]:
     """The operators in the graphs that a node runs, and in the graphs inside these, in their order."""
     keys = []

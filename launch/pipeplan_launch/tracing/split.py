@@ -154,9 +154,12 @@ class StageProgram(nn.Module):
         return {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
 
     def changing_state(self) -> dict[str, Tensor]:
-        """Buffers and constants that a forward in training mode may write, under the model's names."""
-        own = self._train.changing
-        return {name: self._state(name, {}) for name in own if self._parameters.get(name) is None}
+        """Buffers, constants and frozen parameters that a forward in training mode may write, under the model's names.
+
+        Trained parameters are not among them: they have versions of their own.
+        """
+        tensors = {name: self._state(name, self.parameters_by_name()) for name in self._train.changing}
+        return {name: tensor for name, tensor in tensors.items() if not tensor.requires_grad}
 
     def call(
         self,

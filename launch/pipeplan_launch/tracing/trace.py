@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.tracing import aliasing, layers
+from pipeplan_launch.tracing.buffer_assignments import protect_saved_values
 from pipeplan_launch.tracing.copied import is_size
 from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.export_fallback import export_with_fallback
@@ -140,7 +141,8 @@ def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
     exported, how = export_with_fallback(job, minibatch)
     graph_module, behaviour, batch = exported.graph_module, exported.behaviour, exported.batch
     with module_mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
-        if aliasing.functionalise_graph(graph_module, behaviour):
+        is_changed = aliasing.functionalise_graph(graph_module, behaviour)
+        if protect_saved_values(graph_module, behaviour) or is_changed:
             behaviour = aliasing.observe_behaviour(graph_module, batch.inputs)
     grouping = layers.group_layers(graph_module, job.model, behaviour, granularity)
     state_names = _state_names(job.model)
