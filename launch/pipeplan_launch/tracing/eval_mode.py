@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from pipeplan_launch.tracing.opaque_modules import OpaqueModuleCall
