@@ -22,7 +22,7 @@ from pipeplan_launch.tracing.copied import is_size
 from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.export_fallback import export_with_fallback
 from pipeplan_launch.tracing.layers import LayerInfo
-from pipeplan_launch.tracing.regions import inner_keys, operator_key, write_unnoticed
+from pipeplan_launch.tracing.regions import attribute_at, inner_keys, operator_key, write_unnoticed
 
 Dimension: TypeAlias = Any
 """A size of a tensor: an int, or a sympy expression in the minibatch size."""
@@ -84,6 +84,8 @@ class TracedModel:
     tied: tuple[TiedParameters, ...]
     """Parameters that several layers read. Where these are in different stages, each stage has a copy, and the stages
     sum its gradients."""
+    written_parameters: tuple[str, ...]
+    """Trained parameters that the forward pass itself writes, such as weights that it clips."""
     graph_hash: str
     """Hash of layers, operators, edges and shapes: the same in every process with the same version of torch."""
     dynamic_batch: bool
@@ -156,6 +158,7 @@ def _trace(job: Job, minibatch: int, granularity: str) -> TracedModel:
         tensors=tensors,
         together=_together(graph_module, grouping, behaviour, infos, job.model),
         tied=_tied(infos),
+        written_parameters=_written_parameters(graph_module, behaviour),
         graph_hash=graph_hash,
         dynamic_batch=exported.dynamic_batch,
         minibatch=minibatch,
@@ -282,6 +285,19 @@ def _tied(infos: tuple[LayerInfo, ...]) -> tuple[TiedParameters, ...]:
         if len(layers_) > 1:
             names_of[tuple(layers_)].append(name)
     return tuple(TiedParameters(tuple(names), found) for found, names in names_of.items())
+
+
+def _written_parameters(graph_module: fx.GraphModule, behaviour: aliasing.GraphBehaviour) -> tuple[str, ...]:
+    written = {
+        storage for arguments in behaviour.written.values() for one in arguments for storage in behaviour.storages(one)
+    }
+    return tuple(
+        str(node.target)
+        for node in graph_module.graph.find_nodes(op="get_attr")
+        if behaviour.storages(node) & written
+        and isinstance(parameter := attribute_at(graph_module, str(node.target)), nn.Parameter)
+        and parameter.requires_grad
+    )
 
 
 def _union(groups: list[set[str]]) -> list[set[str]]:
