@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.tracing.aliasing import GraphBehaviour, tensors_in
-from pipeplan_launch.tracing.regions import attribute_at
+from pipeplan_launch.tracing.regions import attribute_at, operator_name
 
 
 @contextmanager
@@ -108,8 +108,12 @@ def protect_saved_values(graph_module: fx.GraphModule, behaviour: GraphBehaviour
     return found
 
 
+UNSAVED = frozenset({"add", "sub", "rsub", "cat", "stack", "clone", "_to_copy"})
+"""Operators whose backward pass needs none of their arguments."""
+
+
 def _may_save(node: fx.Node, behaviour: GraphBehaviour) -> bool:
     """Whether autograd may keep arguments of a node for the backward pass."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, torch._ops.OpOverload) or operator_name(node) in UNSAVED:
         return False
     return any(tensor.requires_grad for tensor in tensors_in(behaviour.values.get(node)))

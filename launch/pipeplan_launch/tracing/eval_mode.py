@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,22 @@ def _work_by_module(graph_module: fx.GraphModule) -> dict[str, list[Any]]:
 
 def _constants(node: fx.Node) -> list[str]:
     """The arguments of a node that are no results of other nodes; parameters and buffers by name."""
-    leaves = tree_leaves(_evaluation_arguments(node))
-    return [_tensor_name(leaf) if isinstance(leaf, fx.Node) else repr(leaf) for leaf in leaves]
+    args, kwargs = _evaluation_arguments(node)
+    given: list[tuple[str, Any]] = [*kwargs.items()]
+    if isinstance(node.target, torch._ops.OpOverload):
+        # Arguments that have their defaults are left out of the graph.
+        declared = node.target._schema.arguments
+        given += [(argument.name, value) for argument, value in zip(declared, args, strict=False)]
+        defaults = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
+        given = [(name, value) for name, value in given if name not in defaults or not _is(value, defaults[name])]
+    else:
+        given += [(str(index), value) for index, value in enumerate(args)]
+    named = [(name, leaf) for name, value in sorted(given, key=itemgetter(0)) for leaf in tree_leaves(value)]
+    return [f"{name} {_tensor_name(leaf) if isinstance(leaf, fx.Node) else leaf!r}" for name, leaf in named]
+
+
+def _is(value: Any, default: Any) -> bool:
+    return not isinstance(value, fx.Node) and bool(value == default)
 
 
 def _tensor_name(node: fx.Node) -> str:
