@@ -35,8 +35,8 @@ class Attribute:
 
     @property
     def value(self) -> Any:
-        """The present value."""
-        return vars(self.owner).get(self.name, ABSENT)
+        """The present value, which may be a default of the class."""
+        return vars(self.owner).get(self.name, getattr(type(self.owner), self.name, ABSENT))
 
     def __hash__(self) -> int:
         return hash((id(self.owner), self.name))
