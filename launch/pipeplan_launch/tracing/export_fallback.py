@@ -16,6 +16,7 @@ from pipeplan_launch.job.job import Job, call_model
 from pipeplan_launch.job.user_code import describe_error, user_line
 from pipeplan_launch.tracing.aliasing import DependsOnData
 from pipeplan_launch.tracing.export import ExportedModel, depends_on_data, export_model, module_mode
+from pipeplan_launch.tracing.export_hazards import Untraceable
 from pipeplan_launch.tracing.forward_state import CarriedState, carry_python_state
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
 from pipeplan_launch.tracing.opaque_interface import CannotBeOpaque
@@ -167,7 +168,8 @@ def _reason(job: Job, error: Exception) -> str:
     if depends_on_data(error):
         return f"the model {job.name!r} cannot be traced, because what it does depends on the data{at}; {_advice()}"
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
-    return f"the model {job.name!r} cannot be traced by torch.export{at}: {reason}"
+    remedy = "" if isinstance(error, Untraceable) else f"; {_advice()}"
+    return f"the model {job.name!r} cannot be traced by torch.export{at}: {reason}{remedy}"
 
 
 def _advice() -> str:

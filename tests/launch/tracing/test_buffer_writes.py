@@ -219,6 +219,12 @@ def test_frozen_parameters_that_change_are_known_to_recomputation() -> None:
     assert "key.1.weight" not in stage.changing_state(), "it is only read"
 
 
+def test_trained_weights_that_forward_writes_are_named() -> None:
+    """Plans with several versions of them are refused by what this says."""
+    assert trace_job(job_of(Clipped()), BATCH).written_parameters == ("first.weight", "last.weight")
+    assert trace_job(job_of(Contrast()), BATCH).written_parameters == ()
+
+
 def test_regions_are_looked_into() -> None:
     traced = trace_job(job_of(Statistics()), BATCH)
     read = {str(node.target): may_write(node) for node in traced.graph_module.graph.find_nodes(op="get_attr")}

@@ -115,6 +115,16 @@ class Averages(Part):
         return y
 
 
+class CountsFromClass(Part):
+    """The first value is an attribute of the class."""
+
+    steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        return self.linear(x) / self.steps
+
+
 class Around(nn.Module):
     """Reads the counter of its part."""
 
@@ -134,6 +144,7 @@ def within(part: nn.Module) -> nn.Module:
     ("kind", "how"),
     [
         (Anneals, "taken whole: 1; Python state kept in buffers: 1.state_of_steps"),
+        (CountsFromClass, "taken whole: 1; Python state kept in buffers: 1.state_of_steps"),
         (WarmsUp, "taken whole: 1; Python state kept in buffers: 1.state_of_step"),
         (Several, "taken whole: 1; Python state kept in buffers: 1.state_of_state_0, 1.state_of_state_1, "),
         (Window, "taken whole: 1; Python state kept in buffers: 1.state_of_recent_0, 1.state_of_recent_1"),
