@@ -20,6 +20,7 @@ from pipeplan_launch.job import validation
 from pipeplan_launch.job.autocast import check_autocast_type
 from pipeplan_launch.job.callbacks import Callback
 from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.job.wrapped_models import unwrapped
 
 PADDING_REMEDY = "pad the samples to one length, in the data's `collate`"
 
@@ -99,7 +100,7 @@ class Job:
     """A model and how to train it. Profiling and planning need only `model` and one of `inputs` and `data`."""
 
     model: nn.Module
-    """The unmodified model."""
+    """The unmodified model. torch.compile and DataParallel around it are taken off."""
     inputs: Callable[[int], Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]] | None = None
     """Makes example inputs for a minibatch of n samples, as a dictionary if the model takes keyword arguments; by
     default the first n samples of `data.train`."""
@@ -140,6 +141,7 @@ class Job:
 
     def __post_init__(self) -> None:
         validation.check_model(self.model)
+        object.__setattr__(self, "model", unwrapped(self.model))
         validation.check_job_functions(self)
         validation.check_callbacks(self.callbacks)
         check_autocast_type(self.autocast)

@@ -164,6 +164,7 @@ def _load_stages(
             f"the model {plan.model_ref!r} is not the one that the plan was made for (its graph is "
             f"{traced.graph_hash[:19]}…, the plan's is {plan.graph_hash[:19]}…): profile and solve again"
         )
+    _check_written_parameters(plan, traced.written_parameters)
     check(plan, job, traced, seed)
     programs: list[Program] = []
     for stage in stages:
@@ -174,6 +175,18 @@ def _load_stages(
         traced.loss_state.release()
     graph_hash, dynamic = traced.graph_hash, traced.dynamic_batch
     return replace(job, model=nn.Module()), programs, graph_hash, dynamic
+
+
+def _check_written_parameters(plan: LaunchPlan, names: Sequence[str]) -> None:
+    """Raise `LaunchError` where the model writes its weights in forward(), and the plan would not keep them so."""
+    is_plain = all(len(stage.workers) == 1 and not stage.recompute for stage in plan.pipeline)
+    if plan.mode != "training" or not names or (plan.schedule.flushes and is_plain):
+        return
+    raise LaunchError(
+        f"forward() changes the trained parameter {names[0]!r}, of which this plan has several versions or copies, or "
+        "runs forward() twice: solve with --schedule 1f1b-flush --straight --no-recompute, or change the weights after "
+        "each update, in an optimiser of your own"
+    )
 
 
 def _check_shared(plan: LaunchPlan, program: Program) -> None:

@@ -155,7 +155,9 @@ class TrainingEngine(Engine):
             yield
         if self._group is not None:
             with self._replica_loss_explained("buffers"):
-                average_buffers(list(self.place.program.buffers_by_name().values()), self._group)
+                program = self.place.program
+                state = {**program.buffers_by_name(), **program.changing_state()}  # and momentum encoders
+                average_buffers(list(state.values()), self._group)
 
     def _forward(self, index: int) -> None:
         place = self.place

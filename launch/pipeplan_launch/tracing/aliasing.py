@@ -14,15 +14,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.user_code import is_user_code
-from pipeplan_launch.tracing.opaque_calls import is_impure
-
-NORMS_WITH_STATE = ("batch_norm", "instance_norm")
-"""Operators that write their running statistics although their schema does not say so."""
+from pipeplan_launch.tracing.opaque_calls import remove_dead_code
+from pipeplan_launch.tracing.regions import attribute_at, operator_name, statistics_written
 
 INEXACT_IN_PLACE = ("elu_", "celu_", "selu_", "rrelu_", "rrelu_with_noise_")
 """In-place operators whose backward pass computes from the result instead of the argument, and so rounds differently
@@ -104,14 +102,6 @@ def _reached(outputs: list[Tensor]) -> frozenset[Any]:
     return frozenset(reached)
 
 
-def attribute_at(module: nn.Module, path: str) -> Any:
-    """The parameter, buffer, constant or submodule at a dotted path."""
-    value: Any = module
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
-
-
 def _call(node: fx.Node, values: dict[fx.Node, Any]) -> tuple[Any, tuple[fx.Node, ...]]:
     """(output of a node, the arguments that it writes to), by running it on fake tensors."""
     arguments = [argument for argument in node.all_input_nodes if tensors_in(values[argument])]
@@ -129,23 +119,8 @@ def _call(node: fx.Node, values: dict[fx.Node, Any]) -> tuple[Any, tuple[fx.Node
         for argument in arguments
         if before[argument] != [tensor._version for tensor in tensors_in(values[argument])]
     ]
-    writes += [argument for argument in _statistics(node) if argument not in writes]
+    writes += [argument for argument in statistics_written(node) if argument not in writes]
     return result, tuple(writes)
-
-
-def _statistics(node: fx.Node) -> list[fx.Node]:
-    """The running statistics among the arguments of a norm."""
-    if operator_name(node) not in NORMS_WITH_STATE:
-        return []
-    return [argument for argument in node.args[3:5] if isinstance(argument, fx.Node)]
-
-
-def operator_name(node: fx.Node) -> str:
-    """The operator's name without namespace and overload: `add` for `aten.add.Tensor`."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.partition("::")[2]
-    return str(getattr(target, "__name__", target))
 
 
 def source_line(node: fx.Node) -> str:
@@ -184,8 +159,7 @@ def functionalise_graph(graph_module: fx.GraphModule, behaviour: GraphBehaviour)
             for writer, arguments in behaviour.written.items():
                 behaviour.written[writer] = tuple(fresh if argument is node else argument for argument in arguments)
     if changed:
-        graph.eliminate_dead_code(is_impure)
-        graph_module.recompile()
+        remove_dead_code(graph_module)
     return changed
 
 

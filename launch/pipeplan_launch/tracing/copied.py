@@ -14,14 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan_launch.tracing.aliasing import (
-    NORMS_WITH_STATE,
-    GraphBehaviour,
-    attribute_at,
-    operator_name,
-    tensors_in,
-)
+from pipeplan_launch.tracing.aliasing import GraphBehaviour, tensors_in
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall
+from pipeplan_launch.tracing.regions import NORMS_WITH_STATE, attribute_at, operator_name, region_of
 
 SHAPE_OPERATORS = frozenset(
     {"view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as", "contiguous"}
@@ -38,8 +33,6 @@ CHEAP_OPERATORS = frozenset(
 """Operators that read and write memory about once, beside those that torch itself calls pointwise."""
 PRODUCTS = frozenset({"matmul", "bmm", "mm", "outer"})
 """Products of matrices, which are cheap where they add up nothing: an outer product."""
-REGIONS = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
-"""Operators that run a graph of their own, and that change only the mode in which it runs."""
 
 
 def is_size(node: fx.Node) -> bool:
@@ -81,18 +74,6 @@ def copied_nodes(graph_module: fx.GraphModule, behaviour: GraphBehaviour) -> set
             ):
                 of_input.add(node)
     return constant | of_input
-
-
-def region_of(node: fx.Node) -> fx.GraphModule | None:
-    """The graph that a node runs in another mode (without gradients, without autocast), or None."""
-    if not isinstance(node.target, torch._ops.HigherOrderOperator) or operator_name(node) not in REGIONS:
-        return None
-    for argument in node.all_input_nodes:
-        if argument.op == "get_attr" and node.graph.owning_module is not None:
-            value = attribute_at(node.graph.owning_module, str(argument.target))
-            if isinstance(value, fx.GraphModule):
-                return value
-    return None
 
 
 def _is_repeatable(node: fx.Node) -> bool:

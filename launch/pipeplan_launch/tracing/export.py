@@ -7,9 +7,9 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,12 +19,14 @@ from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing import eval_mode, opaque_calls
-from pipeplan_launch.tracing.aliasing import DependsOnData, GraphBehaviour, observe_behaviour, operator_name
+from pipeplan_launch.tracing.aliasing import DependsOnData, GraphBehaviour, observe_behaviour
+from pipeplan_launch.tracing.buffer_assignments import assignments_copied
 from pipeplan_launch.tracing.export_hazards import hazards_refused
 from pipeplan_launch.tracing.model_outputs import plain_outputs
 from pipeplan_launch.tracing.opaque_interface import OutputsByModule
 from pipeplan_launch.tracing.opaque_modules import recording_forwards, replaced_forwards
 from pipeplan_launch.tracing.opaque_training import observe_calls
+from pipeplan_launch.tracing.regions import name_state_inside
 
 DynamicShapes = tuple[dict[int, object], ...]
 """For each input its dynamic dimensions."""
@@ -46,6 +48,8 @@ class ExportedModel:
     """The inputs that it was traced with."""
     evaluation_problem: str | None
     """Why the graph cannot represent the model in evaluation mode, or None."""
+    differing: tuple[str, ...]
+    """Paths of the modules that do other work in evaluation mode."""
     left_out: tuple[str, ...]
     """Classes of objects that the model returns and the graph does not."""
 
@@ -103,15 +107,17 @@ class _Attempt:
     samples: int
     dynamic: DynamicShapes
     calls: OutputsByModule
+    askers: set[type] = field(default_factory=set)
+    """Classes of the modules whose mode other code than that of torch's modules has asked for."""
 
     def run(self) -> ExportedModel:
         """Export in training mode, and also in evaluation mode if that might give another graph."""
         graph_module, left_out = self._export()
         with module_mode(self.job.model, train=True), autocast(self.job.autocast, torch.device("cpu")):
             behaviour = observe_behaviour(graph_module, self.batch.inputs)
-        problem = self._evaluation_problem(graph_module)
+        problem, differing = self._evaluation(graph_module)
         return ExportedModel(
-            graph_module, behaviour, any(self.dynamic), self.samples, self.batch, problem, tuple(left_out)
+            graph_module, behaviour, any(self.dynamic), self.samples, self.batch, problem, differing, tuple(left_out)
         )
 
     def _export(self, *, train: bool = True) -> tuple[fx.GraphModule, dict[str, None]]:
@@ -127,7 +133,10 @@ class _Attempt:
             stack.enter_context(autocast(job.autocast, torch.device("cpu")))
             stack.enter_context(quiet())
             stack.enter_context(hazards_refused())
-            stack.enter_context(replaced_forwards(job.model, recording_forwards(job.model, self.calls)))
+            stack.enter_context(eval_mode.questions_noted(self.askers))
+            forwards = recording_forwards(job.model, self.calls) | _with_named_inputs(job.model, self.batch)
+            stack.enter_context(replaced_forwards(job.model, forwards))
+            stack.enter_context(assignments_copied(job.model))
             left_out = stack.enter_context(plain_outputs(job.model))
             # Export warns that an LSTM changes itself while it is traced, which has no effect afterwards.
             stack.enter_context(warnings.catch_warnings())
@@ -139,29 +148,45 @@ class _Attempt:
             opaque_calls.replace_recorded_calls(module)
         if self.batch.names:
             _order(module.graph, list(exported.call_spec.in_spec.child(1).context), self.batch.names)
+        name_state_inside(module)
         return _cleaned(module), left_out
 
-    def _evaluation_problem(self, trained: fx.GraphModule) -> str | None:
-        """Why the graph cannot represent the model in evaluation mode, or None.
+    def _evaluation(self, trained: fx.GraphModule) -> tuple[str | None, tuple[str, ...]]:
+        """(why the graph cannot represent the model in evaluation mode, or None; the modules that differ in it).
 
-        Operators that carry their mode are converted, but a branch in the user's code on `self.training` is not in
-        the graph. Only if the user's code mentions it, the model is also exported in evaluation mode, and the graphs
-        are compared.
+        Operators of torch's modules that carry their mode are converted. Only if other code asked for the mode, the
+        model is also exported in evaluation mode, and the graphs are compared.
         """
-        traced = [
-            type(module)
-            for path, module in self.job.model.named_modules()
-            if not any(path == opaque_path or path.startswith(f"{opaque_path}.") for opaque_path in self.calls)
-        ]
-        suspects = sorted({kind.__name__ for kind in dict.fromkeys(traced) if _mentions_mode(kind)})
+        suspects = sorted({kind.__name__ for kind in self.askers})
         if not suspects:
-            return None
+            return None, ()
         problem = f"{', '.join(suspects)} does other work in evaluation mode than in training mode (self.training)"
         try:
             evaluated, _ = self._export(train=False)
         except Exception as error:
-            return f"{problem}, and cannot be traced in evaluation mode: {describe_error(error)}"
-        return None if _operators(trained) == _operators(evaluated) else problem
+            return f"{problem}, and cannot be traced in evaluation mode: {describe_error(error)}", ()
+        differing = eval_mode.differing_modules(trained, evaluated)
+        return (problem, differing) if differing else (None, ())
+
+
+def _with_named_inputs(model: nn.Module, batch: Batch) -> dict[str, Callable[..., Any]]:
+    """The model's forward() with a parameter for each input, under its path, where it takes `*args` or `**kwargs`.
+
+    Export cannot give dynamic shapes to those.
+    """
+    forward = model.forward
+    kinds = {parameter.kind for parameter in inspect.signature(forward).parameters.values()}
+    if not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        return {}
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    names = batch.names or [f"input_{index}" for index in range(len(batch.inputs))]
+    named.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    )
+    return {"": named}
 
 
 @contextmanager
@@ -218,7 +243,7 @@ def _cleaned(graph_module: fx.GraphModule) -> fx.GraphModule:
     for node in reversed(graph_module.graph.nodes):
         if node.op == "call_function" and not node.users and "_assert" in str(node.target):
             graph_module.graph.erase_node(node)
-    graph_module.graph.eliminate_dead_code(opaque_calls.is_impure)
+    opaque_calls.remove_dead_code(graph_module)
     return graph_module
 
 
@@ -231,26 +256,3 @@ def _order(graph: fx.Graph, names: Sequence[str], wanted: Sequence[str]) -> None
             start.prepend(by_name[name])
         else:
             start = start.next
-
-
-def _mentions_mode(kind: type) -> bool:
-    """Whether the source of a user's module class mentions `.training`."""
-    if kind.__module__.startswith("torch.nn."):
-        return False
-    try:
-        return ".training" in inspect.getsource(kind)
-    except (OSError, TypeError):
-        return False
-
-
-def _operators(graph_module: fx.GraphModule) -> list[str]:
-    calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
-    # The memory layout of attention's result depends on dropout, and so does whether `contiguous` is called on it.
-    kept = [call for call in calls if not eval_mode.is_training_only(call) and operator_name(call) != "contiguous"]
-    return [operator_key(node) for node in kept]
-
-
-def operator_key(node: fx.Node) -> str:
-    """A name of the node's operator that is the same in every process: the overload's own name if it is an overload."""
-    # str() of a plain function contains its address.
-    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else operator_name(node)

@@ -16,9 +16,11 @@ from pipeplan_launch.job.job import Job, call_model
 from pipeplan_launch.job.user_code import describe_error, user_line
 from pipeplan_launch.tracing.aliasing import DependsOnData
 from pipeplan_launch.tracing.export import ExportedModel, depends_on_data, export_model, module_mode
+from pipeplan_launch.tracing.export_hazards import Untraceable
+from pipeplan_launch.tracing.forward_state import CarriedState, carry_python_state
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
 from pipeplan_launch.tracing.opaque_interface import CannotBeOpaque
-from pipeplan_launch.tracing.opaque_training import restored_state
+from pipeplan_launch.tracing.python_state import Snapshot, restored_state
 
 
 def export_with_fallback(job: Job, minibatch: int, whole: Sequence[str] = ()) -> tuple[ExportedModel, str]:
@@ -26,7 +28,19 @@ def export_with_fallback(job: Job, minibatch: int, whole: Sequence[str] = ()) ->
 
     Raises `LaunchError` with the user's line.
     """
+    with torch.random.fork_rng(devices=[]):
+        state = carry_python_state(job, minibatch)
+    before = Snapshot(job.model)
+    try:
+        return _export(job, minibatch, state, whole)
+    finally:
+        before.restore()
+
+
+def _export(job: Job, minibatch: int, state: CarriedState, whole: Sequence[str]) -> tuple[ExportedModel, str]:
     opaque_modules = _OpaqueModules(job.model, whole)
+    for own in state.whole:
+        opaque_modules.add(own)
     while True:
         try:
             exported = export_model(job, minibatch, opaque_modules.paths)
@@ -38,14 +52,47 @@ def export_with_fallback(job: Job, minibatch: int, whole: Sequence[str] = ()) ->
             if path is None:
                 raise LaunchError(_reason(job, error)) from error
             opaque_modules.add(path)
+    exported = _taken_whole_for_evaluation(job, minibatch, exported, opaque_modules)
     if exported.left_out:
         _check_loss_without(job, exported.left_out)
     parts = ["torch.export"]
     if opaque_modules.paths:
         parts.append(f"taken whole: {', '.join(opaque_modules.paths)}")
+    if state.buffers:
+        parts.append(f"Python state kept in buffers: {', '.join(state.buffers)}")
     if exported.left_out:
         parts.append(f"left out of what it returns: {', '.join(exported.left_out)}")
     return exported, "; ".join(parts)
+
+
+def _taken_whole_for_evaluation(
+    job: Job, minibatch: int, exported: ExportedModel, opaque_modules: _OpaqueModules
+) -> ExportedModel:
+    """The model with those modules opaque that do other work in evaluation mode, if each of them is one layer anyway.
+    Otherwise the model as it is, which can be trained.
+    """
+    owners = dict.fromkeys(path.partition(f".{PARAMETRIZED}.")[0] for path in exported.differing)
+    if not owners or not all(path and _is_one_layer(job.model.get_submodule(path)) for path in owners):
+        return exported
+    before = list(opaque_modules.paths)
+    for path in owners:
+        opaque_modules.add(path)
+    try:
+        whole = export_model(job, minibatch, opaque_modules.paths)
+    except Exception:
+        whole = exported
+    if whole.evaluation_problem is not None:
+        opaque_modules.paths = before
+        return exported
+    return whole
+
+
+def _is_one_layer(module: nn.Module) -> bool:
+    return not {name for name, _ in module.named_children()} - {PARAMETRIZED}
+
+
+PARAMETRIZED = "parametrizations"
+"""The child that torch.nn.utils.parametrize gives to a module."""
 
 
 class _OpaqueModules:
@@ -105,7 +152,7 @@ def _check_model_runs(job: Job, minibatch: int) -> None:
 def _as_in_training(job: Job) -> Iterator[None]:
     """Context for running the model as in training; afterwards its state is as before."""
     precision = autocast(job.autocast, torch.device("cpu"))
-    with module_mode(job.model, train=True), restored_state(job.model), precision, torch.no_grad():
+    with module_mode(job.model, train=True), restored_state(job.model), precision:
         yield
 
 
@@ -129,7 +176,8 @@ def _reason(job: Job, error: Exception) -> str:
     if depends_on_data(error):
         return f"the model {job.name!r} cannot be traced, because what it does depends on the data{at}; {_advice()}"
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
-    return f"the model {job.name!r} cannot be traced by torch.export{at}: {reason}"
+    remedy = "" if isinstance(error, Untraceable) else f"; {_advice()}"
+    return f"the model {job.name!r} cannot be traced by torch.export{at}: {reason}{remedy}"
 
 
 def _advice() -> str:

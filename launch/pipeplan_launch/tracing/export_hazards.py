@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from pipeplan_launch.tracing.opaque_calls import AutogradFunctionCall, ValueStructure, record_call
+
+TENSOR_DATA: Any = Tensor.data
+"""Torch's own descriptor of `.data`."""
 
 
 class Untraceable(Exception):
@@ -32,6 +36,9 @@ def hazards_refused() -> Iterator[None]:
     apply, register = torch.autograd.Function.__dict__["apply"], Tensor.register_hook
     torch.autograd.Function.apply = classmethod(partial(_apply, _unbound(apply)))  # type: ignore[method-assign,assignment]
     Tensor.register_hook = _refuse_tensor_hook  # type: ignore[method-assign]
+    Tensor.data = property(_data, _set_data)  # type: ignore[assignment]
+    differentiate = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+    torch.autograd._engine_run_backward = _refuse_differentiation  # type: ignore[attr-defined]
     random_watch = _RandomNumberWatch()
     hooks = register_module_forward_pre_hook(random_watch.before), register_module_forward_hook(random_watch.after)
     try:
@@ -41,6 +48,8 @@ def hazards_refused() -> Iterator[None]:
             hook.remove()
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
         Tensor.register_hook = register  # type: ignore[method-assign]
+        del Tensor.data
+        torch.autograd._engine_run_backward = differentiate  # type: ignore[attr-defined]
 
 
 def _unbound(method: Any) -> Callable[..., Any]:
@@ -71,8 +80,38 @@ def _apply(original: Any, function: type, *args: Any, **kwargs: Any) -> Any:
     return call.returns.filled(outputs)
 
 
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _data(tensor: Tensor) -> Tensor:
+    """Replaces `tensor.data`, of which export would keep a constant: a detached view has the same memory."""
+    return TENSOR_DATA.__get__(tensor) if _is_called_by_torch() else tensor.detach()
+
+
+def _set_data(tensor: Tensor, value: Tensor) -> None:
+    """Replaces `tensor.data = value`, which would leave no trace: the values are copied into the same memory."""
+    if _is_called_by_torch():
+        TENSOR_DATA.__set__(tensor, value)
+    elif (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
+        raise Untraceable("forward() gives the .data of a tensor another shape or type: assign a new tensor instead")
+    elif value is not tensor:
+        tensor.detach().copy_(value.detach())
+
+
+def _is_called_by_torch() -> bool:
+    """Whether the function that reads or sets `.data` is torch's own, as export's are."""
+    return sys._getframe(2).f_code.co_filename.startswith(_TORCH)
+
+
 def _refuse_tensor_hook(tensor: Tensor, hook: Any) -> Any:
     raise Untraceable("forward() registers a hook on a tensor, which would not be in the graph")
+
+
+def _refuse_differentiation(*args: Any, **kwargs: Any) -> Any:
+    raise Untraceable(
+        "forward() differentiates inside itself, with torch.autograd.grad or backward(): do that in a submodule of its "
+        "own, which is then one layer"
+    )
 
 
 class _RandomNumberWatch:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx, nn
 
-from pipeplan_launch.tracing.aliasing import GraphBehaviour, operator_name
+from pipeplan_launch.tracing.aliasing import GraphBehaviour
 from pipeplan_launch.tracing.copied import copied_nodes, is_shape_only
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall
+from pipeplan_launch.tracing.regions import operator_name
 
 CONTAINER_PACKAGE = "torch.nn.modules.container"
 """Torch's module for lists, dictionaries and sequences of modules. User classes derived from them are defined
@@ -111,7 +112,7 @@ def _leaf_call(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, 
         home = type(module).__module__
         if granularity == "module" and not home.startswith(CONTAINER_PACKAGE) and _is_member(model, path):
             return call, path
-        composite = home.startswith((CONTAINER_PACKAGE, "torch.nn.modules.transformer"))
+        composite = home.startswith((CONTAINER_PACKAGE, "torch.nn.modules.transformer", "torch.nn.parallel"))
         if (home.startswith("torch.nn.") and not composite) or not any(True for _ in module.children()):
             return call, path
     return _opaque_call(node)

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from pipeplan_launch.tracing.regions import NORMS_WITH_STATE, graphs_of, inner_graphs, operator_name
+
 
 @dataclass(frozen=True)
 class ValueStructure:
@@ -111,9 +113,29 @@ def replace_recorded_calls(graph_module: fx.GraphModule) -> None:
         module.recompile()
 
 
+def remove_dead_code(graph_module: fx.GraphModule) -> None:
+    """Erase nodes that nothing reads and that change nothing, here and in the regions inside.
+
+    Graph.eliminate_dead_code() would not ask `is_impure` about nodes of regions.
+    """
+    for module in reversed(inner_graphs(graph_module)):
+        for node in reversed(module.graph.nodes):
+            if not node.users and not is_impure(node):
+                module.graph.erase_node(node)
+        module.recompile()
+
+
 def is_impure(node: fx.Node) -> bool:
-    """Whether a node must stay although nothing reads its output, because it may have side effects."""
-    return isinstance(node.target, OpaqueCall) or _is_opaque_operator(node) or node.is_impure()
+    """Whether a node must stay although nothing reads its output, because it, or a node of a graph that it runs, may
+    have side effects.
+    """
+    if isinstance(node.target, OpaqueCall) or _is_opaque_operator(node) or node.is_impure():
+        return True
+    if operator_name(node) in NORMS_WITH_STATE:
+        return True
+    return any(
+        is_impure(inner) for graph in graphs_of(node) for inner in graph.graph.nodes if inner.op == "call_function"
+    )
 
 
 def _is_opaque_operator(node: fx.Node) -> bool:

@@ -36,6 +36,8 @@ class ObservedCall:
     structure: ValueStructure
     outputs: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
     """For each returned tensor its shape, its type, and whether it requires a gradient."""
+    replaced: tuple[int, ...]
+    """Indices of the module's buffers that it assigned new tensors to."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class CallOutput:
     results: tuple[ReturnedTensor, ...]
     written: tuple[int, ...]
     """Indices of the argument tensors that the module writes to."""
+    replaced: frozenset[int] = frozenset()
+    """Indices of the module's buffers that it assigns new tensors to."""
     samples: tuple[int, int, LinearSize] | None = field(default=None)
     """(tensor, dimension, size of it): the argument from which the number of samples is read, or None if nothing
     depends on it."""
@@ -107,7 +111,9 @@ def infer_call_output(path: str, calls: Sequence[ObservedCall]) -> CallOutput:
                 samples = tensor, dimension, size
     if samples is None and any(size.each for result in results for size in result.shape):
         raise CannotBeOpaque(path, "makes tensors that grow with the minibatch from others that do not")
-    return CallOutput(first.structure, results, tuple({index for call in calls for index in call.written}), samples)
+    written = tuple({index for call in calls for index in call.written})
+    replaced = frozenset(index for call in calls for index in call.replaced)
+    return CallOutput(first.structure, results, written, replaced, samples)
 
 
 def _result(path: str, calls: Sequence[ObservedCall], index: int) -> ReturnedTensor:

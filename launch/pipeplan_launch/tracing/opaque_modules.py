@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +30,9 @@ class OpaqueModuleCall(OpaqueCall):
         self.path, self.returns, self._module, self._arguments = path, returns, module, arguments
         self._modes = [(submodule, submodule.training) for submodule in module.modules()]
         self._slots, self._parameters, self._state = _state_slots(module)
+        places = buffer_places(module)
+        self._replaced = {(id(places[index][0]), places[index][1]) for index in returns.replaced}
+        self._kept = [kept for one in module.modules() for kept in vars(one).get(PYTHON_STATE, ())]
 
     def evaluated(self) -> OpaqueModuleCall:
         """A copy of this call in evaluation mode."""
@@ -46,9 +49,10 @@ class OpaqueModuleCall(OpaqueCall):
         args, kwargs = self._arguments.filled(arguments)
         for module, training in self._modes:
             module.training = training
-        with self._replaced_state(state):
-            # Calls forward() and not the module, whose hooks are in the graph around this call.
-            return self._checked(self._module.forward(*args, **kwargs), operands, arguments)
+        with self._replaced_state(state), ExitStack() as stack:
+            for kept in self._kept:
+                stack.enter_context(kept.present())
+            return self._checked(own_call(self._module)(*args, **kwargs), operands, arguments)
 
     @contextmanager
     def _replaced_state(self, state: Sequence[Tensor]) -> Iterator[None]:
@@ -57,7 +61,9 @@ class OpaqueModuleCall(OpaqueCall):
         """
         own = [tensors[name] for tensors, name, _ in self._slots]
         for tensors, name, index in self._slots:
-            tensors[name] = state[index]
+            # The backward pass may need the value of a buffer that is replaced.
+            is_replaced = (id(tensors), name) in self._replaced
+            tensors[name] = state[index].clone() if is_replaced else state[index]
         try:
             yield
         finally:
@@ -96,6 +102,27 @@ class OpaqueModuleCall(OpaqueCall):
             if self._parameters <= index < self._state or index - self._state in self.returns.written:
                 torch.autograd.graph.increment_version(tensor)
         return list(_Shapes.apply(self.returns, self.returns.minibatch(arguments), *tensors))  # type: ignore[no-untyped-call]
+
+
+def own_call(module: nn.Module) -> Callable[..., Any]:
+    """What one layer runs: the module's forward(), because its hooks are in the graph around the layer; or the whole
+    call, where all of its hooks are torch's own and only compute its parameters, as those of spectral_norm.
+    """
+    return module._call_impl if _has_torch_hooks_only(module) else module.forward
+
+
+def _has_torch_hooks_only(module: nn.Module) -> bool:
+    hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    return bool(hooks) and all(type(hook).__module__.startswith("torch.nn.utils.") for hook in hooks)
+
+
+PYTHON_STATE = "_pipeplan_state"
+"""The attribute of a module that lists the Python state (`forward_state.py`) that its buffers keep."""
+
+
+def buffer_places(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, Tensor | None]]:
+    """(dictionary of buffers, name in it, tensor) for every buffer of a module and the modules inside it."""
+    return [(one._buffers, name, tensor) for one in module.modules() for name, tensor in one._buffers.items()]
 
 
 def module_state(module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
@@ -175,17 +202,19 @@ def _as_one_call(path: str, module: nn.Module, returns: tuple[CallOutput, ...]) 
 
 @contextmanager
 def replaced_forwards(model: nn.Module, replacements: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Context in which some submodules have other forward() methods."""
-    own = {}
+    """Context in which some submodules have other forward() methods; see `own_call`."""
+    replaced = []
     for path, forward in replacements.items():
         module = model.get_submodule(path)
-        own[path] = module.__dict__.get("forward")
-        module.__dict__["forward"] = forward
+        # Torch calls the first of these in place of hooks and forward(), and the second between the hooks.
+        name = "_compiled_call_impl" if _has_torch_hooks_only(module) else "forward"
+        replaced.append((vars(module), name, vars(module).get(name)))
+        vars(module)[name] = forward
     try:
         yield
     finally:
-        for path, own_forward in own.items():
-            if own_forward is None:
-                del model.get_submodule(path).__dict__["forward"]
+        for attributes, name, own in replaced:
+            if own is None:
+                del attributes[name]
             else:
-                model.get_submodule(path).__dict__["forward"] = own_forward
+                attributes[name] = own

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,8 @@ from torch import nn
 from pipeplan_launch.tracing.model_outputs import CONSTANT_TYPES, register_dataclasses
 from pipeplan_launch.tracing.opaque_calls import ValueStructure
 from pipeplan_launch.tracing.opaque_interface import CannotBeOpaque, ObservedCall, OutputsByModule, infer_call_output
-from pipeplan_launch.tracing.opaque_modules import replaced_forwards
+from pipeplan_launch.tracing.opaque_modules import buffer_places, own_call, replaced_forwards
+from pipeplan_launch.tracing.python_state import restored_state
 
 ARGUMENT_TYPES = (type(None), *CONSTANT_TYPES, slice, type(...), torch.layout, torch.memory_format, enum.Enum)
 """Types that an argument of an opaque module may have besides tensors."""
@@ -44,7 +44,7 @@ def observe_calls(
 
 
 def _recorder(path: str, module: nn.Module, minibatch: int, calls: list[ObservedCall]) -> Callable[..., Any]:
-    original = module.forward
+    original = own_call(module)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         arguments, tensors, _ = ValueStructure.of((args, kwargs))
@@ -52,34 +52,19 @@ def _recorder(path: str, module: nn.Module, minibatch: int, calls: list[Observed
         if unknown is not None:
             raise CannotBeOpaque(path, f"is given an object of class {type(unknown).__name__}, which may hold tensors")
         shapes, before = tuple(tuple(tensor.shape) for tensor in tensors), [tensor._version for tensor in tensors]
+        buffers = buffer_places(module)
         value = original(*args, **kwargs)
         register_dataclasses(value)
         structure, returned, _ = ValueStructure.of(value)
         # Records no tensors, which would keep the activations of the whole run alive.
         outputs = [(tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in returned]
         written = tuple(index for index, tensor in enumerate(tensors) if tensor._version != before[index])
-        calls.append(ObservedCall(minibatch, shapes, written, structure, tuple(outputs)))
+        replaced = tuple(
+            index
+            for index, (own, name, tensor) in enumerate(buffers)
+            if own.get(name) is not tensor and tensor is not None
+        )
+        calls.append(ObservedCall(minibatch, shapes, written, structure, tuple(outputs), replaced))
         return value
 
     return forward
-
-
-@contextmanager
-def restored_state(model: nn.Module) -> Iterator[None]:
-    """Context after which buffers and plain attributes of the model are as before."""
-    plain = {module: {k: v for k, v in vars(module).items() if _is_plain(v)} for module in model.modules()}
-    buffers = {module: dict(module._buffers) for module in model.modules()}
-    values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in values:
-                buffer.copy_(value)
-        for module in plain:
-            vars(module).update(plain[module])
-            module._buffers.update(buffers[module])
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, bool | int | float | str | None)

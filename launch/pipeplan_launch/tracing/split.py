@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.loss_state import LossState
-from pipeplan_launch.tracing.aliasing import attribute_at
 from pipeplan_launch.tracing.compiled import check_compiler, compiled_function
 from pipeplan_launch.tracing.eval_mode import evaluation_refusal
 from pipeplan_launch.tracing.input_shapes import check_input_shape
 from pipeplan_launch.tracing.layers import LOSS_LAYER
+from pipeplan_launch.tracing.regions import attribute_at
 from pipeplan_launch.tracing.subgraph import cut_subgraph
 from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
 
@@ -165,10 +165,13 @@ class StageProgram(nn.Module):
         return {name: one for name, one in (*self._buffers.items(), *of_loss.items()) if one is not None}
 
     def changing_state(self) -> dict[str, Tensor]:
-        """Buffers and constants that a forward in training mode or the loss may write, by name."""
-        own = self._train.changing
+        """Buffers, constants and frozen parameters that a forward in training mode or the loss may write, by name.
+
+        Trained parameters are not among them: they have versions of their own.
+        """
+        tensors = {name: self._state(name, self.parameters_by_name()) for name in self._train.changing}
         of_loss = {} if self.loss_state is None else self.loss_state.buffers()
-        return {name: self._state(name, {}) for name in own if self._parameters.get(name) is None} | of_loss
+        return {name: tensor for name, tensor in tensors.items() if not tensor.requires_grad} | of_loss
 
     def call(
         self,

@@ -14,10 +14,9 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipeplan_launch.tracing import eval_mode
-from pipeplan_launch.tracing.aliasing import attribute_at
 from pipeplan_launch.tracing.copied import is_size
-from pipeplan_launch.tracing.in_place_writes import may_write
 from pipeplan_launch.tracing.layers import LOSS_LAYER
+from pipeplan_launch.tracing.regions import attribute_at, inner_graphs, may_write
 from pipeplan_launch.tracing.trace import TracedModel
 
 NO_COPIES: Mapping[str, fx.Node] = MappingProxyType({})
@@ -140,9 +139,10 @@ class _Builder:
         changed = copy.deepcopy(region)
         if not self.training:
             eval_mode.set_region_evaluation(changed)
-        for node in changed.graph.nodes:
-            self._place(node)
-        changed.recompile()
+        for graph in inner_graphs(changed):
+            for node in graph.graph.nodes:
+                self._place(node)
+            graph.recompile()
         return changed
 
     def _place(self, node: fx.Node) -> None:

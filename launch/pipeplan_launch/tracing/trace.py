@@ -19,10 +19,12 @@ from pipeplan_launch.job.hooks import refuse_accumulation_hooks, refuse_module_h
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loss_state import LossState, loss_state
 from pipeplan_launch.tracing import aliasing, layers
+from pipeplan_launch.tracing.buffer_assignments import protect_saved_values
 from pipeplan_launch.tracing.copied import is_size
-from pipeplan_launch.tracing.export import module_mode, operator_key
+from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.export_fallback import export_with_fallback
 from pipeplan_launch.tracing.layers import LayerInfo
+from pipeplan_launch.tracing.regions import attribute_at, inner_keys, operator_key, write_unnoticed
 
 Dimension: TypeAlias = Any
 """A size of a tensor: an int, or a sympy expression in the minibatch size."""
@@ -84,6 +86,8 @@ class TracedModel:
     tied: tuple[TiedParameters, ...]
     """Parameters that several layers read. Where these are in different stages, each stage has a copy, and the stages
     sum its gradients."""
+    written_parameters: tuple[str, ...]
+    """Trained parameters that the forward pass itself writes, such as weights that it clips."""
     graph_hash: str
     """Hash of layers, operators, edges and shapes: the same in every process with the same version of torch."""
     dynamic_batch: bool
@@ -158,19 +162,23 @@ def _trace(job: Job, minibatch: int, granularity: str, whole: Sequence[str]) -> 
     exported, how = export_with_fallback(job, minibatch, whole)
     graph_module, behaviour, batch = exported.graph_module, exported.behaviour, exported.batch
     with module_mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
-        if aliasing.functionalise_graph(graph_module, behaviour):
+        is_changed = aliasing.functionalise_graph(graph_module, behaviour)
+        if protect_saved_values(graph_module, behaviour) or is_changed:
             behaviour = aliasing.observe_behaviour(graph_module, batch.inputs)
     grouping = layers.group_layers(graph_module, job.model, behaviour, granularity)
     state_names = _state_names(job.model)
     infos = _with_loss(_layer_infos(graph_module, grouping, job.model, state_names), of_loss)
     node_of, tensors = _tensors(graph_module, grouping, behaviour)
     shapes_at = 2 if exported.dynamic_batch else exported.minibatch
+    graph_hash = _hash(infos, tensors, graph_module, grouping, shapes_at, job.autocast)
+    write_unnoticed(graph_module)
     return TracedModel(
         layers=infos,
         tensors=tensors,
         together=_together(graph_module, grouping, behaviour, infos, job.model),
         tied=_tied(infos),
-        graph_hash=_hash(infos, tensors, graph_module, grouping, shapes_at, job.autocast),
+        written_parameters=_written_parameters(graph_module, behaviour),
+        graph_hash=graph_hash,
         dynamic_batch=exported.dynamic_batch,
         minibatch=minibatch,
         evaluation_problem=exported.evaluation_problem,
@@ -308,6 +316,19 @@ def _tied(infos: tuple[LayerInfo, ...]) -> tuple[TiedParameters, ...]:
     return tuple(TiedParameters(tuple(names), found) for found, names in names_of.items())
 
 
+def _written_parameters(graph_module: fx.GraphModule, behaviour: aliasing.GraphBehaviour) -> tuple[str, ...]:
+    written = {
+        storage for arguments in behaviour.written.values() for one in arguments for storage in behaviour.storages(one)
+    }
+    return tuple(
+        str(node.target)
+        for node in graph_module.graph.find_nodes(op="get_attr")
+        if behaviour.storages(node) & written
+        and isinstance(parameter := attribute_at(graph_module, str(node.target)), nn.Parameter)
+        and parameter.requires_grad
+    )
+
+
 def _union(groups: list[set[str]]) -> list[set[str]]:
     """Merge groups that overlap."""
     merged: list[set[str]] = []
@@ -329,7 +350,7 @@ def _hash(
     operators: dict[str, list[str]] = {info.name: [] for info in infos}
     for node in graph_module.graph.nodes:
         if node in grouping.layer_of:
-            operators[grouping.layer_of[node]].append(operator_key(node))
+            operators[grouping.layer_of[node]] += [operator_key(node), *inner_keys(node)]
     document: dict[str, Any] = {
         "layers": [[info.name, info.parameters, info.buffers, operators[info.name]] for info in infos],
         "tensors": [

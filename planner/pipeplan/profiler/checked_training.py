@@ -53,8 +53,8 @@ def check_training(
 ) -> CheckedTraining:
     """Trace the job's model for minibatches of this size, and compare its stages with the model alone.
 
-    `free`: free memory in bytes, None if unknown. `check_data` raises for data that would spoil the comparison. Raises `LaunchError` for a difference that taking modules whole does
-    not cure.
+    `free`: free memory in bytes, None if unknown. `check_data` raises for data that would spoil the comparison. Raises
+    `LaunchError` for a difference that taking modules whole does not cure.
     """
     progress(0, 0, "tracing")
     traced = trace_job(job, minibatch, options.granularity)

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pipeplan_launch.tracing.aliasing import attribute_at
 from pipeplan_launch.tracing.layers import LOSS_LAYER
+from pipeplan_launch.tracing.regions import attribute_at
 from pipeplan_launch.tracing.shared_copies import SharedCopies
 from pipeplan_launch.tracing.subgraph import Subgraph, cut_subgraph
 from pipeplan_launch.tracing.trace import TensorSpec, TracedModel

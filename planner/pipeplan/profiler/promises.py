@@ -25,7 +25,7 @@ from pipeplan_launch.job.job import Batch, Job, StageInfo
 from pipeplan_launch.job.loss_state import LossState
 from pipeplan_launch.job.loss_weight import weight_of
 from pipeplan_launch.job.user_code import describe_error
-from pipeplan_launch.tracing.opaque_training import restored_state
+from pipeplan_launch.tracing.python_state import restored_state
 from pipeplan_launch.tracing.trace import TracedModel
 
 TOLERANCE = 1e-3

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan_launch import Job
-from pipeplan_launch.tracing.aliasing import operator_name
+from pipeplan_launch.tracing.regions import operator_name
 from pipeplan_launch.tracing.shared_copies import shared_copies
 from pipeplan_launch.tracing.subgraph import cut_subgraph
 from pipeplan_launch.tracing.trace import TracedModel, trace_job

@@ -51,8 +51,8 @@ def check(name: str, granularity: str, count: int) -> None:
         # Qwen2-MoE's blocks have a shared expert beside the others, so that any cut may be inside a fan.
         rounds = number >= count or name == "qwen"
         check_training(name, job, stages, BATCH + number, rounds=rounds)
-        if traced.evaluation_problem is None:
-            check_evaluation(name, job, stages, BATCH, rounds=rounds)
+        assert traced.evaluation_problem is None
+        check_evaluation(name, job, stages, BATCH, rounds=rounds)
 
 
 def test_split_equals_whole() -> None:

@@ -119,6 +119,55 @@ def build():
         "class Stream(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        return iter([])\n",
         "Stream()",
     ),
+    "script.py": """import torch
+from pipeplan_launch import Job
+
+def build():
+    return Job(torch.jit.script(torch.nn.Linear(2, 2)), inputs=lambda n: torch.rand(n, 2))
+""",
+    "averaged.py": """import torch
+from pipeplan_launch import Job
+
+def build():
+    return Job(torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2)), inputs=lambda n: torch.rand(n, 2))
+""",
+    "steps.py": """import torch
+from pipeplan_launch import Job
+
+class Net(torch.nn.Linear):
+    steps = 0
+    def forward(self, x):
+        self.steps += 1
+        return super().forward(x) / self.steps
+
+def build():
+    return Job(Net(2, 2), inputs=lambda n: torch.rand(n, 2))
+""",
+    "grows.py": """import torch
+from pipeplan_launch import Job
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen, self.seen])
+        return super().forward(x)
+
+def build():
+    return Job(Net(), inputs=lambda n: torch.rand(n, 2))
+""",
+    "energy.py": """import torch
+from pipeplan_launch import Job
+
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0]
+
+def build():
+    return Job(Net(2, 2), inputs=lambda n: torch.rand(n, 2).requires_grad_())
+""",
     "deep.py": """import torch
 from pipeplan_launch import Job
 

@@ -23,9 +23,9 @@ from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
 from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.tracing.aliasing import attribute_at
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall
+from pipeplan_launch.tracing.regions import attribute_at
 from pipeplan_launch.tracing.split import output_spec
 from pipeplan_launch.tracing.trace import TracedModel
 
