@@ -438,6 +438,7 @@ def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
         "constraints",
         "pace",
         "stated pace",
+        "run",
         "stages",
         "memory",
         "description",
