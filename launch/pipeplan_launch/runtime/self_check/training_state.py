@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan_launch.runtime.self_check.kept_values import CONSTANTS, Kept, is_users_class, keep
+from pipeplan_launch.tracing.trace import TracedModel
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 MODEL, LOSS = "model", "loss"
@@ -28,11 +29,13 @@ class AttributeName:
 
 
 class TrainedModules:
-    """The modules of a job whose state is compared: the model, and the loss if it is a module."""
+    """The modules of a job whose state is compared: the model, and those that the loss calls."""
 
-    def __init__(self, model: nn.Module, loss: object) -> None:
-        self.roots: dict[str, nn.Module] = {MODEL: model}
-        if isinstance(loss, nn.Module):
+    def __init__(self, traced: TracedModel, loss: object) -> None:
+        self.roots: dict[str, nn.Module] = {MODEL: traced.model}
+        if traced.loss_state is not None:
+            self.roots[LOSS] = traced.loss_state.module
+        elif isinstance(loss, nn.Module):
             self.roots[LOSS] = loss
         self.modules: dict[str, nn.Module] = {}
         for root, top in self.roots.items():
