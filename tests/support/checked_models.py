@@ -6,12 +6,16 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from pipeplan_launch import Data, Job
+from pipeplan_launch.runtime.self_check import passes
+from pipeplan_launch.tracing.split import StageProgram
+from pipeplan_launch.tracing.trace import TracedModel
 
 CALLS = [0]
 OWN = torch.Generator().manual_seed(5)
@@ -96,6 +100,19 @@ class CountsInFile(TwoLinear):
         return self.last(self.first(x) / (1 + 0.1 * CALLS[0]))
 
 
+class DividesByCalls(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS[0] += 1
+        return x / (1 + 0.1 * CALLS[0])
+
+
+def counts_in_file() -> nn.Sequential:
+    """The layers of `plain`, of which one divides by a counter in a global variable."""
+    model = plain()
+    model[3] = DividesByCalls()
+    return model
+
+
 class Meter:
     def __init__(self) -> None:
         self.total = 0.0
@@ -155,6 +172,21 @@ def spectral() -> nn.Sequential:
     return model
 
 
+def lose_writes(monkeypatch: pytest.MonkeyPatch, buffer: str, module: str) -> None:
+    """Have the stages lose what they write to a buffer of a module, unless that module is taken whole."""
+    right = passes.build_stage_program
+
+    def built(traced: TracedModel, *arguments: Any) -> StageProgram:
+        program = right(traced, *arguments)
+        state_of: Any = program._state
+        if module not in [layer.name for layer in traced.layers]:
+            lost = lambda name, given: state_of(name, given).clone() if name == buffer else state_of(name, given)  # noqa: E731
+            vars(program)["_state"] = lost
+        return program
+
+    monkeypatch.setattr(passes, "build_stage_program", built)
+
+
 class WholeNorm(torch.optim.Optimizer):
     """Divides every gradient by the norm of all."""
 
@@ -181,6 +213,22 @@ class Centers(nn.Module):
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         self.seen += 1
         return functional.cross_entropy(output, target) + (output - self.centers[target]).square().mean()
+
+
+def closes_over_losses() -> Job:
+    first, second = Centers(), Centers()
+    return job(plain(), loss=lambda output, target: first(output, target) + 0.5 * second(output, target))
+
+
+def hooked_loss() -> Centers:
+    loss = Centers()
+    loss.centers.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return loss
+
+
+class StepFails(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise ValueError("no step")
 
 
 class Frozen(TwoLinear):
@@ -236,6 +284,10 @@ ALIKE: dict[str, Callable[[], Job]] = {
     "recurrent": lambda: job(Recurrent()),
     "by-name": by_name,
     "loss-module": lambda: job(plain(), loss=Centers()),
+    "loss-closure": closes_over_losses,
+    "hooks": lambda: job(with_hook(), loss=hooked_loss()),
+    "spectral-norm": lambda: job(spectral()),
+    "unread-write": lambda: job(WritesUnread()),
     "cache": lambda: job(FillsCache()),
     "no-data": lambda: Job(plain(), inputs=lambda n: torch.randn(n, 4)),
 }
