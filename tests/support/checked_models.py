@@ -226,6 +226,31 @@ def hooked_loss() -> Centers:
     return loss
 
 
+class Running:
+    """A hook that keeps a moving average in a number."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + float(gradient.norm())
+        return gradient / (1 + self.mean)
+
+
+def with_hooks_that_keep() -> nn.Sequential:
+    model, times, norms = plain(), 0, []
+
+    def counts(gradient: Tensor) -> Tensor:
+        nonlocal times
+        times += 1
+        norms.append(float(gradient.norm()))
+        return gradient / times / len(norms)
+
+    model[0].weight.register_hook(Running())
+    model[2].weight.register_hook(counts)
+    return model
+
+
 class StepFails(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         raise ValueError("no step")
@@ -286,6 +311,7 @@ ALIKE: dict[str, Callable[[], Job]] = {
     "loss-module": lambda: job(plain(), loss=Centers()),
     "loss-closure": closes_over_losses,
     "hooks": lambda: job(with_hook(), loss=hooked_loss()),
+    "hooks-that-keep": lambda: job(with_hooks_that_keep()),
     "spectral-norm": lambda: job(spectral()),
     "unread-write": lambda: job(WritesUnread()),
     "cache": lambda: job(FillsCache()),
