@@ -74,6 +74,20 @@ class CountsSteps(TwoLinear):
         return self.last(self.first(x) / (1 + 0.1 * self.step))
 
 
+class CountsInside(nn.Module):
+    """A counter and a list in a submodule, which is taken whole and keeps them in buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.scales = 0, [1.0, 2.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+            self.scales[1] *= 0.5
+        return x * self.scales[1] / (1 + 0.1 * self.steps)
+
+
 class CountsCalls(TwoLinear):
     """A number that nothing reads."""
 
@@ -312,6 +326,7 @@ ALIKE: dict[str, Callable[[], Job]] = {
     "loss-closure": closes_over_losses,
     "hooks": lambda: job(with_hook(), loss=hooked_loss()),
     "hooks-that-keep": lambda: job(with_hooks_that_keep()),
+    "counter-inside": lambda: job(nn.Sequential(nn.Linear(4, 4), CountsInside(), nn.Linear(4, 3))),
     "spectral-norm": lambda: job(spectral()),
     "unread-write": lambda: job(WritesUnread()),
     "cache": lambda: job(FillsCache()),

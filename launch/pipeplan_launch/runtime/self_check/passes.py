@@ -24,6 +24,7 @@ from pipeplan_launch.runtime.self_check.training_state import MODEL, TrainedModu
 from pipeplan_launch.runtime.weight_stash import WeightVersions
 from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
+from pipeplan_launch.tracing.opaque_modules import python_state_in_buffers
 from pipeplan_launch.tracing.split import StageProgram, build_stage_program
 from pipeplan_launch.tracing.trace import TracedModel
 
@@ -66,6 +67,7 @@ class EagerModel:
         take_gradients(self._modules.trained)
         with ExitStack() as stack:
             stack.enter_context(module_mode(self._model, train=True))
+            stack.enter_context(python_state_in_buffers(self._model))
             stack.enter_context(SameRandomNumbers(self._seed, sample.number))
             with autocast(job.autocast, CPU):
                 output = Batch(tuple(inputs), target, sample.batch.names).call(self._model)
@@ -80,6 +82,7 @@ class EagerModel:
         inputs, target = sample.fresh()
         with ExitStack() as stack:
             stack.enter_context(module_mode(self._model, train=False))
+            stack.enter_context(python_state_in_buffers(self._model))
             stack.enter_context(SameRandomNumbers(self._seed, sample.number))
             stack.enter_context(torch.no_grad())
             stack.enter_context(autocast(self._job.autocast, CPU))
