@@ -53,7 +53,8 @@ def relative_reference(ref: str, folder: Path) -> str:
 def located_reference(ref: str, recorded: JobFile | None, folder: Path) -> str:
     """The absolute reference of a job that a file in `folder` names.
 
-    The file relative to the folder comes first. If there is none, it is the one at the recorded path.
+    The file relative to the folder comes first. If there is none, it is the one at the recorded path. A reference that
+    leads to no file and records none stays as it is.
     """
     file = file_of(ref)
     if file is None:
@@ -63,7 +64,7 @@ def located_reference(ref: str, recorded: JobFile | None, folder: Path) -> str:
         # Older files record nothing, and a relative path in them is meant from the working folder.
         other = file.absolute() if recorded is None else Path(recorded.path)
         found = other if other.is_file() else found
-    return _with_file(ref, found)
+    return ref if recorded is None and not found.is_file() else _with_file(ref, found)
 
 
 def portable_reference(ref: str) -> str:

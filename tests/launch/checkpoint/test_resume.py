@@ -368,7 +368,7 @@ def test_a_checkpoint_that_was_named_has_no_other_in_its_place(tmp_path: Path, w
     assert statuses == [2, 2, 2]
     (line,) = said.splitlines()
     assert line.startswith("error: ")
-    assert "reading" in line
+    assert "name an earlier checkpoint, with --resume-from" in line
 
 
 def test_a_restart_leaves_a_damaged_checkpoint_too(
