@@ -278,7 +278,7 @@ class Costs:
         """What a batch takes beside A and the all-reduce among copies."""
         passes = sum(stage.work for stage in chain) + self.least[chain[0].before]
         transfers = sum(link.there + link.back + 2 * link.latency for link in self._joints(chain))
-        exposed = max(max(0.0, stage.group - self.least[stage.before]) for stage in chain)
+        exposed = max(max(0.0, stage.group - stage.backward - self.least[stage.before]) for stage in chain)
         return passes + transfers + exposed + sum(self.exchange(stage) for stage in chain)
 
     def most(self, chain: Chain, pace: float) -> float:

@@ -108,6 +108,14 @@ class StageFigures:
         """Forward pass, backward pass, optimiser's step and the executor's own work together."""
         return self.forward_s + self.backward_s + self.update_s + self.executor_s
 
+    def exposed_s(self, fastest: float) -> float:
+        """Rest of an all-reduce, under a flush, when the stages before this one have drained and filled again.
+
+        Its buckets leave during the stage's last backward pass. `fastest` is the speed of the fastest device.
+        """
+        backward_s = self.pass_s - self.forward_s - self.executor_s / 2
+        return max(0.0, self.allreduce_s - backward_s - self.before_s / fastest)
+
     @property
     def busier_s(self) -> float:
         """Busy time of the boundary to the next stage in its busier direction."""

@@ -96,7 +96,7 @@ def batch_parts(document: PlanDocument, figures: Sequence[StageFigures], among_s
             sum(max(load.seconds for load in phase) for phase in _phases(document, figures, share)),
             max((load.seconds for load in _depth_limits(document, figures, share)), default=0.0),
         ),
-        exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
+        exposed_s=max(stage.exposed_s(fastest) for stage in figures),
         copies_s=among_s,
         shared_weights_s=sum(sum(exchange_s(document, stage)) for stage in figures),
     )

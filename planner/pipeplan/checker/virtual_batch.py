@@ -57,7 +57,7 @@ def virtual_batch(document: PlanDocument, figures: Sequence[StageFigures], faste
         work_s=slowest.work_s + slowest.path_s,
         transfers_s=slowest.messages_s,
         steady_s=steady,
-        exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
+        exposed_s=max(stage.exposed_s(fastest) for stage in figures),
         copies_s=0.0,
         shared_weights_s=0.0,
         order_s=(ordered or 0.0) - known if waits else 0.0,

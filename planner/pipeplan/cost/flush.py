@@ -127,11 +127,12 @@ def _depth_bound(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[f
 
 
 def longest_exposed(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> float:
-    """The longest exposed all-reduce of any stage. The work that hides it is charged at the fastest device's speed."""
+    """The longest exposed all-reduce of any stage. Work of earlier stages is charged at the fastest device's speed."""
     fastest = max(device.speed for device in problem.cluster.devices)
     work_before, exposed = 0.0, 0.0
     for stage, stage_times in zip(plan.stages, times, strict=True):
-        exposed = max(exposed, float(formulas.flush_exposed(stage_times.allreduce_s, work_before / fastest)))
+        own = stage_times.allreduce_s, stage_times.backward_s
+        exposed = max(exposed, float(formulas.flush_exposed(*own, work_before / fastest)))
         units = [problem.units[unit] for unit in units_of(problem, stage)]
         work_before += sum(unit.forward_s + unit.backward_s for unit in units)
     return exposed

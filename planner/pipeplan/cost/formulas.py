@@ -171,13 +171,13 @@ def flush_steady(pass_s: Any, minibatches: Any, servers: Any) -> Any:
     return (rounds(minibatches, servers) - 1) * pass_s
 
 
-def flush_exposed(allreduce_s: Any, before_s: Any) -> Any:
-    """Exposed all-reduce time of a stage under a flush: max(0, all-reduce - work of all layers before the stage).
+def flush_exposed(allreduce_s: Any, backward_s: Any, before_s: Any) -> Any:
+    """Lower bound on the exposed all-reduce time of a stage under a flush, in seconds per batch.
 
-    While the all-reduce runs, the stages before this one first drain and then fill the pipeline again. "Flush
-    schedules".
+    Buckets of gradients leave during the stage's last backward pass, of `backward_s` seconds. Then the stages before
+    this one drain and fill the pipeline again, which takes at least their work `before_s`. "Flush schedules".
     """
-    return np.maximum(0.0, allreduce_s - before_s)
+    return np.maximum(0.0, allreduce_s - backward_s - before_s)
 
 
 def shared_weight_time(size: Any, bandwidth: Any, latency_s: Any, workers: Any) -> Any:

@@ -62,7 +62,7 @@ class FlushSpace(ChargedSpace):
 
     @cached_property
     def hidden_s(self) -> Floats:
-        """For each cut, what hides an all-reduce: the work of the layers inside on the fastest worker of all."""
+        """For each cut, the work of the layers inside on the fastest worker of all, which hides an all-reduce."""
         fastest = max(device.speed for device in self.document.cluster.devices)
         return np.asarray((self.totals.forward_s + self.totals.backward_s) / fastest)
 
@@ -89,7 +89,7 @@ class FlushSpace(ChargedSpace):
         self, before: Ints, passes: tuple[Floats, Floats], ring_s: Floats, kinds: tuple[Floats, Floats]
     ) -> Flags:
         (forward, backward), (replicas, speed) = passes, kinds
-        added = self.work_s[-1] + np.maximum(0.0, ring_s - self.hidden_s[before][:, None])
+        added = self.work_s[-1] + np.maximum(0.0, ring_s - backward / speed - self.hidden_s[before][:, None])
         steady = (self._rounds(replicas) - 1) * (forward + backward) / speed
         # Both phases together are no longer than the longest of each.
         return np.asarray(added + steady <= self.budget_s)
@@ -127,7 +127,8 @@ class FlushSpace(ChargedSpace):
             np.maximum((self._rounds(replicas) - 1) * mine / speed, (self._rounds(hops.lanes) - 1) * way)
             for mine, way in zip(work, ways, strict=True)
         ]
-        bounds.append(np.maximum(0.0, stages.ring_s - self.hidden_s[stages.before]))
+        last_pass = (stages.work_s - stages.forward_s) / speed
+        bounds.append(np.maximum(0.0, stages.ring_s - last_pass - self.hidden_s[stages.before]))
         longest = np.maximum(before[:, 1:], np.stack(bounds, axis=1))
         return np.concatenate([before[:, :1] + added[:, None], longest], axis=1)
 

@@ -136,8 +136,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.problem.grid_shapes import data_parallel_grid_size, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp.constraints.charged import Charges
-from pipeplan.solvers.ilp.constraints.executor import most_executor_work_s
-from pipeplan.solvers.ilp.facts.placement_facts import minibatches_per_update
+from pipeplan.solvers.ilp.facts.placement_facts import minibatches_per_update, most_executor_work_s
 from pipeplan.solvers.ilp.milp import backend
 from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, IlpLimits, SpaceAnswer, SpaceSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces

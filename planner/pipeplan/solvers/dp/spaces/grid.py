@@ -103,7 +103,7 @@ class UniformGrids:
         work, allreduce = self.work_s, self.allreduce_s(replicas, bandwidth, latency_s)
         if options.flushes and options.accumulate is not None:
             steady = formulas.flush_steady(work / speed, options.accumulate, int(replicas))
-            return np.asarray(steady + self.exposed_s(allreduce))
+            return np.asarray(steady + self.exposed_s(allreduce, speed))
         shared = options.accumulate if terms.training and options.schedule in ACCUMULATING else None
         compute = formulas.compute_time(work, replicas, speed)
         return np.asarray(formulas.overlapped(compute, allreduce / (shared or replicas), options.overlap))
@@ -145,10 +145,12 @@ class UniformGrids:
             return np.zeros((count, count))
         return np.where(self.nested, shared.exchanged_s(*self._ends), 0.0)
 
-    def exposed_s(self, allreduce: Floats) -> Floats:
-        """The part of an all-reduce that a flush waits for."""
+    def exposed_s(self, allreduce: Floats, speed: float) -> Floats:
+        """The part of an all-reduce that a flush waits for, of stages on devices of this speed."""
         fastest = max(device.speed for device in {*self.terms.problem.cluster.devices})
-        return np.asarray(formulas.flush_exposed(allreduce, self.terms.cuts.work_s[:, None] / fastest))
+        forward = self.between(self.terms.cuts.forward_s) + self.executor_s / self.terms.problem.passes
+        backward = (self.work_s - forward) / speed
+        return np.asarray(formulas.flush_exposed(allreduce, backward, self.terms.cuts.work_s[:, None] / fastest))
 
     def _boundary_s(self, shape: GridShape, stage: int) -> Floats:
         """The time of the boundary before a stage, by cut."""

@@ -180,7 +180,8 @@ class BatchLimit:
         added = added + (cuts.sent[ends] + cuts.returned[ends]) / placed.bandwidth + 2 * placed.latency_s
         steady = self.steady_parts(placed)
         steady[0] = np.maximum(steady[0], limited_s)
-        exposed = formulas.flush_exposed(placed.allreduce_s, self.work_s[placed.stage.targets[row]])
+        backward = (placed.stage.work_s[row] - placed.stage.forward_s[row]) / placed.speed
+        exposed = formulas.flush_exposed(placed.allreduce_s, backward, self.work_s[placed.stage.targets[row]])
         bounds = np.stack([*steady, exposed], axis=1)
         return np.concatenate([before[:, :1] + added[:, None], np.maximum(before[:, 1:], bounds)], axis=1)
 

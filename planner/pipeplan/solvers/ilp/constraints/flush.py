@@ -10,10 +10,12 @@ steady part and E the exposed all-reduce.
 (13) A ≥ (n(r) - 1) · c[π], and A ≥ (n(k) - 1) · e[p,n] for a boundary with k links.
 (14) X is the sum over the cuts of x[p], where x[p] is at least e[p,n] of both directions plus two latencies if a
      placement ends at p.
-(15) E is at least the all-reduce of π less the work of all layers whose stage starts before π.
+(15) E is at least the all-reduce of π less its backward pass and the work of all layers whose stage starts before π.
 """
 
 from __future__ import annotations
+
+from functools import cached_property
 
 from pipeplan.cost import formulas
 from pipeplan.plan.schedules import TRAITS
@@ -34,12 +36,16 @@ class FlushObjective:
         """The part of U that the first minibatch's way through all stages leaves."""
         self.steady = [program.number(f"A_{phase}", 0, self.room) for phase in range(self.phases)]
         self.exposed = program.number("E", 0, self.room)
-        self.forward: dict[Place, Variable] = {}
-        if self.phases == 2:
-            forward = [block.forward_s / model.unit_s / model.fastest for block in model.layers.blocks]
-            self.forward = model.share("f", forward)
+        forward = [block.forward_s / model.unit_s / model.fastest for block in model.layers.blocks]
+        self.forward = model.share("f", forward)
         self.times = self._carry()
-        self._expose()
+
+    @cached_property
+    def _work(self) -> list[float]:
+        """The work of every block on the fastest device, in units of U."""
+        model = self.model
+        fastest = max(device.speed for device in model.problem.cluster.devices)
+        return [block.work_s / fastest / model.unit_s for block in model.layers.blocks]
 
     @property
     def cycle(self) -> list[Term]:
@@ -47,7 +53,7 @@ class FlushObjective:
         return scale_terms([(part, 1.0) for part in self.steady], 1.0 / max(1, self.minibatches - 1))
 
     def charge(self, again: dict[Place, Variable]) -> None:
-        """Add (12), and (13) for stages, with the forward work that each place does `again`."""
+        """Add (12), (15), and (13) for stages, with the forward work that each place does `again`."""
         model, program = self.model, self.model.program
         work: list[Term] = []
         for place in model.at:
@@ -57,17 +63,18 @@ class FlushObjective:
             work += whole
             # This is implied, but not for fractions of a stage.
             program.at_most([*scale_terms(whole, rounds), *model.selected(place, -self.room)])
-            for part, passes in zip(self.steady, self._passes(place, factor, whole), strict=True):
+            both = self._passes(place, factor, whole)
+            for part, passes in zip(self.steady, both if self.phases == 2 else [whole], strict=True):
                 program.at_most([*scale_terms(passes, rounds), (part, -1.0)])
+            if place[1] > 1:
+                self._expose(place, both[1])
         among = model.problem.copies_allreduce_s / model.unit_s
         parts = [*work, *self._transfers, *((part, 1.0) for part in self.steady), (self.exposed, 1.0)]
         parts += model.shared.exchange(range(model.workers), model.unit_s)
         program.at_most([*parts, (program.one, among), (model.pace, -1.0)])
 
     def _passes(self, place: Place, factor: float, whole: list[Term]) -> list[list[Term]]:
-        """The time of one minibatch at a place, by phase."""
-        if self.phases == 1:
-            return [whole]
+        """The forward and the backward time of one minibatch at a place."""
         forward = [(self.forward[place], factor)]
         if place in self.model.own:
             forward.append((self.model.own[place], factor / 2))
@@ -115,13 +122,13 @@ class FlushObjective:
         program.at_most([*terms, (round_trip, -1.0), *model.in_use(ending, most)], most)
         return round_trip
 
-    def _expose(self) -> None:
-        """Add (15). The work that hides an all-reduce is charged at the fastest device's speed."""
+    def _expose(self, place: Place, backward: list[Term]) -> None:
+        """Add (15) for a place. Work before it is charged at the fastest device's speed."""
         model = self.model
-        fastest = max(device.speed for device in model.problem.cluster.devices)
-        work = [block.work_s / fastest / model.unit_s for block in model.layers.blocks]
-        for place in model.at:
-            before = [
-                term for block, one in enumerate(work) for term in scale_terms(model.started(block, place[0] - 1), one)
-            ]
-            model.program.at_most([*model.allreduce_terms(place), *negate_terms(before), (self.exposed, -1.0)])
+        before = [
+            term
+            for block, one in enumerate(self._work)
+            for term in scale_terms(model.started(block, place[0] - 1), one)
+        ]
+        hidden = negate_terms([*backward, *before])
+        model.program.at_most([*model.allreduce_terms(place), *hidden, (self.exposed, -1.0)])

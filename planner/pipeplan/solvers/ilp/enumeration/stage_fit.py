@@ -137,7 +137,9 @@ class StageFit(StageDepths):
         forward = (self.forward[end] - self.forward[begin]) * again
         work = self.work[end] - self.work[begin] + forward
         steady = formulas.flush_steady(work, float(facts.minibatches or 1), table.replicas[place]) + forward
-        exposed = formulas.flush_exposed(self.group_s(stages), self.work[begin] / facts.fastest)
+        # A backward pass takes less than a whole pass with the executor's work, which this bound leaves to hide more.
+        longest = (work + facts.most_executor_s) / table.speed[place]
+        exposed = formulas.flush_exposed(self.group_s(stages), longest, self.work[begin] / facts.fastest)
         return np.asarray(steady / table.speed[place] + exposed)
 
     def crossing_s(self, stages: Stages) -> Floats:

@@ -61,6 +61,7 @@ class PlacementFacts:
         self.layers = LayerBlocks(problem, self._largest_transfer())
         self.total = max(1.0, sum(block.parameters for block in self.layers.blocks))
         """Bytes of the parameters of the whole model."""
+        self.most_executor_s = most_executor_work_s(problem)
         self.grids = tuple(grid_shapes(problem)) if problem.options.grid else None
         shared = problem.options.contention and len(problem.cluster.starts(1)) > 2
         self.placements = PlacementSet(
@@ -156,3 +157,12 @@ def minibatches_per_update(problem: Problem) -> int | None:
     if options.flushes:
         return int(formulas.rounds(options.accumulate, problem.copies))
     return options.accumulate // problem.copies
+
+
+def most_executor_work_s(problem: Problem) -> float:
+    """Upper bound on the executor's work at any stage, in seconds per minibatch on the slowest device."""
+    costs, speed = problem.executor_costs, min(device.speed for device in problem.cluster.devices)
+    traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
+    copied = problem.parameter_bytes * problem.copied_share
+    middle_s = formulas.executor_time(costs, problem.passes, 2, 2 * traffic, copied, problem.options.update_share)
+    return float(middle_s + costs.samples_s) / speed
