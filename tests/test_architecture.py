@@ -66,7 +66,6 @@ DYNAMIC_PROGRAM = (
     {"budget"},
     {"terms", "threshold"},
     {"states"},
-    {"compiled"},
     {"steady"},
     {"cuts", "flush"},
     {"pipelines"},

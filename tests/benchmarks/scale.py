@@ -93,7 +93,6 @@ def _first(told: list[tuple[float, float, float]], known: Callable[[float, float
 
 def growth() -> None:
     """Fit seconds ≈ a · layers^x · workers^y, and print measured beside predicted seconds of larger chains."""
-    _seconds(*FITTED[0])  # What is loaded once is no part of a search.
     rows = []
     for layers, servers in FITTED:
         rows.append((layers, 8 * servers, _seconds(layers, servers)))

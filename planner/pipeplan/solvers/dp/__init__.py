@@ -5,7 +5,6 @@ the bottom up (each uses only those before it, and `budget` and `threshold`):
 
     terms      the terms of the cost model as arrays over cuts, stages and placements
     states     what a search keeps at a cut, the stages that it tries there, and bounds on their workers
-    compiled   plain loops in place of array code, where numba is installed
     steady     the searches for one pace, on uniform and heterogeneous clusters, and under vertical sync
     flush      the searches for one batch of a schedule with a flush
     cuts       which cuts need not be searched, and good selections of them

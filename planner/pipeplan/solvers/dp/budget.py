@@ -24,10 +24,6 @@ class SearchEffort:
     most: float = float("inf")
     """The most rows that the searches may go through."""
     spent: float = 0.0
-    array_work: float = 0.0
-    """The work that array code has done, in pairs of an end position and a cut; no answer depends on it."""
-    array_work_ahead: float = 0.0
-    """The work that it would still have to do, as far as that is foreseen."""
 
     @property
     def over(self) -> bool:

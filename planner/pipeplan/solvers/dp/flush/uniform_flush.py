@@ -20,7 +20,6 @@ import numpy as np
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SearchLimits
-from pipeplan.solvers.dp.compiled.availability import BATCHES
 from pipeplan.solvers.dp.states.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.states.search_states import SearchStates
 from pipeplan.solvers.dp.states.worker_bounds import WorkerBounds
@@ -49,10 +48,6 @@ class FlushSearch(UniformSearch):
         self.widest = np.array([sum(self._quick(cut, level) for level in levels) - 1 for cut in range(self.last + 1)])
         self.usable = (self.widest >= 1) | (np.arange(self.last + 1) == 0)
         self.usable[self.last] = True
-
-    @property
-    def _loops(self) -> str | None:
-        return BATCHES if type(self) is FlushSearch else None
 
     @property
     def counts_depths(self) -> bool:
@@ -101,7 +96,7 @@ class FlushSearch(UniformSearch):
             yield from self._states(stage, states, rows, candidates, replicas, depth, demand, recompute=recompute)
 
     @cached_property
-    def counts(self) -> Ints:
+    def _counts(self) -> Ints:
         """The numbers of replicas to try: all, or without depths the fewest for every number of minibatches of one."""
         if self.limits.shape is not None:
             return np.array([self.limits.shape.replicas])
@@ -116,7 +111,7 @@ class FlushSearch(UniformSearch):
         return np.asarray(every[np.diff(per_replica, prepend=per_replica[:1] + 1) != 0])
 
     @property
-    def drops_spare(self) -> bool:
+    def _drops_spare(self) -> bool:
         """Whether a replica that makes a stage no quicker is left out."""
         return self.limits.shape is None and not self.limits.coarse and not self.terms.problem.divided_ratio
 
@@ -125,7 +120,7 @@ class FlushSearch(UniformSearch):
     ) -> tuple[CandidateStages, Floats]:
         """The stages with the numbers of replicas that are quick enough and leave enough workers in front."""
         assert states.times is not None
-        counts = self.counts
+        counts = self._counts
         cut = np.broadcast_to(stage.cut, len(places))
         spare = self.batch.spare_s(np.asarray(cut), states.times[places.state])
         least = np.maximum.reduce([self.batch.least_replicas(own, spare) for own in self.batch.stage_passes_s(stage)])
@@ -141,7 +136,7 @@ class FlushSearch(UniformSearch):
         within = np.arange(len(pair)) - np.repeat(np.cumsum(options) - options, options)
         option = begin[target, place][pair] + within
         target, place = target[pair], place[pair]
-        if self.drops_spare and self.batch.phases == 1 and not self.counts_depths:
+        if self._drops_spare and self.batch.phases == 1 and not self.counts_depths:
             fewer = np.where(option > 0, counts[option - 1], 0)
             kept = ~self._suffices(stage, target, states.times[places.state[place], 1], fewer)
             option, target, place = option[kept], target[kept], place[kept]
@@ -168,7 +163,7 @@ class FlushSearch(UniformSearch):
         spare = formulas.rounds(self.batch.minibatches, fewer) == rounds
         spare |= self._suffices(stage, candidates.target, steady_s[candidates.state], fewer)
         spare &= replicas > 1
-        if self.drops_spare:
+        if self._drops_spare:
             fits &= ~(spare & (self._depths(stage, candidates, fewer)[1] <= least))
         candidates, replicas, least, most = candidates.take(fits), replicas[fits], least[fits], most[fits]
         most = np.minimum(most, stage.max_depth_of(candidates.target, replicas))

@@ -36,8 +36,6 @@ _SELECTED_GAP = 0.01
 SELECTED_SHARE = 0.2
 # With so many cuts a plan is refined on selections of them, before it is proven by a search on all.
 _REFINED_CUTS = 300
-# The least end positions by cut that all searches under a memory limit have to look at together, by experience.
-_PLACES = 5
 # The share of the time that is left for a search right below the best pipeline, on all cuts.
 _PROOF_SHARE = 0.6
 
@@ -161,7 +159,6 @@ class PipelineSearches:
         limits, low = self.limits(memory=True), interval.low
         if not self.has_many_cuts or self.shape is not None or self._near_limit:
             return self._least(self.limited, limits, low)
-        self.effort.array_work_ahead = _PLACES * len(self.cuts.ideals) ** 2
         known, finished = self._on_selected_cuts(low)
         return self._least(self.limited, limits, low, known, near=finished)
 

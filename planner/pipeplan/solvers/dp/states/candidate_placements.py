@@ -41,7 +41,7 @@ class CandidateStages:
 
     def take(self, rows: Ints | Flags) -> CandidateStages:
         """The selected stages."""
-        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        places = rows.nonzero()[0] if rows.dtype == np.bool_ else rows
         if len(places) == len(self.behind) and rows.dtype == np.bool_:
             return self
         return CandidateStages(self.numbers.take(places, axis=1), self.behind[places])

@@ -30,7 +30,7 @@ from pipeplan.solvers.dp.terms.topology import ComponentLayout
 
 _COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source", "ways")
 # Rows are compared in chunks that grow, and with the kept rows in pieces.
-_FIRST_CHUNK, _LARGEST_CHUNK = 8, 512
+_FIRST_CHUNK, _LARGEST_CHUNK = 32, 512
 _KEPT_PIECE = 256
 # Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
 _BLOCK = 32
@@ -80,10 +80,11 @@ class SearchStates:
 
     def take(self, rows: Ints | Flags | slice) -> SearchStates:
         """The selected rows."""
-        times, loads = (None if part is None else part[rows] for part in (self.times, self.loads))
+        times = None if self.times is None else self.times[rows]
+        loads = None if self.loads is None else self.loads[rows]
         if isinstance(rows, slice):
             return SearchStates(self.numbers[:, rows], self.demand[rows], times, loads)
-        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        places = rows.nonzero()[0] if rows.dtype == np.bool_ else rows
         return SearchStates(self.numbers.take(places, axis=1), self.demand[places], times, loads)
 
     def moved(self, first: int, replicas: int, loads: Floats) -> SearchStates:
@@ -190,6 +191,7 @@ def undominated_states(states: SearchStates, layout: ComponentLayout, counting: 
 def _least_demands(states: SearchStates, levels: int) -> Ints:
     """For every position and level that occurs, a state with the least demand there."""
     key = states.first * levels + states.level
+    key -= key.min()
     size = int(key.max()) + 1
     least = np.full(size, np.inf)
     np.minimum.at(least, key, states.demand)
@@ -275,7 +277,9 @@ class StatePool:
 
     def __init__(self, cuts: int) -> None:
         self._waiting: dict[int, list[tuple[Ints, SearchStates]]] = {}
-        self._open: list[tuple[Ints, SearchStates]] = []
+        self._open: list[tuple[Ints, SearchStates, int]] = []
+        """The states of the block that the search is in, in pieces that are each sorted by cut, and how many of each
+        piece still wait."""
         self._opened = -(-cuts // _BLOCK)
 
     def add(self, cuts: Ints, states: SearchStates) -> None:
@@ -287,27 +291,34 @@ class StatePool:
         for begin, end in zip([0, *edges], [*edges, len(cuts)], strict=True):
             piece = slice(begin, end)
             block = int(blocks[begin])
-            target = self._open if block == self._opened else self._waiting.setdefault(block, [])
-            target.append((cuts[piece], states.take(piece)))
+            if block == self._opened:
+                self._open.append((cuts[piece], states.take(piece), end - begin))
+            else:
+                self._waiting.setdefault(block, []).append((cuts[piece], states.take(piece)))
 
     def take(self, cut: int) -> SearchStates | None:
-        """All states at a cut, or None if there are none."""
+        """All states at a cut, which must lie before all cuts already taken, or None if there are none."""
         if cut // _BLOCK < self._opened:
             self._opened = cut // _BLOCK
             self._open = self._sorted(self._waiting.pop(self._opened, []))
-        parts = []
-        for cuts, states in self._open:
-            begin, end = np.searchsorted(cuts, (cut, cut + 1))
-            if begin < end:
-                parts.append(states.take(slice(int(begin), int(end))))
+        parts, waiting = [], []
+        for cuts, states, end in self._open:
+            begin = end
+            # States of larger cuts wait no more, so those of this cut are the last.
+            if cuts[end - 1] == cut:
+                begin = int(cuts.searchsorted(cut))
+                parts.append(states.take(slice(begin, end)))
+            if begin:
+                waiting.append((cuts, states, begin))
+        self._open = waiting
         return SearchStates.join(parts) if parts else None
 
     @staticmethod
-    def _sorted(pieces: list[tuple[Ints, SearchStates]]) -> list[tuple[Ints, SearchStates]]:
+    def _sorted(pieces: list[tuple[Ints, SearchStates]]) -> list[tuple[Ints, SearchStates, int]]:
         """All pieces as one, sorted by cut."""
         if not pieces:
             return []
         cuts = np.concatenate([cuts for cuts, _ in pieces])
         states = SearchStates.join([states for _, states in pieces])
         order = np.argsort(cuts, kind="stable")
-        return [(cuts[order], states.take(order))]
+        return [(cuts[order], states.take(order), len(order))]

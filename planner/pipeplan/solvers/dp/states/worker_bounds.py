@@ -41,13 +41,14 @@ class WorkerBounds:
     ) -> None:
         """`per_second` is ρ for the device's own seconds; stages cover at least and at most the `demands`."""
         self._terms, self._rate, self._recompute = terms, per_second / terms.speed, recompute
-        self.demands = demands
+        self._demands = demands
         """Demands outside of these count as the nearer of the two."""
         self._rounded = np.zeros(0, dtype=np.intp)
         """For every whole demand that may be looked up, the one that stands for it."""
-        self.known_rows = np.full(0, -1, dtype=np.intp)
+        self._known_rows = np.full(0, -1, dtype=np.intp)
         """The row of each in the table, or -1."""
-        self._room: Floats = np.zeros((_FIRST_ROWS, len(terms.cuts.ideals)))
+        self._table: Floats = np.zeros((_FIRST_ROWS, len(terms.cuts.ideals)))
+        """A row for each demand that was looked up, and empty ones for others; a column for every cut."""
         self._count = 0
 
     @staticmethod
@@ -55,27 +56,22 @@ class WorkerBounds:
         """Whether there are few enough cuts for these bounds."""
         return cuts.chain or len(cuts.ideals) * len(cuts.readers) <= _LARGEST_MATRIX
 
-    @property
-    def table(self) -> Floats:
-        """A row for each demand that was looked up, a column for every cut."""
-        return self._room[: self._count]
-
     def at(self, targets: Ints, demand: Floats) -> Floats:
         """The least workers in front of cuts, given the demands of the stages that end there; both broadcast."""
-        rows = self.rows_of(demand)
-        return np.asarray(self.table[rows, targets])
+        rows = self._rows_of(demand)
+        return np.asarray(self._table[rows, targets])
 
-    def rows_of(self, demand: Floats) -> Ints:
+    def _rows_of(self, demand: Floats) -> Ints:
         """The rows of the table for some demands."""
-        whole = np.clip(demand, *self.demands).astype(np.intp)
+        whole = np.clip(demand, *self._demands).astype(np.intp)
         highest = int(whole.max(initial=0))
-        if highest >= len(self.known_rows):
+        if highest >= len(self._known_rows):
             self._rounded = _rounded_down(np.arange(2 * highest + 1))
-            self.known_rows = np.concatenate([self.known_rows, np.full(2 * highest + 1 - len(self.known_rows), -1)])
-        rows = self.known_rows[whole]
+            self._known_rows = np.concatenate([self._known_rows, np.full(2 * highest + 1 - len(self._known_rows), -1)])
+        rows = self._known_rows[whole]
         if rows.min(initial=0) < 0:
             self._add(self._with_next(np.unique(self._rounded[whole[rows < 0]])))
-            rows = self.known_rows[whole]
+            rows = self._known_rows[whole]
         return rows
 
     def _with_next(self, demands: Ints) -> Ints:
@@ -84,16 +80,16 @@ class WorkerBounds:
         together = _TOGETHER if self._recompute else _TOGETHER_LINEAR
         above = (demands[:, None] + steps[:, None] * np.arange(1, together)).ravel()
         above = self._rounded[above[above < len(self._rounded)]]
-        return np.union1d(demands, above[self.known_rows[above] < 0])
+        return np.union1d(demands, above[self._known_rows[above] < 0])
 
     def _add(self, demands: Ints) -> None:
         """Add a row to the table for each of some rounded demands."""
-        while self._count + len(demands) > len(self._room):
-            self._room = np.concatenate([self._room, np.zeros_like(self._room)])
-        self._room[self._count : self._count + len(demands)] = self._rows(demands.astype(float))
+        while self._count + len(demands) > len(self._table):
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+        self._table[self._count : self._count + len(demands)] = self._rows(demands.astype(float))
         begins, ends = np.searchsorted(self._rounded, demands), np.searchsorted(self._rounded, demands + 1)
         for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True), self._count):
-            self.known_rows[begin:end] = row
+            self._known_rows[begin:end] = row
         self._count += len(demands)
 
     def _rows(self, demands: Floats) -> Floats:

@@ -20,8 +20,7 @@ import numpy as np
 
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Flags, Floats, Ints
-from pipeplan.solvers.dp.budget import STEP, SearchLimits, Step
-from pipeplan.solvers.dp.compiled.availability import STEADY, are_loops_due, give_up, loop_errors
+from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.states.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.states.search_states import SearchStates, StatePool, undominated_states
 from pipeplan.solvers.dp.states.stage_sizing import StageSizing
@@ -74,19 +73,6 @@ class UniformSearch(StageSizing):
 
     def run(self) -> list[Step] | None:
         """Search all cuts. Returns a pipeline, input to output, or None; raises `OutOfTime` at the deadline."""
-        try:
-            return self._run()
-        except loop_errors() as error:  # Array code finds the same.
-            give_up(str(error))
-            self.kept = {}
-            return self._run()
-
-    def _run(self) -> list[Step] | None:
-        if self._uses_loops:
-            from pipeplan.solvers.dp.compiled.compiled_search import kept_states
-
-            self.kept = kept_states(self)
-            return self._walk() if 0 in self.kept else None
         pool = StatePool(self.last + 1)
         pool.add(np.array([self.last]), self.start())
         for cut in range(self.last, -1, -1):
@@ -99,21 +85,6 @@ class UniformSearch(StageSizing):
             for targets, new_states in self._extend(cut, found):
                 pool.add(targets, new_states)
         return None
-
-    @property
-    def _uses_loops(self) -> bool:
-        """Whether compiled loops search. Where the effort is limited, it is that of array code."""
-        effort, loops = self.limits.effort, self._loops
-        if loops is None or effort.most < float("inf"):
-            return False
-        # The first search is often over soon, because what it looks for is there.
-        ahead = max(effort.array_work_ahead, self.last**2 / 2) if effort.array_work else 0.0
-        return are_loops_due(effort.array_work + ahead, loops)
-
-    @property
-    def _loops(self) -> str | None:
-        """The compiled loops that find the same states; None where there are none."""
-        return STEADY if type(self) is UniformSearch else None
 
     def _take(self, cut: int, pool: StatePool) -> SearchStates | None:
         """The undominated states at a cut."""
@@ -176,7 +147,6 @@ class UniformSearch(StageSizing):
         if not len(states) or not len(targets):
             return
         places = self.end_positions(cut, states)
-        self.limits.effort.array_work += STEP + len(targets) * len(places)
         variants = (False, True) if self.limits.recompute else (False,)
         for recompute in variants:
             stage = StageTerms.of(self.terms, cut, targets, recompute=recompute)
@@ -246,8 +216,12 @@ class UniformSearch(StageSizing):
     def _short_enough(self, stage: StageTerms, places: EndPositions) -> StageTerms:
         """The stages that have room at some end position; on thousands of workers most are too long for any."""
         room = places.room.max(axis=1)[:, None]
-        left = int(places.end.max()) - self.need[stage.targets]
-        fits = (self._fewest(stage) <= np.minimum(room, left)).any(axis=0)
+        most = np.minimum(room, int(places.end.max()) - self.need[stage.targets])
+        if not self.limits.memory:
+            # Where memory binds, the pace is so far above its bound that this rules out hardly any.
+            likely = np.flatnonzero(stage.may_suffice(self.within, most).any(axis=0))
+            stage, most = stage.take(likely), most[:, likely]
+        fits = (self._fewest(stage) <= most).any(axis=0)
         return stage if fits.all() else stage.take(np.flatnonzero(fits))
 
     def _fewest_replicas(
@@ -266,14 +240,14 @@ class UniformSearch(StageSizing):
             spanned = np.where(fits, level, spanned)
         need = np.maximum(self.need[stage.targets][:, None], places.lowest)
         fewest[places.end - fewest < need] = np.inf
-        if self.compares_cuts:
+        if self._compares_cuts:
             self._drop_dominated(stage.targets, fewest)
         target, place = np.nonzero(np.isfinite(fewest))
         pairs = spanned[target, place], target, place
         return CandidateStages.of(stage, states, places, self.need, pairs), fewest[target, place]
 
     @property
-    def compares_cuts(self) -> bool:
+    def _compares_cuts(self) -> bool:
         """Whether `_drop_dominated` is valid: neither memory nor the number of a stage matters."""
         limits = self.limits
         if limits.exact_stages is not None:
@@ -288,15 +262,13 @@ class UniformSearch(StageSizing):
         c of each direction are submodular: c(I' - v) + c(I) ≤ c(I') + c(I - v) for cuts I' ⊂ I.
         """
         large, small = self.terms.cuts.downhill
-        if not len(large):
-            return
-        needed = np.full((self.last + 1, fewest.shape[1]), np.inf)
-        needed[targets] = fewest
-        dominated = np.isfinite(needed[large]) & (needed[small] <= needed[large])
-        lost = np.zeros(needed.shape, dtype=bool)
-        edge, place = np.nonzero(dominated)
-        lost[large[edge], place] = True
-        fewest[lost[targets]] = np.inf
+        row = np.full(self.last + 1, -1)
+        row[targets] = np.arange(len(targets))
+        mine, other = row[large], row[small]
+        both = (mine >= 0) & (other >= 0)
+        mine, other = mine[both], other[both]
+        edge, place = (fewest[other] <= fewest[mine]).nonzero()
+        fewest[mine[edge], place] = np.inf
 
     def _replicas_by_level(
         self, stage: StageTerms, states: SearchStates, places: EndPositions

@@ -24,7 +24,6 @@ import numpy as np
 from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Floats
 from pipeplan.solvers.dp.budget import SearchLimits, Step
-from pipeplan.solvers.dp.compiled.availability import STEADY
 from pipeplan.solvers.dp.states.candidate_placements import CandidateStages, EndPositions
 from pipeplan.solvers.dp.states.search_states import SearchStates
 from pipeplan.solvers.dp.steady import placed_steps
@@ -44,13 +43,6 @@ class VerticalSearch(UniformSearch):
         # States in front of the same stages differ in their input stages alone, of which one asks for the least.
         needed = AnyInputStage.delays(self.terms.problem.copies, states.depth, states.replicas)
         return states.take(np.flatnonzero(needed == needed.min()))
-
-    @property
-    def _loops(self) -> str | None:
-        limits, any_input = self.limits, isinstance(self.terms.first, AnyInputStage)
-        # The loops choose among input stages before they look at what else limits pipelines.
-        limited = any_input and (limits.max_workers is not None or bool(self.terms.pinned))
-        return None if limited else STEADY
 
     def _replicas_by_level(
         self, stage: StageTerms, states: SearchStates, places: EndPositions

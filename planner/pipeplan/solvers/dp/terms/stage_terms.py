@@ -16,7 +16,7 @@ from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.terms.cost_terms import CostTerms
-from pipeplan.solvers.dp.terms.replicas import ReplicaIntervals, allowed_replicas
+from pipeplan.solvers.dp.terms.replicas import ReplicaIntervals, allowed_replicas, may_suffice
 
 _ARRAYS = ("parameters", "_replication", "_deepest_alone", "_deepest_replicated")
 """The cached properties of `StageTerms` that have one entry for each stage."""
@@ -103,18 +103,30 @@ class StageTerms:
     def allowed(self, within: float) -> ReplicaIntervals:
         """The numbers of replicas that are fast enough, by level and stage."""
         if within not in self.intervals:
-            links, terms = self.terms.links, self.terms
-            training = float(terms.training)
+            work_s, size, bandwidth, latency_s = self._needs
+            work_s = np.broadcast_to(work_s, (self.terms.layout.top + 1, len(work_s)))
             self.intervals[within] = allowed_replicas(
-                np.broadcast_to(self.work_s / terms.speed, (terms.layout.top + 1, len(self.targets))),
-                self.parameters * training,
-                links.allreduce_bandwidth[:, None],
-                links.allreduce_latency[:, None] * training,
+                work_s,
+                size,
+                bandwidth,
+                latency_s,
                 within,
                 overlap=self.overlap,
-                accumulate=terms.accumulate,
+                accumulate=self.terms.accumulate,
             )
         return self.intervals[within]
+
+    def may_suffice(self, within: float, most: Floats | Ints) -> Flags:
+        """Whether up to so many replicas, by level and stage, may be fast enough (`replicas.may_suffice`)."""
+        return may_suffice(*self._needs, within, most, overlap=self.overlap, accumulate=self.terms.accumulate)
+
+    @property
+    def _needs(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Compute of a minibatch and bytes of gradients, by stage; bandwidth and latency of all-reduces, by level."""
+        terms, links = self.terms, self.terms.links
+        training = float(terms.training)
+        rates = links.allreduce_bandwidth[:, None], links.allreduce_latency[:, None] * training
+        return self.work_s / terms.speed, self.parameters * training, *rates
 
     def wait(self, target: Ints, replicas: Floats, level: Ints, threshold: float) -> Floats:
         """Minibatches that pass while replicas wait for their group's all-reduce (`formulas.group_wait`)."""
