@@ -66,8 +66,8 @@ def batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[Stage
             stage, ahead = times[index], ahead_s(plan, times[index])
             passes = stage.pass_s - stage.update_s
             own = float(formulas.flush_busy(passes, count, stage.replicas)) - passes
-            own -= tail_s(plan, stage) if index > begin else 0.0
-            parts = (work + passes, transfers, own, waited)
+            tail = tail_s(plan, stage) if index > begin else 0.0
+            parts = (work + passes - tail, transfers, own, waited)
             found.append(BatchTime(count, *parts, f"compute of stage {index + 1}"))
             if index < last and not problem.options.contention:
                 busy = float(formulas.flush_busy(max(stage.send_s, stage.return_s), count, stage.links))
@@ -107,8 +107,8 @@ def tail_s(plan: Plan, stage: StageTimes) -> float:
 def exposed_s(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], index: int) -> float:
     """Lower bound on the time from a stage's last backward pass before an update to its next forward pass, in seconds.
 
-    It is the exposed part of the all-reduce among all replicas, those of all copies of the pipeline, the exchange of the
-    gradients of shared weights, with one other stage at least, and the optimiser's step.
+    It is the exposed part of the all-reduce among all replicas, in all copies of the pipeline, the exchange of the
+    gradients of shared weights with one other stage at least, and the optimiser's step.
     """
     allreduce, stage = group_allreduce_time(plan, problem, links, index), times[index]
     exposed = float(formulas.flush_exposed(allreduce, stage.backward_s - stage.update_s, problem.hidden_share))
@@ -119,6 +119,6 @@ def _too_shallow(plan: Plan, times: Sequence[StageTimes], index: int, count: int
     """Whether a stage has fewer minibatches in flight than `formulas.flush_depth`."""
     stage, following = times[index], times[index + 1]
     if plan.schedule == GPIPE:
-        return stage.depth < formulas.rounds(count, stage.replicas)
+        return stage.depth < int(formulas.rounds(count, stage.replicas))
     behind = following.depth * following.replicas
     return bool(stage.depth < formulas.flush_depth(behind, count, stage.replicas))

@@ -104,8 +104,8 @@ class BatchLimit:
     def workers_in_front(self) -> Ints:
         """For each cut, the fewest workers that the layers inside it need; 0 for the empty cut.
 
-        A stage on r workers takes at least M / r passes, so that r ≥ M · pass / limit, which adds up over stages. Passes
-        include the optimiser's step here, a share of which is counted for every minibatch.
+        A stage on r workers takes at least M / r passes, so that r ≥ M · pass / limit, which adds up over stages. Here
+        passes include the optimiser's step, a share of which is counted for every minibatch.
         """
         need = np.ceil(self.minibatches * self.work_s / self.budget_s - 1e-9)
         return np.where(np.arange(len(need)) > 0, np.maximum(need, 1), 0).astype(np.intp)
