@@ -317,7 +317,12 @@ class Costs:
     def _wait(self, stage: Stage) -> float:
         """From a stage's last backward pass to the end of its update, at least."""
         shared = self.exchange(stage)
-        late = bool(self.instance.tied) or self.instance.divided
+        late = self.instance.divided or any(
+            0 < sum(cut >> layer & 1 for layer in layers) < len(layers)
+            for layers, size in self.instance.tied
+            for cut in self.cuts
+            if size
+        )
         hidden = 0.0 if late else self.instance.overlap
         exposed = stage.group - hidden * min(stage.group, stage.backward - stage.step)
         return exposed + 2 * shared + stage.step * (self.instance.accumulate or 1)

@@ -45,7 +45,7 @@ class PipelineModel(BoundaryModel):
         self.flush: FlushObjective | None = None
         if self.problem.options.flushes:
             self.flush = FlushObjective(self, self.minibatches or 1)
-            self.carried, self.cycle = self.flush.times, self.flush.cycle
+            self.carried = self.flush.times
         else:
             self.carried = self.charge_boundaries()
         self._charge({})
