@@ -44,8 +44,11 @@ class FlushObjective:
     def _makes_steps(self) -> bool:
         return any(block.update_s for block in self.model.layers.blocks)
 
-    def charge(self, again: dict[Place, Variable]) -> None:
-        """Add (12), (13) and (15), with the forward work that each place does `again`."""
+    def charge(self, again: dict[Place, Variable], *, settled: bool) -> None:
+        """Add (12), (13) and (15), with the forward work that each place does `again`.
+
+        Unless that is `settled`, stages may come to recompute, and more may hide their all-reduces.
+        """
         model, program = self.model, self.model.program
         ahead: list[list[Term]] = [[] for _ in range(model.workers)]
         for place in model.at:
@@ -56,9 +59,7 @@ class FlushObjective:
             program.at_most([*own, *model.selected(place, -1.0)])
             tail = scale_terms(backward, -0.5) if self.splits else []
             program.at_most([*own, *tail, (self.path[place[0]], -1.0)])
-            # Whether a stage recomputes may not be decided yet: then more may hide its all-reduce.
-            open_ = model.problem.options.recompute and model.problem.options.memory and not again
-            self._wait(place, [*backward, *forward] if open_ else backward, own, mine)
+            self._wait(place, backward if settled else [*backward, *forward], own, mine)
         share = 0.5 if self.splits else 1.0
         for worker, terms in enumerate(ahead):
             behind = [] if worker + 1 == model.workers else [(self.path[worker + 1], 1.0)]
