@@ -203,10 +203,10 @@ def test_copies_take_their_share_of_a_batch() -> None:
     score = evaluate(Plan(stages, copies=2, schedule="1f1b-flush", accumulate=5), problem)
     assert score.batch is not None
     assert score.batch.minibatches == 3
-    # The second stage, with two of 4.5 s after the first. All 50 bytes of the first stage are reduced between the two
+    # The second stage, with two of 4.5 s after the first. All its 120 bytes are reduced between the two
     # copies, in part after its last backward pass.
     assert score.batch.steady_s == pytest.approx(9)
-    assert score.batch.exposed_s == pytest.approx(max(0.0, 50 / 10 + 0.5 - 4))
+    assert score.batch.exposed_s == pytest.approx(120 / 10 + 0.5 - 3)
     assert score.pace_s == pytest.approx(score.batch.total_s / 5)
 
 
