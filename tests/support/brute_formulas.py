@@ -301,8 +301,8 @@ class Costs:
         return max(paths)
 
     def _resources(self, chain: Chain, place: int, tail: float = 0.0) -> list[float]:
-        """How long a stage has to do for a batch, less what it may do while the stages before it drain, and the boundary
-        behind it after the stage's first pass."""
+        """How long a stage has to do for a batch, less a `tail` that fits in while the stages before it drain, and the
+        boundary behind it after the stage's first pass."""
         stage = chain[place]
         found = [math.ceil(self.share / stage.replicas) * (stage.work - stage.step) - tail]
         if place + 1 < len(chain) and not self.instance.contention:
