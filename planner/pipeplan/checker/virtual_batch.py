@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pipeplan.checker.document import INTERLEAVED, PlanDocument
 from pipeplan.checker.figures import ROUNDING, StageFigures
 from pipeplan.checker.loads import BatchParts, boundary_name
-from pipeplan.checker.virtual_stages import PassTimes, first_stage_end_s, replica_minibatches, stages_of
+from pipeplan.checker.virtual_stages import PassTimes, first_device_ends_s, replica_minibatches, stages_of
 
 
 def virtual_batches(
@@ -22,14 +22,16 @@ def virtual_batches(
     yield from devices
     yield from _of_stages(document, figures, waits)
     slowest = max(devices, key=lambda parts: parts.total_s)
-    ordered = first_stage_end_s(document, [_pass_times(document, figures, index) for index in range(len(figures))])
+    ordered = first_device_ends_s(document, [_pass_times(document, figures, index) for index in range(len(figures))])
     if ordered is None:
         return
     for parts in devices:
-        if parts.total_s >= slowest.total_s * (1 - ROUNDING) and ordered >= parts.total_s * (1 - ROUNDING):
-            extra = max(0.0, ordered - parts.total_s)
-            own = parts.work_s, parts.transfers_s, parts.steady_s
-            yield BatchParts(parts.minibatches, *own, waits[0], parts.bound, extra)
+        if parts.total_s < slowest.total_s * (1 - ROUNDING):
+            continue
+        for end, wait in zip(ordered, (waits[0], 0.0), strict=True):
+            if end >= parts.total_s * (1 - ROUNDING):
+                own, extra = (parts.work_s, parts.transfers_s, parts.steady_s), max(0.0, end - parts.total_s)
+                yield BatchParts(parts.minibatches, *own, wait, parts.bound, extra)
 
 
 def _of_device(document: PlanDocument, figures: Sequence[StageFigures], device: int) -> BatchParts:

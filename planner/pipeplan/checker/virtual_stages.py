@@ -123,9 +123,9 @@ def activation_bytes(document: PlanDocument, device: int, sizes: Sequence[float]
     return most
 
 
-def first_stage_end_s(document: PlanDocument, times: Sequence[PassTimes]) -> float | None:
-    """Seconds from the first pass of an update to the last of the first stage: the longest path through passes and
-    messages.
+def first_device_ends_s(document: PlanDocument, times: Sequence[PassTimes]) -> tuple[float, float] | None:
+    """Seconds from the first pass of an update to the last of the first stage, and to the last of its device: the
+    longest paths through passes and messages.
 
     None where there are too many passes. Raises an `InputError` where the order comes to a deadlock.
     """
@@ -144,7 +144,7 @@ def first_stage_end_s(document: PlanDocument, times: Sequence[PassTimes]) -> flo
                 clocks[device] = ends[one] = max(clocks[device], ready) + took
         if not moved:
             raise InputError("the passes of the workers wait for each other")
-    return max(end for one, end in ends.items() if one.stage == 0)
+    return max(end for one, end in ends.items() if one.stage == 0), clocks[0]
 
 
 def _arrival(one: DevicePass, ends: dict[DevicePass, float], times: Sequence[PassTimes]) -> float | None:

@@ -1,8 +1,8 @@
 """The time of one update of workers that run several stages each, from the order of their passes.
 
 Every device runs its passes in the executor's order; a pass starts when the one before it on the device has ended, and
-its message has come. Links are used as if each message had one alone. The time ends with the last pass of the first
-stage, where the next update begins: other devices may still compute gradients of weights then.
+its message has come. Links are used as if each message had one alone. The time ends on the first device, where the next
+update begins: other devices may still compute gradients of weights then.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ class StagePasses:
     """Time from the end of the next stage's backward pass until this stage has the message."""
 
 
-def first_stage_done_s(
+def first_device_done_s(
     placement: VirtualStages, stages: Sequence[StagePasses], devices: int, minibatches: int
-) -> float | None:
-    """Seconds from the first pass to the last one of the first stage; None where there are too many passes."""
+) -> tuple[float, float] | None:
+    """Seconds from the first pass to the last of the first stage, and to the last of its device.
+
+    None where there are too many passes.
+    """
     if 3 * len(stages) * minibatches > MOST_PASSES:
         return None
     last = len(stages) - 1
@@ -72,4 +75,4 @@ def first_stage_done_s(
             left -= at - position[device]
             free_s[device], position[device] = now, at
         assert left < before, "the order of passes comes to a deadlock"
-    return done_s
+    return done_s, free_s[0]

@@ -13,7 +13,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.flush import BatchTime, ahead_s, exposed_s, ways_s
 from pipeplan.cost.memory import stage_memory, workspace_of
-from pipeplan.cost.pass_order import StagePasses, first_stage_done_s
+from pipeplan.cost.pass_order import StagePasses, first_device_done_s
 from pipeplan.cost.stage_times import StageTimes, minibatches_per_copy
 from pipeplan.cost.zero_bubble import weights_s
 from pipeplan.errors import InputError
@@ -94,13 +94,14 @@ def virtual_batch_time(plan: Plan, problem: Problem, links: Links, times: Sequen
     count = int(formulas.rounds(minibatches_per_copy(plan), plan.stages[0].replicas))
     device = max(_device_times(plan, times, count), key=lambda one: one.total_s)
     passes = [_passes(plan, problem, times, index) for index in range(len(plan.stages))]
-    ordered = first_stage_done_s(PLACEMENTS[plan.schedule], passes, len(plan.devices), count)
+    ordered = first_device_done_s(PLACEMENTS[plan.schedule], passes, len(plan.devices), count)
     found = [device, *_stage_bounds(plan, problem, links, times, count)]
     if ordered is not None:
-        waited = exposed_s(plan, problem, links, times, 0)
-        found.append(replace(device, exposed_s=waited, order_s=max(0.0, ordered - device.total_s)))
-        if ordered < device.total_s * (1 - formulas.ROUNDING):
-            found.pop()
+        # The update of the first stage follows its own passes, and the next batch all passes of its device.
+        waits = exposed_s(plan, problem, links, times, 0), 0.0
+        for done_s, waited in zip(ordered, waits, strict=True):
+            if done_s >= device.total_s * (1 - formulas.ROUNDING):
+                found.append(replace(device, exposed_s=waited, order_s=max(0.0, done_s - device.total_s)))
     return max(found, key=lambda one: one.total_s)
 
 
