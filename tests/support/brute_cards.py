@@ -33,10 +33,10 @@ class Cards:
         for copy in range(copies):
             for stage, following in itertools.pairwise(chain):
                 self._boundary(stage, following, copy)
-            for stage in chain:
+            for stage in () if self.costs.flushes else chain:
                 often = self.costs.update if self.costs.instance.kind in ACCUMULATING else stage.replicas * copies
                 self._ring(self._workers(stage, copy), stage.weights / often)
-        for stage in chain:
+        for stage in () if self.costs.flushes else chain:
             for index in range(stage.replicas):
                 same = [self._workers(stage, copy)[index] for copy in range(copies)]
                 self._ring(same, stage.weights / stage.replicas / self.costs.update)
@@ -78,7 +78,8 @@ class Cards:
         for stage in chain:
             everyone = sorted(worker for copy in range(self.costs.copies) for worker in self._workers(stage, copy))
             rate = machines.rate(everyone)
-            group = self.costs.exchanged(len(everyone), stage.weights, rate) if self.costs.training else 0.0
+            reduces = self.costs.training and not self.costs.flushes
+            group = self.costs.exchanged(len(everyone), stage.weights, rate) if reduces else 0.0
             often = self.costs.update if instance.kind in ACCUMULATING else len(everyone)
             for worker in everyone:
                 worked[worker] = stage.work / len(everyone) + (1 - instance.overlap) * group / often

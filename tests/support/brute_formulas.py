@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from brute_machines import Instance, Machines
@@ -34,6 +35,8 @@ class Stage(NamedTuple):
     """Bytes for each minibatch in flight, without a version of the weights."""
     memory: float
     """Of its smallest worker."""
+    step: float = 0.0
+    """The optimiser's part of `backward`."""
 
     @property
     def replicas(self) -> int:
@@ -96,8 +99,8 @@ class Costs:
 
     `place` has the workers that the first may be on, and the distance of the next copy's.
 
-    They come in terms of one number that the depths follow from: in the steady state the pace T of one copy, with a
-    flush the part A of the batch. More of it never takes more memory, and always costs time.
+    They come in terms of one number: in the steady state the pace T of one copy, of which more never takes more memory;
+    with a flush the time of a batch, which depths do not depend on.
     """
 
     def __init__(
@@ -119,15 +122,19 @@ class Costs:
         self._links: dict[tuple[int, int, int, int, int], Link] = {}
         self.least = {cut: sum(self._times(0, cut)) / max(machines.speeds) for cut in self.cuts}
         """Seconds of computing before each cut, on the fastest worker."""
+        self.size = place[1] if place else machines.workers // copies
+        """From a worker of one copy to that of the next."""
         self.update = instance.accumulate if instance.kind in ACCUMULATING and instance.accumulate else copies
         """Minibatches of all copies for each all-reduce among them."""
         self.share = self.update // copies if instance.kind == "2bw" else math.ceil(self.update / copies)
         """M', minibatches of one copy for each update."""
         weights = sum(layer["w"] for layer in instance.layers)
-        size = place[1] if place else machines.workers // copies
-        one = place[0] if place else range(size)
-        link = machines.rate([copy * size + worker for copy in range(copies) for worker in one])
+        link = machines.rate(self._everywhere(place[0] if place else range(self.size)))
         self.among = self.exchanged(copies, weights, link) if self.training and copies > 1 else 0.0
+
+    def _everywhere(self, workers: Iterable[int]) -> list[int]:
+        """Workers of one copy, in all copies."""
+        return [copy * self.size + worker for worker in workers for copy in range(self.copies)]
 
     def exchanged(self, members: int, weights: float, rate: tuple[float, float, float]) -> float:
         """Seconds in which replicas have the mean of their gradients, or new weights where each updates a part."""
@@ -192,6 +199,11 @@ class Costs:
         group = 0.0
         if self.training and replicas > 1:
             group = self.exchanged(replicas, weights, self.machines.rate(range(start, end)))
+        if self.flushes and replicas * self.copies > 1:
+            everyone = self._everywhere(range(start, end))
+            group = self.exchanged(len(everyone), weights, self.machines.rate(everyone))
+        often = self.instance.accumulate or 1
+        steps = sum(layer.get("t", 0.0) for layer in self._members(before, after)) / speed / often
         each = 0.0 if self.flushes else group / (max(1, self.share) if kind == "2bw" else replicas)
         return Stage(
             *(before, after, start, end, recompute, forward, backward),
@@ -200,6 +212,7 @@ class Costs:
             weights,
             *self._bytes(before, after, weights, recompute, replicas * self.copies),
             min(self.machines.memories[start:end]),
+            steps,
         )
 
     def _bytes(self, before: int, after: int, weights: float, recompute: bool, replicas: int) -> tuple[float, float]:
@@ -251,46 +264,88 @@ class Costs:
         return [self.link(*pair) for pair in itertools.pairwise(chain)]
 
     def floor(self, chain: Chain) -> float:
-        """T or A by the slowest of these stages and what joins them, as if memory had no end."""
-        links = self._joints(chain)
-        if not self.flushes:
-            return max([stage.time for stage in chain] + [link.busy for link in links])
-        if self.instance.schedule == "gpipe":
-            forward = [self._others(stage.forward, stage.replicas) for stage in chain]
-            backward = [self._others(stage.backward, stage.replicas) for stage in chain]
-            forward += [self._others(link.there, link.lanes) for link in links]
-            backward += [self._others(link.back, link.lanes) for link in links]
-            return max(forward) + max(backward)
-        steady = [self._others(stage.work, stage.replicas) for stage in chain]
-        return max(steady + [self._others(max(link.there, link.back), link.lanes) for link in links])
+        """T, or the time of a batch, by these stages and what joins them, as if memory had no end."""
+        if self.flushes:
+            return self._batch(chain)
+        return max([stage.time for stage in chain] + [link.busy for link in self._joints(chain)])
 
-    def _others(self, time: float, servers: int) -> float:
-        """What the minibatches after the first take one that serves them in turn with others."""
-        return (math.ceil(self.share / servers) - 1) * time
+    def _batch(self, chain: Chain) -> float:
+        """Seconds from one update to the next; at least that where the first stages are missing.
+
+        A batch begins at a stage when its all-reduce is done. It reaches a resource behind when one minibatch has come
+        there and, backward, will have gone back; that resource then serves all its minibatches.
+        """
+        missing = chain[0].before
+        early = sum(self._times(0, missing)) - self._steps(0, missing)
+        if self.instance.kind == "zb-h1":
+            early = self._times(0, missing)[0]
+        paths = []
+        for begin, first in enumerate(chain):
+            way = early / max(self.machines.speeds) if begin == 0 else 0.0
+            wait = 0.0 if begin == 0 and missing else self._wait(first)
+            for place in range(begin, len(chain)):
+                if self.instance.kind == "zb-h1" and begin and place > begin:
+                    break
+                before = chain[place].before > 0 if begin == 0 and missing else place > begin
+                tail = (
+                    (chain[place].backward - chain[place].step) / 2 if self.instance.kind == "zb-h1" and before else 0.0
+                )
+                paths += [wait + way + time for time in self._resources(chain, place, tail)]
+                way += self._passing(chain[place])
+                if place + 1 < len(chain):
+                    link = self.link(*chain[place : place + 2])
+                    trip = link.there + link.back + 2 * link.latency
+                    way += trip / 2 if self.instance.kind == "zb-h1" else trip
+        if missing and self.instance.kind != "zb-h1":
+            paths.append(self._wait(chain[0]) + max(self._resources(chain, 0)))
+        return max(paths)
+
+    def _resources(self, chain: Chain, place: int, tail: float = 0.0) -> list[float]:
+        """How long a stage has to do for a batch, less a `tail` that fits in while the stages before it drain, and the
+        boundary behind it after the stage's first pass."""
+        stage = chain[place]
+        found = [math.ceil(self.share / stage.replicas) * (stage.work - stage.step) - tail]
+        if place + 1 < len(chain) and not self.instance.contention:
+            link = self.link(*chain[place : place + 2])
+            found.append(self._passing(stage) + math.ceil(self.share / link.lanes) * max(link.there, link.back))
+        return found
+
+    def _passing(self, stage: Stage) -> float:
+        """How long a stage delays those behind it, before the first minibatch and after the last."""
+        return stage.forward if self.instance.kind == "zb-h1" else stage.work - stage.step
+
+    def _wait(self, stage: Stage) -> float:
+        """From a stage's last backward pass to the end of its update, at least."""
+        shared = self.exchange(stage)
+        late = self.instance.divided or any(
+            0 < sum(cut >> layer & 1 for layer in layers) < len(layers)
+            for layers, size in self.instance.tied
+            for cut in self.cuts
+            if size
+        )
+        hidden = 0.0 if late else self.instance.overlap
+        exposed = stage.group - hidden * min(stage.group, stage.backward - stage.step)
+        return exposed + 2 * shared + stage.step * (self.instance.accumulate or 1)
+
+    def _steps(self, before: int, after: int) -> float:
+        """Seconds of the optimiser for one minibatch on a worker of speed 1."""
+        return sum(layer.get("t", 0.0) for layer in self._members(before, after)) / (self.instance.accumulate or 1)
 
     def total(self, chain: Chain, number: float) -> float:
-        """Seconds per minibatch of all copies, with T or A; at least that where the first stages are missing."""
+        """Seconds per minibatch of all copies, with T or the time of a batch."""
         if not self.flushes:
             return join(number / self.copies, self.among / self.update, self.instance.overlap)
-        return (self._around(chain) + number + self.among) / self.update
-
-    def _around(self, chain: Chain) -> float:
-        """What a batch takes beside A and the all-reduce among copies."""
-        passes = sum(stage.work for stage in chain) + self.least[chain[0].before]
-        transfers = sum(link.there + link.back + 2 * link.latency for link in self._joints(chain))
-        exposed = max(max(0.0, stage.group - self.least[stage.before]) for stage in chain)
-        return passes + transfers + exposed + sum(self.exchange(stage) for stage in chain)
+        return number / self.update
 
     def most(self, chain: Chain, pace: float) -> float:
-        """A T or A with which these stages are no faster than `pace`."""
-        if not self.flushes:
-            return pace * self.copies
-        return max(0.0, pace * self.update - self._around(chain) - self.among)
+        """A T or time of a batch with which these stages are no faster than `pace`."""
+        return pace * (self.update if self.flushes else self.copies)
 
     def longest(self, chain: Chain) -> float:
-        """A T or A beyond which no depth falls any more."""
-        rounds = max(1, self.share) if self.flushes else 1
-        passing = 2 * self.copies * rounds * sum(link.passing for link in self._joints(chain))
+        """A T beyond which no depth falls any more; with a flush none ever does."""
+        if self.flushes:
+            return self.floor(chain)
+        passing = 2 * self.copies * sum(link.passing for link in self._joints(chain))
         return self.floor(chain) + passing + self.copies * (self.among + sum(stage.group for stage in chain))
 
     def fits(self, chain: Chain, number: float, whole: bool = True) -> bool:
@@ -302,11 +357,11 @@ class Costs:
             return False
         counts = self.versions(chain, depths) if whole else self._least_versions(chain, depths)
         return all(
-            stage.constant + depth * stage.growing + (count + self._steps(count)) * stage.weights <= stage.memory
+            stage.constant + depth * stage.growing + (count + self._kept(count)) * stage.weights <= stage.memory
             for stage, depth, count in zip(chain, depths, counts, strict=True)
         )
 
-    def _steps(self, versions: int) -> int:
+    def _kept(self, versions: int) -> int:
         """Steps of the optimiser that a stage keeps to correct its updates."""
         return versions - 1 if self.instance.corrected else 0
 
@@ -317,20 +372,17 @@ class Costs:
             return [1] * len(chain)
         if kind == "gpipe":
             return [math.ceil(self.share / stage.replicas) for stage in chain]
-        pace = number
-        if kind in ("1f1b-flush", "zb-h1"):
-            pace = number / (self.share - 1) if self.share > 1 else math.inf
         found: list[int] = []
         demanded, following = 0.0, None
         for stage in reversed(chain):
-            depth, wait = 1, self.wait(stage, pace)
-            if following is not None:
-                passing = 2 * self.link(stage, following).passing
-                away = passing / pace if passing and pace else math.inf if passing else 0.0
-                most = math.ceil(self.share / stage.replicas) if kind in ("1f1b-flush", "zb-h1") else math.inf
-                needed = (demanded + wait + away) / stage.replicas - 1e-9
-                depth = int(min(most, 1 + math.ceil(needed) if math.isfinite(needed) else math.inf))
-            if kind == "2bw" and not self._in_time(stage, depth, pace):
+            depth, wait = 1, 0.0 if self.flushes else self.wait(stage, number)
+            if following is not None and self.flushes:
+                needed = math.ceil(demanded / stage.replicas - 1e-9)
+                depth = min(math.ceil(self.share / stage.replicas), 1 + needed)
+            elif following is not None:
+                away = 2 * self.link(stage, following).passing / number
+                depth = 1 + math.ceil((demanded + wait + away) / stage.replicas - 1e-9)
+            if kind == "2bw" and not self._in_time(stage, depth, number):
                 return None
             found.append(depth)
             demanded, following = depth * stage.replicas + wait, stage

@@ -11,7 +11,7 @@ from pipeplan.checker.document import FLUSHING, PlanDocument
 from pipeplan.checker.figures import ROUNDING, StageFigures, copies_allreduce_s
 from pipeplan.checker.loads import busiest
 from pipeplan.checker.model import CheckedModel
-from pipeplan.checker.pace import batch_parts, slowest_resources, steady_pace, update_interval
+from pipeplan.checker.pace import slowest_batches, slowest_resources, steady_pace, update_interval
 from pipeplan.checker.shared_cards import card_loads, core_loads
 from pipeplan.errors import InputError
 
@@ -35,12 +35,12 @@ def charged_pace(document: PlanDocument, model: CheckedModel, figures: Sequence[
     """The pace of a plan. Raises an `InputError` where no pace can be kept or the shared cards cannot be added up."""
     among = copies_allreduce_s(document, model)
     if document.schedule in FLUSHING:
-        alone = batch_parts(document, figures, among).total_s / update_interval(document)
+        alone = slowest_batches(document, model, figures)[0].total_s / update_interval(document)
     else:
         alone = steady_pace(document, figures, among)
     if math.isinf(alone):
         raise InputError("a stage has too few minibatches in flight to keep any pace")
-    pace, candidates = alone, [(alone, slowest_resources(document, figures, among))]
+    pace, candidates = alone, [(alone, slowest_resources(document, model, figures, among))]
     if document.options.contention:
         awaited = ddp_pace(document, model, figures)
         cards, cores = card_loads(document, figures), core_loads(document, figures)

@@ -9,7 +9,6 @@ from dataclasses import fields
 from pipeplan.checker.charged_pace import ChargedPace
 from pipeplan.checker.document import FLUSHING, STASHING, CheckedOptions, CheckedStage, PlanDocument
 from pipeplan.checker.figures import StageFigures
-from pipeplan.checker.pace import steady_resources
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import Node
@@ -34,8 +33,6 @@ def check_description(
     batch = prediction.get("batch")
     if (batch is None) is (document.schedule in FLUSHING):
         prediction.fail(f"the parts of a batch, `batch`, do not go with the schedule {document.schedule}")
-    if batch is not None:
-        _expect_one(batch["bound"], steady_resources(document, figures))
     return f"{plan['config'].text()}, bound by {prediction['bound_by'].text()}"
 
 

@@ -54,6 +54,15 @@ def in_flight_depth(demand: Any, waiting: Any, transfer_s: Any, pace_s: float, r
     return 1.0 + np.ceil((demand + waiting + 2.0 * transfer_s / pace_s) / replicas - ROUNDING)
 
 
+def flush_depth(following: StageFigures, minibatches: int, replicas: int, *, everything: bool) -> int:
+    """The fewest minibatches in flight under a flush: enough for those behind, and no more than a replica has.
+
+    Under GPipe a replica holds `everything` that it has.
+    """
+    most = math.ceil(minibatches / replicas)
+    return most if everything else min(most, 1 + math.ceil(following.depth * following.replicas / replicas - ROUNDING))
+
+
 @dataclass(frozen=True)
 class StageFigures:
     """Figures of one stage for one minibatch, in the slowest copy of the pipeline: seconds and bytes."""
@@ -98,8 +107,6 @@ class StageFigures:
     """Memory for each minibatch in flight, without weight versions."""
     memory_bytes: float
     """Memory of one worker."""
-    before_s: float
-    """Forward, backward and update time of all layers before the stage, on a worker of speed 1."""
     weights_s: float = 0.0
     """The part of `backward_s` that gradients of the weights take in a pass of their own."""
 
@@ -107,6 +114,16 @@ class StageFigures:
     def pass_s(self) -> float:
         """Forward pass, backward pass, optimiser's step and the executor's own work together."""
         return self.forward_s + self.backward_s + self.update_s + self.executor_s
+
+    @property
+    def passes_s(self) -> float:
+        """Both passes and the executor's own work, without the optimiser's step."""
+        return self.forward_s + self.backward_s + self.executor_s
+
+    @property
+    def halves_s(self) -> tuple[float, float]:
+        """The forward and the backward pass, each with half of the executor's own work."""
+        return self.forward_s + self.executor_s / 2, self.backward_s + self.executor_s / 2
 
     @property
     def busier_s(self) -> float:
@@ -163,6 +180,23 @@ def exchange_s(document: PlanDocument, figure: StageFigures) -> list[float]:
     return [size / link.allreduce + count * link.latency_s if size else 0.0 for size in figure.exchanged]
 
 
+def update_wait_s(document: PlanDocument, model: CheckedModel, figure: StageFigures) -> float:
+    """Least time, with a flush, from a stage's last backward pass to the end of its update, in seconds.
+
+    The all-reduce runs beside that pass, as far as work and it overlap, unless its stage shares weights or its replicas
+    divide the optimiser's state. The exchange of shared weights has one more stage at least. The step is made whole.
+    """
+    overlap = document.options.overlap * (not hides_nothing(document, model))
+    step = figure.update_s * (document.accumulate or 1)
+    exposed = figure.group_s - overlap * min(figure.group_s, figure.halves_s[1])
+    return exposed + 2 * math.fsum(exchange_s(document, figure)) + step
+
+
+def hides_nothing(document: PlanDocument, model: CheckedModel) -> bool:
+    """Whether an all-reduce begins only after the last backward pass before a flush."""
+    return document.options.shard_optimizer or model.shares
+
+
 def awaited_s(document: PlanDocument, figures: Sequence[StageFigures], index: int) -> float:
     """Time for which a stage synchronises its gradients: its own all-reduce, and all exchanges that it is part of."""
     charged = [exchange_s(document, figure) for figure in figures]
@@ -181,7 +215,7 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
     stage, copies, last = document.stages[index], document.copies, index + 1 == len(document.stages)
     stage_set = model.set_of(stage.layers)
     before = sum(model.set_of(other.layers) for other in document.stages[:index])
-    inside, earlier = model.members([stage_set, before])
+    (inside,) = model.members([stage_set])
     (received, sent), (returned, incoming) = (way.tolist() for way in model.crossing([before, before | stage_set]))
     speed = min(document.cluster.device_of(worker).speed for worker in stage.workers)
     forward = float(model.forward_s[inside].sum()) / speed
@@ -232,7 +266,6 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         exchanged=tuple(model.exchanged(stage_set)),
         minibatch_bytes=minibatch if model.training else 0.0,
         memory_bytes=memory if document.virtual else worker_bytes(document.cluster, memory),
-        before_s=float((model.forward_s + model.backward_s + model.update_s)[earlier].sum()),
         weights_s=_weights_s(document, model, inside, index) / speed,
     )
 

@@ -32,25 +32,22 @@ class BatchParts:
     minibatches: int
     """Minibatches per update in one copy."""
     work_s: float
-    """Forward and backward passes of the first minibatch through all stages."""
+    """Passes of the first minibatch, from the stage that waits for its update to the slowest resource."""
     transfers_s: float
-    """Transfers of the first minibatch over all boundaries, in both directions."""
+    """Transfers of the first minibatch between these stages."""
     steady_s: float
-    """Time that the other minibatches add."""
+    """Time that the other minibatches add at this resource."""
     exposed_s: float
-    """Exposed all-reduce time."""
-    copies_s: float
-    """All-reduce among copies of the pipeline."""
-    shared_weights_s: float
-    """Exchange of the gradients of weights that several stages share."""
+    """Time from the stage's last backward pass to the end of its update."""
+    bound: str
+    """What plan.json calls the resource."""
     order_s: float = 0.0
     """Waiting that the order of the passes causes, where workers run several stages."""
 
     @property
     def total_s(self) -> float:
         """The sum of all parts."""
-        own = self.work_s + self.transfers_s + self.steady_s + self.exposed_s
-        return own + self.copies_s + self.shared_weights_s + self.order_s
+        return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.order_s
 
 
 def boundary_name(index: int) -> str:

@@ -67,6 +67,13 @@ class CheckedModel:
         """The cut that contains all layers."""
         return (1 << len(self.names)) - 1
 
+    @property
+    def shares(self) -> bool:
+        """Whether layers that a cut may separate share weights."""
+        return any(
+            size and sharers & block not in (0, sharers) for sharers, _, size in self.ties for block in self.blocks
+        )
+
     def set_of(self, layers: Iterable[str]) -> int:
         """The bit set of the layers with these names."""
         position = {name: index for index, name in enumerate(self.names)}
@@ -224,6 +231,9 @@ class Totals:
     """The layers inside every cut, eight to a byte."""
     forward_s: Floats
     backward_s: Floats
+    """With the optimiser's step."""
+    update_s: Floats
+    """The optimiser's step alone."""
     parameters: Floats
     buffers: Floats
     saved: Floats
@@ -279,6 +289,7 @@ class Totals:
             packed=np.packbits(inside, axis=1),
             forward_s=weights @ model.forward_s,
             backward_s=weights @ (model.backward_s + model.update_s),
+            update_s=weights @ model.update_s,
             parameters=weights @ model.parameters,
             buffers=weights @ model.buffers,
             saved=weights @ model.saved,

@@ -6,17 +6,25 @@ In the steady state it is that of the slowest resource, under a flush the time o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, GPIPE, PlanDocument
-from pipeplan.checker.figures import ROUNDING, StageFigures, exchange_s, group_wait, in_flight_depth, overlapped_s
+from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, GPIPE, ZERO_BUBBLE, PlanDocument
+from pipeplan.checker.figures import (
+    ROUNDING,
+    StageFigures,
+    flush_depth,
+    group_wait,
+    in_flight_depth,
+    overlapped_s,
+    update_wait_s,
+)
 from pipeplan.checker.loads import BatchParts, Load, boundary_name, busiest
-from pipeplan.checker.virtual_batch import virtual_batch, virtual_loads
+from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.virtual_batch import virtual_batches
 
 AMONG_COPIES = "synchronisation among the copies of the pipeline"
 FILLING = "filling and draining the pipeline"
 EXPOSED = "gradient synchronisation"
-EXCHANGE = "exchange of the gradients of shared weights"
 ORDER = "waiting for other stages between passes"
 
 
@@ -30,35 +38,24 @@ def steady_pace(document: PlanDocument, figures: Sequence[StageFigures], among_s
     return float(overlapped_s(slowest / document.copies, among, document.options.overlap))
 
 
-def slowest_resources(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> frozenset[str]:
+def slowest_resources(
+    document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures], among_s: float
+) -> frozenset[str]:
     """The names of the resources that determine the pace if each is used alone; several where they are equal."""
     if document.schedule in FLUSHING:
-        parts = batch_parts(document, figures, among_s)
-        steady = [Load(parts.steady_s, name) for name in steady_resources(document, figures)]
-        rest = [
-            (parts.work_s + parts.transfers_s, FILLING),
-            (parts.exposed_s, EXPOSED),
-            (parts.copies_s, AMONG_COPIES),
-            (parts.shared_weights_s, EXCHANGE),
-            (parts.order_s, ORDER),
-        ]
-        return busiest([*steady, *(Load(*part) for part in rest)])
+        return frozenset().union(*(_longest_parts(parts) for parts in slowest_batches(document, model, figures)))
     loads = [Load(load.seconds / document.copies, load.name) for load in _steady_loads(document, figures, among_s)]
     return busiest([*loads, Load(among_s / update_interval(document), AMONG_COPIES)])
 
 
-def steady_resources(document: PlanDocument, figures: Sequence[StageFigures]) -> frozenset[str]:
-    """The names of the resources that limit the steady part of a batch; several where they are equal."""
-    if document.virtual:
-        return busiest(virtual_loads(document, figures))
-    share = _share(document)
-    phases, limits = _phases(document, figures, share), _depth_limits(document, figures, share)
-    longest = [max(load.seconds for load in phase) for phase in phases]
-    if max((load.seconds for load in limits), default=0.0) > sum(longest) * (1 + ROUNDING):
-        return busiest(limits)
-    return frozenset().union(
-        *(busiest(phase) for phase, time in zip(phases, longest, strict=True) if time >= max(longest) * (1 - ROUNDING))
-    )
+def _longest_parts(parts: BatchParts) -> frozenset[str]:
+    loads = [
+        Load(parts.steady_s, parts.bound),
+        Load(parts.work_s + parts.transfers_s, FILLING),
+        Load(parts.exposed_s, EXPOSED),
+        Load(parts.order_s, ORDER),
+    ]
+    return busiest(loads)
 
 
 def _steady_loads(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> list[Load]:
@@ -82,24 +79,39 @@ def _depth(index: int) -> str:
     return f"minibatches in flight at stage {index + 1}"
 
 
-def batch_parts(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> BatchParts:
-    """The parts of one batch of a schedule with a flush. `among_s` is the time of one all-reduce among the copies."""
-    share = _share(document)
-    fastest = max(device.speed for device in document.cluster.devices)
-    if document.virtual:
-        return virtual_batch(document, figures, fastest)
-    return BatchParts(
-        minibatches=share,
-        work_s=sum(stage.pass_s for stage in figures),
-        transfers_s=sum(stage.round_trip_s for stage in figures),
-        steady_s=max(
-            sum(max(load.seconds for load in phase) for phase in _phases(document, figures, share)),
-            max((load.seconds for load in _depth_limits(document, figures, share)), default=0.0),
-        ),
-        exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
-        copies_s=among_s,
-        shared_weights_s=sum(sum(exchange_s(document, stage)) for stage in figures),
-    )
+def slowest_batches(
+    document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]
+) -> tuple[BatchParts, ...]:
+    """The parts of one batch of a schedule with a flush; several, with other parts, where they are equally long."""
+    waits = [update_wait_s(document, model, figure) for figure in figures]
+    found = list((virtual_batches if document.virtual else _batches)(document, figures, waits))
+    longest = max(parts.total_s for parts in found)
+    return tuple(parts for parts in found if parts.total_s >= longest * (1 - ROUNDING))
+
+
+def _batches(document: PlanDocument, figures: Sequence[StageFigures], waits: Sequence[float]) -> Iterator[BatchParts]:
+    """The least time of a batch by every stage that waits for its update, and every resource from there on.
+
+    Under zb-h1 gradients of weights may be computed while the pipeline drains: only forward passes and half of the
+    transfers count as the way, a stage behind the first may have half of a backward pass left, and the waits of stages
+    other than the first may hide behind the draining.
+    """
+    share, split = _share(document), document.schedule == ZERO_BUBBLE
+    for begin, wait in enumerate(waits):
+        way = trip = 0.0
+        for index, stage in enumerate(figures[begin : begin + 1] if begin and split else figures[begin:], start=begin):
+            forward, backward = stage.halves_s
+            late = backward / 2 if split and index > begin else 0.0
+            others = (math.ceil(share / stage.replicas) - 1) * stage.passes_s
+            yield BatchParts(share, way + stage.passes_s - late, trip, others, wait, f"compute of stage {index + 1}")
+            mine = forward if split else stage.passes_s
+            if index + 1 < len(figures) and not document.options.contention:
+                messages = math.ceil(share / stage.lanes) * stage.busier_s
+                yield BatchParts(share, way + mine, trip, messages, wait, boundary_name(index))
+            way, trip = way + mine, trip + stage.round_trip_s / (2 if split else 1)
+    for index, stage in enumerate(figures[:-1]):
+        if stage.depth < flush_depth(figures[index + 1], share, stage.replicas, everything=document.schedule == GPIPE):
+            yield BatchParts(share, 0.0, 0.0, math.inf, 0.0, _depth(index))
 
 
 def update_interval(document: PlanDocument) -> int:
@@ -114,37 +126,6 @@ def _share(document: PlanDocument) -> int:
         return math.ceil(minibatches / document.copies)
     # With more copies than minibatches M′ is 0; the depth then fails the check in `_depth_pace`.
     return max(1, minibatches // document.copies)
-
-
-def _phases(document: PlanDocument, figures: Sequence[StageFigures], share: int) -> list[list[Load]]:
-    """The term A of "Flush schedules" in docs/cost-model.md, as far as stages and boundaries determine it.
-
-    It is the sum of the longest loads of all phases: GPipe has a forward and a backward phase, other schedules one.
-    """
-
-    def loads(times: Sequence[tuple[float, float]]) -> list[Load]:
-        """The loads of one phase, from the time of a pass and of a message of every stage."""
-        found = []
-        for index, (stage, (computing, sending)) in enumerate(zip(figures, times, strict=True)):
-            found.append(Load((math.ceil(share / stage.replicas) - 1) * computing, f"compute of stage {index + 1}"))
-            found.append(Load((math.ceil(share / stage.lanes) - 1) * sending, boundary_name(index)))
-        return found
-
-    if document.schedule == GPIPE:
-        forward = [(stage.forward_s + stage.executor_s / 2, stage.send_s) for stage in figures]
-        backward = [(stage.pass_s - stage.forward_s - stage.executor_s / 2, stage.return_s) for stage in figures]
-        return [loads(forward), loads(backward)]
-    return [loads([(stage.pass_s, stage.busier_s) for stage in figures])]
-
-
-def _depth_limits(document: PlanDocument, figures: Sequence[StageFigures], share: int) -> list[Load]:
-    """The bounds on the term A from depths that are smaller than the number of minibatches of a replica."""
-    limits = []
-    for index, stage in enumerate(figures):
-        if stage.depth < math.ceil(share / stage.replicas):
-            pace = math.inf if document.schedule == GPIPE else _sustained(document, figures, index)
-            limits.append(Load((share - 1) * pace, _depth(index)))
-    return limits
 
 
 def _depth_pace(document: PlanDocument, figures: Sequence[StageFigures], index: int, among_s: float) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.document import FLUSHING, PlanDocument
 from pipeplan.checker.figures import ROUNDING, StageFigures
 from pipeplan.checker.loads import Load
 from pipeplan.checker.model import CheckedModel
@@ -64,7 +64,7 @@ def core_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[
     busy = dict.fromkeys(range(document.cluster.workers), 0.0)
     for stage, figure in zip(document.stages, figures, strict=True):
         count = len(stage.workers)
-        exposed = figure.group_s * (1.0 - document.options.overlap)
+        exposed = figure.group_s * (1.0 - document.options.overlap) * (document.schedule not in FLUSHING)
         interval = document.accumulate if document.accumulates and document.accumulate else count
         for worker in stage.workers:
             busy[worker] += figure.pass_s / count + exposed / interval
@@ -119,8 +119,11 @@ def _messages(document: PlanDocument, figures: Sequence[StageFigures]) -> list[t
 
 
 def _rings(document: PlanDocument, figures: Sequence[StageFigures]) -> list[tuple[Ints, Ints, float]]:
-    """(replicas, next replicas in the ring, bytes per minibatch) of every all-reduce, in each copy and among copies."""
-    if document.inference:
+    """(replicas, next replicas in the ring, bytes per minibatch) of every all-reduce, in each copy and among copies.
+
+    With a flush there are none: what no pass hides of them is a part of the batch.
+    """
+    if document.inference or document.schedule in FLUSHING:
         return []
     hops, copies = [], document.copies
     for stage, figure in zip(document.stages, figures, strict=True):

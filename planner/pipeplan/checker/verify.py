@@ -13,8 +13,9 @@ from pipeplan.checker.ddp_overlap import exposed_allreduce_s
 from pipeplan.checker.description import check_description
 from pipeplan.checker.document import FLUSHING, PlanDocument
 from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s, stage_figures, weight_versions
+from pipeplan.checker.loads import BatchParts
 from pipeplan.checker.model import CheckedModel, checked_model
-from pipeplan.checker.pace import batch_parts, update_interval
+from pipeplan.checker.pace import slowest_batches, update_interval
 from pipeplan.checker.proof import NOT_SHOWN, ShownBound, check_claims
 from pipeplan.checker.run_figures import check_run_figures
 from pipeplan.checker.searched_space import outside_space
@@ -178,7 +179,7 @@ def check_pace(document: PlanDocument, model: CheckedModel, figures: tuple[Stage
     """
     prediction, among = document.prediction, copies_allreduce_s(document, model)
     if document.schedule in FLUSHING:
-        _check_batch(document, figures, among)
+        _check_batch(document, model, figures)
     pace = charged_pace(document, model, figures).pace_s
     _same(prediction["minibatch_s"], pace)
     _same(prediction["minibatches_per_s"], 1.0 / pace)
@@ -239,12 +240,26 @@ def _stage_nodes(document: PlanDocument) -> list[Node]:
     return nodes
 
 
-def _check_batch(document: PlanDocument, figures: tuple[StageFigures, ...], among_s: float) -> None:
-    """Check the stated parts of a batch."""
-    stated = document.prediction["batch"]
-    for key, value in vars(batch_parts(document, figures, among_s)).items():
-        # A plan whose stages share no weights does not state their exchange, nor one without waiting the wait.
-        if math.isfinite(value) and (value or key not in ("shared_weights_s", "order_s") or stated.get(key)):
+def _check_batch(document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...]) -> None:
+    """Check the stated parts of a batch: those of one of the slowest ways through it."""
+    stated, refusals = document.prediction["batch"], []
+    for parts in slowest_batches(document, model, figures):
+        try:
+            _check_parts(stated, parts)
+        except InputError as error:
+            refusals.append(error)
+        else:
+            return
+    raise refusals[0]
+
+
+def _check_parts(stated: Node, parts: BatchParts) -> None:
+    if stated["bound"].text() != parts.bound:
+        stated["bound"].fail(f"stated {stated['bound'].text()!r}, found {parts.bound!r}")
+    # A plan without waiting does not state the wait.
+    optional = ("order_s",) if not parts.order_s and stated.get("order_s") is None else ()
+    for key, value in vars(parts).items():
+        if key not in ("bound", *optional) and math.isfinite(value):
             _same(stated[key], value)
 
 

@@ -1,90 +1,74 @@
-"""The time of a batch where workers run several stages, implemented independently from docs/cost-model.md.
-
-It is that of the device that needs longest, and what waiting for other stages between passes adds.
-"""
+"""The time of a batch where workers run several stages, implemented independently from docs/cost-model.md."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from pipeplan.checker.document import INTERLEAVED, PlanDocument
 from pipeplan.checker.figures import ROUNDING, StageFigures
-from pipeplan.checker.loads import BatchParts, Load, boundary_name
-from pipeplan.checker.virtual_stages import PassTimes, replica_minibatches, stages_of, update_s
+from pipeplan.checker.loads import BatchParts, boundary_name
+from pipeplan.checker.virtual_stages import PassTimes, first_device_ends_s, replica_minibatches, stages_of
 
 
-class DeviceTime(NamedTuple):
-    """The least time of a batch that a device allows, in seconds, and its parts."""
+def virtual_batches(
+    document: PlanDocument, figures: Sequence[StageFigures], waits: Sequence[float]
+) -> Iterator[BatchParts]:
+    """The least time of a batch by every device, stage and boundary, and by the order of the passes.
 
-    seconds: float
-    work_s: float
-    """Its own work for one minibatch."""
-    path_s: float
-    """Passes of the stages before its first one, for one minibatch."""
-    messages_s: float
-    """Messages on that way."""
-    device: int
-
-
-def _slowest_device(document: PlanDocument, figures: Sequence[StageFigures]) -> DeviceTime:
-    """The device that needs longest for a batch.
-
-    It has all its minibatches' work, after the first one has come through all stages before its first. Its last
-    gradient goes back through these, but under zb-v, where gradients of weights fill that time.
+    `waits` are the times of the stages' updates.
     """
-    times, back = [], document.schedule == INTERLEAVED
-    for device in range(len(document.devices)):
-        own = stages_of(document, device)
-        work, before = sum(figures[index].pass_s for index in own), figures[: own[0]]
-        path = sum(one.pass_s if back else one.forward_s + one.executor_s / 2 for one in before)
-        messages = sum(one.round_trip_s if back else one.transfer_s for one in before)
-        total = replica_minibatches(document) * work + path + messages
-        times.append(DeviceTime(total, work, path, messages, device))
-    return max(times)
+    devices = [_of_device(document, figures, device) for device in range(len(document.devices))]
+    yield from devices
+    yield from _of_stages(document, figures, waits)
+    slowest = max(devices, key=lambda parts: parts.total_s)
+    ordered = first_device_ends_s(document, [_pass_times(document, figures, index) for index in range(len(figures))])
+    if ordered is None:
+        return
+    for parts in devices:
+        if parts.total_s < slowest.total_s * (1 - ROUNDING):
+            continue
+        for end, wait in zip(ordered, (waits[0], 0.0), strict=True):
+            if end >= parts.total_s * (1 - ROUNDING):
+                own, extra = (parts.work_s, parts.transfers_s, parts.steady_s), max(0.0, end - parts.total_s)
+                yield BatchParts(parts.minibatches, *own, wait, parts.bound, extra)
 
 
-def virtual_batch(document: PlanDocument, figures: Sequence[StageFigures], fastest: float) -> BatchParts:
-    """The parts of a batch where workers run several stages: those of the slowest device, and waiting."""
-    slowest = _slowest_device(document, figures)
-    steady = max(load.seconds for load in _loads(document, figures, slowest))
-    known = max(slowest.seconds, steady + slowest.work_s + slowest.path_s + slowest.messages_s)
-    ordered = update_s(document, [_pass_times(document, figures, index) for index in range(len(figures))])
-    waits = ordered is not None and ordered > known * (1 + ROUNDING)
-    return BatchParts(
-        minibatches=document.accumulate or 1,
-        work_s=slowest.work_s + slowest.path_s,
-        transfers_s=slowest.messages_s,
-        steady_s=steady,
-        exposed_s=max(max(0.0, stage.allreduce_s - stage.before_s / fastest) for stage in figures),
-        copies_s=0.0,
-        shared_weights_s=0.0,
-        order_s=(ordered or 0.0) - known if waits else 0.0,
-    )
+def _of_device(document: PlanDocument, figures: Sequence[StageFigures], device: int) -> BatchParts:
+    """The work of a device for all its minibatches.
+
+    With whole backward passes it begins when the first minibatch has come through all stages before its first one, and
+    the last gradient goes back through these.
+    """
+    own = stages_of(document, device)
+    work = sum(figures[index].passes_s for index in own)
+    before = figures[: own[0]] if document.schedule == INTERLEAVED else ()
+    path, messages = sum(one.passes_s for one in before), sum(one.round_trip_s for one in before)
+    *others, last = [str(index + 1) for index in own]
+    name = f"compute of the workers of stages {', '.join(others)} and {last}" if others else f"compute of stage {last}"
+    steady = (replica_minibatches(document) - 1) * work
+    return BatchParts(document.accumulate or 1, work + path, messages, steady, 0.0, name)
 
 
-def _loads(document: PlanDocument, figures: Sequence[StageFigures], slowest: DeviceTime) -> list[Load]:
-    """The loads that may limit the steady part of a batch: the slowest device, and the boundaries between devices."""
-    *others, last = [str(index + 1) for index in stages_of(document, slowest.device)]
-    name = f"the workers of stages {', '.join(others)} and {last}" if others else f"stage {last}"
-    loads = [Load((replica_minibatches(document) - 1) * slowest.work_s, f"compute of {name}")]
-    for index, stage in enumerate(figures[:-1]):
-        if document.stages[index].workers != document.stages[index + 1].workers:
-            rounds = math.ceil((document.accumulate or 1) / stage.lanes)
-            loads.append(Load((rounds - 1) * stage.busier_s, boundary_name(index)))
-    return loads
+def _of_stages(document: PlanDocument, figures: Sequence[StageFigures], waits: Sequence[float]) -> Iterator[BatchParts]:
+    """The work and the update of every stage, and the boundaries between devices where no cards are charged."""
+    minibatches, rounds = document.accumulate or 1, replica_minibatches(document)
+    for index, (stage, wait) in enumerate(zip(figures, waits, strict=True)):
+        name = f"compute of stage {index + 1}"
+        yield BatchParts(minibatches, stage.passes_s, 0.0, (rounds - 1) * stage.passes_s, wait, name)
+        if _follows(document, index) and not document.options.contention:
+            busy = math.ceil(minibatches / stage.lanes) * stage.busier_s
+            yield BatchParts(minibatches, 0.0, 0.0, busy, 0.0, boundary_name(index))
+
+
+def _follows(document: PlanDocument, index: int) -> bool:
+    """Whether a stage is followed by one on other workers."""
+    return index + 1 < len(document.stages) and document.stages[index].workers != document.stages[index + 1].workers
 
 
 def _pass_times(document: PlanDocument, figures: Sequence[StageFigures], index: int) -> PassTimes:
     stage = figures[index]
-    follows = index + 1 < len(figures) and document.stages[index].workers != document.stages[index + 1].workers
-    backward = stage.backward_s + stage.update_s + stage.executor_s / 2 - stage.weights_s
-    return PassTimes(
-        stage.forward_s + stage.executor_s / 2, backward, stage.weights_s, stage.transfer_s if follows else 0.0
-    )
-
-
-def virtual_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[Load]:
-    """The loads that may limit the steady part of a batch."""
-    return _loads(document, figures, _slowest_device(document, figures))
+    forward, backward = stage.halves_s
+    latency = stage.transfer_s - stage.busier_s
+    sends = (stage.send_s + latency, stage.return_s + latency) if _follows(document, index) else (0.0, 0.0)
+    return PassTimes(forward, backward - stage.weights_s, stage.weights_s, *sends)

@@ -35,13 +35,14 @@ class DevicePass:
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds of the passes of one stage, and of a message between it and the next one; 0 inside a worker."""
+    """Seconds of the passes of one stage, and of messages to the next one and back; 0 inside a worker."""
 
     forward_s: float
     backward_s: float
     """The backward pass without `weights_s`."""
     weights_s: float
-    message_s: float
+    send_s: float
+    return_s: float
 
 
 def check_devices(document: PlanDocument) -> None:
@@ -122,8 +123,9 @@ def activation_bytes(document: PlanDocument, device: int, sizes: Sequence[float]
     return most
 
 
-def update_s(document: PlanDocument, times: Sequence[PassTimes]) -> float | None:
-    """Seconds from the first pass of an update to the last: that of the longest path through passes and messages.
+def first_device_ends_s(document: PlanDocument, times: Sequence[PassTimes]) -> tuple[float, float] | None:
+    """Seconds from the first pass of an update to the last of the first stage, and to the last of its device: the
+    longest paths through passes and messages.
 
     None where there are too many passes. Raises an `InputError` where the order comes to a deadlock.
     """
@@ -142,7 +144,7 @@ def update_s(document: PlanDocument, times: Sequence[PassTimes]) -> float | None
                 clocks[device] = ends[one] = max(clocks[device], ready) + took
         if not moved:
             raise InputError("the passes of the workers wait for each other")
-    return max(clocks)
+    return max(end for one, end in ends.items() if one.stage == 0), clocks[0]
 
 
 def _arrival(one: DevicePass, ends: dict[DevicePass, float], times: Sequence[PassTimes]) -> float | None:
@@ -151,7 +153,10 @@ def _arrival(one: DevicePass, ends: dict[DevicePass, float], times: Sequence[Pas
         return 0.0
     source = one.stage - 1 if one.kind == "F" else one.stage + 1
     end = ends.get(DevicePass(one.kind, source, one.minibatch))
-    return None if end is None else end + times[min(source, one.stage)].message_s
+    if end is None:
+        return None
+    between = times[min(source, one.stage)]
+    return end + (between.send_s if one.kind == "F" else between.return_s)
 
 
 def check_bound(document: PlanDocument, blocks: int, work_s: float, largest_s: float, bound_s: float) -> None:

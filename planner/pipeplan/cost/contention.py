@@ -35,7 +35,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.stage_times import executor_work_s, group_allreduce_time, parameter_bytes_of, units_of
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.plan.schedules import ACCUMULATING, FLUSHING
 from pipeplan.problem.problem import Problem
 
 Floats = NDArray[np.float64]
@@ -99,7 +99,7 @@ def bytes_across_cards(
     homes = [np.searchsorted(firsts, stage.workers, side="right") - 1 for stage in plan.stages]
     messages, rings = np.zeros((2, len(firsts) - 1)), np.zeros((2, len(firsts) - 1))
     for index, stage in enumerate(plan.stages):
-        if training:
+        if training and plan.schedule not in FLUSHING:
             _add_rings(rings, homes[index], plan, stage, parameters[index])
         if index + 1 < len(plan.stages):
             _add_boundary(messages, homes[index], homes[index + 1], forward[index], backward[index])
@@ -142,7 +142,7 @@ def _core_time_of_replica(plan: Plan, problem: Problem, links: Links, index: int
     passes = forward + formulas.backward_time(forward, backward, stage.recompute)
     work = (passes + executor_work_s(plan, problem, index)) / problem.cluster.speed_of(stage.workers)
     interval = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
-    allreduce = group_allreduce_time(plan, problem, links, index)
+    allreduce = 0.0 if plan.schedule in FLUSHING else group_allreduce_time(plan, problem, links, index)
     return float(formulas.core_time(work, stage.replicas, allreduce, interval, problem.options.overlap))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.stage_times import group_allreduce_time
+from pipeplan.cost.stage_times import group_allreduce_time, parameter_bytes_of
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING
 from pipeplan.problem.problem import Problem
@@ -44,14 +44,14 @@ def ddp_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links) -> float
 def flush_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links, index: int) -> float | None:
     """Seconds of a stage's all-reduce that remain when its last backward pass before a flush ends; None elsewhere.
 
-    The executor sends buckets during that pass, as in plain data parallelism. The formulas of the flush schedules do
-    not count this, so that they are an upper bound; the simulation does. None where gradients of weights have a pass of
-    their own, workers run several stages, weights are shared or the optimiser's state is divided.
+    The executor sends buckets during that pass, as in plain data parallelism. The formulas of the flush schedules count
+    them as one bucket that leaves when the pass begins, a lower bound. None where gradients of weights have a pass of
+    their own, workers run several stages, weights are shared, the optimiser's state is divided, or nothing is reduced.
     """
     stage = plan.stages[index]
     if plan.inference or plan.schedule not in FLUSHING or plan.virtual or stage.deferred or stage.replicas == 1:
         return None
-    if problem.shared or problem.options.shard_optimizer:
+    if problem.shared or problem.options.shard_optimizer or not parameter_bytes_of(problem, stage):
         return None
     return _left_of_allreduce_s(plan, problem, links, index)
 

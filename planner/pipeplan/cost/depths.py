@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.flush import batch_time
+from pipeplan.cost.memory import worker_memory
 from pipeplan.cost.stage_times import StageTimes, group_allreduce_time, minibatches_per_copy, stage_times
 from pipeplan.cost.zero_bubble import defer_weights
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, GPIPE, SPLITTING
 from pipeplan.problem.problem import Problem
 
+HALVINGS = 20
+"""Steps of the search for the depths that fit into memory."""
+
 
 def assign_depths(plan: Plan, problem: Problem, pace_s: float) -> Plan:
     """The plan under the problem's schedule, with the smallest depths that sustain one minibatch per `pace_s` seconds.
 
-    With a flush schedule `pace_s` is the time from one update to the next divided by the minibatches of an update.
+    With a flush schedule the depths follow from the slowest resource of the plan and from memory, not from `pace_s`.
     """
     if plan.inference:
         return plan
@@ -27,13 +31,11 @@ def assign_depths(plan: Plan, problem: Problem, pace_s: float) -> Plan:
     plan = replace(plan, schedule=schedule, accumulate=accumulate)
     links = Links.of(problem.cluster)
     times = [stage_times(plan, problem, links, index) for index in range(len(plan.stages))]
-    inner_pace, caps = pace_s * plan.copies, [float("inf")] * len(times)
     if schedule in FLUSHING:
-        caps = [float(formulas.rounds(minibatches_per_copy(plan), stage.replicas)) for stage in times]
-        inner_pace = _pace_within_batch(plan, problem, links, times, pace_s)
-    depths = caps
-    if schedule != GPIPE:
-        depths = _depths(times, caps, inner_pace, _waits(plan, problem, links, times, inner_pace))
+        depths = _flush_depths(plan, problem, times)
+    else:
+        inner_pace = pace_s * plan.copies
+        depths = _depths(times, inner_pace, _waits(plan, problem, links, times, inner_pace))
     stages = [replace(stage, depth=int(depth)) for stage, depth in zip(plan.stages, depths, strict=True)]
     plan = replace(plan, stages=tuple(stages))
     stages = [replace(stage, versions=plan.versions(index)) for index, stage in enumerate(stages)]
@@ -41,18 +43,67 @@ def assign_depths(plan: Plan, problem: Problem, pace_s: float) -> Plan:
     return defer_weights(plan, problem, times) if schedule in SPLITTING else plan
 
 
-def _depths(times: Sequence[StageTimes], caps: Sequence[float], pace_s: float, waits: Sequence[float]) -> list[float]:
-    """The depths for a pace, computed from the last stage to the first and limited by `caps`."""
+def _depths(times: Sequence[StageTimes], pace_s: float, waits: Sequence[float]) -> list[float]:
+    """The depths for a pace, computed from the last stage to the first."""
     depths = [1.0]
     for index in range(len(times) - 2, -1, -1):
         stage, following = times[index], times[index + 1]
         behind = formulas.in_flight_behind(depths[0], following.replicas, waits[index + 1])
-        depth = caps[index]
-        if pace_s > 0:
-            needed = formulas.in_flight_depth(behind, waits[index], stage.transfer_s, pace_s, stage.replicas)
-            depth = min(depth, float(needed))
+        depths.insert(
+            0, float(formulas.in_flight_depth(behind, waits[index], stage.transfer_s, pace_s, stage.replicas))
+        )
+    return depths
+
+
+def _flush_depths(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> list[float]:
+    """The depths under a flush: those that hide transfers at the pace of the slowest resource, if memory allows them.
+
+    Otherwise it is a slower pace for which memory suffices. No depth is below `formulas.flush_depth`, which the solvers
+    make room for.
+    """
+    count = minibatches_per_copy(plan)
+    caps = [float(formulas.rounds(count, stage.replicas)) for stage in times]
+    if plan.schedule == GPIPE:
+        return caps
+    busy = [formulas.flush_busy(stage.pass_s, count, stage.replicas) for stage in times]
+    busy += [formulas.flush_busy(max(stage.send_s, stage.return_s), count, stage.links) for stage in times[:-1]]
+    away = [2 * stage.transfer_s * count / float(max(busy)) if max(busy) > 0 else float("inf") for stage in times]
+    most = [_deepest(plan, problem, index, int(cap)) for index, cap in enumerate(caps)]
+    low, high, share = 0.0, 1.0, 1.0
+    found = _depths_of_batch(times, count, caps, [0.0] * len(times))
+    for _ in range(HALVINGS):
+        tried = _depths_of_batch(times, count, caps, [share * one if one else 0.0 for one in away])
+        fits = all(depth <= limit for depth, limit in zip(tried, most, strict=True))
+        found = tried if fits else found
+        if fits and share == 1.0:
+            break
+        low, high = (share, high) if fits else (low, share)
+        share = (low + high) / 2
+    return found
+
+
+def _depths_of_batch(
+    times: Sequence[StageTimes], count: int, caps: Sequence[float], away: Sequence[float]
+) -> list[float]:
+    """The depths that cover the minibatches in flight behind each stage, and those `away` on its links."""
+    depths = [1.0]
+    for index in range(len(times) - 2, -1, -1):
+        behind = depths[0] * times[index + 1].replicas
+        depth = min(caps[index], float(formulas.flush_depth(behind + away[index], count, times[index].replicas)))
         depths.insert(0, depth)
     return depths
+
+
+def _deepest(plan: Plan, problem: Problem, index: int, most: int) -> int:
+    """The most minibatches in flight at a stage that fit into the memory of its workers, up to `most`."""
+    capacity = problem.memory_of(plan.stages[index].workers)
+
+    def fits(depth: int) -> bool:
+        stages = list(plan.stages)
+        stages[index] = replace(stages[index], depth=depth, versions=1, deferred=0)
+        return worker_memory(replace(plan, stages=tuple(stages)), problem, index)[0] <= capacity
+
+    return bisect.bisect_right(range(1, most + 1), False, key=lambda depth: not fits(depth))
 
 
 def _waits(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], pace_s: float) -> Sequence[float]:
@@ -64,11 +115,3 @@ def _waits(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTime
         float(formulas.group_wait(group, pace_s, stage.replicas, plan.copies))
         for group, stage in zip(groups, times, strict=True)
     ]
-
-
-def _pace_within_batch(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], pace_s: float) -> float:
-    """The pace of the steady part of a batch that takes `pace_s` per minibatch, but at least what its stages allow."""
-    assert plan.accumulate is not None
-    parts = batch_time(plan, problem, links, times, depths=False)
-    spare = pace_s * plan.accumulate - (parts.total_s - parts.steady_s)
-    return formulas.flush_pace(max(parts.steady_s, spare), parts.minibatches)

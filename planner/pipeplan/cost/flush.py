@@ -1,7 +1,7 @@
-"""The time from one update to the next under the flush schedules, gpipe and 1f1b-flush.
+"""The time from one update to the next under the flush schedules: a lower bound on what the schedule takes.
 
-Such a schedule drains the pipeline before every update. docs/cost-model.md, "Flush schedules", has the formula and how
-far replays confirm it.
+Such a schedule drains the pipeline before every update. docs/cost-model.md, "Flush schedules", has the formula and why
+it is a bound.
 """
 
 from __future__ import annotations
@@ -11,15 +11,9 @@ from dataclasses import dataclass
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.stage_times import (
-    StageTimes,
-    copies_allreduce_time,
-    minibatches_per_copy,
-    shared_exchange_s,
-    units_of,
-)
+from pipeplan.cost.stage_times import StageTimes, group_allreduce_time, minibatches_per_copy, shared_exchange_s
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import GPIPE
+from pipeplan.plan.schedules import GPIPE, SPLITTING, update_share
 from pipeplan.problem.problem import Problem
 from pipeplan.util.typed import Amount, Positive
 
@@ -31,27 +25,23 @@ class BatchTime:
     minibatches: Positive
     """Minibatches of one update, in one copy of the pipeline."""
     work_s: Amount
-    """The first minibatch's forward and backward passes through all stages."""
+    """The first minibatch's passes, from the stage whose all-reduce is waited for to the slowest resource."""
     transfers_s: Amount
-    """The first minibatch's transfers over all boundaries, forward and backward."""
+    """The first minibatch's transfers between these stages."""
     steady_s: Amount
-    """Time that the other minibatches add, at the pace of the slowest stage or boundary."""
+    """Time that the other minibatches add at the slowest resource."""
     exposed_s: Amount
-    """Exposed all-reduce time, which neither draining nor filling hides."""
-    copies_s: Amount
-    """The all-reduce among copies of the pipeline."""
+    """Time of an update from the last backward pass to the next forward pass: the exposed all-reduce, the exchange of
+    the gradients of shared weights, and the optimiser's step."""
     bound: str
-    """The resource that limits the steady part, for messages."""
-    shared_weights_s: Amount = 0.0
-    """The exchange of the gradients of weights that layers in several stages share."""
+    """The slowest resource, for messages."""
     order_s: float = 0.0
     """Waiting that the order of the passes causes, where workers run several stages."""
 
     @property
     def total_s(self) -> float:
         """Seconds from one update to the next."""
-        parts = self.work_s, self.transfers_s, self.steady_s, self.exposed_s, self.copies_s, self.shared_weights_s
-        return float(formulas.flush_batch(*parts)) + self.order_s
+        return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.order_s
 
     @property
     def longest(self) -> str:
@@ -60,78 +50,75 @@ class BatchTime:
             (self.steady_s, self.bound),
             (self.work_s + self.transfers_s, "filling and draining the pipeline"),
             (self.exposed_s, "gradient synchronisation"),
-            (self.copies_s, "synchronisation among the copies of the pipeline"),
             (self.order_s, "waiting for other stages between passes"),
-            (self.shared_weights_s, "exchange of the gradients of shared weights"),
         )
         return max(parts, key=lambda part: part[0])[1]
 
 
-def batch_time(
-    plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], *, depths: bool = True
-) -> BatchTime:
-    """The parts of one batch; without `depths` as if every stage had enough minibatches in flight."""
-    count = minibatches_per_copy(plan)
-    steady, bound = _steady_part(plan, times, count)
-    if depths:
-        steady, bound = max((steady, bound), _depth_bound(plan, times, count), key=lambda part: part[0])
-    return BatchTime(
-        minibatches=count,
-        work_s=sum(stage.pass_s for stage in times),
-        transfers_s=sum(stage.round_trip_s for stage in times),
-        steady_s=steady,
-        exposed_s=longest_exposed(plan, problem, times),
-        copies_s=copies_allreduce_time(plan, problem, links),
-        bound=bound,
-        shared_weights_s=sum(shared_exchange_s(problem, stage) for stage in plan.stages),
-    )
+def batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> BatchTime:
+    """The parts of one batch. They are those of the stage and the resource behind it that take longest together."""
+    count, last = minibatches_per_copy(plan), len(times) - 1
+    exposed = [exposed_s(plan, problem, links, times, index) for index in range(len(times))]
+    found = []
+    for begin, waited in enumerate(exposed):
+        work = transfers = 0.0
+        for index in range(begin, last + 1):
+            stage, ahead = times[index], ahead_s(plan, times[index])
+            passes = stage.pass_s - stage.update_s
+            own = float(formulas.flush_busy(passes, count, stage.replicas)) - passes
+            tail = tail_s(plan, stage) if index > begin else 0.0
+            parts = (work + passes - tail, transfers, own, waited)
+            found.append(BatchTime(count, *parts, f"compute of stage {index + 1}"))
+            if index < last and not problem.options.contention:
+                busy = float(formulas.flush_busy(max(stage.send_s, stage.return_s), count, stage.links))
+                traffic = f"traffic from stage {index + 1} to stage {index + 2}"
+                found.append(BatchTime(count, work + ahead, transfers, busy, waited, traffic))
+            if begin and plan.schedule in SPLITTING:
+                break
+            work, transfers = work + ahead, transfers + ways_s(plan, stage)
+    found += [
+        BatchTime(count, 0.0, 0.0, float("inf"), 0.0, f"minibatches in flight at stage {index + 1}")
+        for index in range(last)
+        if _too_shallow(plan, times, index, count)
+    ]
+    return max(found, key=lambda one: one.total_s)
 
 
-def _steady_part(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
-    """The steady part and the resource that limits it. GPipe has a steady part in each of its two phases."""
+def ahead_s(plan: Plan, stage: StageTimes) -> float:
+    """The passes of one minibatch at a stage by which filling and draining delay the stages behind it, in seconds.
+
+    Under zb-h1 deferred gradients of weights fill the time of draining, so that only the forward pass counts. The
+    optimiser's step is not among them, as every stage makes its own.
+    """
+    return stage.forward_s if plan.schedule in SPLITTING else stage.pass_s - stage.update_s
+
+
+def ways_s(plan: Plan, stage: StageTimes) -> float:
+    """The transfers of one minibatch behind a stage that delay the stages there, in seconds; see `ahead_s`."""
+    return stage.round_trip_s / 2 if plan.schedule in SPLITTING else stage.round_trip_s
+
+
+def tail_s(plan: Plan, stage: StageTimes) -> float:
+    """At most the last minibatch's gradients of weights, in seconds, which under zb-h1 fill the time of draining beside
+    the deferred ones."""
+    return (stage.backward_s - stage.update_s) / 2 if plan.schedule in SPLITTING else 0.0
+
+
+def exposed_s(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], index: int) -> float:
+    """Lower bound on the time from a stage's last backward pass before an update to its next forward pass, in seconds.
+
+    It is the exposed part of the all-reduce among all replicas, in all copies of the pipeline, the exchange of the
+    gradients of shared weights with one other stage at least, and the optimiser's step.
+    """
+    allreduce, stage = group_allreduce_time(plan, problem, links, index), times[index]
+    exposed = float(formulas.flush_exposed(allreduce, stage.backward_s - stage.update_s, problem.hidden_share))
+    return exposed + 2 * shared_exchange_s(problem, plan.stages[index]) + stage.update_s / update_share(plan.accumulate)
+
+
+def _too_shallow(plan: Plan, times: Sequence[StageTimes], index: int, count: int) -> bool:
+    """Whether a stage has fewer minibatches in flight than `formulas.flush_depth`."""
+    stage, following = times[index], times[index + 1]
     if plan.schedule == GPIPE:
-        phases = (
-            _slowest_resource(times, count, [stage.forward_s for stage in times], [stage.send_s for stage in times]),
-            _slowest_resource(times, count, [stage.backward_s for stage in times], [stage.return_s for stage in times]),
-        )
-        return phases[0][0] + phases[1][0], max(phases, key=lambda phase: phase[0])[1]
-    links = [max(stage.send_s, stage.return_s) for stage in times]
-    return _slowest_resource(times, count, [stage.pass_s for stage in times], links)
-
-
-def _slowest_resource(
-    times: Sequence[StageTimes], count: int, passes: Sequence[float], messages: Sequence[float]
-) -> tuple[float, str]:
-    """The steady part of one phase, from the passes and messages of each stage, and the resource that limits it."""
-    bounds = []
-    for number, (stage, pass_s, message_s) in enumerate(zip(times, passes, messages, strict=True), start=1):
-        bounds.append((float(formulas.flush_steady(pass_s, count, stage.replicas)), f"compute of stage {number}"))
-        traffic = f"traffic from stage {number} to stage {number + 1}"
-        bounds.append((float(formulas.flush_steady(message_s, count, stage.links)), traffic))
-    return max(bounds, key=lambda entry: entry[0])
-
-
-def _depth_bound(plan: Plan, times: Sequence[StageTimes], count: int) -> tuple[float, str]:
-    """Lower bound on the steady part that follows from the stages' depths, with the stage that limits it."""
-    bounds = [(0.0, "")]
-    for index, stage in enumerate(times):
-        if stage.depth >= formulas.rounds(count, stage.replicas):
-            continue
-        pace = float("inf") if plan.schedule == GPIPE else 0.0
-        if plan.schedule != GPIPE and index + 1 < len(times):
-            following = times[index + 1]
-            in_flight = following.depth * following.replicas
-            pace = formulas.depth_limited_pace(stage.depth, stage.replicas, in_flight, stage.transfer_s, ())
-        bounds.append((pace * (count - 1), f"minibatches in flight at stage {index + 1}"))
-    return max(bounds, key=lambda entry: entry[0])
-
-
-def longest_exposed(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> float:
-    """The longest exposed all-reduce of any stage. The work that hides it is charged at the fastest device's speed."""
-    fastest = max(device.speed for device in problem.cluster.devices)
-    work_before, exposed = 0.0, 0.0
-    for stage, stage_times in zip(plan.stages, times, strict=True):
-        exposed = max(exposed, float(formulas.flush_exposed(stage_times.allreduce_s, work_before / fastest)))
-        units = [problem.units[unit] for unit in units_of(problem, stage)]
-        work_before += sum(unit.forward_s + unit.backward_s for unit in units)
-    return exposed
+        return stage.depth < int(formulas.rounds(count, stage.replicas))
+    behind = following.depth * following.replicas
+    return bool(stage.depth < formulas.flush_depth(behind, count, stage.replicas))

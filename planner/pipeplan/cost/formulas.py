@@ -162,22 +162,30 @@ def rounds(minibatches: Any, servers: Any) -> Any:
     return np.ceil(minibatches / servers) if isinstance(servers, np.ndarray) else -(-minibatches // servers)
 
 
-def flush_steady(pass_s: Any, minibatches: Any, servers: Any) -> Any:
-    """Time that all minibatches but the first add to a batch at one resource: (ceil(M / r) - 1) · pass.
+def flush_busy(pass_s: Any, minibatches: Any, servers: Any) -> Any:
+    """Time for which the minibatches of an update keep one resource busy: ceil(M / r) · pass, in seconds.
 
     `servers` (r) is the number of replicas of a stage or of links of a boundary, `pass_s` the time of one minibatch on
-    one of them. The slowest resource determines the batch. "Flush schedules".
+    one of them. "Flush schedules".
     """
-    return (rounds(minibatches, servers) - 1) * pass_s
+    return rounds(minibatches, servers) * pass_s
 
 
-def flush_exposed(allreduce_s: Any, before_s: Any) -> Any:
-    """Exposed all-reduce time of a stage under a flush: max(0, all-reduce - work of all layers before the stage).
+def flush_exposed(allreduce_s: Any, backward_s: Any, hidden_share: float) -> Any:
+    """Lower bound on the exposed all-reduce time of a stage under a flush, in seconds per update.
 
-    While the all-reduce runs, the stages before this one first drain and then fill the pipeline again. "Flush
-    schedules".
+    Buckets of gradients leave during the stage's last backward pass, of `backward_s` seconds, which hides at most the
+    `hidden_share` of what it overlaps with. "Flush schedules".
     """
-    return np.maximum(0.0, allreduce_s - before_s)
+    return allreduce_s - hidden_share * np.minimum(allreduce_s, backward_s)
+
+
+def flush_depth(behind: Any, minibatches: Any, replicas: Any) -> Any:
+    """Depth of a stage under a flush: min(ceil(M / r), 1 + ceil(behind / r)), with `behind` from the next stage.
+
+    It covers the minibatches in flight there without waiting for one of them to return. "Flush schedules".
+    """
+    return np.minimum(rounds(minibatches, replicas), 1 + np.ceil(behind / replicas - ROUNDING))
 
 
 def shared_weight_time(size: Any, bandwidth: Any, latency_s: Any, workers: Any) -> Any:
@@ -188,25 +196,6 @@ def shared_weight_time(size: Any, bandwidth: Any, latency_s: Any, workers: Any) 
     which takes at most 2 · size / B + 2 (K-1) · α. "Shared weights".
     """
     return size / bandwidth + workers * latency_s
-
-
-def flush_batch(
-    work_s: Any, transfers_s: Any, steady_s: Any, exposed_s: Any, copies_s: Any = 0.0, shared_weights_s: Any = 0.0
-) -> Any:
-    """Time from one update to the next of a synchronous pipeline, in seconds per batch.
-
-    The first minibatch passes all stages forward and backward (`work_s`, including recomputation) and all boundaries in
-    both directions (`transfers_s`). The others follow at the pace of the slowest resource (`steady_s`, the largest
-    `flush_steady`). Then come the largest `flush_exposed`, the all-reduce among copies of the pipeline, and the
-    exchange of the gradients of shared weights, the sum of `shared_weight_time` over all copies of them. "Flush
-    schedules"; Huang et al., GPipe, NeurIPS 2019.
-    """
-    return work_s + transfers_s + steady_s + exposed_s + copies_s + shared_weights_s
-
-
-def flush_pace(steady_s: Any, minibatches: int) -> float:
-    """Pace inside a batch, for `in_flight_depth`: all minibatches but the first follow within `steady_s` seconds."""
-    return float(steady_s) / (minibatches - 1) if minibatches > 1 else float("inf")
 
 
 def deferred_memory(deferred: Any, minibatch: Any) -> Any:

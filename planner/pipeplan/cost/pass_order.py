@@ -1,7 +1,8 @@
 """The time of one update of workers that run several stages each, from the order of their passes.
 
 Every device runs its passes in the executor's order; a pass starts when the one before it on the device has ended, and
-its message has come. The time is that of the longest such path. Links are used as if each message had one alone.
+its message has come. Links are used as if each message had one alone. The time ends on the first device, where the next
+update begins: other devices may still compute gradients of weights then.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ class StagePasses:
     """Time from the end of the next stage's backward pass until this stage has the message."""
 
 
-def longest_path_s(
+def first_device_done_s(
     placement: VirtualStages, stages: Sequence[StagePasses], devices: int, minibatches: int
-) -> float | None:
-    """Seconds from the first pass to the last; None where there are too many passes."""
+) -> tuple[float, float] | None:
+    """Seconds from the first pass to the last of the first stage, and to the last of its device.
+
+    None where there are too many passes.
+    """
     if 3 * len(stages) * minibatches > MOST_PASSES:
         return None
     last = len(stages) - 1
@@ -41,7 +45,7 @@ def longest_path_s(
     backward: list[list[float | None]] = [[None] * minibatches for _ in stages]
     own = [placement.stages_of(device, devices, len(stages)) for device in range(devices)]
     orders = [list(placement.passes(device, devices, len(own[device]), minibatches)) for device in range(devices)]
-    position, free_s = [0] * devices, [0.0] * devices
+    position, free_s, done_s = [0] * devices, [0.0] * devices, 0.0
     waiting = list(range(devices))
     left = sum(map(len, orders))
     while left:
@@ -66,8 +70,9 @@ def longest_path_s(
                     backward[stage][minibatch] = now
                 else:
                     now += times.weights_s
+                done_s = now if stage == 0 else done_s
                 at += 1
             left -= at - position[device]
             free_s[device], position[device] = now, at
         assert left < before, "the order of passes comes to a deadlock"
-    return max(free_s)
+    return done_s, free_s[0]

@@ -11,9 +11,9 @@ from functools import cache
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.flush import BatchTime, longest_exposed
+from pipeplan.cost.flush import BatchTime, ahead_s, exposed_s, ways_s
 from pipeplan.cost.memory import stage_memory, workspace_of
-from pipeplan.cost.pass_order import StagePasses, longest_path_s
+from pipeplan.cost.pass_order import StagePasses, first_device_done_s
 from pipeplan.cost.stage_times import StageTimes, minibatches_per_copy
 from pipeplan.cost.zero_bubble import weights_s
 from pipeplan.errors import InputError
@@ -85,64 +85,68 @@ def device_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, floa
 
 
 def virtual_batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> BatchTime:
-    """The parts of one batch: the work of the busiest device, the way to it and back, and waiting between passes.
+    """The parts of one batch: those of the slowest device, stage, link, or path through the passes of all devices.
 
-    A device begins when the first minibatch has come through all stages before its first one, and after its last
-    backward pass the gradient goes back through these. Between the two it has all its work. Under zb-v, gradients of
-    weights fill the time after the last backward pass, so only the way to the first stage counts. With equal stages
-    that is the whole time; otherwise the longest path through the passes of all devices tells what is left.
+    A device has the work of all its minibatches. Under interleaved-1f1b it begins when the first of them has come
+    through all stages before its first one, and its last gradient goes back through these. Under zb-v gradients of
+    weights may fill that time, also while the next batch begins. The path ends where the next batch begins.
     """
     count = int(formulas.rounds(minibatches_per_copy(plan), plan.stages[0].replicas))
-    total, work, path, ways, device = max(_device_times(plan, times, count))
-    steady, bound = (count - 1) * work, f"compute of {_name(plan, device)}"
-    for index, time in enumerate(times[:-1]):
-        busy_s = float(formulas.flush_steady(max(time.send_s, time.return_s), minibatches_per_copy(plan), time.links))
-        if busy_s > steady and plan.stages[index].workers != plan.stages[index + 1].workers:
-            steady, bound = busy_s, f"traffic from stage {index + 1} to stage {index + 2}"
+    device = max(_device_times(plan, times, count), key=lambda one: one.total_s)
     passes = [_passes(plan, problem, times, index) for index in range(len(plan.stages))]
-    ordered = longest_path_s(PLACEMENTS[plan.schedule], passes, len(plan.devices), count)
-    known = max(total, steady + work + path + ways)
-    return BatchTime(
-        minibatches=minibatches_per_copy(plan),
-        work_s=work + path,
-        transfers_s=ways,
-        steady_s=steady,
-        exposed_s=longest_exposed(plan, problem, times),
-        copies_s=0.0,
-        bound=bound,
-        order_s=0.0 if ordered is None or ordered <= known * (1 + formulas.ROUNDING) else ordered - known,
-    )
+    ordered = first_device_done_s(PLACEMENTS[plan.schedule], passes, len(plan.devices), count)
+    found = [device, *_stage_bounds(plan, problem, links, times, count)]
+    if ordered is not None:
+        # The update of the first stage follows its own passes, and the next batch all passes of its device.
+        waits = exposed_s(plan, problem, links, times, 0), 0.0
+        for done_s, waited in zip(ordered, waits, strict=True):
+            if done_s >= device.total_s * (1 - formulas.ROUNDING):
+                found.append(replace(device, exposed_s=waited, order_s=max(0.0, done_s - device.total_s)))
+    return max(found, key=lambda one: one.total_s)
 
 
-def _device_times(
-    plan: Plan, times: Sequence[StageTimes], count: int
-) -> Iterator[tuple[float, float, float, float, int]]:
-    """(time of a batch that a device needs at least, its work for a minibatch, the way to it, messages, device)."""
-    for device, workers in enumerate(plan.devices):
+def _device_times(plan: Plan, times: Sequence[StageTimes], count: int) -> Iterator[BatchTime]:
+    """The time of a batch that each device needs at least: its work, and with whole backward passes the way to it."""
+    for workers in plan.devices:
         own = [index for index, stage in enumerate(plan.stages) if stage.workers == workers]
-        work, before = sum(times[index].pass_s for index in own), times[: own[0]]
-        if plan.schedule == ZERO_BUBBLE_V:
-            path, ways = sum(one.forward_s for one in before), sum(one.transfer_s for one in before)
-        else:
-            path, ways = sum(one.pass_s for one in before), sum(one.round_trip_s for one in before)
-        yield count * work + path + ways, work, path, ways, device
+        work = sum(times[index].pass_s - times[index].update_s for index in own)
+        before = () if plan.schedule in SPLITTING else times[: own[0]]
+        path, ways = sum(ahead_s(plan, one) for one in before), sum(ways_s(plan, one) for one in before)
+        name = f"compute of {_name(plan, workers)}"
+        yield BatchTime(minibatches_per_copy(plan), work + path, ways, (count - 1) * work, 0.0, name)
+
+
+def _stage_bounds(
+    plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], count: int
+) -> Iterator[BatchTime]:
+    """The time of a batch that each stage needs with its all-reduce, and each boundary between devices."""
+    minibatches = minibatches_per_copy(plan)
+    for index, stage in enumerate(times):
+        waited = exposed_s(plan, problem, links, times, index)
+        passes = stage.pass_s - stage.update_s
+        yield BatchTime(minibatches, passes, 0.0, (count - 1) * passes, waited, f"compute of stage {index + 1}")
+        following = index + 1 < len(times) and plan.stages[index + 1].workers != plan.stages[index].workers
+        if following and not problem.options.contention:
+            busy = float(formulas.flush_busy(max(stage.send_s, stage.return_s), minibatches, stage.links))
+            yield BatchTime(minibatches, 0.0, 0.0, busy, 0.0, f"traffic from stage {index + 1} to stage {index + 2}")
 
 
 def _passes(plan: Plan, problem: Problem, times: Sequence[StageTimes], index: int) -> StagePasses:
     """The passes of a stage as the executor runs them: B and W at once where no other worker waits for B."""
     time, apart = times[index], weights_s(plan, problem, index)
     following = index + 1 < len(plan.stages) and plan.stages[index + 1].workers != plan.stages[index].workers
+    latency_s = time.transfer_s - max(time.send_s, time.return_s)
     return StagePasses(
         time.forward_s,
-        time.backward_s - apart,
+        time.backward_s - time.update_s - apart,
         apart,
-        time.transfer_s if following else 0.0,
-        time.transfer_s if following else 0.0,
+        time.send_s + latency_s if following else 0.0,
+        time.return_s + latency_s if following else 0.0,
     )
 
 
-def _name(plan: Plan, device: int) -> str:
-    own = [str(index + 1) for index, stage in enumerate(plan.stages) if stage.workers == plan.devices[device]]
+def _name(plan: Plan, workers: tuple[int, ...]) -> str:
+    own = [str(index + 1) for index, stage in enumerate(plan.stages) if stage.workers == workers]
     return f"the workers of stages {', '.join(own[:-1])} and {own[-1]}" if len(own) > 1 else f"stage {own[0]}"
 
 

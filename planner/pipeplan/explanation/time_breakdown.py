@@ -142,8 +142,6 @@ def _parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
         ResourceLoad("the first minibatch's passes: filling and draining", batch.work_s / minibatches),
         ResourceLoad("its transfers", batch.transfers_s / minibatches),
         ResourceLoad("gradient synchronisation that is waited for", batch.exposed_s / minibatches),
-        ResourceLoad("synchronisation among the copies of the pipeline", batch.copies_s / minibatches),
-        ResourceLoad("exchange of the gradients of shared weights", batch.shared_weights_s / minibatches),
     ]
 
 

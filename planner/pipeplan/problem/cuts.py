@@ -38,6 +38,8 @@ class Cuts:
     """Whether these are all cuts of the DAG (or all that can matter) rather than a selection."""
     work_s: Floats
     forward_s: Floats
+    update_s: Floats
+    """The part of `work_s` that is the optimiser's step."""
     parameters: Floats
     buffers: Floats
     saved: Floats
@@ -136,7 +138,7 @@ class Cuts:
         inside = _membership(list(self.ideals), len(problem.units))
         # Copied rather than made anew: what is cached does not depend on times.
         cuts = copy(self)
-        for name, totals in zip(("work_s", "forward_s"), _times(problem, inside), strict=True):
+        for name, totals in zip(("work_s", "forward_s", "update_s"), _times(problem, inside), strict=True):
             object.__setattr__(cuts, name, totals)
         return cuts
 
@@ -174,13 +176,14 @@ def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLIN
         ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE), deadline), False
     units = problem.units
     inside = _membership(ideals, count)
-    work_s, forward_s = _times(problem, inside)
+    work_s, forward_s, update_s = _times(problem, inside)
     sent, returned = _crossing(inside, problem)
     return Cuts(
         ideals=tuple(ideals),
         complete=complete,
         work_s=work_s,
         forward_s=forward_s,
+        update_s=update_s,
         parameters=inside @ np.array([unit.parameter_bytes for unit in units], float),
         buffers=inside @ np.array([unit.buffer_bytes for unit in units], float),
         saved=inside @ np.array([unit.saved_bytes for unit in units], float),
@@ -191,10 +194,13 @@ def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLIN
     )
 
 
-def _times(problem: Problem, inside: Floats) -> tuple[Floats, Floats]:
-    """Seconds of both passes, and of the forward pass alone, of the units inside every cut."""
+def _times(problem: Problem, inside: Floats) -> tuple[Floats, Floats, Floats]:
+    """Seconds of both passes, of the forward pass alone, and of the optimiser's step of the units inside every cut."""
     forward = np.array([unit.forward_s for unit in problem.units])
-    return inside @ (forward + np.array([unit.backward_s for unit in problem.units])), inside @ forward
+    backward, update = (
+        np.array([getattr(unit, name) for unit in problem.units]) for name in ("backward_s", "update_s")
+    )
+    return inside @ (forward + backward), inside @ forward, inside @ update
 
 
 def _readers(problem: Problem) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +17,16 @@ from pipeplan.problem.shared_weights import SharedWeight
 from pipeplan.problem.units import Flow, FlowArrays, Unit, units_and_flows
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.units import show_size
+
+
+@dataclass(frozen=True)
+class CopyWays:
+    """The links from every worker of one copy to the others in its place, in the slowest copy: of all workers one
+    entry where they are equal."""
+
+    bandwidth: Sequence[float] = (math.inf,)
+    """Bytes/s of all-reduces."""
+    latency_s: Sequence[float] = (0.0,)
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,8 @@ class Problem:
     component of one copy."""
     copies_allreduce_s: float = 0.0
     """Time of one all-reduce of all gradients among the copies."""
+    copy_ways: CopyWays = CopyWays()
+    """The links between the copies."""
     unused: frozenset[int] = frozenset()
     """Workers of `cluster` that no stage may be on."""
     whole: Cluster | None = None
@@ -131,6 +144,15 @@ class Problem:
     def copied_share(self) -> float:
         """Copies of its weights that a stage before the last makes for each minibatch (`schedules.copied_share`)."""
         return copied_share(self.options.schedule, self.options.accumulate) if self.training else 0.0
+
+    @property
+    def hidden_share(self) -> float:
+        """Share of a stage's last backward pass before a flush that can hide its all-reduce.
+
+        It is 0 where the executor starts the all-reduce after the pass: where replicas divide the optimiser's state, or
+        stages share weights.
+        """
+        return 0.0 if self.shared or self.options.shard_optimizer else self.options.overlap
 
     @cached_property
     def layer_names(self) -> tuple[str, ...]:

@@ -222,9 +222,9 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
 
 
 def _batch(batch: BatchTime) -> dict[str, Any]:
-    """The parts of a batch; those that few plans have only where they are not 0."""
+    """The parts of a batch; the one that few plans have only where it is not 0."""
     parts = asdict(batch)
-    return {key: value for key, value in parts.items() if value or key not in ("shared_weights_s", "order_s")}
+    return {key: value for key, value in parts.items() if value or key != "order_s"}
 
 
 def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:

@@ -57,12 +57,6 @@ def _stated_loads(source: ReportSource, bound: str) -> list[time_breakdown.Resou
             "the first minibatch's passes: filling and draining": batch.work_s,
             "its transfers": batch.transfers_s,
             "gradient synchronisation that is waited for": batch.exposed_s,
-            "synchronisation among the copies of the pipeline": batch.copies_s,
-            **(
-                {"exchange of the gradients of shared weights": batch.shared_weights_s}
-                if batch.shared_weights_s
-                else {}
-            ),
         }
         return [time_breakdown.ResourceLoad(name, seconds / minibatches) for name, seconds in parts.items()]
     loads = []

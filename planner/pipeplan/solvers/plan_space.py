@@ -19,7 +19,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.problem.problem import Problem
+from pipeplan.problem.problem import CopyWays, Problem
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,26 @@ class PlanSpace:
         """The problem of one copy, on one component of the cluster."""
         cluster = problem.cluster if self.copies == 1 else problem.cluster.inner(self.level, self.first)
         within = problem.within(cluster, self.copies, self._allreduce(problem))
-        return replace(within, unused=self.unused)
+        return replace(within, unused=self.unused, copy_ways=self._copy_ways(problem))
+
+    def _copy_ways(self, problem: Problem) -> CopyWays:
+        """The links between the copies."""
+        if self.copies == 1:
+            return CopyWays()
+        links, workers = Links.of(problem.cluster), self.workers(problem.cluster)
+        ways = links.ways[problem.cluster.level_between(workers[0], workers[-1])]
+        rings = problem.cluster.exchange_rings
+        if problem.cluster.uniform:
+            return CopyWays((float(ways.allreduce[0]),), (float(ways.latency[0]) * rings,))
+        mine = slice(workers.start, workers.stop)
+        bandwidth = ways.allreduce[mine].reshape(self.copies, -1).min(axis=0)
+        latency = ways.latency[mine].reshape(self.copies, -1).max(axis=0) * rings
+        return CopyWays(tuple(bandwidth.tolist()), tuple(latency.tolist()))
 
     def pace(self, problem: Problem, inner_s: float) -> float:
         """The pace of all copies together, if one copy takes `inner_s` for each of its minibatches.
 
-        With a flush `inner_s` is the time from one update to the next, including the all-reduce among copies.
+        With a flush `inner_s` is the time from one update to the next.
         """
         if problem.options.flushes and problem.options.accumulate is not None:
             return inner_s / problem.options.accumulate
@@ -65,14 +79,13 @@ class PlanSpace:
         return (pace_s - reduce_s) / (1.0 - overlap) * self.copies
 
     def floor(self, problem: Problem) -> float:
-        """Lower bound on the pace in this space: all work on all of its workers, and the synchronisation of copies."""
+        """Lower bound on the pace in this space: all work on all of its workers, and the synchronisation of copies if
+        no flush hides it."""
         options, machines = problem.options, problem.cluster.inner(self.level, self.first)
         inner_s = problem.work_s / machines.total_speed
         if options.flushes and options.accumulate is not None:
-            # Each worker has at least its share of the minibatches, and the first one passes through all stages.
-            alone_s = problem.work_s / max(device.speed for device in machines.distinct_devices)
-            rounds = float(formulas.rounds(options.accumulate, self.copies))
-            inner_s = max(rounds * inner_s, alone_s) + self._allreduce(problem)
+            # Each worker has at least its share of the minibatches.
+            inner_s = float(formulas.rounds(options.accumulate, self.copies)) * inner_s
         return self.pace(problem, inner_s)
 
     def synchronisation(self, problem: Problem) -> float:

@@ -10,6 +10,7 @@ import pytest
 from instances import drawn, tied_instance
 
 from pipeplan.checker.verify import check_plan
+from pipeplan.cost.stage_times import shared_exchange_s
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
@@ -35,14 +36,15 @@ def outcome() -> Outcome:
             found = solve(problem, Settings(solver="dp", simulate=False))
         except InfeasibleError:
             continue
-        if found.evaluation.batch is not None and found.evaluation.batch.shared_weights_s > 0:
+        batch, stages = found.evaluation.batch, found.plan.stages
+        if batch is not None and batch.exposed_s and any(shared_exchange_s(problem, stage) for stage in stages):
             return found
     raise AssertionError("no random answer has stages that share weights")
 
 
 def test_an_honest_exchange_passes(outcome: Outcome) -> None:
     document = json.loads(json.dumps(plan_document(outcome)))
-    assert document["prediction"]["batch"]["shared_weights_s"] > 0
+    assert document["prediction"]["batch"]["exposed_s"] > 0
     assert _holds(document, outcome)
 
 
@@ -50,15 +52,15 @@ def test_an_honest_exchange_passes(outcome: Outcome) -> None:
 def test_a_forged_exchange_is_refused(outcome: Outcome, share: float) -> None:
     document = json.loads(json.dumps(plan_document(outcome)))
     forged = copy.deepcopy(document)
-    forged["prediction"]["batch"]["shared_weights_s"] *= share
+    forged["prediction"]["batch"]["exposed_s"] *= share
     assert not _holds(forged, outcome)
     # Nor where the pace follows from the forged figure.
-    batch = document["prediction"]["batch"]["shared_weights_s"] * (share - 1)
+    batch = document["prediction"]["batch"]["exposed_s"] * (share - 1)
     forged["prediction"]["minibatch_s"] += batch / outcome.plan.accumulate
     assert not _holds(forged, outcome)
 
 
 def test_an_exchange_that_is_not_stated_is_refused(outcome: Outcome) -> None:
     document = json.loads(json.dumps(plan_document(outcome)))
-    del document["prediction"]["batch"]["shared_weights_s"]
+    del document["prediction"]["batch"]["exposed_s"]
     assert not _holds(document, outcome)

@@ -105,38 +105,63 @@ def test_a_batch_with_a_flush_by_hand() -> None:
     problem = _problem(schedule="1f1b-flush", accumulate=5, contention=False)
     score = evaluate(_scheduled("1f1b-flush", 5, ("a", (0, 1), 3), ("bc", (2,), 1)), problem)
     assert score.batch is not None
+    # The second stage has 5 · 4.5 s to do, after the first one's 6 s and the messages.
     assert score.batch.work_s == pytest.approx(6 + 4.5)
     # 40 bytes there and 30 back at 10 bytes/s, and the latency twice.
     assert score.batch.transfers_s == pytest.approx(4 + 3 + 0.5)
-    # The second stage 4 · 4.5, the first 2 · 6, the boundary 4 · 4.
+    # The second stage 4 · 4.5; the first takes 3 · 6, and the messages 5 · 4 after its first pass.
     assert score.batch.steady_s == pytest.approx(18)
     assert score.batch.bound == "compute of stage 2"
-    # Two replicas inside a server: 2 · 1/2 · 50 / 100, and nothing before the stage to hide it.
-    assert score.batch.exposed_s == pytest.approx(0.5)
-    assert score.pace_s == pytest.approx((10.5 + 7.5 + 18 + 0.5) / 5)
+    # Two replicas inside a server, 2 · 1/2 · 50 / 100, hide behind the last backward pass of the first stage.
+    assert score.batch.exposed_s == 0
+    assert score.pace_s == pytest.approx((10.5 + 7.5 + 18) / 5)
     assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 50 + 3 * (5 + 40))
 
 
-def test_gpipe_has_a_slowest_part_in_each_direction() -> None:
-    problem = _problem(schedule="gpipe", accumulate=4, contention=False, boundary="parallel")
-    score = evaluate(_scheduled("gpipe", 4, ("a", (0, 1), 2), ("bc", (2, 3), 2)), problem)
+def test_messages_and_all_reduces_may_take_longer_than_any_stage() -> None:
+    problem = _problem(schedule="1f1b-flush", accumulate=9, contention=False, overlap=0.0)
+    score = evaluate(_scheduled("1f1b-flush", 9, ("a", (0,), 9), ("bc", (2, 3), 1)), problem)
     assert score.batch is not None
-    # Forward: 2 s on the first stage's replicas, 4 s on each of two links. Backward: 4 s and 3 s. Two rounds of each.
-    assert score.batch.steady_s == pytest.approx(4 + 4)
-    # 120 bytes between two in a server, 1.2 s, hide behind 6 s of the stage before; the first stage's 0.5 s do not.
-    assert score.batch.exposed_s == pytest.approx(0.5)
+    # The first stage's 9 · 6 s: the second has 5 · 4.5 after 13.5 s, and 1.2 s for its all-reduce before them.
+    assert (score.batch.bound, score.batch.total_s) == ("compute of stage 1", pytest.approx(54))
+    slow = _problem(schedule="1f1b-flush", accumulate=18, contention=False, overlap=0.0)
+    score = evaluate(_scheduled("1f1b-flush", 18, ("a", (0, 1, 2), 6), ("bc", (3,), 1)), slow)
+    assert score.batch is not None
+    # Nothing hides the all-reduce of the first stage, over both levels; 18 · 4.5 s of the second follow.
+    assert score.batch.exposed_s > 0
+    assert score.batch.total_s == pytest.approx(score.batch.exposed_s + 6 + 7.5 + 81)
+    score = evaluate(_scheduled("1f1b-flush", 18, ("a", (0, 1), 9), ("bc", (2, 3), 1)), slow)
+    assert score.batch is not None
+    # One link takes 18 messages of 4 s, after the first pass of 6 s and the all-reduce of 0.5 s.
+    assert score.batch.bound == "traffic from stage 1 to stage 2"
+    assert score.batch.total_s == pytest.approx(0.5 + 6 + 72)
+
+
+def test_gpipe_takes_no_less_than_other_flushes_and_holds_all_minibatches() -> None:
+    stages = ("a", (0, 1), 2), ("bc", (2, 3), 2)
+    paces = []
+    for schedule in ("gpipe", "1f1b-flush"):
+        problem = _problem(schedule=schedule, accumulate=4, contention=False, boundary="parallel")
+        paces.append(evaluate(_scheduled(schedule, 4, *stages), problem).pace_s)
+    assert paces[0] == paces[1]
+    problem = _problem(schedule="gpipe", accumulate=4, contention=False, boundary="parallel")
     too_shallow = evaluate(_scheduled("gpipe", 4, ("a", (0, 1), 1), ("bc", (2, 3), 2)), problem)
     assert too_shallow.pace_s == float("inf")
 
 
-def test_too_small_a_depth_lengthens_a_batch() -> None:
-    problem = _problem(schedule="1f1b-flush", accumulate=9, contention=False)
-    plan = _scheduled("1f1b-flush", 9, ("a", (0,), 2), ("bc", (1,), 1))
-    deeper = replace(plan, stages=(replace(plan.stages[0], depth=3), plan.stages[1]))
-    # Two in flight, one of them at the next stage, leave none for the transfers.
-    assert evaluate(deeper, problem).pace_s < 10
-    assert evaluate(plan, problem).pace_s > 1e6
-    assert depths.assign_depths(plan, problem, evaluate(deeper, problem).pace_s).stages[0].depth == 3
+def test_a_stage_covers_what_is_in_flight_behind_it_and_transfers_where_memory_allows() -> None:
+    problem = _problem(schedule="1f1b-flush", accumulate=9, contention=False, memory=False)
+    plan = _scheduled("1f1b-flush", 9, ("a", (0,), 1), ("bc", (2,), 1))
+    # One in flight here and one at the next stage leave none for this one.
+    assert evaluate(plan, problem).pace_s == float("inf")
+    enough = replace(plan, stages=(replace(plan.stages[0], depth=2), plan.stages[1]))
+    assert evaluate(enough, problem).pace_s < 10
+    # A second one is on its way while the first stage takes 6 s and transfers 2 · 4.25.
+    assert depths.assign_depths(plan, problem, 1.0).stages[0].depth == 4
+    tight = replace(problem.options, memory=True)
+    device = replace(problem.cluster.device, memory_bytes=395 + 2 * 45)
+    small = replace(problem, options=tight, cluster=replace(problem.cluster, device=device))
+    assert depths.assign_depths(plan, small, 1.0).stages[0].depth == 2
 
 
 def test_two_buffers_synchronise_once_for_all_that_they_accumulate() -> None:
@@ -178,9 +203,10 @@ def test_copies_take_their_share_of_a_batch() -> None:
     score = evaluate(Plan(stages, copies=2, schedule="1f1b-flush", accumulate=5), problem)
     assert score.batch is not None
     assert score.batch.minibatches == 3
-    # Two of 6 s after the first, and all 170 bytes reduced between the two copies.
-    assert score.batch.steady_s == pytest.approx(12)
-    assert score.batch.copies_s == pytest.approx(17 + 0.5)
+    # The second stage, with two of 4.5 s after the first. All its 120 bytes are reduced between the two
+    # copies, in part after its last backward pass.
+    assert score.batch.steady_s == pytest.approx(9)
+    assert score.batch.exposed_s == pytest.approx(120 / 10 + 0.5 - 3)
     assert score.pace_s == pytest.approx(score.batch.total_s / 5)
 
 

@@ -68,15 +68,14 @@ def test_memory() -> None:
 
 
 def test_a_batch_of_the_flush_schedules_by_hand() -> None:
-    # 8 minibatches on 3 replicas: the busiest has 3, two after the first, of 5 s each.
+    # 8 minibatches on 3 replicas: the busiest has 3, of 5 s each.
     assert formulas.rounds(8, 3) == 3
-    assert formulas.flush_steady(5.0, 8, 3) == 10.0
-    assert formulas.flush_steady(5.0, 2, 3) == 0.0
-    # An all-reduce of 7 s hides 4 s behind the work of the stages before; that of the first hides nothing.
-    assert [float(formulas.flush_exposed(7.0, before)) for before in (0.0, 4.0, 9.0)] == [7.0, 3.0, 0.0]
-    assert formulas.flush_batch(12.0, 2.0, 10.0, 3.0, 1.0) == 28.0
-    assert formulas.flush_pace(10.0, 6) == 2.0
-    assert math.isinf(formulas.flush_pace(0.0, 1))
+    assert formulas.flush_busy(5.0, 8, 3) == 15.0
+    # An all-reduce of 7 s hides behind a last backward pass of 4 s, of which half can hide it, or all.
+    assert [float(formulas.flush_exposed(7.0, 4.0, share)) for share in (0.0, 0.5, 1.0)] == [7.0, 5.0, 3.0]
+    assert float(formulas.flush_exposed(7.0, 9.0, 1.0)) == 0.0
+    # 6 minibatches in flight behind two replicas: 3 each and one more, but no more than a replica has.
+    assert [float(formulas.flush_depth(6, count, 2)) for count in (8, 6)] == [4.0, 3.0]
 
 
 def test_two_versions_suffice_for_what_is_in_flight_and_the_wait_for_an_update() -> None:

@@ -486,7 +486,8 @@ def test_what_a_flush_waits_for_is_in_sync_also_where_it_is_a_flow() -> None:
     scenario = scenario_from_document(Node(plan_document(outcome), "plan.json"))
     assert scenario.cards is not None
     report = _run(scenario)[1]
-    assert report.ratio == pytest.approx(1.0)
+    # The formulas hide the all-reduce behind the whole backward pass, in which its only bucket is filled.
+    assert report.ratio == pytest.approx(2.5 / 1.5)
     assert (report.stages[0].computing, report.stages[0].synchronising) == (pytest.approx(0.6), pytest.approx(0.4))
 
 
@@ -588,7 +589,8 @@ def test_buckets_leave_during_the_last_backward_pass_before_a_flush() -> None:
         plan = plain_data_parallel(problem, 2)
         score = evaluate(plan, problem)
         outcome = Outcome(problem, plan, score, (), Verdict(True, False, ""), (), {})
-        assert 2 * score.pace_s == pytest.approx(3.0 + 2.0)
+        # The formulas take no less than what both seconds of the pass can hide.
+        assert 2 * score.pace_s == pytest.approx(3.0 + 2.0 - 2.0 * overlap)
         written = plan_document(outcome)
         assert written["prediction"]["stages"][0]["exposed_sync_s"] == pytest.approx(1.0)
         for scenario in (scenario_from_document(Node(written, "plan.json")), scenario_of_plan(plan, problem, score)):

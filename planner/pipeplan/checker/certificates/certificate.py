@@ -380,10 +380,7 @@ def _least_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace,
     if document.schedule not in FLUSHING:
         return float(figures.overlapped_s(work, synchronisation_s, document.options.overlap))
     minibatches, copies = document.accumulate or 1, space.copies
-    speeds = {document.cluster.device_of(worker).speed for worker in _workers(document, space)}
-    alone = float((model.forward_s + model.backward_s + model.update_s).sum()) / max(speeds)
-    batch = max(math.ceil(minibatches / copies) * work * copies, alone) + _among(document, model, space)
-    return batch / minibatches
+    return math.ceil(minibatches / copies) * work * copies / minibatches
 
 
 def _describe(space: CertifiedSpace) -> str:

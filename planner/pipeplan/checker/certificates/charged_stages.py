@@ -51,6 +51,8 @@ class StagesAtCut:
     """The forward pass of a minibatch on a worker of speed 1, with half of the executor's own work."""
     work_s: Floats
     """All passes of a minibatch on a worker of speed 1."""
+    step_s: Floats
+    """The part of `work_s` that is the optimiser's step."""
     ring_s: Floats
     """One all-reduce among the replicas of a copy."""
     traffic: StageTraffic
@@ -67,6 +69,7 @@ class StagesAtCut:
             late=self.late[rows],
             forward_s=self.forward_s[rows],
             work_s=self.work_s[rows],
+            step_s=self.step_s[rows],
             ring_s=self.ring_s[rows],
             traffic=self.traffic.take(rows),
         )
@@ -249,7 +252,10 @@ class ChargedSpace:
         fixed, growing = (np.where(again, *both) for both in zip(more, once, strict=True))
         wait = 0.0 if kept else figures.group_wait(ring, self.threshold, replicas, self.copies)
         late = np.maximum(0.0, (ring + self.among_s) / self.threshold - 1.0 / self.copies)
-        size = self.totals.weights(cut, before) * self.model.training
+        # With a flush, what no pass hides of an all-reduce is a part of the batch.
+        rings = self.model.training and self.document.schedule not in FLUSHING
+        size, step = self.totals.weights(cut, before) * rings, self.totals.update_s[cut] - self.totals.update_s[before]
+        exposed = self.group_s(run, size) * rings * (1.0 - self.document.options.overlap)
         common = self.document.accumulate if self.document.accumulates else None
         sent, returned = self.traffic_of(cut)
         received, back = self.traffic_of(before)
@@ -259,20 +265,19 @@ class ChargedSpace:
             copied=2.0 * (self.copies - 1) / self.copies * (size / replicas) / (common or self.copies),
             sent=np.array([sent / replicas, returned / replicas]),
             ahead=np.array([back / replicas, received / replicas]),
-            core_s=work / self.runs.speed[run] / everyone + self._exposed(run, size) / (common or everyone),
+            core_s=work / self.runs.speed[run] / everyone + exposed / (common or everyone),
         )
         wait = np.broadcast_to(wait, ring.shape)
-        return StagesAtCut(cut, before, again, fixed, growing, wait, late, forward, work, ring, traffic)
+        return StagesAtCut(cut, before, again, fixed, growing, wait, late, forward, work, step, ring, traffic)
 
-    def _exposed(self, run: Ints, size: Floats) -> Floats:
-        """The time of one all-reduce among the replicas of all copies that does not hide behind compute."""
+    def group_s(self, run: Ints, size: Floats) -> Floats:
+        """The time of one all-reduce among the replicas of all copies."""
         bandwidth, latency = self.runs.ring[run], self.runs.ring_latency_s[run]
         if self.copies > 1:
             link: LinkRates = NetworkRates.of(self.document.cluster).among(self.workers)
             bandwidth, latency = np.full(len(run), link.allreduce), np.full(len(run), link.latency_s)
         everyone = self.runs.replicas[run] * self.copies
-        time = figures.ring_allreduce_s(everyone, size, bandwidth, latency) * self.model.training
-        return np.asarray(time * (1.0 - self.document.options.overlap))
+        return np.asarray(figures.ring_allreduce_s(everyone, size, bandwidth, latency) * self.model.training)
 
     def _possible(self, stages: StagesAtCut) -> Flags:
         """Whether ports and components that only one stage uses keep within the limit, and the wait of one stage."""

@@ -163,9 +163,7 @@ def covered(space: ChargedSpace, counts: CountedLimits, leads: ChargedStates, li
         if space.document.options.boundary == "parallel":
             covers &= replicas >= leads.replicas
         if space.parts:
-            # A bound that is longer by some seconds can lengthen a batch by no more than these.
-            longer = np.maximum(listed.times[index, 1:] - leads.times[:, 1:], 0.0).sum(axis=1)
-            covers &= listed.times[index, 0] + longer <= leads.times[:, 0]
+            covers &= (listed.times[index] <= leads.times).all(axis=1)
         column = 0
         for number, ((level, mine, theirs), width) in enumerate(zip(homes, space.widths, strict=True)):
             part = slice(column, column + width)

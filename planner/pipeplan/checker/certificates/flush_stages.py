@@ -1,8 +1,8 @@
 """The stages of pipelines whose batch keeps within a threshold, for schedules with a flush.
 
-A batch takes a sum V over stages and a few bounds, each of which is the longest of a time over stages and boundaries
-(docs/cost-model.md, "Flush schedules"). A state has V and the bounds of the stages behind its cut. docs/check.md states
-the rules and proves them.
+A batch takes the longest of several paths (docs/cost-model.md, "Flush schedules"). A state has two numbers: V1, the
+longest path that begins at its first stage, and V2, a bound on the batch. docs/check.md states the rules and proves
+them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker.certificates.charged_stages import ChargedSpace, Hops, StagesAtCut
-from pipeplan.checker.document import GPIPE
-from pipeplan.checker.figures import ROUNDING
+from pipeplan.checker.document import GPIPE, ZERO_BUBBLE
+from pipeplan.checker.figures import ROUNDING, hides_nothing
 from pipeplan.checker.model import Flags, Floats
 
 Ints = NDArray[np.intp]
@@ -25,18 +25,23 @@ class FlushSpace(ChargedSpace):
 
     @property
     def parts(self) -> int:
-        """V, the bounds on the steady part of every phase, and the bound on the exposed all-reduce."""
-        return 2 + self.phases
+        """V1 and V2."""
+        return 2
 
     @property
-    def phases(self) -> int:
-        """GPipe has a forward and a backward phase, other schedules one."""
-        return 2 if self.document.schedule == GPIPE else 1
+    def holds_all(self) -> bool:
+        """Whether a replica holds all of its minibatches in any case, as under GPipe."""
+        return self.document.schedule == GPIPE
+
+    @property
+    def splits(self) -> bool:
+        """Whether gradients of weights may fill the time in which the pipeline drains."""
+        return self.document.schedule == ZERO_BUBBLE
 
     @property
     def covers(self) -> bool:
-        """Whether depths depend on what is behind: a replica of GPipe holds all of its minibatches in any case."""
-        return self.document.options.memory and self.phases == 1
+        """Whether depths depend on what is behind."""
+        return self.document.options.memory and not self.holds_all
 
     @cached_property
     def minibatches(self) -> int:
@@ -44,42 +49,27 @@ class FlushSpace(ChargedSpace):
         return -(-(self.document.accumulate or 1) // self.copies)
 
     @cached_property
-    def budget_s(self) -> float:
-        """The longest batch without the all-reduce among copies."""
-        return self.threshold - self.among_s
+    def fastest(self) -> float:
+        """The speed of the fastest worker."""
+        return max(device.speed for device in self.cluster.devices)
 
     @cached_property
-    def ahead_s(self) -> tuple[Floats, ...]:
-        """For each phase and cut, the passes of one minibatch through the layers inside, on the fastest worker."""
-        fastest = max(device.speed for device in self.cluster.devices)
-        forward, backward = self.totals.forward_s / fastest, self.totals.backward_s / fastest
-        return (forward, backward) if self.phases == 2 else (forward + backward,)
-
-    @cached_property
-    def work_s(self) -> Floats:
-        """For each cut, all passes of one minibatch through the layers inside, on the fastest worker."""
-        return np.asarray(np.sum(self.ahead_s, axis=0))
-
-    @cached_property
-    def hidden_s(self) -> Floats:
-        """For each cut, what hides an all-reduce: the work of the layers inside on the fastest worker of all."""
-        fastest = max(device.speed for device in self.document.cluster.devices)
-        return np.asarray((self.totals.forward_s + self.totals.backward_s) / fastest)
+    def ahead_s(self) -> Floats:
+        """For each cut, what stages of the layers inside add to V1 at least."""
+        totals = self.totals
+        passes = totals.forward_s if self.splits else totals.forward_s + totals.backward_s - totals.update_s
+        return np.asarray(passes / self.fastest)
 
     def hopeless(self, before: Ints, first: Ints, room: Ints, times: Floats | None = None) -> Flags:
         """Whether no batch within the threshold can have these layers on the workers in front.
 
-        Stages on r workers take at least (M / r - 1) times their pass of a phase's steady part, and all of these r add
-        up to at most the number of workers in front. If `times` are not known, all layers behind take their passes.
+        A stage on r workers takes at least M / r passes, and all of these r add up to at most the number of workers in
+        front.
         """
         open_ = np.minimum(first, room)
-        workers = np.maximum(open_, 1)
-        least = [np.maximum(0.0, (self.minibatches / workers - 1) * ahead[before]) for ahead in self.ahead_s]
-        if times is None:
-            return np.asarray((open_ < 1) | (self.work_s[-1] + np.sum(least, axis=0) > self.budget_s))
-        longest = [np.maximum(times[:, phase + 1], part) for phase, part in enumerate(least)]
-        total = times[:, 0] + self.work_s[before] + np.sum(longest, axis=0) + times[:, -1]
-        return np.asarray((open_ < 1) | (total > self.budget_s))
+        work = (self.totals.forward_s[before] + self.totals.backward_s[before]) / self.fastest
+        lost = (open_ < 1) | (self.minibatches * work > self.threshold * np.maximum(open_, 1))
+        return np.asarray(lost if times is None else lost | (times[:, 1] > self.threshold))
 
     def _rounds(self, servers: Floats | Ints) -> Floats:
         """Minibatches on the busiest of so many replicas or links."""
@@ -89,47 +79,49 @@ class FlushSpace(ChargedSpace):
         self, before: Ints, passes: tuple[Floats, Floats], ring_s: Floats, kinds: tuple[Floats, Floats]
     ) -> Flags:
         (forward, backward), (replicas, speed) = passes, kinds
-        added = self.work_s[-1] + np.maximum(0.0, ring_s - self.hidden_s[before][:, None])
-        steady = (self._rounds(replicas) - 1) * (forward + backward) / speed
-        # Both phases together are no longer than the longest of each.
-        return np.asarray(added + steady <= self.budget_s)
+        return np.asarray(self._rounds(replicas) * (forward + backward) / speed <= self.threshold)
 
     def _near(self, cut: int, hops: Hops) -> Flags:
-        sent, returned = self.totals.sent[cut], self.totals.returned[cut]
-        both = sent + returned if self.phases == 2 else np.maximum(sent, returned)
-        return np.asarray(self.work_s[-1] + (self._rounds(hops.lanes) - 1) * both / hops.bandwidth <= self.budget_s)
+        return np.asarray(self._messages_s(cut, hops) <= self.threshold)
+
+    def _messages_s(self, cut: int, hops: Hops) -> Floats:
+        """Seconds for which a boundary is busy, in the busier direction; 0 where its cards are charged instead."""
+        busy = self._rounds(hops.lanes) * self.totals.busier[cut] / hops.bandwidth
+        return np.asarray(busy * (not self.document.options.contention))
 
     def _depth(self, stages: StagesAtCut, demand: Floats, transfer_s: Floats) -> Floats:
-        """The fewest minibatches in flight that sustain the longest steady part, and no more than a replica has."""
+        """The fewest minibatches in flight: enough for those behind, and no more than a replica has."""
         replicas = self.runs.replicas[stages.traffic.run]
         rounds = self._rounds(replicas)
-        if self.phases == 2:
+        if self.holds_all:
             return rounds
         if stages.cut == self.last:
             return np.ones(len(demand))
-        longest = self.budget_s - self.work_s[-1]
-        away = 2.0 * transfer_s * (self.minibatches - 1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            covered = demand + np.where(away > 0, away / longest, 0.0)
-        return np.asarray(np.minimum(rounds, 1.0 + np.ceil(covered / replicas - ROUNDING)))
+        return np.asarray(np.minimum(rounds, 1.0 + np.ceil(demand / replicas - ROUNDING)))
 
     def _times(self, stages: StagesAtCut, before: Floats, hops: Hops) -> Floats:
-        replicas, speed = self.runs.replicas[stages.traffic.run], self.runs.speed[stages.traffic.run]
-        sent, returned = self.totals.sent[stages.cut], self.totals.returned[stages.cut]
-        added = (
-            stages.work_s / speed + self._exchange_s(stages) + (sent + returned) / hops.bandwidth + 2.0 * hops.latency_s
-        )
-        work, ways = [stages.work_s], [np.maximum(sent, returned) / hops.bandwidth]
-        if self.phases == 2:
-            work = [stages.forward_s, stages.work_s - stages.forward_s]
-            ways = [sent / hops.bandwidth, returned / hops.bandwidth]
-        bounds = [
-            np.maximum((self._rounds(replicas) - 1) * mine / speed, (self._rounds(hops.lanes) - 1) * way)
-            for mine, way in zip(work, ways, strict=True)
-        ]
-        bounds.append(np.maximum(0.0, stages.ring_s - self.hidden_s[stages.before]))
-        longest = np.maximum(before[:, 1:], np.stack(bounds, axis=1))
-        return np.concatenate([before[:, :1] + added[:, None], longest], axis=1)
+        run, cut = stages.traffic.run, stages.cut
+        speed = self.runs.speed[run]
+        both = (stages.work_s - stages.step_s) / speed
+        forward = stages.forward_s / speed
+        backward, mine = both - forward, forward if self.splits else both
+        own = self._rounds(self.runs.replicas[run]) * both
+        trip = (self.totals.sent[cut] + self.totals.returned[cut]) / hops.bandwidth + 2.0 * hops.latency_s
+        path = np.maximum(own - backward / 2 * self.splits, mine + trip / (1 + self.splits) + before[:, 0])
+        messages = self._messages_s(cut, hops)
+        if messages.any():
+            path, own = (np.maximum(one, np.where(messages > 0, mine + messages, 0.0)) for one in (path, own))
+        delayed = np.where(stages.before == 0, path, 0.0) if self.splits else path
+        begun = self._wait_s(stages, backward) + np.maximum(own, delayed)
+        return np.stack([path, np.maximum.reduce([before[:, 1], begun, path + self.ahead_s[stages.before]])], axis=1)
+
+    def _wait_s(self, stages: StagesAtCut, backward: Floats) -> Floats:
+        """Least time from the last backward pass of stages to the end of their updates."""
+        run = stages.traffic.run
+        group = self.group_s(run, self.totals.weights(stages.cut, stages.before))
+        overlap = self.document.options.overlap * (not hides_nothing(self.document, self.model))
+        step = stages.step_s / self.runs.speed[run] * (self.document.accumulate or 1)
+        return np.asarray(group - overlap * np.minimum(group, backward) + 2.0 * self._exchange_s(stages) + step)
 
     def _exchange_s(self, stages: StagesAtCut) -> Floats:
         """The charge of stages for exchanging the gradients of weights that they share with others."""
@@ -140,4 +132,4 @@ class FlushSpace(ChargedSpace):
         return charged
 
     def _in_time(self, stages: StagesAtCut, times: Floats) -> Flags:
-        return np.asarray(times.sum(axis=1) + self.work_s[stages.before] <= self.budget_s)
+        return np.asarray(times[:, 1] <= self.threshold)

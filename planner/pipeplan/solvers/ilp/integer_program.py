@@ -133,11 +133,11 @@ from pipeplan.cost import contention, formulas
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import exchange_times, plain_data_parallel
 from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import TRAITS
 from pipeplan.problem.grid_shapes import data_parallel_grid_size, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp.constraints.charged import Charges
-from pipeplan.solvers.ilp.constraints.executor import most_executor_work_s
-from pipeplan.solvers.ilp.facts.placement_facts import minibatches_per_update
+from pipeplan.solvers.ilp.facts.placement_facts import minibatches_per_update, most_executor_work_s
 from pipeplan.solvers.ilp.milp import backend
 from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, IlpLimits, SpaceAnswer, SpaceSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
@@ -262,12 +262,12 @@ class _IlpSearch:
         low = max(charges.space.floor(self.problem), charges.least_pace_s())
         if not self.problem.options.flushes or count is None:
             return low, min(self.upper, charges.space.pace(self.problem, slowest) + _most_shared(inner))
-        fastest = max(device.speed for device in inner.cluster.devices)
-        batch = max(inner.work_s / fastest, count * inner.work_s / inner.cluster.total_speed)
+        fastest, splits = max(device.speed for device in inner.cluster.devices), TRAITS[inner.options.schedule].splits
+        first = sum(one.forward_s + (0.0 if splits else one.backward_s - one.update_s) for one in inner.units) / fastest
         # The factor of `slowest` counts each boundary once for filling, and the slowest one for all minibatches.
         most = (count + inner.cluster.workers) * slowest / charges.scale + _most_shared(inner)
-        most += inner.cluster.workers * sum(exchange_times(inner)) / charges.scale
-        return max(low, batch / charges.scale), min(self.upper, most)
+        most += 2 * inner.cluster.workers * sum(exchange_times(inner)) / charges.scale
+        return max(low, first / charges.scale), min(self.upper, most)
 
     def _record_refusal(self, reason: str) -> bool:
         """Record the reason why a space cannot be searched. Returns whether there is one."""

@@ -61,7 +61,10 @@ def test_equal_stages_take_the_time_of_the_paper(schedule: str, chunks: int) -> 
         plan = plan_at(problem, VirtualShape(schedule, devices, chunks, 1), tuple(range(1, stages)))
         bubble = (devices - 1) * (3.0 if schedule == INTERLEAVED else 1.0)  # of F + B, or of F alone
         expected = accumulate * chunks * 3.0 + bubble
-        assert batch_times(problem, plan) == pytest.approx((expected, expected), rel=1e-12)
+        predicted, simulated = batch_times(problem, plan)
+        assert simulated == pytest.approx(expected, rel=1e-12)
+        # Under zb-v the next update may begin while others still compute gradients of weights.
+        assert predicted == pytest.approx(expected if schedule == INTERLEAVED else expected - bubble, rel=1e-12)
 
 
 @pytest.mark.parametrize("count", slow_but_for([20], [20, 400]))
@@ -77,14 +80,16 @@ def test_the_prediction_of_unequal_stages_is_what_a_simulation_takes(count: int)
         for places in cuts_to_try(problem, shape, accumulate // replicas):
             predicted, simulated = batch_times(problem, plan_at(problem, shape, places))
             # Replicas make an all-reduce of a microsecond.
-            assert predicted == pytest.approx(simulated, rel=1e-6)
+            assert predicted <= simulated * (1 + 1e-9)
+            if schedule == INTERLEAVED:
+                assert predicted == pytest.approx(simulated, rel=1e-6)
 
 
 def test_the_search_takes_all_workers_and_beats_one_stage_each() -> None:
     times = [(1.0, 2.0)] * 16
     found = search_virtual(problem_of(times, ZERO, 8, 4, max_replicas=1)).plans[0]
     assert found.plan.config == "1-1-1-1 × 2 stages"
-    assert found.score.pace_s * 8 == pytest.approx(8 * 12 + 3 * 2.0, rel=1e-9)
+    assert found.score.pace_s * 8 == pytest.approx(8 * 12, rel=1e-9)
     # Every worker goes on with the next update when its own is done, so nobody waits in the steady state.
     assert found.pace_s * 8 == pytest.approx(8 * 12, rel=1e-9)
     outcome = solve(problem_of(times, INTERLEAVED, 8, 4, virtual_stages=4, max_replicas=1), Settings(time_limit_s=20))

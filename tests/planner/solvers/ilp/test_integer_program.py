@@ -87,7 +87,7 @@ def test_vertical_sync_is_solved_where_memory_limits_the_versions(seeds: range) 
 
 def test_parallel_links_are_those_of_the_boundary_not_of_the_workers_before_it() -> None:
     # 2-2 over parallel links: the cut behind the first of two replicas is the boundary behind both.
-    instance, problem = drawn(6, lambda number: mixed_instance(number, layers=5, schedule="gpipe"))
+    instance, problem = drawn(14, lambda number: mixed_instance(number, layers=5, schedule="gpipe"))
     assert instance.boundary == "parallel"
     result = solve_by_ilp(problem)
     assert_proves(result, brute_force.best(instance), problem)

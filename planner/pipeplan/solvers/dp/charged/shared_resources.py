@@ -35,7 +35,7 @@ from pipeplan.solvers.dp.charged.stage_charges import StageCharges, core_loads, 
 from pipeplan.solvers.dp.states.search_states import SearchStates
 from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.dp.terms.stage_terms import StageTerms
-from pipeplan.solvers.dp.terms.topology import PlacementTable, least
+from pipeplan.solvers.dp.terms.topology import PlacementTable
 from pipeplan.solvers.plan_space import PlanSpace
 
 
@@ -112,9 +112,14 @@ class SharedResources:
         return options.accumulate if options.schedule in ACCUMULATING and self.whole.training else None
 
     @property
+    def has_rings(self) -> bool:
+        """Whether all-reduces are charged: with a flush the formulas of a batch charge what no pass hides."""
+        return self.whole.training and not self.whole.options.flushes
+
+    @property
     def among_copies(self) -> float:
         """Bytes on a worker's card for each byte of gradients of its share, by rings among the copies, a minibatch."""
-        if self.copies == 1 or not self.whole.training:
+        if self.copies == 1 or not self.has_rings:
             return 0.0
         return 2 * (self.copies - 1) / self.copies / (self.accumulate or self.copies)
 
@@ -201,7 +206,7 @@ class SharedResources:
         """The bytes that stages on placements put on each worker's card, per minibatch of the whole plan."""
         assert isinstance(stage.cut, int)
         replicas, starts = self.table.replicas[placement], stage.targets[target]
-        size = stage.parameters[target] * float(self.problem.training)
+        size = stage.parameters[target] * float(self.has_rings)
         ring = np.asarray(formulas.ring_allreduce_time(replicas, size, 1.0, 0.0))
         sent, returned = float(self._sent[stage.cut]) / replicas, float(self._returned[stage.cut]) / replicas
         return StageCharges(
@@ -243,27 +248,12 @@ class SharedResources:
         table, overlap = self.table, self.whole.options.overlap
         everyone = table.replicas[placement] * self.copies
         allreduce: Floats = np.zeros(len(target))
-        if self.problem.training and overlap < 1.0:
-            bandwidth, latency = (rate[placement] for rate in self._group_rates)
+        if self.has_rings and overlap < 1.0:
+            bandwidth, latency = (rate[placement] for rate in self.terms.group_rates)
             size = stage.parameters[target]
             allreduce = np.asarray(formulas.ring_allreduce_time(everyone, size, bandwidth, latency))
         work = stage.work_s[target] / table.speed[placement]
         return np.asarray(formulas.core_time(work, everyone, allreduce, self.accumulate or everyone, overlap))
-
-    @cached_property
-    def _group_rates(self) -> tuple[Floats, Floats]:
-        """For each placement, bandwidth and latency of an all-reduce among its replicas in all copies."""
-        if self.copies == 1:
-            return self.table.allreduce_bandwidth, self.table.allreduce_latency
-        cluster, workers = self.whole.cluster, self.space.workers(self.whole.cluster)
-        ways, rings = Links.of(cluster).ways[cluster.level_between(workers[0], workers[-1])], cluster.exchange_rings
-        if cluster.uniform:
-            ones = np.ones(len(self.table.first))
-            return ones * ways.allreduce[0], ones * ways.latency[0] * rings
-        mine = slice(workers.start, workers.stop)
-        bandwidth, latency = (rate[mine].reshape(self.copies, -1) for rate in (ways.allreduce, ways.latency * rings))
-        first, end = self.table.first, self.table.end
-        return least(bandwidth.min(axis=0), first, end), -least(-latency.max(axis=0), first, end)
 
     def _single_stage_s(self, stage: StageTerms, target: Ints, placement: Ints) -> Floats:
         """For stages that hold the whole model, the pace at which they wait for their all-reduce; 0 for others."""
@@ -276,7 +266,7 @@ class SharedResources:
     def single_stage_s(self, placement: int, *, recompute: bool) -> float:
         """Seconds per minibatch of plain data parallelism on a placement, whose forward pass waits for the update."""
         first, end = int(self.table.first[placement]), int(self.table.end[placement])
-        bandwidth, latency = (float(rate[placement]) for rate in self._group_rates)
+        bandwidth, latency = (float(rate[placement]) for rate in self.terms.group_rates)
         key = end - first, float(self.table.speed[placement]), recompute, bandwidth, latency
         if key not in self._single_stages:
             stage = Stage(self.whole.layer_names, tuple(range(first, end)), 1, 1, recompute)

@@ -1,6 +1,6 @@
 """The search for the fastest batch under a flush schedule on heterogeneous clusters and over parallel links.
 
-It is the search over candidate placements with the parts of a batch's time in every state (`batch_limit`).
+It is the search over candidate placements with two numbers of a batch's time in every state (`batch_limit`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 
 class HeterogeneousFlushSearch(HeterogeneousSearch):
-    """The search for the fastest batch within a limit, in seconds from one update to the next.
-
-    For a certificate, which needs the states of every cut, stages have the fewest minibatches in flight that any batch
-    within the limit may have: this is simpler to check, and bounds the batches from below.
-    """
+    """The search for the fastest batch within a limit, in seconds from one update to the next."""
 
     batch: BatchLimit
 
@@ -36,7 +32,7 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
     @property
     def counts_depths(self) -> bool:
         """False for GPipe, which holds all minibatches of a replica: its depth follows from the replicas."""
-        return self.limits.memory and self.batch.phases == 1
+        return self.limits.memory and not self.batch.holds_all
 
     def _thinned(self, states: SearchStates) -> Ints:
         """Rows that have less demand, or a smaller part of the batch, than others with their position and counts."""
@@ -44,42 +40,26 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
         return thinned_rows(self._keys(states), np.stack([states.demand, *states.times.T]))
 
     def _quick_boundary(self, cut: int, bandwidth: Floats, links: Ints) -> Flags:
-        quick = np.ones(len(bandwidth), dtype=bool)
-        for way in self.batch.crossing_s(cut, bandwidth):
-            quick &= formulas.flush_steady(way, self.batch.minibatches, links) <= self.batch.most_steady_s
-        return quick
+        return np.asarray(self.batch.crossing_s(cut, bandwidth, links) <= self.batch.budget_s)
 
     def _sizes(
         self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats
     ) -> Iterator[tuple[Floats, Floats]]:
-        """For every depth that may matter, depth and demand of stages (rows: cuts I) on placements.
-
-        Both are infinite where a stage is too slow or too large.
-        """
+        """Depth and demand of stages (rows: cuts I) on placements, infinite where a stage is too slow or too large."""
         replicas, speed = self.terms.runs.replicas[runs], self.terms.runs.speed[runs]
-        row, column = np.divmod(np.arange(len(stage.targets) * len(runs)), len(runs))
-        alone = Placed(stage, row, replicas[column], speed[column], np.zeros(len(row)))
-        own = [part.reshape(len(stage.targets), len(runs)) for part in self.batch.steady_parts(alone)]
-        allowed = self.terms.runs.first[runs] >= self.lowest[stage.targets][:, None]
-        for part in own:
-            allowed &= part <= self.batch.most_steady_s
-        rounds = np.asarray(formulas.rounds(self.batch.minibatches, replicas), dtype=float)
-        least, most = rounds * (self.batch.phases == 2), rounds
-        if self.batch.phases == 1:
-            least = most = np.ones(len(runs))
-            if self.counts_depths and not stage.is_last:
-                needed = np.maximum(own[0], self.batch.least_steady_s)
-                least = self.batch.depth(behind, transfer, self.batch.most_steady_s, replicas)
-                most = self.batch.depth(behind, transfer, needed, replicas)
-        if self.limits.every_cut:
-            most = least
-        for deeper in range(int(np.max(np.where(allowed, most - least, 0.0), initial=0.0)) + 1):
-            depth = np.broadcast_to(least + deeper, allowed.shape)
-            chosen = allowed & (depth <= most)
-            if self.limits.memory:
-                chosen &= self._fits(stage, runs, depth)
-            demand = depth * replicas if self.counts_depths else np.zeros(allowed.shape)
-            yield np.where(chosen, depth, np.inf), np.where(chosen, demand, np.inf)
+        work = self.batch.passes_s(stage)[:, None] / speed
+        own = formulas.flush_busy(work, self.batch.minibatches, replicas)
+        chosen = self.terms.runs.first[runs] >= self.lowest[stage.targets][:, None]
+        ahead = self.batch.ahead_s[stage.targets][:, None] - self.batch.tail_s(stage)[:, None] / speed
+        chosen &= own + np.maximum(ahead, 0.0) <= self.batch.budget_s
+        depth = np.ones(len(runs))
+        if self.limits.memory and (self.batch.holds_all or not stage.is_last):
+            depth = self.batch.depth(behind, replicas)
+        depth = np.broadcast_to(depth, chosen.shape)
+        if self.limits.memory:
+            chosen &= self._fits(stage, runs, depth)
+        demand = depth * replicas if self.counts_depths else np.zeros(chosen.shape)
+        yield np.where(chosen, depth, np.inf), np.where(chosen, demand, np.inf)
 
     def _placed_times(
         self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
@@ -90,17 +70,13 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
         table, before = self.terms.runs, states.times[which]
         replicas, speed = table.replicas[runs], table.speed[runs]
         size = stage.parameters[target] * self.terms.training
-        rates = table.allreduce_bandwidth[runs], table.allreduce_latency[runs]
-        allreduce = np.asarray(formulas.ring_allreduce_time(replicas, size, *rates))
+        members = self.terms.members(replicas)
+        allreduce = np.asarray(formulas.ring_allreduce_time(members, size, *self.terms.ring(runs)))
         if stage.is_last:
             return self.batch.in_front(before, Placed(stage, target, replicas, speed, allreduce))
         bandwidth, latency, links = self._rates(stage.cut, states, which, runs)
-        limited = np.zeros(len(runs))
-        if self.counts_depths and not self.limits.every_cut:
-            transfer = np.asarray(formulas.transfer_time(self.terms.busier(stage.cut), bandwidth, latency))
-            limited = self.batch.limited_s(depth, replicas, states.demand[which], transfer)
         placed = Placed(stage, target, replicas, speed, allreduce, bandwidth, latency, links)
-        return self.batch.in_front(before, placed, limited)
+        return self.batch.in_front(before, placed)
 
     def _new_states(
         self,

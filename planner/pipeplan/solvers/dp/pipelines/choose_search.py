@@ -9,8 +9,9 @@ from pipeplan.plan.schedules import VERTICAL
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchLimits, Step
-from pipeplan.solvers.dp.flush import batch_plans, steady_bands
+from pipeplan.solvers.dp.flush import batch_plans
 from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
+from pipeplan.solvers.dp.flush.uniform_flush import FlushSearch
 from pipeplan.solvers.dp.steady import placed_steps, vertical_sync
 from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch
 from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
@@ -58,7 +59,7 @@ def find_pipeline(terms: CostTerms, limit: float, limits: SearchLimits) -> list[
     if terms.problem.options.flushes:
         if isinstance(terms, HeterogeneousTerms):
             return HeterogeneousFlushSearch(terms, limit, limits).run()
-        return steady_bands.find_fastest_batch(terms, limit, limits)
+        return FlushSearch(terms, limit, limits).run()
 
     def once(assumed: CostTerms) -> list[Step] | None:
         if isinstance(assumed, HeterogeneousTerms):
@@ -73,10 +74,10 @@ def find_pipeline(terms: CostTerms, limit: float, limits: SearchLimits) -> list[
 def pipeline_pace(terms: CostTerms, steps: list[Step], *, depths: bool) -> float:
     """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the pace they sustain.
 
-    With a flush it is the time from one update to the next.
+    With a flush it is the time from one update to the next, which no depth changes.
     """
     if terms.problem.options.flushes:
-        return batch_plans.batch_s(terms, steps, depths=depths)
+        return batch_plans.batch_s(terms, steps)
     return placed_steps.steady_pace(terms, steps, depths=depths)
 
 

@@ -5,8 +5,8 @@ from that of the boundary before it:
 
     V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
 
-In the steady state V is the best pace of the grid. With a flush it is a lower bound on the steady part of a batch plus
-the all-reduce that the same stage exposes, on top of the work of all layers.
+In the steady state V is the best pace of the grid. With a flush it is a lower bound on a batch: the work of each stage,
+after that of the layers in front of it, and its exposed all-reduce with its own work or the way to the last stage.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.cost import formulas
-from pipeplan.plan.schedules import ACCUMULATING, GPIPE
+from pipeplan.plan.schedules import ACCUMULATING, TRAITS
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
@@ -70,14 +70,7 @@ class UniformGrids:
             through = np.maximum(before, self._stage_s(shape, stage))
             choices.append(through.argmin(axis=0))
             values = through.min(axis=0)
-        return self._pace(shape, float(values[-1])), steps_of(shape, choices)
-
-    def _pace(self, shape: GridShape, value: float) -> float:
-        problem = self.terms.problem
-        if not problem.options.flushes:
-            return value
-        fastest = max(problem.cluster.device_of(worker).speed for worker in range(shape.workers))
-        return (problem.work_s / fastest + value) / minibatches_of(problem)
+        return float(values[-1]) / minibatches_of(self.terms.problem), steps_of(shape, choices)
 
     def stage(self, shape: GridShape, stage: int) -> tuple[float, ...]:
         """Replicas and speed of a stage of a shape, and bandwidth and latency of its all-reduce."""
@@ -102,8 +95,12 @@ class UniformGrids:
         options, terms = self.terms.problem.options, self.terms
         work, allreduce = self.work_s, self.allreduce_s(replicas, bandwidth, latency_s)
         if options.flushes and options.accumulate is not None:
-            steady = formulas.flush_steady(work / speed, options.accumulate, int(replicas))
-            return np.asarray(steady + self.exposed_s(allreduce))
+            step = self.between(terms.cuts.update_s)
+            own = formulas.flush_busy((work - step) / speed, options.accumulate, int(replicas))
+            backward = (work - step - self.forward_s) / speed
+            tail = backward / 2 if TRAITS[terms.schedule].splits else 0.0
+            exposed = self.exposed_s(allreduce, backward) + step / speed / options.update_share
+            return np.asarray(own + np.maximum(exposed, self.ahead_s[:, None] - tail))
         shared = options.accumulate if terms.training and options.schedule in ACCUMULATING else None
         compute = formulas.compute_time(work, replicas, speed)
         return np.asarray(formulas.overlapped(compute, allreduce / (shared or replicas), options.overlap))
@@ -145,19 +142,31 @@ class UniformGrids:
             return np.zeros((count, count))
         return np.where(self.nested, shared.exchanged_s(*self._ends), 0.0)
 
-    def exposed_s(self, allreduce: Floats) -> Floats:
-        """The part of an all-reduce that a flush waits for."""
+    @cached_property
+    def forward_s(self) -> Floats:
+        """The forward pass of one minibatch, from one cut (rows) to another (columns)."""
+        return self.between(self.terms.cuts.forward_s) + self.executor_s / self.terms.problem.passes
+
+    def exposed_s(self, allreduce: Floats, backward_s: Floats) -> Floats:
+        """The part of an all-reduce that a flush waits for, of stages with these backward passes."""
+        exposed = formulas.flush_exposed(allreduce, backward_s, self.terms.problem.hidden_share)
+        return np.asarray(exposed + 2 * self.exchange_s())
+
+    @cached_property
+    def ahead_s(self) -> Floats:
+        """For each cut, by how much the layers inside delay the stages behind it at least, with a flush."""
+        cuts, splits = self.terms.cuts, TRAITS[self.terms.schedule].splits
         fastest = max(device.speed for device in {*self.terms.problem.cluster.devices})
-        return np.asarray(formulas.flush_exposed(allreduce, self.terms.cuts.work_s[:, None] / fastest))
+        return np.asarray((cuts.forward_s if splits else cuts.work_s - cuts.update_s) / fastest)
 
     def _boundary_s(self, shape: GridShape, stage: int) -> Floats:
         """The time of the boundary before a stage, by cut."""
         cuts, options = self.terms.cuts, self.terms.problem.options
         bandwidth, _, links = self.hop(shape, stage)
-        both_ways = options.flushes and options.schedule == GPIPE
-        size = cuts.sent + cuts.returned if both_ways else np.maximum(cuts.sent, cuts.returned)
+        size = np.maximum(cuts.sent, cuts.returned)
         if options.flushes and options.accumulate is not None:
-            return np.asarray(formulas.flush_steady(size / bandwidth, options.accumulate, links))
+            busy = formulas.flush_busy(size / bandwidth, options.accumulate, links)
+            return np.asarray(busy * (not options.contention))
         return np.asarray(formulas.boundary_time(size, bandwidth, links))
 
     @cached_property

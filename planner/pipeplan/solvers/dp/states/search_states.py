@@ -43,8 +43,8 @@ class SearchStates:
     numbers: Ints
     demand: Floats
     times: Floats | None = None
-    """The parts of a batch's time behind the cut (`batch_limit`), in seconds, a row for each state: the sum, then the
-    bounds; None in the steady state."""
+    """The numbers V1 and V2 of a batch's time (`batch_limit`), in seconds, a row for each state; None in the steady
+    state."""
     loads: Floats | None = None
     """Pending loads of shared resources (`shared_resources`), in seconds per minibatch, a row for each state; None
     where they are not charged."""
@@ -230,15 +230,8 @@ def time_order(states: SearchStates) -> tuple[Floats, ...]:
 
 
 def no_later(times: Floats, some: Ints, others: Ints) -> Flags:
-    """Flags of shape (some, others): whether a batch takes no longer, whatever is put in front of the two states.
-
-    A bound that is larger by some seconds can lengthen the batch by no more than these.
-    """
-    mine, theirs = times[some], times[others]
-    total = np.repeat(mine[:, :1], len(others), axis=1)
-    for bound in range(1, times.shape[1]):
-        total += np.maximum(mine[:, bound, None] - theirs[:, bound], 0.0)
-    return np.asarray(total <= theirs[:, 0])
+    """Flags of shape (some, others): whether a batch takes no longer, whatever is put in front of the two states."""
+    return np.asarray((times[some][:, None] <= times[others]).all(axis=2))
 
 
 def thinned_rows(keys: Ints, criteria: Floats) -> Ints:

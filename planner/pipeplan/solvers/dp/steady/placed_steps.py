@@ -29,7 +29,7 @@ class PlacedStep:
     memory_bytes: float
     """Memory of the smallest worker."""
     allreduce_s: float
-    """One all-reduce among the replicas of one copy."""
+    """One all-reduce among the replicas of one copy, or with a flush of all copies."""
     bandwidth: float = float("inf")
     """Bytes/s of messages to the step behind; infinite for the last step."""
     latency_s: float = 0.0
@@ -79,13 +79,15 @@ def _stage(terms: CostTerms, step: Step) -> StageTerms:
 def _allreduce_s(stage: StageTerms, replicas: int, bandwidth: float, latency_s: float) -> float:
     if not stage.terms.training:
         return 0.0
-    return float(formulas.ring_allreduce_time(replicas, float(stage.parameters[0]), bandwidth, latency_s))
+    members = stage.terms.members(replicas)
+    return float(formulas.ring_allreduce_time(members, float(stage.parameters[0]), bandwidth, latency_s))
 
 
 def _on_equal_workers(terms: CostTerms, step: Step, following: Step | None) -> PlacedStep:
     stage, links = _stage(terms, step), terms.links
     span = _level(terms, step, step)
-    rates = float(links.allreduce_bandwidth[span]), float(links.allreduce_latency[span])
+    bandwidth, latency_s = terms.ring_of(np.array(span))
+    rates = float(bandwidth), float(latency_s)
     hop = float("inf"), 0.0
     if following is not None:
         level = _level(terms, step, following)
@@ -103,7 +105,8 @@ def _level(terms: CostTerms, step: Step, following: Step) -> int:
 def _on_placement(terms: HeterogeneousTerms, step: Step, following: Step | None) -> PlacedStep:
     stage, table = _stage(terms, step), terms.runs
     run = table.index(step.first, step.first + step.replicas)
-    rates = float(table.allreduce_bandwidth[run]), float(table.allreduce_latency[run])
+    ring_bandwidth, ring_latency_s = terms.ring(run)
+    rates = float(ring_bandwidth), float(ring_latency_s)
     hop: tuple[float, float] = (float("inf"), 0.0)
     links = 1
     if following is not None:

@@ -101,7 +101,7 @@ class UniformSearch(StageSizing):
         """The state at the full cut."""
         shape = self.limits.shape
         states = SearchStates.start(self.terms.workers if shape is None else shape.workers)
-        return states if self.batch is None else replace(states, times=self.batch.start())
+        return states if self.batch is None else replace(states, times=np.zeros((1, 2)))
 
     def _walk(self) -> list[Step] | None:
         """The pipeline of the best state at the empty cut."""
@@ -112,7 +112,7 @@ class UniformSearch(StageSizing):
         rows = np.flatnonzero(allowed)
         if not len(rows):
             return None
-        best = np.zeros(len(states)) if states.times is None else states.times.sum(axis=1)
+        best = np.zeros(len(states)) if states.times is None else states.times[:, 1]
         keys = (-states.first, states.workers, states.stages, states.demand if self.terms.first else best)
         row = int(rows[np.lexsort(tuple(key[rows] for key in keys))[0]])
         steps, cut = [], 0

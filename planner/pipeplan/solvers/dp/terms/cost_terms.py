@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -91,6 +91,22 @@ class CostTerms:
     def accumulate(self) -> int | None:
         """Minibatches per synchronisation in one copy; None if a stage synchronises once for its replicas' group."""
         return self.problem.minibatches_in_flight
+
+    @property
+    def joins_copies(self) -> bool:
+        """Whether one ring has the replicas of a stage in all copies of the pipeline, as under a flush."""
+        return self.problem.copies > 1 and self.training and self.problem.options.flushes
+
+    def ring_of(self, level: Ints) -> tuple[Floats | float, Floats | float]:
+        """Bandwidth and latency of the ring of stages whose workers in one copy span a level."""
+        if self.joins_copies:
+            ways = self.problem.copy_ways
+            return ways.bandwidth[0], ways.latency_s[0]
+        return self.links.allreduce_bandwidth[level], self.links.allreduce_latency[level]
+
+    def members(self, replicas: Any) -> Any:
+        """Members of the ring of stages with so many replicas in a copy."""
+        return replicas * self.problem.copies if self.joins_copies else replicas
 
     @property
     def constant_versions(self) -> int:

@@ -11,7 +11,7 @@ from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.terms.cost_terms import CostTerms
 from pipeplan.solvers.dp.terms.stage_terms import StageTerms
-from pipeplan.solvers.dp.terms.topology import PlacementTable, levels_between
+from pipeplan.solvers.dp.terms.topology import PlacementTable, least, levels_between
 
 # The vertical-sync search runs once for each input stage, on the same placements.
 placements_of, levels_of = lru_cache(maxsize=4)(PlacementTable.of), lru_cache(maxsize=4)(levels_between)
@@ -33,6 +33,23 @@ class HeterogeneousTerms(CostTerms):
         barred[[worker + 1 for worker in self.problem.unused]] = 1
         count = np.cumsum(barred)
         return np.asarray(count[table.end] == count[table.first])
+
+    def ring(self, runs: Ints | int) -> tuple[Floats, Floats]:
+        """Bandwidth and latency of the rings of stages on placements, in one copy or, with a flush, in all."""
+        if self.joins_copies:
+            bandwidth, latency = self.group_rates
+            return bandwidth[runs], latency[runs]
+        return self.runs.allreduce_bandwidth[runs], self.runs.allreduce_latency[runs]
+
+    @cached_property
+    def group_rates(self) -> tuple[Floats, Floats]:
+        """For each placement, bandwidth and latency of a ring among its replicas in all copies."""
+        table, ways = self.runs, self.problem.copy_ways
+        if self.problem.copies == 1:
+            return table.allreduce_bandwidth, table.allreduce_latency
+        each = ways.bandwidth, ways.latency_s
+        bandwidth, latency = (np.broadcast_to(np.array(rates), self.workers) for rates in each)
+        return least(bandwidth, table.first, table.end), -least(-latency, table.first, table.end)
 
     @cached_property
     def between(self) -> Ints:

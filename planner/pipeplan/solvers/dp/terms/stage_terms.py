@@ -89,6 +89,11 @@ class StageTerms:
         return forward + self.terms.executor_s(self.cut, self.targets) / passes
 
     @cached_property
+    def update_s(self) -> Floats:
+        """The optimiser's step, per minibatch, in seconds on a device of speed 1."""
+        return self._difference(self.terms.cuts.update_s)
+
+    @cached_property
     def parameters(self) -> Floats:
         """Bytes of parameters, copies of shared weights included."""
         own, shared = self._difference(self.terms.cuts.parameters), self.terms.shared
@@ -139,9 +144,8 @@ class StageTerms:
 
     def allreduce(self, target: Ints, replicas: Floats, level: Ints) -> Floats:
         """Seconds of one all-reduce of some of the stages, each on workers that span a level."""
-        links = self.terms.links
-        bandwidth, latency = links.allreduce_bandwidth[level], links.allreduce_latency[level]
-        return np.asarray(formulas.ring_allreduce_time(replicas, self.parameters[target], bandwidth, latency))
+        members = self.terms.members(replicas)
+        return np.asarray(formulas.ring_allreduce_time(members, self.parameters[target], *self.terms.ring_of(level)))
 
     def max_depth_of(self, target: Ints, replicas: Floats) -> Floats:
         """The most minibatches in flight that fit in memory, for some of the stages with so many replicas."""

@@ -71,6 +71,8 @@ class Charges:
 
         These are the all-reduce among the copies, and its load on the cards of components that hold whole copies.
         """
+        if self.problem.options.flushes:
+            return 0.0
         least = self.space.synchronisation(self.problem)
         copies, cluster = self.space.copies, self.problem.cluster
         if copies == 1 or not self.problem.training or not self.problem.options.contention:
@@ -82,12 +84,9 @@ class Charges:
     def factors(self) -> LoadFactors:
         """The factors from loads to the charged pace."""
         scale, copies, shared = float(self.scale), self.space.copies, self.accumulate
-        return LoadFactors(
-            messages=scale / copies,
-            rings=scale / (shared or copies),
-            shared_rings=shared is not None,
-            copies=scale / (shared or copies),
-        )
+        # With a flush, T has what no pass hides of an all-reduce.
+        rings = 0.0 if self.problem.options.flushes else scale / (shared or copies)
+        return LoadFactors(messages=scale / copies, rings=rings, shared_rings=shared is not None, copies=rings)
 
 
 class ChargedObjective:
@@ -167,7 +166,7 @@ class ChargedObjective:
         problem, workers = charges.problem, self._workers(place)
         work = [(part, charges.scale * model.slowness(place) / THOUSANDTHS) for part in model.work_parts(place, again)]
         exposed = 1.0 - problem.options.overlap
-        if len(workers) == 1 or not problem.training or not exposed:
+        if len(workers) == 1 or not problem.training or not exposed or problem.options.flushes:
             return work
         rate = Links.of(problem.cluster).allreduce_among(workers)
         latency, whole = (float(formulas.ring_allreduce_time(len(workers), size, *rate)) for size in (0.0, model.total))

@@ -50,9 +50,7 @@ class DepthConstraints:
         self.model = model
         self.flushes = model.problem.options.flushes
         self.floor = 0.0 if self.flushes else model.floor
-        self.most = 1.0 / max(1, (model.minibatches or 1) - 1) if self.flushes else 1.0
-        """Bounds on the pace in units of U; with a flush, on the pace within a batch."""
-        self.pace = model.cycle
+        """Lower bound on the pace in units of U. With a flush, depths do not depend on it."""
         self.copies = model.problem.copies
         self.buffered = model.problem.options.schedule == DOUBLE_BUFFERED
         self.minibatches = model.minibatches
@@ -113,8 +111,8 @@ class DepthConstraints:
     def _needed(self, placement: Placement, least: float, most: float) -> tuple[int, int]:
         """The least and the largest depth that a stage can need, given what is in flight behind it."""
         if self.flushes:
-            everything = self._all(placement)
-            return min(everything, 1 + math.ceil(least / placement.replicas - formulas.ROUNDING)), everything
+            low, high = (formulas.flush_depth(one, self.minibatches or 1, placement.replicas) for one in (least, most))
+            return int(low), int(high)
         longest = self._longest_wait(placement) + 2 * self._longest_transfer(placement)
         behind = max(least, self._busy_behind(placement))
         low = 1 + math.ceil(behind / placement.replicas - formulas.ROUNDING)
@@ -166,22 +164,23 @@ class DepthConstraints:
         name = f"{placement.start}_{placement.replicas}_{placement.end}_{choice.depth}_{int(choice.recompute)}"
         program = self.model.program
         self.chosen[choice] = chosen = program.binary(f"d_{name}")
-        self.timed[choice] = timed = program.number(f"t_{name}")
         self.by_placement[placement].append(choice)
-        program.at_most([(timed, 1.0), (chosen, -self.most)])
-        program.at_least([(timed, 1.0), (chosen, -self.floor)])
+        if not self.flushes:
+            self.timed[choice] = timed = program.number(f"t_{name}")
+            program.at_most([(timed, 1.0), (chosen, -1.0)])
+            program.at_least([(timed, 1.0), (chosen, -self.floor)])
 
     def _choose(self) -> None:
         """Add (8): one choice for a placement in use, and t adds up to T over the placements that hold a worker."""
         model, program = self.model, self.model.program
         for placement, used in model.used.items():
             program.equal([*((self.chosen[choice], 1.0) for choice in self.by_placement[placement]), (used, -1.0)])
-        for worker in range(model.workers):
+        for worker in range(model.workers if not self.flushes else 0):
             covering = model.covering(worker)
             times = [term for placement in covering for term in self.times(placement)]
             idle = [(model.opening[start], 1.0) for start in model.placements.firsts if start > worker]
-            program.at_most([*times, *negate_terms(self.pace)])
-            program.at_least([*times, *idle, *negate_terms(self.pace)])
+            program.at_most([*times, (model.pace, -1.0)])
+            program.at_least([*times, *idle, (model.pace, -1.0)])
 
     def times(self, placement: Placement, per_depth: float = 0.0, constant: float = 1.0) -> list[Term]:
         """The terms of (per_depth · d + constant) · T for a placement in use."""
@@ -206,18 +205,22 @@ class DepthConstraints:
         for cut in range(model.workers - 1):
             ending = [placement for placement in model.placements.all if placement.end == cut]
             behind = [placement for placement in model.placements.all if placement.start == cut + 1]
-            have = [
-                term for placement in ending for term in self.times(placement, placement.replicas, -placement.replicas)
-            ]
-            need = [
-                term
-                for placement in behind
-                for term in (*self.times(placement, placement.replicas, 0.0), *waits[placement])
-            ]
-            need += [term for placement in ending for term in waits[placement]]
-            crossing = scale_terms(self._transfer(cut, ending), 2.0)
-            need += crossing
-            program.at_least([*have, *self._released(ending, behind), *negate_terms(need)])
+            # With a flush, depths cover only the minibatches in flight behind them.
+            crossing = [] if self.flushes else scale_terms(self._transfer(cut, ending), 2.0)
+            if not self.flushes:
+                have = [
+                    term
+                    for placement in ending
+                    for term in self.times(placement, placement.replicas, -placement.replicas)
+                ]
+                need = [
+                    term
+                    for placement in behind
+                    for term in (*self.times(placement, placement.replicas, 0.0), *waits[placement])
+                ]
+                need += [term for placement in ending for term in waits[placement]]
+                need += crossing
+                program.at_least([*have, *self._released(ending, behind), *negate_terms(need)])
             # (10) divided by T. As T ≤ 1 this is implied, but it is tighter for terms that do not depend on T.
             have = [
                 term for placement in ending for term in self.counts(placement, placement.replicas, -placement.replicas)

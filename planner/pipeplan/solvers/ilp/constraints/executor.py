@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pipeplan.cost import formulas
-from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp.constraints.placement_model import PlacementModel
 from pipeplan.solvers.ilp.facts.placement_facts import Place
 from pipeplan.solvers.ilp.facts.placements import Placement
@@ -80,12 +78,3 @@ def _scaled(
     seconds += boundaries * several * costs.message_s
     seconds += samples * costs.samples_s + size * costs.message_byte_s + copied * costs.version_byte_s
     return THOUSANDTHS * seconds / model.unit_s / model.fastest
-
-
-def most_executor_work_s(problem: Problem) -> float:
-    """Upper bound on the executor's work at any stage, in seconds per minibatch on the slowest device."""
-    costs, speed = problem.executor_costs, min(device.speed for device in problem.cluster.devices)
-    traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
-    copied = problem.parameter_bytes * problem.copied_share
-    middle_s = formulas.executor_time(costs, problem.passes, 2, 2 * traffic, copied, problem.options.update_share)
-    return float(middle_s + costs.samples_s) / speed

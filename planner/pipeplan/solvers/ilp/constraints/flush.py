@@ -1,16 +1,17 @@
-"""The objective of the integer program under the flush schedules, gpipe and 1f1b-flush.
+"""The objective of the integer program under the flush schedules.
 
 `integer_program` has the notation. These constraints replace (4) and (7), with the terms of docs/cost-model.md, "Flush
-schedules". T is the time from one update to the next in units of U, X the transfers of the first minibatch, A the
-steady part and E the exposed all-reduce.
+schedules". T is the time from one update to the next in units of U, V[p] the longest path from worker p on: from the
+first pass of a stage that starts there, or of the next one. a[π] is the time by which a stage on π delays the stages
+behind it, c[π] its passes without the optimiser's step.
 
-(12) T is the work of all stages + X + A + E + the all-reduce among copies + what (20) charges. The work is the sum of
-     the shares c and of the work that is done twice. In gpipe A is the sum of two variables, one for forward and one
-     for backward passes.
-(13) A ≥ (n(r) - 1) · c[π], and A ≥ (n(k) - 1) · e[p,n] for a boundary with k links.
-(14) X is the sum over the cuts of x[p], where x[p] is at least e[p,n] of both directions plus two latencies if a
-     placement ends at p.
-(15) E is at least the all-reduce of π less the work of all layers whose stage starts before π.
+(12) V[p] ≥ V[p+1] + the sum of a[π] over the places π that start at p + x[p], and V[p] ≥ n(r) · c[π]. Under zb-h1 a[π]
+     is the forward pass, x[p] counts half, and half of a backward pass is taken off the work.
+(13) Where no cards are charged, V[p] ≥ a[π] + n(k) · e[p,n] for the places π that start at p, if a stage ends at p.
+(14) x[p] is at least e[p,n] of both directions plus two latencies if a placement ends at p.
+(15) T ≥ w[π] + V[p] for a place that starts at p, where w[π] is the time of its update: what its last backward pass
+     does not hide of its all-reduce, twice what (20) charges, and the optimiser's step. Under zb-h1 only if it is the
+     first stage; for others T ≥ w[π] + n(r) · c[π].
 """
 
 from __future__ import annotations
@@ -21,75 +22,108 @@ from pipeplan.solvers.ilp.constraints.boundary_model import BoundaryModel
 from pipeplan.solvers.ilp.facts.placement_facts import Place
 from pipeplan.solvers.ilp.milp.linear_program import THOUSANDTHS, Term, Variable, negate_terms, scale_terms
 
+Key = tuple[int, int, int]
+"""A cut, its hop and its links."""
+
 
 class FlushObjective:
-    """Constraints (13) to (15) of a model, and the variables of its objective."""
+    """Constraints (12) to (15) of a model, and the variables of its objective."""
 
     def __init__(self, model: BoundaryModel, minibatches: int) -> None:
         self.model = model
         self.minibatches = minibatches
-        self.phases = TRAITS[model.problem.options.schedule].phases
-        program = model.program
-        self.room = model.room_s / model.unit_s
-        """The part of U that the first minibatch's way through all stages leaves."""
-        self.steady = [program.number(f"A_{phase}", 0, self.room) for phase in range(self.phases)]
-        self.exposed = program.number("E", 0, self.room)
-        self.forward: dict[Place, Variable] = {}
-        if self.phases == 2:
-            forward = [block.forward_s / model.unit_s / model.fastest for block in model.layers.blocks]
-            self.forward = model.share("f", forward)
+        self.splits = TRAITS[model.problem.options.schedule].splits
+        self.path = [model.program.number(f"V_{worker}", 0, 1) for worker in range(model.workers)]
+        blocks, unit = model.layers.blocks, model.unit_s * model.fastest
+        self.forward = model.share("f", [block.forward_s / unit for block in blocks])
+        self.step = model.share("u", [block.update_s / unit for block in blocks]) if self._makes_steps else {}
+        self.transfers: list[Variable] = []
         self.times = self._carry()
-        self._expose()
 
     @property
-    def cycle(self) -> list[Term]:
-        """The terms of the pace within a batch; all are 0 if nothing follows the first minibatch."""
-        return scale_terms([(part, 1.0) for part in self.steady], 1.0 / max(1, self.minibatches - 1))
+    def _makes_steps(self) -> bool:
+        return any(block.update_s for block in self.model.layers.blocks)
 
-    def charge(self, again: dict[Place, Variable]) -> None:
-        """Add (12), and (13) for stages, with the forward work that each place does `again`."""
+    def charge(self, again: dict[Place, Variable], *, settled: bool) -> None:
+        """Add (12), (13) and (15), with the forward work that each place does `again`.
+
+        Unless that is `settled`, stages may come to recompute, and more may hide their all-reduces.
+        """
         model, program = self.model, self.model.program
-        work: list[Term] = []
+        ahead: list[list[Term]] = [[] for _ in range(model.workers)]
         for place in model.at:
-            factor = model.slowness(place) / THOUSANDTHS
-            rounds = float(formulas.rounds(self.minibatches, place[1])) - 1.0
-            whole = [(part, factor) for part in model.work_parts(place, again)]
-            work += whole
-            # This is implied, but not for fractions of a stage.
-            program.at_most([*scale_terms(whole, rounds), *model.selected(place, -self.room)])
-            for part, passes in zip(self.steady, self._passes(place, factor, whole), strict=True):
-                program.at_most([*scale_terms(passes, rounds), (part, -1.0)])
-        among = model.problem.copies_allreduce_s / model.unit_s
-        parts = [*work, *self._transfers, *((part, 1.0) for part in self.steady), (self.exposed, 1.0)]
-        parts += model.shared.exchange(range(model.workers), model.unit_s)
-        program.at_most([*parts, (program.one, among), (model.pace, -1.0)])
+            forward, backward = self._passes(place, again)
+            own = scale_terms([*forward, *backward], float(formulas.rounds(self.minibatches, place[1])))
+            mine = forward if self.splits else [*forward, *backward]
+            ahead[place[0]] += mine
+            program.at_most([*own, *model.selected(place, -1.0)])
+            tail = scale_terms(backward, -0.5) if self.splits else []
+            program.at_most([*own, *tail, (self.path[place[0]], -1.0)])
+            self._wait(place, backward if settled else [*backward, *forward], own, mine)
+        share = 0.5 if self.splits else 1.0
+        for worker, terms in enumerate(ahead):
+            behind = [] if worker + 1 == model.workers else [(self.path[worker + 1], 1.0)]
+            behind += [] if worker + 1 == model.workers else [(self.transfers[worker], share)]
+            program.at_most([*terms, *behind, (self.path[worker], -1.0)])
+            for messages in self._messages(worker):
+                program.at_most([*terms, *messages, (self.path[worker], -1.0)])
+        program.at_most([(self.path[0], 1.0), (model.pace, -1.0)])
 
-    def _passes(self, place: Place, factor: float, whole: list[Term]) -> list[list[Term]]:
-        """The time of one minibatch at a place, by phase."""
-        if self.phases == 1:
-            return [whole]
+    def _passes(self, place: Place, again: dict[Place, Variable]) -> tuple[list[Term], list[Term]]:
+        """The forward and the backward time of one minibatch at a place, without the optimiser's step."""
+        model, factor = self.model, self.model.slowness(place) / THOUSANDTHS
         forward = [(self.forward[place], factor)]
-        if place in self.model.own:
-            forward.append((self.model.own[place], factor / 2))
-        return [forward, [*whole, *negate_terms(forward)]]
+        if place in model.own:
+            forward.append((model.own[place], factor / 2))
+        whole = [(part, factor) for part in model.work_parts(place, again)]
+        if self.step:
+            whole.append((self.step[place], -factor))
+        return forward, [*whole, *negate_terms(forward)]
 
-    def _carry(self) -> dict[tuple[int, int, int], list[Variable]]:
-        """Add (13) and (14) for boundaries. Returns e, for one minibatch, by (cut, hop, links) and direction."""
+    def _wait(self, place: Place, backward: list[Term], own: list[Term], ahead: list[Term]) -> None:
+        """Add (15) for a place, once with the all-reduce as long as its share that is never hidden."""
+        model, program, problem = self.model, self.model.program, self.model.problem
+        hidden, group = problem.hidden_share, model.allreduce_terms(place)
+        rest = scale_terms(model.shared.exchange([place[0]], model.unit_s), 2.0)
+        if self.step:
+            factor = model.slowness(place) / THOUSANDTHS / problem.options.update_share
+            rest.append((self.step[place], factor))
+        waits = [[*scale_terms(group, 1.0 - hidden), *rest], [*group, *scale_terms(backward, -hidden), *rest]]
+        for wait in waits:
+            if not self.splits:
+                program.at_most([*wait, (self.path[place[0]], 1.0), (model.pace, -1.0)])
+                continue
+            program.at_most([*wait, *own, (model.pace, -1.0)])
+            if place[0] in model.opening:
+                first = [*model.selected(place, 1.0), (model.opening[place[0]], 1.0)]
+                program.at_most([*wait, (self.path[place[0]], 1.0), (model.pace, -1.0), *first], 2.0)
+            for placement in model.placements.all if not problem.options.contention else ():
+                if (placement.start, placement.replicas) == place and placement.end + 1 < model.workers:
+                    for messages in self._messages(placement.end):
+                        used = model.in_use([placement], 2.0)
+                        program.at_most([*wait, *ahead, *messages, (model.pace, -1.0), *used], 2.0)
+
+    def _messages(self, cut: int) -> list[list[Term]]:
+        """The terms of n(k) · e[p,n] of either direction; none where cards are charged, or behind the last worker."""
+        if self.model.problem.options.contention or cut + 1 == self.model.workers:
+            return []
+        mine = {key: ways for key, ways in self.times.items() if key[0] == cut}
+        rounds = {key: float(formulas.rounds(self.minibatches, key[2])) for key in mine}
+        return [[(ways[way], rounds[key]) for key, ways in mine.items()] for way in range(2)]
+
+    def _carry(self) -> dict[Key, list[Variable]]:
+        """Add (14). Returns e, for one minibatch, by (cut, hop, links) and direction."""
         model, program = self.model, self.model.program
-        carried: dict[tuple[int, int, int], list[Variable]] = {}
-        self._transfers: list[Term] = []
+        carried: dict[Key, list[Variable]] = {}
         tensors = model.layers.tensors
         directions = [[tensor.sent for tensor in tensors], [tensor.returned for tensor in tensors]]
         for cut in range(model.workers - 1):
             mine = [key for key in model.level if key[0] == cut]
             for key in mine:
-                carried[key] = [program.number(f"e_{cut}_{key[1]}_{key[2]}_{way}", 0, 1) for way in range(2)]
-                # A includes all minibatches but the first, which X includes.
-                rounds = float(formulas.rounds(self.minibatches, key[2]))
-                both = [(time, rounds if self.phases == 2 else 1.0) for time in carried[key]]
-                program.at_most([*both, (model.level[key], -self.room)])
-                for time in carried[key]:
-                    program.at_most([(time, rounds), (model.level[key], -self.room)])
+                carried[key] = [program.number(f"e_{cut}_{key[1]}_{key[2]}_{way}", 0, 2) for way in range(2)]
+                # The transfers of one minibatch are a part of T, or a half of them under zb-h1.
+                both = [(time, 0.5 if self.splits else 1.0) for time in carried[key]]
+                program.at_most([*both, (model.level[key], -1.0)])
             rates = {key: model.hops[key[1]].bandwidth for key in mine}
             slowest = min(rates.values())
             for way, sizes in enumerate(directions):
@@ -97,13 +131,10 @@ class FlushObjective:
                     (model.crossing[k, cut], size / (slowest * model.unit_s)) for k, size in enumerate(sizes) if size
                 ]
                 program.equal([*crossing, *((carried[key][way], -rate / slowest) for key, rate in rates.items())])
-                follow = {key: float(formulas.rounds(self.minibatches, key[2])) - 1.0 for key in mine}
-                part = self.steady[way if self.phases == 2 else 0]
-                program.at_most([*((carried[key][way], follow[key]) for key in mine), (part, -1.0)])
-            self._transfers.append((self._round_trip(cut, {key: carried[key] for key in mine}), 1.0))
+            self.transfers.append(self._round_trip(cut, {key: carried[key] for key in mine}))
         return carried
 
-    def _round_trip(self, cut: int, carried: dict[tuple[int, int, int], list[Variable]]) -> Variable:
+    def _round_trip(self, cut: int, carried: dict[Key, list[Variable]]) -> Variable:
         """Add x[p] of (14): the transfers over a cut, both ways, where a stage ends at it."""
         model, program = self.model, self.model.program
         ending = [placement for placement in model.placements.all if placement.end == cut]
@@ -111,17 +142,6 @@ class FlushObjective:
         terms: list[Term] = []
         for key, ways in carried.items():
             terms += [(ways[0], 1.0), (ways[1], 1.0), (model.level[key], latency[key])]
-        round_trip, most = program.number(f"X_{cut}"), 2.0 + max(latency.values())
+        round_trip, most = program.number(f"X_{cut}"), 4.0 + max(latency.values())
         program.at_most([*terms, (round_trip, -1.0), *model.in_use(ending, most)], most)
         return round_trip
-
-    def _expose(self) -> None:
-        """Add (15). The work that hides an all-reduce is charged at the fastest device's speed."""
-        model = self.model
-        fastest = max(device.speed for device in model.problem.cluster.devices)
-        work = [block.work_s / fastest / model.unit_s for block in model.layers.blocks]
-        for place in model.at:
-            before = [
-                term for block, one in enumerate(work) for term in scale_terms(model.started(block, place[0] - 1), one)
-            ]
-            model.program.at_most([*model.allreduce_terms(place), *negate_terms(before), (self.exposed, -1.0)])

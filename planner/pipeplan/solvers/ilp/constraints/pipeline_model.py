@@ -45,10 +45,10 @@ class PipelineModel(BoundaryModel):
         self.flush: FlushObjective | None = None
         if self.problem.options.flushes:
             self.flush = FlushObjective(self, self.minibatches or 1)
-            self.carried, self.cycle = self.flush.times, self.flush.cycle
+            self.carried = self.flush.times
         else:
             self.carried = self.charge_boundaries()
-        self._charge({})
+        self._charge({}, settled=not self._may_recompute)
         self.add_user_constraints()
         self.charged = ChargedObjective(self, charges, floor_s / upper_s, refined)
         self.depths: DepthConstraints | None = None
@@ -61,20 +61,27 @@ class PipelineModel(BoundaryModel):
         if choices is not None and len(choices) <= MOST_CHOICES:
             StageChoices(self, self.charged.cards, choices)
 
-    def _charge(self, recomputed: dict[Place, Variable]) -> None:
-        """Charge the time of every place, including the forward work that it computes `recomputed`."""
+    @property
+    def _may_recompute(self) -> bool:
+        options = self.problem.options
+        return self.problem.training and options.recompute and options.memory
+
+    def _charge(self, recomputed: dict[Place, Variable], *, settled: bool) -> None:
+        """Charge the time of every place, including the forward work that it computes `recomputed`, if that is
+        `settled`."""
         if self.flush is None:
             self.charge_stages(recomputed)
         else:
-            self.flush.charge(recomputed)
+            self.flush.charge(recomputed, settled=settled)
 
     def _add_depths(self) -> dict[Place, Variable]:
         """Add (8) to (11), and charge recomputation, whose work by place is the result."""
         options, recomputed = self.problem.options, dict[Place, Variable]()
         if self.problem.training:
-            self.depths = DepthConstraints(self, recompute=options.recompute and options.memory)
-            if recomputed := self.depths.forward_again():
-                self._charge(recomputed)
+            self.depths = DepthConstraints(self, recompute=self._may_recompute)
+            recomputed = self.depths.forward_again()
+            if recomputed or (self.flush is not None and self._may_recompute):
+                self._charge(recomputed, settled=True)
         if options.memory:
             MemoryConstraints(self, self.depths)
         return recomputed

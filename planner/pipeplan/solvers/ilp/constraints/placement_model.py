@@ -78,8 +78,6 @@ class PlacementModel(PlacementFacts):
         self.crossing = self._cross()
         self.own: dict[Place, Variable] = {}
         """The executor's own work x at every place, in the units of `work`; `pipeline_model` fills it in."""
-        self.cycle: list[Term] = [(self.pace, 1.0)]
-        """The terms of the pace that depths must sustain: T, or with a flush the pace within a batch."""
 
     # -- building blocks --
 

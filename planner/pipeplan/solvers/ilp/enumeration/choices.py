@@ -216,20 +216,13 @@ def _from_the_input(fit: StageFit, choices: Choices) -> Flags:
 
 
 def _within_a_batch(fit: StageFit, choices: Choices) -> Flags:
-    """With a flush, which choices keep to U together with the messages of the path through them that has the least."""
+    """With a flush, which choices keep to U together with the messages of the path before them that has the least."""
     place, begin, end = choices.stages
     stop, crossing = choices.table.stop[place], fit.crossing_s(choices.stages)
     ahead = np.full((len(choices.sets), fit.facts.workers + 1), np.inf)
     ahead[0] = 0.0
-    back = np.full_like(ahead, np.inf)
-    back[-1] = 0.0
     for worker, mine in enumerate(choices.from_worker):
         np.minimum.at(ahead, (end[mine], stop[mine]), ahead[begin[mine], worker] + crossing[mine])
         ahead[:, worker + 1] = np.minimum(ahead[:, worker + 1], ahead[:, worker])
-    behind = np.full(len(choices), np.inf)
-    for worker, mine in reversed(list(enumerate(choices.from_worker))):
-        back[:, worker] = np.minimum(back[:, worker], back[:, worker + 1])
-        behind[mine] = crossing[mine] + back[end[mine], stop[mine]]
-        np.minimum.at(back[:, worker], begin[mine], behind[mine])
-    total = ahead[begin, choices.table.start[place]] + behind + fit.added_s(choices.stages)
-    return np.asarray(total <= fit.facts.room_s + 1e-9 * fit.facts.unit_s)
+    total = ahead[begin, choices.table.start[place]] + fit.late_s(choices.stages)
+    return np.asarray(total <= fit.facts.unit_s * (1 + 1e-9))

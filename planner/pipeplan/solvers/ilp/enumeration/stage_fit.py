@@ -7,9 +7,12 @@ stage alone puts on them, and a stage has no more minibatches in flight than the
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from pipeplan.cost import formulas
+from pipeplan.plan.schedules import TRAITS
 from pipeplan.solvers.ilp.enumeration.closed_sets import ClosedSets, Flags, Floats, Ints
 from pipeplan.solvers.ilp.enumeration.place_table import PlaceTable
 from pipeplan.solvers.ilp.enumeration.stage_memory import SLACK, StageDepths, Stages
@@ -48,9 +51,8 @@ class StageFit(StageDepths):
         """By place, the most work that a stage can have there."""
         facts, table = self.facts, self.table
         if facts.problem.options.flushes:
-            others = formulas.rounds(float(facts.minibatches or 1), table.replicas) - 1.0
-            most = np.divide(facts.room_s, others, out=np.full(len(others), np.inf), where=others > 0)
-            return np.asarray((most + SLACK * facts.unit_s) * table.speed)
+            rounds = formulas.rounds(float(facts.minibatches or 1), table.replicas)
+            return np.asarray(facts.unit_s * (1 + SLACK) / rounds * table.speed)
         return np.asarray(facts.unit_s * (1 + SLACK) * table.replicas * table.speed)
 
     def begins(self, worker: int) -> Ints:
@@ -85,7 +87,8 @@ class StageFit(StageDepths):
         """Whether stages keep to U; with their forward work done `again`, if they recompute."""
         facts, table, (place, begin, end) = self.facts, self.table, stages
         if facts.problem.options.flushes:
-            return np.asarray(self.added_s(stages, again=again) <= facts.room_s + SLACK * facts.unit_s)
+            longest = np.maximum(self.alone_s(stages, again=again), self.late_s(stages, again=again))
+            return np.asarray(longest <= facts.unit_s * (1 + SLACK))
         work = self.work[end] - self.work[begin]
         if again:
             work = work + self.forward[end] - self.forward[begin]
@@ -97,7 +100,7 @@ class StageFit(StageDepths):
     def _crosses(self, stages: Stages) -> Flags:
         """Whether the boundaries carry within U what goes over them."""
         facts, table, (place, begin, end) = self.facts, self.table, stages
-        if facts.parallel:
+        if facts.parallel or (facts.problem.options.flushes and facts.problem.options.contention):
             return np.ones(len(place), dtype=bool)
         rounds = (facts.minibatches or 1) if facts.problem.options.flushes else 1
         within_s = facts.unit_s * (1 + SLACK) / rounds
@@ -130,20 +133,48 @@ class StageFit(StageDepths):
 
     # -- a flush --
 
-    def added_s(self, stages: Stages, *, again: bool = False) -> Floats:
-        """With a flush, the seconds that stages add to a batch at least, beside the first minibatch's way through all
-        stages: the other minibatches, and the exposed part of the all-reduce."""
+    def _own_s(self, stages: Stages, *, again: bool) -> tuple[Floats, Floats]:
+        """With a flush, the least seconds of both passes of one minibatch, and of all of the busiest replica."""
+        table, (place, begin, end) = self.table, stages
+        work = self.work - self.update
+        passes = (work[end] - work[begin] + (self.forward[end] - self.forward[begin]) * again) / table.speed[place]
+        return passes, np.asarray(
+            formulas.flush_busy(passes, float(self.facts.minibatches or 1), table.replicas[place])
+        )
+
+    def alone_s(self, stages: Stages, *, again: bool = False) -> Floats:
+        """With a flush, the least seconds of a batch for stages by themselves: their passes and their update."""
         facts, table, (place, begin, end) = self.facts, self.table, stages
-        forward = (self.forward[end] - self.forward[begin]) * again
-        work = self.work[end] - self.work[begin] + forward
-        steady = formulas.flush_steady(work, float(facts.minibatches or 1), table.replicas[place]) + forward
-        exposed = formulas.flush_exposed(self.group_s(stages), self.work[begin] / facts.fastest)
-        return np.asarray(steady / table.speed[place] + exposed)
+        passes, own = self._own_s(stages, again=again)
+        # A backward pass takes less than a whole pass with the executor's work, which this bound leaves to hide more.
+        longest = passes + facts.most_executor_s / table.speed[place]
+        step = (self.update[end] - self.update[begin]) / table.speed[place] / facts.problem.options.update_share
+        return np.asarray(
+            own + formulas.flush_exposed(self.group_s(stages), longest, facts.problem.hidden_share) + step
+        )
+
+    def late_s(self, stages: Stages, *, again: bool = False) -> Floats:
+        """With a flush, the least seconds of a batch until stages have done their passes, without transfers."""
+        facts, table, (place, begin, _) = self.facts, self.table, stages
+        passes, own = self._own_s(stages, again=again)
+        tail = (passes + facts.most_executor_s / table.speed[place]) / 2 if self.splits else 0.0
+        return np.asarray(own + self.ahead_s[begin] - np.where(begin > 0, tail, 0.0))
+
+    @property
+    def splits(self) -> bool:
+        """Whether gradients of weights may fill the time in which the pipeline drains."""
+        return TRAITS[self.facts.problem.options.schedule].splits
+
+    @cached_property
+    def ahead_s(self) -> Floats:
+        """With a flush, by set, how long its layers delay the stages behind them at least."""
+        return np.asarray((self.forward if self.splits else self.work - self.update) / self.facts.fastest)
 
     def crossing_s(self, stages: Stages) -> Floats:
-        """The least seconds that a message from every stage to the one behind it and its gradient take."""
+        """With a flush, the least seconds by which messages behind every stage and back delay the stages there."""
         table, (place, _, end) = self.table, stages
         crossing = (self.sent + self.returned)[end] / table.behind_rate[place] + 2 * table.behind_latency_s[place]
+        crossing = crossing / 2 if self.splits else crossing
         return np.where(end == self.last, 0.0, crossing)
 
     # -- memory --

@@ -38,6 +38,7 @@ class StageDepths:
         self.facts, self.table, self.sets, blocks = facts, table, sets, facts.layers.blocks
         self.work = sets.sums(block.work_s for block in blocks)
         self.forward = sets.sums(block.forward_s for block in blocks)
+        self.update = sets.sums(block.update_s for block in blocks)
         self.parameters = sets.sums(block.parameters for block in blocks)
         self.buffers = sets.sums(block.buffers for block in blocks)
         self.saved = sets.sums(block.saved for block in blocks)
@@ -66,12 +67,11 @@ class StageDepths:
         pace_s = facts.unit_s * (1 + SLACK)
         wait = self._wait(stages, pace_s)
         everything = self._everything(stages)
-        if facts.problem.options.flushes:
-            pace_s = float(formulas.flush_pace(facts.room_s + SLACK * facts.unit_s, facts.minibatches or 1))
         if facts.problem.options.schedule == GPIPE:
             depth = everything
-        elif pace_s <= 0:
-            depth = np.where(end == self.last, 1.0, everything)
+        elif facts.problem.options.flushes:
+            needed = formulas.flush_depth(behind, float(facts.minibatches or 1), replicas)
+            depth = np.where(end == self.last, 1.0, needed)
         else:
             busier = np.maximum(self.sent, self.returned)[end]
             transfer = formulas.transfer_time(busier, table.behind_rate[place], table.behind_latency_s[place])
@@ -83,11 +83,12 @@ class StageDepths:
         """The most that may be in flight behind stages of these depths (`formulas.in_flight_depth` the other way
         round), at the pace U; infinite where that is no matter."""
         facts, table, (place, _, end) = self.facts, self.table, stages
-        pace_s = facts.unit_s * (1 + SLACK)
-        if facts.problem.options.flushes:
-            pace_s = float(formulas.flush_pace(facts.room_s + SLACK * facts.unit_s, facts.minibatches or 1))
-        if not facts.problem.training or facts.problem.options.schedule == GPIPE or pace_s <= 0:
+        if not facts.problem.training or facts.problem.options.schedule == GPIPE:
             return np.full(len(end), np.inf)
+        if facts.problem.options.flushes:
+            behind = (depth - 1.0) * table.replicas[place] + 1e-6
+            return np.where(depth >= self._everything(stages), np.inf, behind)
+        pace_s = facts.unit_s * (1 + SLACK)
         busier = np.maximum(self.sent, self.returned)[end]
         transfer = formulas.transfer_time(busier, table.behind_rate[place], table.behind_latency_s[place])
         wait = self._wait(stages, facts.unit_s * (1 + SLACK))

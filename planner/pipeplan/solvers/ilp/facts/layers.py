@@ -34,6 +34,8 @@ class Block:
     layers: tuple[str, ...]
     forward_s: float
     backward_s: float
+    update_s: float
+    """The part of `backward_s` that is the optimiser's step."""
     parameters: float
     buffers: float
     saved: float
@@ -60,6 +62,7 @@ class LayerBlocks:
                 layers=tuple(layer.name for layer in group),
                 forward_s=sum(layer.forward_s for layer in group),
                 backward_s=sum(layer.backward_s + share * layer.update_s for layer in group) if training else 0.0,
+                update_s=sum(share * layer.update_s for layer in group) if training else 0.0,
                 parameters=sum(layer.parameter_bytes for layer in group),
                 buffers=sum(layer.buffer_bytes for layer in group),
                 saved=kept * sum(layer.saved_bytes for layer in group) if training else 0.0,

@@ -61,6 +61,7 @@ class PlacementFacts:
         self.layers = LayerBlocks(problem, self._largest_transfer())
         self.total = max(1.0, sum(block.parameters for block in self.layers.blocks))
         """Bytes of the parameters of the whole model."""
+        self.most_executor_s = most_executor_work_s(problem)
         self.grids = tuple(grid_shapes(problem)) if problem.options.grid else None
         shared = problem.options.contention and len(problem.cluster.starts(1)) > 2
         self.placements = PlacementSet(
@@ -82,9 +83,15 @@ class PlacementFacts:
         return float(ways.sendrecv[mine].min()), float(ways.latency[mine].max())
 
     def allreduce(self, place: Place, size: float) -> float:
-        """Seconds to all-reduce `size` bytes among the workers of a place."""
-        if not self.problem.training:
+        """Seconds to all-reduce `size` bytes among the workers of a place, with a flush in all copies."""
+        problem = self.problem
+        if not problem.training:
             return 0.0
+        if problem.options.flushes and problem.copies > 1:
+            ways = problem.copy_ways
+            mine = range(place[0], sum(place)) if len(ways.bandwidth) > 1 else (0,)
+            slowest = min(ways.bandwidth[one] for one in mine), max(ways.latency_s[one] for one in mine)
+            return float(formulas.ring_allreduce_time(place[1] * problem.copies, size, *slowest))
         rate = self.links.allreduce_among(range(place[0], sum(place)))
         return float(formulas.ring_allreduce_time(place[1], size, *rate))
 
@@ -100,11 +107,6 @@ class PlacementFacts:
         all minibatches of an update."""
         rounds = float(self.minibatches or 1) if self.problem.options.flushes else 1.0
         return self.unit_s * (1 + _ROUNDING) * self._speeds(start, stop) / rounds
-
-    @property
-    def room_s(self) -> float:
-        """With a flush, the seconds of U that the first minibatch's way through all stages leaves at least."""
-        return max(0.0, self.unit_s - self.problem.work_s / self.fastest - self.problem.copies_allreduce_s)
 
     def _most_replicas(self) -> int:
         two_versions = None if self.problem.options.flushes else self.minibatches
@@ -122,7 +124,8 @@ class PlacementFacts:
         """Bytes that a boundary can carry within U over the fastest links, as many as it may have."""
         upper = self.unit_s * (max(1, min(self._most_replicas(), self.workers // 2)) if self.parallel else 1)
         if self.problem.options.flushes:
-            upper = self.room_s if self.parallel else self.room_s / (self.minibatches or 1)
+            # The transfers of one minibatch take at most T, or twice as long where half of them count.
+            upper = 2 * self.unit_s
         rates = [float(rate) for level in self.links.ways for rate in level.sendrecv if math.isfinite(rate)]
         return upper * (1 + _ROUNDING) * max(rates, default=math.inf)
 
@@ -131,8 +134,7 @@ class PlacementFacts:
         block, layers = self.layers.blocks[index], self.layers
         limit = self.unit_s * (1 + _ROUNDING)
         if self.minibatches is not None and self.problem.options.flushes:
-            rounds = float(formulas.rounds(self.minibatches, place[1])) - 1.0
-            return rounds * block.work_s <= (self.room_s + _ROUNDING * self.unit_s) * self.speed(place)
+            return float(formulas.rounds(self.minibatches, place[1])) * block.work_s <= limit * self.speed(place)
         start, stop = place[0], sum(place)
         return (
             block.work_s <= limit * place[1] * self.speed(place)
@@ -156,3 +158,12 @@ def minibatches_per_update(problem: Problem) -> int | None:
     if options.flushes:
         return int(formulas.rounds(options.accumulate, problem.copies))
     return options.accumulate // problem.copies
+
+
+def most_executor_work_s(problem: Problem) -> float:
+    """Upper bound on the executor's work at any stage, in seconds per minibatch on the slowest device."""
+    costs, speed = problem.executor_costs, min(device.speed for device in problem.cluster.devices)
+    traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
+    copied = problem.parameter_bytes * problem.copied_share
+    middle_s = formulas.executor_time(costs, problem.passes, 2, 2 * traffic, copied, problem.options.update_share)
+    return float(middle_s + costs.samples_s) / speed
