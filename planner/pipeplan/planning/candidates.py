@@ -13,6 +13,7 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH, VIRTUAL, ZERO_BUBBLE
 from pipeplan.plan.updates import Updates
+from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.figure import Figure, figured
 from pipeplan.planning.local_search import improve
@@ -130,6 +131,15 @@ def candidate_of(
     start = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
     found = improve(start, problem, deadline)
     return Candidate(kind, problem, found.plan, found.figure, extrapolated), best.pace_s
+
+
+def candidate_from(kind: str, plan: Plan, problem: Problem, deadline: Deadline) -> Candidate | None:
+    """The best plan by the figure near the stages of another problem's plan; None if these do not fit here."""
+    start = _with_schedule(plan, problem, problem.work_s / problem.cluster.total_speed)
+    if start is None or not satisfies_options(start[0], problem):
+        return None
+    found = improve(figured(*start, problem, deadline), problem, deadline)
+    return Candidate(kind, problem, found.plan, found.figure)
 
 
 def other_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:

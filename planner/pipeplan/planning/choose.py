@@ -26,11 +26,13 @@ from typing import Any
 
 from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError, TooFewLayersError
 from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
+from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING
 from pipeplan.planning.candidates import (
     Candidate,
     Machines,
     best_of,
+    candidate_from,
     candidate_of,
     other_flushes,
     problem_of,
@@ -44,6 +46,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 DDP, ZERO_1, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "one server", "one worker"
 UNIFORM, PIPELINE, STALE = "uniform pipeline", "pipeline", "old gradients"
+FEW_STAGES = (2, 3)
+MOST_STARTS = 2
 ANY = float("inf")
 """The staleness that allows gradients of any age."""
 
@@ -137,6 +141,8 @@ class _Chooser:
     found: list[Candidate] = field(default_factory=list)
     """Synchronous candidates."""
     stale: Candidate | None = None
+    steady: list[Plan] = field(default_factory=list)
+    """The best plans without a flush."""
     bounds: list[float] = field(default_factory=list)
     """Lower bounds on the seconds per sample of the plans of each problem that holds all synchronous plans."""
     finished: bool = True
@@ -148,11 +154,11 @@ class _Chooser:
         known, others = sizes_for(question.machines.profile, question.samples, question.minibatch)
         self._one_stage(known)
         self._alone()
+        self._old_gradients()
         self._pipelines(known)
         if not self._allowed:
             self._one_stage(others, extrapolated=True)
             self._pipelines(others, extrapolated=True)
-        self._old_gradients()
 
     # -- synchronous candidates --
 
@@ -192,9 +198,31 @@ class _Chooser:
         if options.stages != 1 and not options.grid:
             self._best_of_sizes(UNIFORM, sizes, extrapolated, grid=True, allow_copies=False)
         self._best_of_sizes(PIPELINE, sizes, extrapolated, bounds=True)
+        self._few_stages(sizes)
+        self._from_steady_state(sizes)
         best = best_of([one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)])
         if best is not None and self.question.simulates:
             self.found += other_flushes(best, self.deadline.share(0.3))
+
+    def _few_stages(self, sizes: list[int]) -> None:
+        """The best pipelines of few stages by the formulas: simulated, one may beat the best of all."""
+        options = self.question.options
+        if options.stages is not None or options.grid or not self.question.simulates:
+            return
+        for count in FEW_STAGES:
+            if count <= min(options.max_stages or count, self.question.machines.cluster.workers):
+                self._best_of_sizes(PIPELINE, sizes[:1], False, stages=count, max_stages=None)
+
+    def _from_steady_state(self, sizes: list[int]) -> None:
+        """The stages of the best plan without a flush, under a flush: where updates are rare it is near the best."""
+        if not self.question.simulates:
+            return
+        for steady in self.steady[:MOST_STARTS]:
+            for size in sizes[:1]:
+                problem = problem_of(self.question.machines, self.question.options, size, self.question.samples)
+                one = candidate_from(PIPELINE, steady, problem, self.deadline.share(0.3))
+                if one is not None:
+                    self.found.append(one)
 
     def _best_of_sizes(
         self,
@@ -261,6 +289,8 @@ class _Chooser:
         found: list[Candidate] = []
         for problem in self._stale_problems(tolerated):
             one = self._stale_plan(problem, useful_sample_s)
+            if one is not None:
+                self.steady.append(one.plan)
             if one is not None and corrects and one.delay <= CORRECTED_DELAY:
                 # Where memory is too short for a correction, the plan goes without.
                 corrected = replace(problem, options=replace(problem.options, correction="ef"))
