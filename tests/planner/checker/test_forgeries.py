@@ -168,7 +168,10 @@ def test_claims_that_agree_with_each_other_are_not_shown_by_that(name: str) -> N
     forged["simulation"] |= {"minibatch_s": None, "ratio": None}
     for solver in forged["verdict"]["solvers"]:
         solver |= {"bound_s": pace, "minibatch_s": pace, "gap": 0.0, "status": "optimal"}
-    forged["verdict"] |= {"proven": True, "text": "proven: no plan of the searched space is faster; DP and ILP (HiGHS) agree on the bound"}
+    forged["verdict"] |= {
+        "proven": True,
+        "text": "proven: no plan of the searched space is faster; DP and ILP (HiGHS) agree on the bound",
+    }
     checked = _checked(forged, case)
     assert checked.wrong is not None
     assert checked.shown is None

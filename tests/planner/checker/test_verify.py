@@ -431,7 +431,9 @@ def _save(folder: Path) -> None:
 
 def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
     _save(Path())
-    assert run("solve", "--cluster", "C", "--microbatch", "8", "--schedule", "1f1b-stashing", "--solver", "dp").code == 0
+    assert (
+        run("solve", "--cluster", "C", "--microbatch", "8", "--schedule", "1f1b-stashing", "--solver", "dp").code == 0
+    )
     done = run("check")
     assert done.code == 0
     assert [line.split(":")[0] for line in done.out.splitlines()] == [

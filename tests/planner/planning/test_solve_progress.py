@@ -38,9 +38,7 @@ def test_the_dp_reports_a_bound_before_it_ends() -> None:
     states: list[SolveProgress] = []
     settings = Settings(solver="dp", certify=False)
     chain = long_chain(40, scale=300.0)
-    pipeplan.solve(
-        chain, pipeplan.cluster("A"), settings=settings, progress=states.append, schedule="1f1b-stashing"
-    )
+    pipeplan.solve(chain, pipeplan.cluster("A"), settings=settings, progress=states.append, schedule="1f1b-stashing")
     searching = [state for state in states if state.phase == "DP"]
     assert len({state.bound_s for state in searching}) > 2
     bounds = [state.bound_s or 0.0 for state in searching]
