@@ -34,29 +34,37 @@ NONE = replace(ILP, status="time limit", minibatch_s=math.inf, bound_s=0.0)
             ProofState(2.0, 2.0, (DP,)),
             "optimal",
             False,
-            "not confirmed: no plan of the searched space is faster; DP shows the bound, and no second solver was "
-            "asked",
+            (
+                "not confirmed: no plan of the searched space is faster; DP shows the bound, and no second solver was "
+                "asked"
+            ),
         ),
         (
             ProofState(2.0, 2.0, (DP, LATE)),
             "optimal",
             False,
-            "not confirmed: no plan of the searched space is faster; DP shows the bound, and ILP (HiGHS) does not "
-            "confirm it: its bound is 1500 ms",
+            (
+                "not confirmed: no plan of the searched space is faster; DP shows the bound, and ILP (HiGHS) does not "
+                "confirm it: its bound is 1500 ms"
+            ),
         ),
         (
             ProofState(2.5, 2.0, (DP, replace(LATE, note="the search ended early"))),
             "feasible",
             False,
-            "not confirmed: no plan of the searched space is more than 25.0% faster; DP shows the bound, and "
-            "ILP (HiGHS) does not confirm it: its bound is 1500 ms, and the search ended early",
+            (
+                "not confirmed: no plan of the searched space is more than 25.0% faster; DP shows the bound, and "
+                "ILP (HiGHS) does not confirm it: its bound is 1500 ms, and the search ended early"
+            ),
         ),
         (
             ProofState(2.0, 2.0, (DP, NONE)),
             "optimal",
             False,
-            "not confirmed: no plan of the searched space is faster; DP shows the bound, and ILP (HiGHS) does not "
-            "confirm it: it found no plan within the time limit",
+            (
+                "not confirmed: no plan of the searched space is faster; DP shows the bound, and ILP (HiGHS) does not "
+                "confirm it: it found no plan within the time limit"
+            ),
         ),
         (
             ProofState(2.5, 0.0, (NONE,)),
@@ -68,8 +76,10 @@ NONE = replace(ILP, status="time limit", minibatch_s=math.inf, bound_s=0.0)
             ProofState(2.5, 2.5, (DP, ILP), cores_s=2.5),
             "optimal",
             True,
-            "proven: no plan of the searched space is faster; the cores that the workers share are never idle at the "
-            "bound",
+            (
+                "proven: no plan of the searched space is faster; the cores that the workers share are never idle at the "
+                "bound"
+            ),
         ),
     ],
 )
