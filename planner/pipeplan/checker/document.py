@@ -86,9 +86,14 @@ class PlanDocument:
 
     @property
     def claims_proof(self) -> bool:
-        """Whether plan.json holds a certificate or calls its plan optimal."""
-        status = self.root.get("status")
-        return self.root.get("certificate") is not None or (status is not None and status.value == "optimal")
+        """Whether plan.json holds a certificate, calls its plan optimal, or calls its verdict proven."""
+        status, verdict = self.root.get("status"), self.root.get("verdict")
+        proven = verdict.get("proven") if verdict else None
+        return (
+            self.root.get("certificate") is not None
+            or (status is not None and status.value == "optimal")
+            or (proven is not None and proven.value is True)
+        )
 
     @property
     def charged_bound_s(self) -> float:

@@ -14,6 +14,7 @@ from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.shared_cards import shared_cores_bound_s
 from pipeplan.checker.verdict_words import TOLERANCE, ProofState, SolverAnswer, gap_of, percent
 from pipeplan.checker.virtual_stages import check_bound
+from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 from pipeplan.util.units import show_time
 
@@ -41,9 +42,14 @@ class ShownBound:
         return gap_of(self.step_s, self.bound_s)
 
     @property
+    def optimal(self) -> bool:
+        """Whether no plan of the searched space is faster, to `verdict_words.TOLERANCE`."""
+        return self.gap <= TOLERANCE
+
+    @property
     def text(self) -> str:
         """The bound that the certificate shows, as a clause."""
-        if self.gap <= TOLERANCE:
+        if self.optimal:
             return "no plan of the searched space is faster"
         return (
             f"no plan of the searched space takes less than {show_time(self.bound_s)}, so none is more than "
@@ -60,12 +66,11 @@ def check_claims(
     that claims something else.
     """
     root, step_s = document.root, document.step_s
-    bound, gap = root["bound_s"].number(), root["gap"].number()
+    bound = root["bound_s"].number()
     if bound > step_s * (1 + TOLERANCE):
         root["bound_s"].fail(f"stated {bound!r}, but this plan takes {step_s!r}")
     found = gap_of(step_s, bound)
-    if abs(gap - found) > 1e-9:
-        root["gap"].fail(f"stated {gap!r}, found {found!r}")
+    _check_gap(root, found)
     if document.virtual:
         return _check_search(document, model, pace, found)
     verdict = root["verdict"]
@@ -82,6 +87,14 @@ def check_claims(
     if certified is None or bound > certified.bound_s * (1 + TOLERANCE):
         return None
     return f"{state.status}, gap {found:.2%}; what each solver found is {NOT_SHOWN}"
+
+
+def _check_gap(root: Node, found: float) -> None:
+    """Raise an `InputError` unless plan.json states this gap; null stands for the infinite one of a bound of 0."""
+    gap = root.get("gap")
+    stated = math.inf if gap is None else gap.number()
+    if stated != found and not abs(stated - found) <= 1e-9:
+        raise InputError(f"{root.where}: gap: stated {root['gap'].value!r}, found {found!r}")
 
 
 def _check_verdict(verdict: Node, proven: bool, text: str) -> None:

@@ -55,8 +55,10 @@ class Request:
     @property
     def samples(self) -> int:
         """The global batch in samples."""
+        if self.batch is not None:
+            return self.batch
         workers = min(self.cluster.workers, self.options.get("max_workers") or self.cluster.workers)
-        return self.batch or workers * (self.microbatch or self.profile.minibatch)
+        return workers * (self.microbatch or self.profile.minibatch)
 
     def charged(self) -> Request:
         """The request with the times that layers take beside all other workers that may be busy."""

@@ -71,7 +71,10 @@ class Outcome:
 
     @property
     def gap(self) -> float:
-        """Upper bound on how much faster a better plan could be: the step time over the bound, minus 1."""
+        """Upper bound on how much faster a better plan could be: the step time over the bound, minus 1.
+
+        Infinite where the bound is 0.
+        """
         return gap_of(self.predicted_s, self.bound_s)
 
     @property

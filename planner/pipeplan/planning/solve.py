@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -154,7 +155,10 @@ class _Search:
             moved = self._figured_plan(compact(best.plan, problem), ends)
             found += [best] if moved is None else [best, moved]
         if settings.simplify:
-            self._figured = simplest_of(_Rival(one, problem) for one in found).found
+            # A known plan may already be slower than the fastest of a wider search, by all that is tolerated.
+            known_s = min((one.step_s for one in found if one.plan in self._known), default=math.inf)
+            rivals = [_Rival(one, problem) for one in found if one.step_s <= known_s]
+            self._figured = simplest_of(rivals).found
         else:
             self._figured = min(found, key=lambda one: one.step_s)
         self._compared = tuple(self._with_figure(one, ends) for one in self._baselines())

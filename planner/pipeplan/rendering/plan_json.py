@@ -88,7 +88,7 @@ def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any
         },
         "status": str(outcome.status),
         "bound_s": outcome.bound_s,
-        "gap": outcome.gap,
+        "gap": outcome.gap if math.isfinite(outcome.gap) else None,
         "certificate": outcome.certificate.document,
         "certificate_note": outcome.certificate.note,
         "seconds": outcome.phases_s,

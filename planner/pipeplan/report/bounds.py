@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeplan.checker.verdict_words import percent
 from pipeplan.cost.flush import BatchTime
 from pipeplan.explanation import time_breakdown
 from pipeplan.plan.schedules import ACCUMULATING
@@ -93,7 +94,7 @@ def certificate_section(source: ReportSource) -> dict[str, Any]:
         sentences.append(COVERED)
     sentences.append(_coverage_sentence())
     return {
-        "proven": shown is not None,
+        "proven": shown is not None and shown.optimal,
         "gap": None if shown is None else shown.gap,
         "bound_s": None if shown is None else shown.bound_s,
         "sentences": sentences,
@@ -106,7 +107,8 @@ def certificate_summary(section: dict[str, Any]) -> str:
         return "It is shown to be the fastest plan of the searched space, for these predicted times."
     if section["gap"] is not None:
         return (
-            f"It is not shown to be the fastest: of the searched space, at most {section['gap']:.2%} could be gained."
+            "It is not shown to be the fastest: "
+            f"no plan of the searched space is more than {percent(section['gap'])} faster."
         )
     return "It is not shown whether another plan of the searched space is faster."
 

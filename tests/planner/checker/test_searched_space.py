@@ -18,6 +18,7 @@ from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError
 from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.figure import figure_of
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -26,6 +27,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.result import Status
+from pipeplan.util.deadline import NO_DEADLINE
 from pipeplan.util.files import Node
 
 
@@ -86,8 +88,9 @@ def _reversed(outcome: Outcome) -> Outcome:
     problem = outcome.problem
     plan = depths.assign_depths(replace(outcome.plan, stages=tuple(ordered)), problem, outcome.objective_s)
     score = evaluate(plan, problem)
-    verdict = state_verdict(problem, score, outcome.bound_s, outcome.results)
-    return replace(outcome, plan=plan, evaluation=score, verdict=verdict)
+    figure = figure_of(plan, score, problem, NO_DEADLINE)
+    verdict = state_verdict(problem, figure.step_s, outcome.bound_s, outcome.results)
+    return replace(outcome, plan=plan, evaluation=score, verdict=verdict, figure=figure)
 
 
 def _checked(document: dict[str, Any], outcome: Outcome) -> CheckedPlan:
@@ -101,7 +104,7 @@ def outcome() -> Outcome:
 
 
 def test_the_claim_of_a_plan_outside_is_refused_and_its_cost_is_checked(outcome: Outcome) -> None:
-    assert _checked(plan_json.plan_document(outcome), outcome).optimal
+    assert _checked(plan_json.plan_document(outcome), outcome).shown is not None
     outside = _reversed(outcome)
     assert outside.objective_s == pytest.approx(outcome.objective_s)
     checked = _checked(plan_json.plan_document(outside), outcome)
@@ -120,12 +123,12 @@ def test_a_plan_outside_may_state_no_proof(outcome: Outcome, certificate: bool) 
         document["certificate"] = None
         assert _checked(document, outcome).wrong is not None
     results = (replace(outside.results[0], status=Status.FEASIBLE, bound_s=0.0),)
-    verdict = state_verdict(outside.problem, outside.evaluation, 0.0, results)
+    verdict = state_verdict(outside.problem, outside.predicted_s, 0.0, results)
     modest = replace(outside, bound_s=0.0, results=results, verdict=verdict)
     document = plan_json.plan_document(modest) | {"certificate": outcome.certificate.document if certificate else None}
     checked = _checked(document, outcome)
     assert (checked.wrong is None) is not certificate, checked.wrong
-    assert not checked.optimal
+    assert checked.shown is None
 
 
 def test_placements_out_of_order_are_never_called_inside() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -15,14 +17,15 @@ from long_chains import long_chain
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, NotFoundInTimeError
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan
-from pipeplan.planning import baselines, certify, run_solvers, solve
+from pipeplan.planning import baselines, certify, figure, run_solvers, solve
+from pipeplan.planning.candidates import Machines
+from pipeplan.planning.choose import Question, choose
 from pipeplan.planning.infeasibility import diagnose, why_infeasible
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.layers import Size
 from pipeplan.replanning.replan import helpful_options
 from pipeplan.solvers.dp import certificate, dynamic_program
 from pipeplan.solvers.dp.budget import OutOfTime
@@ -74,7 +77,7 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     """Of 60 s: the DP has 30 and takes 20, the ILP has 32 of the other 40 and takes 30, the rest has 10."""
     given: dict[str, float | None] = {}
     solve_by_dp, solve_by_ilp = dynamic_program.solve, integer_program.solve
-    make, compute = certificate.make_certificate, baselines.straight_pipelines
+    make, compute = certificate.make_certificate, baselines.uniform_grid
 
     def dp(problem: Problem, cuts: object, seconds: float | None = None, *rest: object, **more: object) -> Result:
         if "DP" not in given and not problem.options.grid and problem.options.stages is None:
@@ -101,9 +104,9 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     monkeypatch.setattr(dynamic_program, "solve", dp)
     monkeypatch.setattr(integer_program, "solve", ilp)
     monkeypatch.setattr(certify, "make_certificate", prove)
-    monkeypatch.setattr(baselines, "straight_pipelines", compare)
+    monkeypatch.setattr(baselines, "uniform_grid", compare)
     outcome = solve.solve(_problem(), Settings(time_limit_s=60.0, confirm_s=None))
-    assert given == pytest.approx({"DP": 30.0, "ILP": 32.0, "certificate": 5.0, "baselines": 4.8})
+    assert given == pytest.approx({"DP": 30.0, "ILP": 32.0, "certificate": 5.0, "baselines": 2.4})
     assert outcome.verdict.proven
 
 
@@ -114,19 +117,13 @@ def test_cuts_for_which_there_is_no_time_are_those_of_one_order() -> None:
     assert not cuts.complete
 
 
-@pytest.mark.parametrize("grid", [False, True])
-def test_baselines_for_which_there_is_no_time_say_so(grid: bool) -> None:
-    problem = _problem(options=Options(grid=grid))
+def test_a_baseline_for_which_there_is_no_time_says_so() -> None:
+    problem = _problem()
     cuts = enumerate_cuts(problem, 1000)
-    compared, known = (
-        [*baselines.uniform_baselines(problem, cuts, ends), *baselines.straight_pipelines(problem, cuts, ends)]
-        for ends in (PASSED, Deadline())
-    )
-    assert [one.name for one in compared] == [one.name for one in known]
-    assert compared[0] == known[0], "data parallelism takes no search"
-    for one in compared[1:]:
-        assert (one.pace_s, one.remark) == (None, baselines.NO_TIME)
-    assert all(one.pace_s is not None for one in known)
+    late, known = (baselines.uniform_grid(problem, cuts, ends) for ends in (PASSED, Deadline()))
+    assert late.name == known.name
+    assert (late.pace_s, late.remark) == (None, baselines.NO_TIME)
+    assert known.pace_s is not None
 
 
 def test_a_certificate_for_which_there_is_no_time_says_so() -> None:
@@ -196,20 +193,15 @@ def test_ctrl_c_ends_a_diagnosis_with_what_is_known(monkeypatch: pytest.MonkeyPa
     assert "no time to find out what else would do" in text
 
 
-def test_choices_for_which_there_is_no_time_say_so() -> None:
+def test_a_choice_for_which_there_is_no_time_says_so() -> None:
     problem = _problem()
-    with pytest.raises(NotFoundInTimeError, match="of any schedule was found in time"):
-        choose_schedule(problem.profile, problem.cluster, problem.options, 4, "any", 1000, PASSED)
-    profile = problem.profile.rescaled(2)
-    sized = replace(profile, sizes=(Size(1, problem.profile.layers, problem.profile.tensors),))
-    with pytest.raises(NotFoundInTimeError, match="of any minibatch size was found in time"):
-        choose_minibatch(replace(problem, profile=sized), 1000, None, PASSED)
+    machines = Machines(problem.profile, problem.cluster)
+    with pytest.raises(NotFoundInTimeError, match="no plan was found in time; give more with --time-limit"):
+        choose(Question(machines, problem.options), PASSED)
     assert helpful_options(replace(problem, options=Options(stages=4)), PASSED) == []
-    with pytest.raises(NotFoundInTimeError, match="of any schedule was found in time"):
-        choose_synchrony(problem.profile, problem.cluster, problem.options, None, "none", 0.1, 1000, PASSED)
     too_many = replace(problem.options, pins=((problem.profile.layers[0].name, 2),))
-    with pytest.raises(InfeasibleError, match="no schedule has a plan that fits"):
-        choose_synchrony(problem.profile, problem.cluster, too_many, None, "none", 0.1, 1000, NO_DEADLINE)
+    with pytest.raises(InfeasibleError, match="no plan"):
+        choose(Question(machines, too_many), NO_DEADLINE)
 
 
 def test_no_plan_in_time_is_not_called_a_problem_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,8 +230,9 @@ def _uninterrupted() -> Outcome:
         (run_solvers, "deepened"),
         (run_solvers, "contradiction"),
         (certify, "make_certificate"),
-        (baselines, "straight_pipelines"),
-        (solve, "choose_by_simulation"),
+        (baselines, "uniform_grid"),
+        (solve, "improve"),
+        (figure, "simulate"),
         (solve.contention, "least_pace_of_shared_cores_s"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -258,6 +251,7 @@ def test_ctrl_c_in_any_phase_after_the_dp_keeps_its_plan(
             raise KeyboardInterrupt
         return real(*arguments, **named)
 
+    monkeypatch.setattr(figure, "_REMEMBERED", OrderedDict())
     monkeypatch.setattr(where, name, once)
     if name == "least_pace_of_shared_cores_s":
         # Called when the outcome is put together, too: nothing is left to wait for then.
@@ -297,7 +291,7 @@ def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
     monkeypatch.setattr(where, name, _raise_ctrl_c)
     done = run("solve", "vgg16-v100", "--cluster", "C", "--solver", "dp", "-o", "new")
     assert done.code == 130
-    assert "Predicted:" in done.out
-    assert baselines.STOPPED in done.out
+    assert "RUN " in done.out
+    document = json.loads((tmp_path / "new" / "plan.json").read_text())
+    assert [one["remark"] for one in document["baselines"]] == ["", baselines.STOPPED]
     assert done.err.endswith("error: interrupted\n")
-    assert (tmp_path / "new" / "plan.json").exists()

@@ -241,7 +241,7 @@ class _Told:
         return replace(options, grid=True, schedule="1f1b-flush")
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
-        if problem.options.max_stages == 1:
+        if 1 in (problem.options.stages, problem.options.max_stages):
             raise InputError("Told 1.0 has no use for one stage")
 
     def files(self, problem: Problem, plan: Plan) -> dict[str, ExportFile]:
@@ -272,7 +272,7 @@ level = [
 
 @pytest.mark.usefixtures("told")
 def test_solving_for_a_trainer_writes_its_files_and_says_the_cost(run: Run) -> None:
-    done = run("solve", "--cluster", "lab.toml", "--for", "told", "--accumulate", "8")
+    done = run("solve", "--cluster", "lab.toml", "--for", "told", "--batch", "64")
     assert done.code == 0
     plan = json.loads(Path("plan/plan.json").read_text(encoding="utf-8"))
     assert (plan["options"]["grid"], plan["plan"]["schedule"]) == (True, "1f1b-flush")
@@ -293,20 +293,18 @@ def test_the_global_batch_is_what_was_asked_whatever_minibatch_is_chosen(run: Ru
     # Of 16 samples in as much time as of 8; of 48, which do not divide the batch, too.
     sizes = tuple(Size(size, whole.layers, whole.tensors) for size in (16, 48))
     replace(whole, sizes=sizes).save(Path("profile.json"))
-    asked = ("solve", "--cluster", "lab.toml", "--for", "told", "--minibatch", "auto", "--batch")
-    done = run(*asked, "64")
-    plan = json.loads(Path("plan/plan.json").read_text(encoding="utf-8"))
-    assert (plan["profile"]["minibatch"], plan["options"]["accumulate"]) == (16, 4)
-    assert ("minibatch 8:" in done.err, "minibatch 48:" in done.err) == (True, False)
-    # The same problem as at that size, and so the same loss by the restriction.
-    named = run("solve", "--cluster", "lab.toml", "--for", "told", "--minibatch", "16", "--accumulate", "4", "-o", "b")
-    assert named.out.splitlines()[-1] == done.out.splitlines()[-1]
-    assert "a batch of 20 samples cannot be cut into minibatches of 8 or 16 or 48" in run(*asked, "20", "-o", "c").err
+    asked = ("solve", "--cluster", "lab.toml", "--for", "told", "--force", "--batch")
+    for batch, named, size, count in (("64", (), 8, 8), ("64", ("16",), 16, 4), ("20", (), 4, 5)):
+        done = run(*asked, batch, *(("--microbatch", *named) if named else ()))
+        assert done.code == 0, done.err
+        plan = json.loads(Path("plan/plan.json").read_text(encoding="utf-8"))
+        assert (plan["profile"]["minibatch"], plan["options"]["accumulate"]) == (size, count)
+    assert "a batch of 21 samples cannot be cut into microbatches of 16" in run(*asked, "21", "--microbatch", "16").err
 
 
 @pytest.mark.usefixtures("told")
 def test_fewer_workers_than_could_be_are_no_loss_by_the_trainer(run: Run) -> None:
-    done = run("solve", "--cluster", "lab.toml", "--for", "told", "--accumulate", "8", "--fewest-workers", "100%")
+    done = run("solve", "--cluster", "lab.toml", "--for", "told", "--batch", "64", "--max-workers", "2")
     best = json.loads(Path("plan/plan.json").read_text(encoding="utf-8"))["plan"]["config"]
     assert done.out.splitlines()[-1].endswith(f"{best} by 1f1b-flush, no faster; {best} by 1f1b-stashing, no faster.")
 
@@ -318,14 +316,14 @@ def test_a_gain_that_rounds_to_nothing_is_no_factor() -> None:
 
 @pytest.mark.usefixtures("told")
 def test_what_a_trainer_cannot_express_is_not_written(run: Run) -> None:
-    done = run("solve", "--cluster", "lab.toml", "--for", "told", "--accumulate", "8", "--max-stages", "1")
+    done = run("solve", "--cluster", "lab.toml", "--for", "told", "--batch", "64", "--stages", "1-1")
     assert (done.code, Path("plan").exists()) == (2, False)
     assert done.err.splitlines()[-1] == "error: Told 1.0 has no use for one stage"
 
 
 @pytest.mark.usefixtures("told")
 def test_a_trainers_files_that_cannot_be_written_leave_the_older_plan(run: Run) -> None:
-    asked = ("solve", "--cluster", "lab.toml", "--accumulate", "8", "--schedule", "1f1b-flush", "--max-workers")
+    asked = ("solve", "--cluster", "lab.toml", "--batch", "64", "--schedule", "1f1b-flush", "--max-workers")
     assert run(*asked, "2").code == 0
     before = Path("plan/plan.json").read_bytes()
     Path("plan/told").write_text("of someone", encoding="utf-8")
@@ -339,7 +337,7 @@ def test_a_trainers_files_that_cannot_be_written_leave_the_older_plan(run: Run) 
 
 @pytest.mark.usefixtures("told")
 def test_what_is_of_an_older_plan_is_named(run: Run) -> None:
-    asked = ("solve", "--cluster", "lab.toml", "--accumulate", "8", "--for", "told", "--force")
+    asked = ("solve", "--cluster", "lab.toml", "--batch", "64", "--for", "told", "--force")
     assert "older plan" not in run(*asked).err
     for name in ("megatron", "torchrun.sh"):
         Path("plan", name).write_text("", encoding="utf-8")
@@ -351,9 +349,9 @@ def test_what_is_of_an_older_plan_is_named(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--batch", "20"], "a batch of 20 samples cannot be cut into minibatches of 8: "),
-        (["--batch", "16", "--accumulate", "2"], "--accumulate follows from --batch"),
-        (["--schedule", "auto", "--batch", "16"], "--for has a schedule of its own"),
+        (["--batch", "20", "--microbatch", "8"], "a batch of 20 samples cannot be cut into microbatches of 8: "),
+        (["--batch", "0"], "--batch must be at least 1"),
+        (["--staleness", "1"], "leave it out with --schedule, --inference and --for"),
     ],
 )
 def test_what_does_not_go_with_a_trainer_is_said(run: Run, arguments: list[str], complaint: str) -> None:
