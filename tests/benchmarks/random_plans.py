@@ -5,8 +5,8 @@
 Model, cluster, schedule, minibatches per update and constraints are drawn; a plan is the answer of `pipeplan solve
 --solver dp` within them. Constraints make plans that are rarely the best: few replicas, a fixed number of
 stages, copies of the pipeline, slower links. The table has three ratios, less one: the step time of the answer over
-that of the formulas, the replayed one over that of the formulas, and the replayed one over that of the answer, which is above
-0 where a plan is slower than its answer says. The first part takes some minutes. A replay takes about a minute;
+that of the formulas, the replayed one over that of the formulas, and the replayed one over that of the answer, which is
+above 0 where a plan is slower than its answer says. The first part takes some minutes. A replay takes about a minute;
 its results are kept in FOLDER, where the command goes on.
 """
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
+from pipeplan.planning.figure import Figure
 from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder, plan_json
@@ -141,7 +142,9 @@ def _outcome_with(row: Row, predicted: Predicted) -> Outcome:
     if predicted is row.ours:
         return outcome
     score = evaluate(predicted.plan, outcome.problem)
-    return replace(outcome, plan=predicted.plan, evaluation=score, bound_s=0.0, certificate=NO_CERTIFICATE)
+    # The row's bound is for plans that fit in memory. Whatever this plan is, it is no faster than its own time.
+    changed = replace(outcome, plan=predicted.plan, evaluation=score, certificate=NO_CERTIFICATE, choice=None)
+    return replace(changed, figure=Figure(score.pace_s), bound_s=min(outcome.bound_s, score.pace_s))
 
 
 def error_summary(replays: Sequence[Replay]) -> tuple[float, float] | None:

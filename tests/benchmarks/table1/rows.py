@@ -158,16 +158,7 @@ def predict_row(
     found = _straight(outcome.problem, settings)
     straight = None if found is None else scored(found, evaluate(found, free))
     ours = scored(outcome.plan, outcome.evaluation)
-    return Row(
-        row,
-        source,
-        scored(parallel, parallel_score),
-        paper,
-        rank,
-        ours,
-        None if straight is None else scored(straight, evaluate(straight, free)),
-        outcome,
-    )
+    return Row(row, source, scored(parallel, parallel_score), paper, rank, ours, straight, outcome)
 
 
 def _straight(problem: Problem, settings: Settings) -> Plan | None:
