@@ -235,8 +235,9 @@ class Profile:
         root = read_document(Path(path), PROFILE_FORMAT, PROFILE_VERSION)
         with root.locating_errors():
             arguments = decode(root, ProfileFields).arguments()
-            folder = Path(os.path.realpath(path)).parent
-            arguments["model_ref"] = located_reference(arguments["model_ref"], arguments["model_file"], folder)
+            if arguments["model_file"] is not None:
+                folder = Path(os.path.realpath(path)).parent
+                arguments["model_ref"] = located_reference(arguments["model_ref"], arguments["model_file"], folder)
             return Profile(**arguments, file=os.path.abspath(path))
 
 
