@@ -14,7 +14,7 @@ from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.candidates import Candidate
-from pipeplan.planning.choose import DDP, PIPELINE, UNIFORM, ZERO_1, Choice
+from pipeplan.planning.choose import DDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
 from pipeplan.planning.outcome import Outcome
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace
@@ -23,7 +23,9 @@ LABEL, MARGIN = 6, " " * 6
 LEAST_WIDTH, MOST_WIDTH = 60, 100
 MOST_STAGES = 6
 """Stages that are listed; of longer pipelines the first ones and the last."""
-MOST_RIVALS = 4
+MOST_RIVALS = 5
+USUAL = (DDP, ZERO_1, ONE_SERVER, ONE_WORKER, UNIFORM)
+"""Kinds that a user would run without a planner."""
 LONGEST_CONFIG = 20
 
 
@@ -98,8 +100,7 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
     """The plan: how it trains, its throughput, and its stages."""
     plan, problem = outcome.plan, outcome.problem
     rate = problem.profile.minibatch / outcome.predicted_s if outcome.predicted_s > 0 else 0.0
-    kept = f"{short_config(plan.config, LONGEST_CONFIG)}, {_manner(outcome)}"
-    writer.row("RUN", kept, f"{show_pace(rate)} samples/s", _gain(outcome, rate))
+    writer.row("RUN", _manner(outcome), f"{show_pace(rate)} samples/s", _gain(outcome, rate))
     stages = list(zip(plan.stages, outcome.evaluation.stages, strict=True))
     for number, (stage, cost) in enumerate(stages, start=1):
         if MOST_STAGES <= number < len(stages):
@@ -117,20 +118,26 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
         writer.row("", f"stage {number}  {one_line(layers)}{recomputed}", workers, memory)
     idle = problem.cluster.workers - plan.busy
     if idle:
-        writer.row("", f"{idle} of {problem.cluster.workers} workers idle: using them is at most 3% faster")
+        writer.row("", f"{idle} of {problem.cluster.workers} workers idle: no plan found on more of them is 3% faster")
 
 
 def _manner(outcome: Outcome) -> str:
-    """How the plan trains, in a few words."""
-    plan = outcome.plan
+    """The plan and how it trains, in a few words."""
+    plan, config = outcome.plan, short_config(outcome.plan.config, LONGEST_CONFIG)
     if plan.inference:
-        return "inference"
+        return f"{config}, inference"
     updates = Updates.of(plan, outcome.problem.profile.minibatch)
     sharded = " with ZeRO-1" if outcome.problem.options.shard_optimizer else ""
     if not updates.synchronous:
-        return f"{plan.schedule}{sharded}: gradients up to {max(updates.stale_by)} updates old"
-    name = f"DDP{sharded}" if len(plan.stages) == 1 else f"{plan.schedule}{sharded}"
-    return f"{name}: trains like one process"
+        return f"{config}, {plan.schedule}{sharded}: gradients {_updates(max(updates.stale_by))} old"
+    name = f"{config}, {plan.schedule}"
+    if len(plan.stages) == 1:
+        name = f"DDP on {plan.busy} workers" if plan.busy > 1 else "one worker"
+    return f"{name}{sharded}: trains like one process"
+
+
+def _updates(count: int) -> str:
+    return f"{count} update{'s' if count > 1 else ''}"
 
 
 def _gain(outcome: Outcome, rate: float) -> str:
@@ -165,15 +172,17 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
     """The rivals that are shown: the best of every kind but the plan's own."""
-    shown = [one for one in choice.rivals if one.plan != plan and one.kind != PIPELINE]
-    others = [one for one in choice.rivals if one.kind == PIPELINE and one.plan != plan and len(plan.stages) == 1]
-    yield from [*shown, *others][:MOST_RIVALS]
+    usual = [one for one in choice.rivals if one.plan != plan and one.kind in USUAL]
+    pipelines = [one for one in choice.rivals if one.plan != plan and one.kind not in USUAL and len(plan.stages) == 1]
+    yield from [*usual, *sorted(pipelines, key=lambda one: one.sample_s)[:1]][:MOST_RIVALS]
 
 
 def _rival(rival: Candidate) -> str:
     config = short_config(rival.plan.config, LONGEST_CONFIG)
     workers = f"{rival.plan.busy} worker{'s' if rival.plan.busy > 1 else ''}"
     size = f"microbatch {rival.problem.profile.minibatch}"
+    if rival.kind == ONE_WORKER:
+        return f"{rival.kind}, {size}"
     if rival.kind in (DDP, ZERO_1) or len(rival.plan.stages) == 1:
         return f"{rival.kind}, {workers}, {size}"
     name = rival.kind if rival.kind == UNIFORM else f"{rival.plan.schedule}"
@@ -195,7 +204,7 @@ def _stale(writer: _Writer, label: str, stale: Candidate, sample_s: float) -> No
 
 def learning_summary(known: KnownLearning) -> str:
     """What was measured of training with gradients this old, in one clause."""
-    old = f"{known.delay} update{'s' if known.delay > 1 else ''}"
+    old = _updates(known.delay)
     if not known.measured:
         return f"Not measured for the optimiser {known.optimizer}."
     if not known.cases:
@@ -232,4 +241,5 @@ def _trust(outcome: Outcome) -> str:
     else:
         source = f"by formula ({figure.note})" if figure.note else "by formula"
     run = "" if profile.provenance.kind == "calibrated" else ", never run on this cluster"
-    return f"{source}{run}; {outcome.verdict.text}"
+    unchecked = "; the self-check of the stages was left out" if profile.unchecked else ""
+    return f"{source}{run}; {outcome.verdict.text}{unchecked}"
