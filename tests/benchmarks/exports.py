@@ -53,7 +53,7 @@ def cell(profile: Profile, cluster: str, freedom: str, accumulate: int) -> str:
         )
     except PipeplanError as error:
         return str(error).split(":")[0]
-    rate = profile.minibatch * found.evaluation.rate
+    rate = profile.minibatch / found.predicted_s
     if freedom not in ("any", "flush", "grid"):
         export_target(freedom).refuse(found.problem, found.plan)
     return f"{rate:.0f} ({found.plan.config})"

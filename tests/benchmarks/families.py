@@ -3,7 +3,7 @@
     .venv/bin/python tests/benchmarks/families.py [NAME …] [--minutes 1]
 
 Layers are estimated, not measured (docs/estimate.md). For each model: the time of the estimate and of the solve, the
-plan that `pipeplan solve` takes by default, its gain over data parallelism, and its distance from the best plan.
+plan that `pipeplan solve` takes by default, its distance from the best plan, and the other candidates at its batch.
 """
 
 from __future__ import annotations
@@ -51,21 +51,17 @@ def show(name: str, cluster: pipeplan.Cluster, minutes: float) -> None:
     outcome = pipeplan.solve(profile, cluster, settings=settings)
     solved = time.monotonic() - began
     weights = sum(layer.parameter_bytes for layer in profile.layers)
-    gains = [one.gain(outcome.objective_s) for one in outcome.baselines if one.name.startswith("data parallelism")]
-    gain = min((gain for gain in gains if gain is not None), default=None)
-    over = "DP does not fit" if gain is None else f"{gain:.2f} x DP"
-    samples = outcome.problem.profile.minibatch / outcome.objective_s
+    samples = outcome.problem.profile.minibatch / outcome.predicted_s
     print(
         f"{name:11} {len(profile.layers):5} layers {show_size(weights):>9}  {outcome.plan.config:16} "
-        f"{outcome.plan.schedule:14} minibatch {outcome.problem.profile.minibatch:<3} {show_pace(samples):>6} "
-        f"samples/s  {over:15}  estimate {estimated:.0f} s, solve {solved:.0f} s\n"
-        f"            {outcome.verdict.text[:140]}\n"
-        f"            {outcome.synchrony.reason if outcome.synchrony else ''}",
+        f"{outcome.plan.schedule:14} microbatch {outcome.problem.profile.minibatch:<3} {show_pace(samples):>6} "
+        f"samples/s  estimate {estimated:.0f} s, solve {solved:.0f} s\n"
+        f"            {outcome.verdict.text[:140]}",
         flush=True,
     )
-    for candidate in (outcome.synchrony.synchronous, outcome.synchrony.asynchronous) if outcome.synchrony else ():
-        if candidate is not None:
-            print(f"              {candidate.text}", flush=True)
+    choice = outcome.choice
+    for one in () if choice is None else (*choice.rivals, *((choice.stale,) if choice.stale else ())):
+        print(f"              {one.kind}: {one.text}", flush=True)
 
 
 def main() -> None:

@@ -47,11 +47,11 @@ def main() -> None:
                 free, took = _solved(problem)
                 grid, grid_took = _solved(replace(problem, options=replace(options, grid=True)))
                 shape = grid_shape_of(grid.plan, problem.cluster)
-                gain = grid.objective_s / free.objective_s
+                gain = grid.predicted_s / free.predicted_s
                 lost[schedule].append(gain)
                 print(
                     f"| {path.stem.removesuffix('-v100')} | {name} | {schedule} | {free.plan.config} | "
-                    f"{free.objective_s * 1e3:.3g} | {shape.text if shape else '?'} | {grid.objective_s * 1e3:.3g} | "
+                    f"{free.predicted_s * 1e3:.3g} | {shape.text if shape else '?'} | {grid.predicted_s * 1e3:.3g} | "
                     f"{gain:.2f}x | {took:.2f} | {grid_took:.2f} |",
                     flush=True,
                 )

@@ -30,7 +30,7 @@ def make_plan(folder: Path, workers: int) -> Path:
     """Profile and solve."""
     pipeplan = [sys.executable, "-m", "pipeplan"]
     profile, plan = folder / "mnist.json", folder / "plan"
-    limits = ["--workers", str(workers), "--stages", str(workers), "--straight"]
+    limits = ["--workers", str(workers), "--stages", str(workers), "--max-replicas", "1"]
     for command in (
         [*pipeplan, "profile", "mnist", "--batch", "32", "-o", str(profile)],
         [*pipeplan, "solve", str(profile), "--cluster", "local", *limits, "-o", str(plan)],

@@ -25,13 +25,8 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 PIPEPLAN = [sys.executable, "-m", "pipeplan"]
-SCHEDULES: dict[str, list[str]] = {
-    "1f1b-stashing": [],
-    "vertical-sync": [],
-    "2bw": ["--accumulate", "4"],
-    "1f1b-flush": ["--accumulate", "4"],
-    "gpipe": ["--accumulate", "3"],
-}
+SCHEDULES = {"1f1b-stashing": 0, "vertical-sync": 0, "2bw": 4, "1f1b-flush": 4, "gpipe": 3}
+"""Minibatches per update, where the schedule takes a number."""
 AIM = 0.95, 1.10
 MIB = 2**20
 
@@ -70,7 +65,10 @@ def measure(folder: Path, case: Case, schedule: str, minibatches: int) -> list[d
     if not profile.exists():
         call(*PIPEPLAN, "profile", case.ref, *case.profile, "-o", profile)
     workers = ["--cluster", "local", "--workers", str(case.stages), "--stages", str(case.stages)]
-    straight = ["--max-replicas", "1", "--schedule", schedule, *SCHEDULES[schedule]]
+    minibatch = json.loads(profile.read_text())["minibatch"]
+    straight = ["--max-replicas", "1", "--schedule", schedule, "--microbatch", str(minibatch)]
+    if SCHEDULES[schedule]:
+        straight += ["--batch", str(minibatch * SCHEDULES[schedule])]
     call(*PIPEPLAN, "solve", profile, *workers, *straight, "-o", plan)
     few = ["--epochs", "1", "--max-minibatches", str(minibatches), "--log-every", "0"]
     call(plan / "launch.sh", *few, "--run-dir", run)

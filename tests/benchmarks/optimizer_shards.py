@@ -22,6 +22,21 @@ PIPEPLAN = [sys.executable, "-m", "pipeplan"]
 MIB = 2**20
 BATCH = 256
 """Samples of a minibatch: enough that the fastest plan has replicas."""
+CLUSTER = """
+format = "pipeplan-cluster"
+version = 1
+name = "replicas"
+
+[device]
+name = "one core"
+kind = "cpu"
+memory = "8 GiB"
+
+[[level]]
+name = "machine"
+count = {replicas}
+bandwidth = "100 GB/s"
+"""
 JOB = """
 import torch
 from torch import nn
@@ -70,19 +85,9 @@ def main() -> None:
         call(
             folder, *PIPEPLAN, "profile", "wide.py:job", "--batch", str(BATCH), "--halvings", "0", "-o", "profile.json"
         )
-        stage = [
-            "--cluster",
-            "local",
-            "--workers",
-            str(given.replicas),
-            "--stages",
-            "1",
-            "--overlap",
-            "1",
-            "--no-contention",
-            "--solver",
-            "dp",
-        ]
+        # A cluster file without shared cores makes the plan with all replicas the fastest one.
+        (folder / "cluster.toml").write_text(CLUSTER.format(replicas=given.replicas), encoding="utf-8")
+        stage = ["--cluster", "cluster.toml", "--stages", "1", "--solver", "dp"]
         for plan, options in (("whole", []), ("in parts", ["--shard-optimizer"])):
             solve = ["solve", "profile.json", *stage, "--schedule", "1f1b-stashing", *options, "-o", plan]
             call(folder, *PIPEPLAN, *solve)

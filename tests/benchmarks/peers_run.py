@@ -226,8 +226,9 @@ class Ours:
             job = f"{peers_jobs.__file__}:{self.subject}"
             pipeplan("profile", job, "--batch", self.minibatch, "--repeats", repeats, "-o", profile)
         limits: list[object] = ["--workers", WORKERS] if cluster == "local" else []
+        limits += ["--microbatch", self.minibatch]
         if self.accumulate > 1:
-            limits += ["--accumulate", self.accumulate]
+            limits += ["--batch", self.minibatch * self.accumulate]
         if self.cuts is not None:
             limits += ["--stages", len(self.cuts) + 1, "--no-recompute"]
         for stage, layer in pins(self.subject, profile, self.cuts or ()):

@@ -3,9 +3,9 @@
     python tests/benchmarks/random_plans.py [--plans 60] [--seed 1] [--replay FOLDER] [--only NUMBER ...]
 
 Model, cluster, schedule, minibatches per update and constraints are drawn; a plan is the answer of `pipeplan solve
---solver dp --simplest 0` within them. Constraints make plans that are rarely the best: few replicas, a fixed number of
-stages, copies of the pipeline, slower links. The table has three ratios, less one: the pace that the answer states over
-that of the formulas, the replayed pace over that of the formulas, and the replayed pace over the stated one, which is
+--solver dp` within them. Constraints make plans that are rarely the best: few replicas, a fixed number of
+stages, copies of the pipeline, slower links. The table has three ratios, less one: the step time of the answer over
+that of the formulas, the replayed one over that of the formulas, and the replayed one over that of the answer, which is
 above 0 where a plan is slower than its answer says. The first part takes some minutes. A replay takes about a minute;
 its results are kept in FOLDER, where the command goes on.
 """
@@ -75,8 +75,8 @@ def _slower(whole: Cluster, factor: float) -> Cluster:
     return whole if factor == 1 else with_faster_links(whole, len(whole.levels) - 1, factor)
 
 
-def stated(drawn: Drawn) -> float:
-    """The pace that the answer states over that of the formulas, less one."""
+def simulated(drawn: Drawn) -> float:
+    """The step time of the answer over that of the formulas, less one."""
     return drawn.outcome.predicted_s / drawn.outcome.objective_s - 1
 
 
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--replay", type=Path, metavar="FOLDER", help="also replay; keep the results here")
     parser.add_argument("--only", type=int, nargs="*", help="only the plans with these numbers")
     given = parser.parse_args()
-    by_statement, by_replay, off, number, count = [], [], [], 0, 0
+    by_simulation, by_replay, off, number, count = [], [], [], 0, 0
     if given.replay:
         given.replay.mkdir(parents=True, exist_ok=True)
     while count < given.plans:
@@ -125,20 +125,20 @@ def main() -> None:
         count += drawn is not None
         if drawn is None or (given.only and number not in given.only):
             continue
-        by_statement.append(stated(drawn))
-        line = f"{number:>3}  {drawn.words:<56}{by_statement[-1]:>+8.1%}"
+        by_simulation.append(simulated(drawn))
+        line = f"{number:>3}  {drawn.words:<56}{by_simulation[-1]:>+8.1%}"
         if given.replay:
             try:
                 by_replay.append(replayed(drawn, given.replay))
-                off.append((1 + by_replay[-1]) / (1 + by_statement[-1]) - 1)
+                off.append((1 + by_replay[-1]) / (1 + by_simulation[-1]) - 1)
                 line += f"{by_replay[-1]:>+8.1%}{off[-1]:>+8.1%}"
             except PipeplanError as error:
                 line += f"  {error}"
         print(line, flush=True)
-    print(summary("stated over the formulas", by_statement))
+    print(summary("predicted over the formulas", by_simulation))
     if by_replay:
         print(summary("replayed over the formulas", by_replay))
-        print(summary("replayed over stated", off))
+        print(summary("replayed over predicted", off))
 
 
 if __name__ == "__main__":

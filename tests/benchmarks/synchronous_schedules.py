@@ -1,9 +1,9 @@
-"""What `--schedule auto --staleness none` chooses for two transformers on A100s, and how long that takes.
+"""Which synchronous schedule is chosen for two transformers on A100s, and how long that takes.
 
     python tests/benchmarks/synchronous_schedules.py [--limit 20]
 
 Llama 7B on 4 servers of 8 and GPT-2 XL on 8 of 8, as chains of an embedding, two layers for each block and a head,
-whose times are those of 150 TFLOP/s. For each schedule the table has the simulated pace, the bubble and the memory.
+whose times are those of 150 TFLOP/s. For each candidate the table has the simulated throughput and the memory.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.planning.choose_schedule import choose_schedule
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.planning.candidates import Machines
+from pipeplan.planning.choose import Question, choose
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import Deadline
+from pipeplan.util.units import show_size
 
 FLOPS = 1.5e14
 """Operations in a second."""
@@ -46,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=float, default=20.0, help="seconds for a choice")
     given = parser.parse_args()
-    table = Table("model, workers, batch", "s", "schedule", "plan", "samples/s", "")
+    table = Table("model, workers, batch", "s", "candidate", "plan", "microbatch", "samples/s", "memory")
     cases = (
         (transformer("Llama 7B", 32, 4096, 32000, 2048), 4),
         (transformer("GPT-2 XL", 48, 1600, 50257, 1024), 8),
@@ -54,13 +57,14 @@ def main() -> None:
     for (profile, servers), batch in itertools.product(cases, (64, 256)):
         levels = (Level("server", 8, 250e9), Level("cluster", servers, 25e9))
         cluster, begun = Cluster("a100", Device("A100", "cuda", 80 * 2**30), levels), time.perf_counter()
-        deadline = Deadline.after(given.limit)
-        _, choices = choose_schedule(profile, cluster, Options(), batch, "none", 50_000, deadline)
+        choice = choose(Question(Machines(profile, cluster), Options(), batch), Deadline.after(given.limit))
         took = f"{time.perf_counter() - begun:.1f}"
-        for number, one in enumerate(one for one in choices if one.note):
+        for number, one in enumerate(choice.rivals):
             first = (f"{profile.model_name}, {servers} × 8, {batch}", took) if number == 0 else ("", "")
-            pace = "" if one.sample_s is None else f"{1 / one.sample_s:.1f}"
-            table.add_row(*first, one.schedule, one.config, pace, one.note)
+            memory = show_size(max(stage.memory_bytes for stage in evaluate(one.plan, one.problem).stages))
+            size, rate = str(one.problem.profile.minibatch), f"{1 / one.sample_s:.1f}"
+            taken = " (taken)" if one is choice.taken else ""
+            table.add_row(*first, f"{one.kind}{taken}", one.plan.config, size, rate, memory)
         table.add_section()
     Console(width=150).print(table)
 

@@ -34,12 +34,12 @@ WORKERS = 3
 LIMIT_S = 1200.0
 DDP = "DDP"
 FLUSH = "1f1b-flush"
-WAYS: Mapping[str, tuple[object, ...]] = {
-    "stashing": ("--schedule", "1f1b-stashing"),
-    "stashing, corrected": ("--schedule", "1f1b-stashing", "--correction", "ef"),
-    FLUSH: ("--schedule", "1f1b-flush", "--accumulate", 4),
+WAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "stashing": ("1f1b-stashing", ()),
+    "stashing, corrected": ("1f1b-stashing", ("--correction", "ef")),
+    FLUSH: (FLUSH, ()),
 }
-"""Options of `solve` by way."""
+"""The schedule, and options of launch.sh, by way."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Row:
     epochs: int
 
 
-STRAIGHT = ("--straight", "--stages", WORKERS)
+STRAIGHT = ("--max-replicas", 1, "--stages", WORKERS)
 ROWS: Mapping[str, Row] = {
     "vgg": Row("VGG-16 4x4, 15-1", "digits36", ("--stages", 2), "2-1", 5.28, 5.28, 0.1, 8),
     "gnmt": Row("GNMT-16 1x4, straight", "translation", STRAIGHT, "1-1-1", 1.46, 2.2, 0.8, 10),
@@ -101,7 +101,8 @@ def measure(results: Results, name: str, seeds: int) -> None:
                 if way == DDP:
                     curves = training.with_torch(ground, "ddp:1", seed, folder)
                 else:
-                    curves = training.with_plan(ground, planned(row, way, training.job, cluster, folder), seed, ())
+                    plan = planned(row, way, training.job, cluster, folder)
+                    curves = training.with_plan(ground, plan, seed, WAYS[way][1])
                 results.add(Run(name, way, seed, curves))
                 found = f"{curves.epochs(row.goal)} epochs, {curves.goal_s(row.goal)} s"
                 print(f"{name}, {way}, seed {seed}: {found}", file=sys.stderr, flush=True)
@@ -123,8 +124,9 @@ def planned(row: Row, way: str, job: str, cluster: Path, folder: Path) -> Path:
     batch = peers_sequences.SEQUENCES_BATCH
     minibatches = 4 if way == FLUSH else max(map(int, row.replicas.split("-")))
     profile = profiled(job, batch // minibatches, folder)
-    shape = (*row.plan, "--no-recompute", "--simplest", 0)
-    pipeplan("solve", profile, "--cluster", cluster, *shape, *WAYS[way], "-o", plan)
+    shape = (*row.plan, "--no-recompute", "--schedule", WAYS[way][0])
+    sizes = ("--microbatch", batch // minibatches, *(("--batch", batch) if way == FLUSH else ()))
+    pipeplan("solve", profile, "--cluster", cluster, *shape, *sizes, "-o", plan)
     stages = json.loads((plan / "plan.json").read_text())["plan"]["stages"]
     found = "-".join(str(len(stage["workers"])) for stage in stages)
     if found != row.replicas:

@@ -21,13 +21,15 @@ from learning import Task, one_process
 
 PIPEPLAN = (sys.executable, "-m", "pipeplan")
 MINIBATCH = 16
+FOURS = ("--batch", "16", "--microbatch", "4")
 WAYS: dict[str, tuple[str, ...]] = {
     "default": (),
-    "1f1b-flush": ("--schedule", "1f1b-flush", "--accumulate", "4", "--minibatch", "4"),
-    "2bw, corrected": ("--schedule", "2bw", "--accumulate", "4", "--minibatch", "4", "--correction", "ef"),
-    "1f1b-stashing, corrected": ("--schedule", "1f1b-stashing", "--correction", "ef"),
-    "1f1b-stashing": ("--schedule", "1f1b-stashing"),
+    "1f1b-flush": ("--schedule", "1f1b-flush", *FOURS),
+    "2bw, corrected": ("--schedule", "2bw", *FOURS),
+    "1f1b-stashing, corrected": ("--schedule", "1f1b-stashing", "--microbatch", "16"),
+    "1f1b-stashing": ("--schedule", "1f1b-stashing", "--microbatch", "16"),
 }
+"""Options of `solve` by way."""
 ALLOWED = 0.02
 """By how much a way may be below plain torch, as a share of the test samples."""
 
@@ -42,9 +44,9 @@ def call(folder: Path, *command: str) -> None:
 def after_one_epoch(folder: Path, plan: Path, seed: int) -> float:
     """The accuracy on the test set after one epoch of a plan."""
     run = folder / f"{plan.name}-{seed}"
-    call(
-        folder, str(plan / "launch.sh"), "--epochs", "1", "--seed", str(seed), "--log-every", "0", "--run-dir", str(run)
-    )
+    options = ["--epochs", "1", "--seed", str(seed), "--log-every", "0", "--run-dir", str(run)]
+    options += ["--correction", "ef"] if plan.name.endswith("-corrected") else []
+    call(folder, str(plan / "launch.sh"), *options)
     return float(json.loads((run / "summary.json").read_text())["epochs"][0]["test_accuracy"])
 
 

@@ -35,22 +35,23 @@ LIMIT_S = 1800.0
 LINKS: Mapping[str, str] = {"none": "", "1gbit": "1 Gbit/s", "100mbit": "100 Mbit/s"}
 FLUSH_FIRST = ("--flush-epochs", "1")
 """Options of launch.sh: the first epoch is synchronous."""
-OURS: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
-    "pipeplan 1f1b-flush": (("--schedule", "1f1b-flush", "--accumulate", 4), ()),
-    "pipeplan 2bw, corrected": (("--schedule", "2bw", "--accumulate", 4, "--correction", "ef"), ()),
-    "the same, first epoch flushed": (("--schedule", "2bw", "--accumulate", 4, "--correction", "ef"), FLUSH_FIRST),
-    "pipeplan 1f1b-stashing, corrected": (("--schedule", "1f1b-stashing", "--correction", "ef"), ()),
-    "stashing, first epoch flushed": (("--schedule", "1f1b-stashing", "--correction", "ef"), FLUSH_FIRST),
+CORRECTED = ("--correction", "ef")
+OURS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "pipeplan 1f1b-flush": ("1f1b-flush", ()),
+    "pipeplan 2bw, corrected": ("2bw", CORRECTED),
+    "the same, first epoch flushed": ("2bw", (*CORRECTED, *FLUSH_FIRST)),
+    "pipeplan 1f1b-stashing, corrected": ("1f1b-stashing", CORRECTED),
+    "stashing, first epoch flushed": ("1f1b-stashing", (*CORRECTED, *FLUSH_FIRST)),
 }
-"""Options of `solve` and of launch.sh for each of our ways."""
+"""The schedule, and options of launch.sh, for each of our ways."""
 THEIRS: Mapping[str, str] = {"DDP": "ddp:1", "torch 1F1B": "1f1b:4", "torch ZBVZeroBubble": "zbv:4"}
 SYNCHRONOUS = ("DDP", "torch 1F1B", "torch ZBVZeroBubble", "pipeplan 1f1b-flush")
 
 
 def write_plan(way: str, link: str, folder: Path, plan: Path) -> None:
     """Profile the model for the way's minibatch, and solve for two stages on the link."""
-    options = OURS[way][0]
-    minibatch = peers_jobs.DIGITS_BATCH // (4 if "--accumulate" in options else 1)
+    schedule, batch = OURS[way][0], peers_jobs.DIGITS_BATCH
+    minibatch = batch if schedule == "1f1b-stashing" else batch // 4
     profile, cluster = folder / f"profile-{minibatch}.json", folder / "cluster.toml"
     if not profile.exists():
         job = f"{peers_jobs.__file__}:{SUBJECT}"
@@ -59,7 +60,9 @@ def write_plan(way: str, link: str, folder: Path, plan: Path) -> None:
     if link != "none":
         cluster.write_text(cluster_file(LINKS[link]))
         where = ("--cluster", cluster)
-    pipeplan("solve", profile, *where, "--stages", 2, "--no-recompute", *options, "-o", plan)
+    sizes = ("--microbatch", minibatch, *(() if minibatch == batch else ("--batch", batch)))
+    shape = ("--stages", 2, "--no-recompute", "--schedule", schedule)
+    pipeplan("solve", profile, *where, *shape, *sizes, "-o", plan)
 
 
 def measure(results: Results, link: str, seeds: int) -> None:

@@ -47,7 +47,7 @@ def readme_paces(folder: Path, runs: int, epochs: int) -> dict[str, list[float]]
     """Minibatches per second of the README's job by every way, one for each round."""
     pipeplan = (sys.executable, "-m", "pipeplan")
     _run(folder, *pipeplan, "profile", "mnist")
-    _run(folder, *pipeplan, "solve", *["--cluster", "local", "--workers", "3", "--stages", "3", "--staleness", "none"])
+    _run(folder, *pipeplan, "solve", *["--cluster", "local", "--workers", "3", "--stages", "3"])
     found: dict[str, list[float]] = defaultdict(list)
     for number in range(runs):
         for name, (transport, shared_memory) in WAYS.items():

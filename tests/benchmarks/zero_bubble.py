@@ -30,7 +30,8 @@ def measure(folder: Path, given: argparse.Namespace) -> Runs:
     count = str(given.workers)
     if given.profile is None:
         call(*PIPEPLAN, "profile", f"peers_jobs:{given.model}", "--batch", str(given.batch), "-o", profile)
-    straight = ["--cluster", "local", "--workers", count, "--stages", count, "--accumulate", str(given.accumulate)]
+    straight = ["--cluster", "local", "--workers", count, "--stages", count]
+    straight += ["--microbatch", str(given.batch), "--batch", str(given.batch * given.accumulate)]
     for name in SCHEDULES:
         call(*PIPEPLAN, "solve", profile, *straight, "--schedule", name, "-o", folder / name)
     few = ["--epochs", "1", "--log-every", "0", "--max-minibatches", str(given.minibatches)]

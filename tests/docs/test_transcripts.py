@@ -8,14 +8,13 @@ import pytest
 from transcripts import BLOCK, DOCS, PAGES, printed, transcripts
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
-from pipeplan.sweeps.points import SweepPoint
+from pipeplan.sweeps.points import SweepPoint, SweptQuestion
 from pipeplan.sweeps.rows import SweepRow, row_records
 from pipeplan.sweeps.sweep import PointAnswer
 
-LONG = ("pipeplan explain --cluster A --minibatch",)
+LONG = ("pipeplan explain --cluster A --microbatch",)
 """Takes seconds, and is of a kind that another transcript shows."""
 SECONDS = ("pipeplan explain --cluster A --spread", "pipeplan sweep")
 """Take seconds: run with the other commands of the documents. What is in them has tests of its own."""
@@ -51,7 +50,7 @@ def test_every_column_of_a_sweep_is_described(row_of_a_sweep: dict[str, object])
 def row_of_a_sweep() -> dict[str, object]:
     cluster = Cluster("c", Device("d", "cpu", 1), (Level("server", 1, 0.0),))
     return row_records(
-        [SweepRow(SweepPoint(Profile((Layer("a", 1.0, 1.0, 0, 0),), (), 1), cluster, Options()), PointAnswer())]
+        [SweepRow(SweepPoint(Profile((Layer("a", 1.0, 1.0, 0, 0),), (), 1), cluster, SweptQuestion()), PointAnswer())]
     )[0]
 
 

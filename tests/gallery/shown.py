@@ -16,13 +16,12 @@ TIMES = re.compile(r"\bDP [\d.]+ s|\(HiGHS\) [\d.]+ s")
 """What the solvers took."""
 ROW = re.compile(r"^(\S+ {2,}\S.*?) +(?:[\d.]+ +){5}([\d.]+) +([\d.]+) +[\d.]+ +[\d.]+$")
 """A layer of a measured profile: name and operation, five figures of time, then sizes: output, weights, kept, work."""
-DEPENDS = re.compile(r"^( *\d| +stage \d+:| +server \d|Note:|note:|Shared cores|sum |  over best uniform grid)|\[\d\]")
+DEPENDS = re.compile(r"^( *\d| +stage \d|Note:|note:|sum | +best uniform grid)")
 """Lines that another machine has in another number, or with other words."""
 AFTER = (
     "bound by ",
     "measured on ",
     "first cause: ",
-    "proven optimal",
     "minibatch 32, on ",
     "minibatch 4, on ",
     "run folder",

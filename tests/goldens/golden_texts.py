@@ -26,18 +26,18 @@ import pipeplan
 INPUTS = Path(__file__).resolve().parent / "inputs"
 COLUMNS = "100"
 FILE_PLANS = {
-    # A small plan, by both solvers and with its certificate.
+    # A small plan that is chosen, by both solvers and with its certificate.
     "mnist-C": "mnist-v100 --cluster C",
     # Weight versions, replicas, and a model that branches.
-    "gnmt8-C": "gnmt8-v100 --cluster C --solver dp",
-    "s2vt-A-2bw": "s2vt-v100 --cluster A --servers 2 --schedule 2bw --accumulate 32 --solver dp",
+    "gnmt8-C": "gnmt8-v100 --cluster C --schedule 1f1b-stashing --solver dp",
+    "s2vt-A-2bw": "s2vt-v100 --cluster A --servers 2 --schedule 2bw --microbatch 80 --batch 2560 --solver dp",
     "alexnet-mixed-vertical": "alexnet-v100 --cluster mixed.toml --schedule vertical-sync --solver dp",
     "alexnet-B-inference": "alexnet-v100 --cluster B --inference --max-replicas 8 --solver dp",
-    "mnist-C-gpipe": "mnist-v100 --cluster C --max-replicas 1 --stages 4 --schedule gpipe --accumulate 8 --solver dp"
-    "",
+    "mnist-C-gpipe": "mnist-v100 --cluster C --max-replicas 1 --stages 4 --schedule gpipe --microbatch 32 --batch 256 "
+    "--solver dp",
     # Every target can express this one. Most of the others are refused, with a reason.
-    "decoder-A-grid": "decoder.json --cluster A --servers 2 --for megatron --stages 4 --accumulate 32 --solver dp"
-    "",
+    "decoder-A-grid": "decoder.json --cluster A --servers 2 --for megatron --stages 4 --microbatch 4 --batch 128 "
+    "--solver dp",
 }
 RENDERED = {
     "local": "local plan --force",

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
+from pipeplan.planning.figure import Figure
 from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome
-from pipeplan.planning.stated.pace import CONFIRMED
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util.files import read_document, write_json
@@ -63,15 +63,14 @@ class Replay:
     simulated_s: float | None = None
 
     @property
-    def stated_s(self) -> float:
-        """The pace that an answer states for the plan: simulated where that differs from the formulas."""
-        confirmed = self.simulated_s is None or abs(self.simulated_s / self.predicted_s - 1) <= CONFIRMED
-        return self.predicted_s if confirmed or self.simulated_s is None else self.simulated_s
+    def step_s(self) -> float:
+        """The step time that an answer has for the plan: simulated, and at least that of the formulas."""
+        return self.predicted_s if self.simulated_s is None else max(self.predicted_s, self.simulated_s)
 
     @property
     def error(self) -> float | None:
-        """Measured over stated time, less 1; None where the replay failed."""
-        return None if self.measured_s is None else self.measured_s / self.stated_s - 1
+        """Measured over predicted step time, less 1; None where the replay failed."""
+        return None if self.measured_s is None else self.measured_s / self.step_s - 1
 
 
 def replay_rows(rows: Sequence[Row], folder: Path, run: Replayer, report: Callable[[str], None]) -> list[Replay]:
@@ -143,7 +142,9 @@ def _outcome_with(row: Row, predicted: Predicted) -> Outcome:
     if predicted is row.ours:
         return outcome
     score = evaluate(predicted.plan, outcome.problem)
-    return replace(outcome, plan=predicted.plan, evaluation=score, bound_s=0.0, certificate=NO_CERTIFICATE)
+    # The row's bound is for plans that fit in memory. Whatever this plan is, it is no faster than its own time.
+    changed = replace(outcome, plan=predicted.plan, evaluation=score, certificate=NO_CERTIFICATE, choice=None)
+    return replace(changed, figure=Figure(score.pace_s), bound_s=min(outcome.bound_s, score.pace_s))
 
 
 def error_summary(replays: Sequence[Replay]) -> tuple[float, float] | None:

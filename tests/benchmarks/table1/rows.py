@@ -8,6 +8,7 @@ from functools import cached_property
 
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.errors import PipeplanError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
@@ -153,9 +154,17 @@ def predict_row(
     rank = configurations.rank(paper.score.alone_s)
     report(f"{row.name}: our plan")
     outcome = solve(replace(free, options=replace(free.options, memory=True)), settings)
-    best = next((one for one in outcome.baselines if one.name.startswith("best straight")), None)
-    straight = None
-    if best is not None and best.plan is not None:
-        straight = scored(best.plan, evaluate(best.plan, free))
+    report(f"{row.name}: the best straight pipeline")
+    found = _straight(outcome.problem, settings)
+    straight = None if found is None else scored(found, evaluate(found, free))
     ours = scored(outcome.plan, outcome.evaluation)
     return Row(row, source, scored(parallel, parallel_score), paper, rank, ours, straight, outcome)
+
+
+def _straight(problem: Problem, settings: Settings) -> Plan | None:
+    """The best pipeline with one worker per stage, by the DP; None where none fits in memory."""
+    alone = replace(problem, options=replace(problem.options, max_replicas=1, allow_copies=False))
+    try:
+        return solve(alone, replace(settings, solver="dp", certify=False, compare=False)).plan
+    except PipeplanError:
+        return None

@@ -218,13 +218,13 @@ def _replays(table: Table) -> Section:
     cells = []
     for one in table.replays:
         measured, off = ("–", "–") if one.measured_s is None else (f"{one.measured_s * 1e3:.2f}", f"{one.error:+.1%}")
-        paces = f"{one.predicted_s * 1e3:.2f}", f"{one.stated_s * 1e3:.2f}", measured
+        paces = f"{one.predicted_s * 1e3:.2f}", f"{one.step_s * 1e3:.2f}", measured
         cells.append((one.row, one.plan, _short(one.config), *paces, off, f"{one.spread:.1%}"))
     errors, failed = error_summary(table.replays), [one for one in table.replays if one.failure]
     summary = () if errors is None else (f"Off by {errors[0]:.1%} in the median, {errors[1]:.1%} at worst.",)
     return Section(
         "Replayed on emulated servers: ms per minibatch",
-        ("row", "plan", "replicas", "formulas>", "stated>", "replayed>", "off>", "spread>"),
+        ("row", "plan", "replicas", "formulas>", "step time>", "replayed>", "off>", "spread>"),
         tuple(cells),
         after=(*summary, *(f"{one.row}, {one.plan}, was not replayed: {one.failure}" for one in failed)),
     )

@@ -142,11 +142,11 @@ def test_errors_are_summed_up() -> None:
     assert error_summary((failed,)) is None
 
 
-def test_an_error_is_that_of_what_an_answer_states() -> None:
-    for simulated_s, stated_s in ((None, 1.0), (1.005, 1.0), (0.995, 1.0), (1.2, 1.2), (0.8, 0.8)):
+def test_an_error_is_that_of_the_step_time_of_an_answer() -> None:
+    for simulated_s, step_s in ((None, 1.0), (1.005, 1.005), (1.2, 1.2), (0.8, 1.0)):
         made = Replay("r", "p", "1", 1.0, 1.2, 0.0, simulated_s=simulated_s)
-        assert made.stated_s == stated_s
-        assert made.error == pytest.approx(1.2 / stated_s - 1)
+        assert made.step_s == step_s
+        assert made.error == pytest.approx(1.2 / step_s - 1)
 
 
 def test_a_replay_that_fails_leaves_the_others(row: Row, tmp_path: Path) -> None:
