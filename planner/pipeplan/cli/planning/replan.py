@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pipeplan.api import cluster as named_cluster
+from pipeplan.cli.planning.grouped_help import GroupedCommand
 from pipeplan.cli.planning.problem_options import checked_option_fields, problem_arguments
 from pipeplan.cli.planning.solve_line import solve_line
 from pipeplan.cli.planning.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
@@ -29,28 +30,28 @@ from pipeplan.run_data import latest_run
 from pipeplan.util import interrupts
 
 
-@click.command("replan")
+@click.command("replan", cls=GroupedCommand)
 @click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
 @click.option(
     "--lost",
     multiple=True,
     metavar="NAME,…",
     shell_complete=complete_lost,
-    help="Lost servers and workers: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the plan. "
-    "Can be repeated.",
+    help="Leave out lost servers and workers: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the "
+    "plan; can be repeated.",
 )
-@click.option("--cluster", metavar="NAME", help="Instead of --lost, the new cluster: A, B, C, local, or a TOML file.")
-@click.option("--servers", type=int, help="With --cluster: number of servers, instead of its own.")
-@click.option("--workers", type=int, help="With --cluster local: number of workers.")
+@click.option("--cluster", metavar="NAME", help="Plan for this cluster instead of --lost: A, B, C, local, or a TOML file.")
+@click.option("--servers", type=int, help="Use this number of servers, with --cluster.")
+@click.option("--workers", type=int, help="Use this number of workers, with --cluster local.")
 @click.option(
-    "--run", "run_folder", type=click.Path(path_type=Path), help="The run to resume from  [default: the latest]"
+    "--run", "run_folder", type=click.Path(path_type=Path), help="Resume from this run  [default: the latest]"
 )
 @plan_profile_option
 @click.option(
     "--relax",
     type=click.Choice(list(RELAXED)),
     multiple=True,
-    help="Drop this constraint of the old plan. Can be repeated.",
+    help="Drop this constraint of the old plan; can be repeated.",
 )
 @problem_arguments("profile", "cluster_name", "servers", "workers", "inference", "batch", "staleness")
 @search_arguments

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from pipeplan.api import cluster
+from pipeplan.cli.planning.grouped_help import GroupedCommand
 from pipeplan.cli.planning.problem_options import EXAMPLE, ProfileSource, problem_arguments, read_profile, request_of
 from pipeplan.cli.planning.solve_line import solve_line
 from pipeplan.cli.planning.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
@@ -59,7 +60,7 @@ def write_exported(targeted: TargetedProblem, outcome: Outcome, folder: Path, *,
     return export_lines(targeted.target, target_folder, files, (outcome.problem, outcome.plan))
 
 
-@click.command("solve")
+@click.command("solve", cls=GroupedCommand)
 @problem_arguments()
 @search_arguments
 @for_option

@@ -27,7 +27,7 @@ def solver_option(default: str) -> Callable[[Function], Function]:
         type=click.Choice(["dp", "ilp", "both"]),
         default=default,
         show_default=True,
-        help="Solvers to run; both check each other.",
+        help="Run these solvers; both check each other.",
     )
 
 
@@ -38,7 +38,7 @@ _ARGUMENTS = (
         type=float,
         default=60.0,
         show_default=True,
-        help="Seconds for the whole search. Unless it is given, the second solver has 4 of them to confirm a proof.",
+        help="Search for at most this many seconds; unless given, the second solver has 4 of them to confirm a proof.",
     ),
 )
 
