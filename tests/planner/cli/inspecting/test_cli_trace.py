@@ -25,7 +25,7 @@ def planned(run: Run) -> Path:
     """A plan of two stages, 1-1, by which every time is a multiple of a quarter of a second."""
     Path("two.toml").write_text(
         'format = "pipeplan-cluster"\nversion = 1\nname = "two"\n[device]\nname = "x"\nkind = "cpu"\nmemory = "9 GiB"\n'
-        '[[level]]\nname = "server"\ncount = 1\nbandwidth = 8\n[[level]]\nname = "cluster"\ncount = 2\nbandwidth = 8\n'
+        '[[level]]\nname = "server"\ncount = 1\nbandwidth = "8 B/s"\n[[level]]\nname = "cluster"\ncount = 2\nbandwidth = "8 B/s"\n'
     )
     Profile(
         layers=(

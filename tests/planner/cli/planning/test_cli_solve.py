@@ -109,7 +109,7 @@ def test_inference_and_fixed_stages_and_cbc(run: Run) -> None:
 def test_more_levels_than_two(run: Run) -> None:
     _save()
     levels = "".join(
-        f'[[level]]\nname = "{name}"\ncount = 2\nbandwidth = {rate}\n'
+        f'[[level]]\nname = "{name}"\ncount = 2\nbandwidth = "{rate} B/s"\n'
         for name, rate in (("board", 1e9), ("server", 1e8), ("rack", 1e7))
     )
     device = '[device]\nname = "d"\nkind = "cpu"\nmemory = "1 GiB"\n'
