@@ -190,7 +190,7 @@ def test_models_that_are_no_stack_are_refused_with_the_reason(name: str) -> None
 def test_options_that_megatron_cannot_follow_are_refused() -> None:
     with pytest.raises(InputError, match=r"wte and lm_head share their weights"):
         TARGET.restrict(decoder(3, tied=True), Options(accumulate=8))
-    with pytest.raises(InputError, match="--accumulate"):
+    with pytest.raises(InputError, match="--batch"):
         TARGET.restrict(DECODER, Options())
     with pytest.raises(InputError, match="no schedule gpipe"):
         TARGET.restrict(DECODER, Options(schedule=GPIPE, accumulate=8))

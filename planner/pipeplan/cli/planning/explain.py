@@ -34,7 +34,10 @@ from pipeplan.util.units import parse_share
 @click.command("explain", cls=GroupedCommand)
 @problem_arguments()
 @click.option(
-    "--profile", "profile_option", type=click.Path(path_type=Path), help="Read this profile, which a plan was made from."
+    "--profile",
+    "profile_option",
+    type=click.Path(path_type=Path),
+    help="Read this profile, which a plan was made from.",
 )
 @click.option(
     "--samples",

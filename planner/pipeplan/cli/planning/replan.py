@@ -40,7 +40,9 @@ from pipeplan.util import interrupts
     help="Leave out lost servers and workers: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the "
     "plan; can be repeated.",
 )
-@click.option("--cluster", metavar="NAME", help="Plan for this cluster instead of --lost: A, B, C, local, or a TOML file.")
+@click.option(
+    "--cluster", metavar="NAME", help="Plan for this cluster instead of --lost: A, B, C, local, or a TOML file."
+)
 @click.option("--servers", type=int, help="Use this number of servers, with --cluster.")
 @click.option("--workers", type=int, help="Use this number of workers, with --cluster local.")
 @click.option(

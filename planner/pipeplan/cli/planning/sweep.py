@@ -47,19 +47,26 @@ class _Outputs:
 @click.option("--servers", metavar="1,2,4", help="Plan for these numbers of servers.")
 @click.option("--workers", metavar="1,2,4", help="Plan for these numbers of workers, with --cluster local.")
 @click.option(
-    "--bandwidth", multiple=True, metavar="LEVEL=RATE,…", help="Plan for these bandwidths of a level: cluster=10Gbit/s,25Gbit/s."
+    "--bandwidth",
+    multiple=True,
+    metavar="LEVEL=RATE,…",
+    help="Plan for these bandwidths of a level: cluster=10Gbit/s,25Gbit/s.",
 )
 @click.option("--memory", metavar="8GiB,16GiB", help="Plan for these memory sizes of a device.")
 @click.option("--microbatch", metavar="32,64", help="Plan for these microbatch sizes  [default: the best]")
 @click.option("--schedule", metavar="A,B", help="Plan for these training schedules  [default: the best]")
-@click.option("--price", type=NumberRange(min=0), help="Assume this price of a server for an hour  [default: that of the cluster]")
+@click.option(
+    "--price", type=NumberRange(min=0), help="Assume this price of a server for an hour  [default: that of the cluster]"
+)
 @solver_option("dp")
 @click.option(
     "--time-limit",
     type=float,
     help="Search for at most this many seconds in all  [default: 60 for each point, without a limit in all]",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Run this number of processes  [default: one for each processor]")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Run this number of processes  [default: one for each processor]"
+)
 @click.option(
     "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to this file."
 )

@@ -62,7 +62,7 @@ def test_a_plan_that_the_trainer_cannot_express_is_refused_and_nothing_is_writte
     assert (done.code, done.out) == (2, "")
     assert done.err == (
         "error: torch.distributed.pipelining of torch 2.13.0 cannot express the plan 1-1: its schedule 1f1b-stashing "
-        "is asynchronous, and keeps versions of the weights; `pipeplan solve … --for torch-pipelining --accumulate 32` "
+        "is asynchronous, and keeps versions of the weights; `pipeplan solve … --for torch-pipelining --batch SAMPLES` "
         "finds the best plan that it can\n"
     )
     assert not Path("plan/torch-pipelining").exists()
