@@ -33,11 +33,9 @@ FILE_PLANS = {
     "s2vt-A-2bw": "s2vt-v100 --cluster A --servers 2 --schedule 2bw --accumulate 32 --solver dp",
     "alexnet-mixed-vertical": "alexnet-v100 --cluster mixed.toml --schedule vertical-sync --solver dp",
     "alexnet-B-inference": "alexnet-v100 --cluster B --inference --max-replicas 8 --solver dp",
-    "mnist-C-gpipe": "mnist-v100 --cluster C --max-replicas 1 --stages 4 --schedule gpipe --accumulate 8 --solver dp"
-    "",
+    "mnist-C-gpipe": "mnist-v100 --cluster C --max-replicas 1 --stages 4 --schedule gpipe --accumulate 8 --solver dp",
     # Every target can express this one. Most of the others are refused, with a reason.
-    "decoder-A-grid": "decoder.json --cluster A --servers 2 --for megatron --stages 4 --accumulate 32 --solver dp"
-    "",
+    "decoder-A-grid": "decoder.json --cluster A --servers 2 --for megatron --stages 4 --accumulate 32 --solver dp",
 }
 RENDERED = {
     "local": "local plan --force",

@@ -111,7 +111,9 @@ def test_a_sweep_is_that_of_the_command_line(run: Run) -> None:
     mnist, words = pipeplan.read_profile("mnist-v100"), ("--servers", "1,2", "--memory", "8GiB,16GiB", "--price", "3")
     schedule = ["1f1b-stashing"]
     told = json.loads(
-        run("sweep", "mnist-v100", "--cluster", "A", *words, "--schedule", *schedule, "--max-replicas", "1", "--json").out
+        run(
+            "sweep", "mnist-v100", "--cluster", "A", *words, "--schedule", *schedule, "--max-replicas", "1", "--json"
+        ).out
     )["rows"]
     clusters = [pipeplan.cluster("A", servers=count) for count in (1, 2)]
     rows = pipeplan.sweep(mnist, clusters, memory=["8 GiB", 16 << 30], price=3.0, max_replicas=1, schedule=schedule)

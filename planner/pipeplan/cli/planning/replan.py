@@ -19,6 +19,8 @@ from pipeplan.cli.shared.plan_completion import complete_lost
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.candidates import microbatches
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.job_fields import job_notes
@@ -55,7 +57,7 @@ from pipeplan.util import interrupts
     multiple=True,
     help="Drop this constraint of the old plan; can be repeated.",
 )
-@problem_arguments("profile", "cluster_name", "servers", "workers", "inference", "batch", "staleness")
+@problem_arguments("profile", "cluster_name", "servers", "workers", "inference", "staleness")
 @search_arguments
 @output_folder(note="PLAN_FOLDER-replanned")
 @force_option
@@ -91,7 +93,8 @@ def command(
     settings = settings_of(arguments)
     old_problem, old = read_old_plan(plan_folder, profile_file)
     remaining = remaining_cluster(old.cluster, names, _replacement(cluster, servers, workers))
-    fields = _fields(relax_options(old_problem.options, relax), arguments)
+    size = arguments["microbatch"] or old_problem.profile.minibatch
+    fields = _fields(relax_options(old_problem.options, relax), arguments, size)
     problem = replanned_problem(old_problem, remaining, relax, arguments["microbatch"], fields)
     checkpoint = None
     if not old.plan.inference:
@@ -141,9 +144,16 @@ def _replacement(instead: str | None, servers: int | None, workers: int | None) 
     return None
 
 
-def _fields(old: Options, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the options that the command line sets. The schedule is the old plan's unless one is named."""
+def _fields(old: Options, arguments: dict[str, Any], microbatch: int) -> dict[str, Any]:
+    """The fields of the options that the command line sets. The schedule is the old plan's unless one is named.
+
+    A global batch is cut into microbatches of `microbatch` samples. Raises `InputError` where it cannot be.
+    """
     fields = checked_option_fields(arguments | {"inference": old.inference, "schedule": None})
     if arguments["schedule"]:
         fields["schedule"] = arguments["schedule"]
+    if arguments["batch"] is not None:
+        if fields.get("schedule", old.schedule) not in ACCUMULATING:
+            raise InputError(f"--batch goes with --schedule {', '.join(ACCUMULATING)}")
+        fields["accumulate"] = microbatches(arguments["batch"], microbatch)
     return fields
