@@ -16,6 +16,7 @@ from pipeplan.plan.updates import Updates
 from pipeplan.planning.candidates import Candidate
 from pipeplan.planning.choose import DDP, PIPELINE, UNIFORM, ZERO_1, Choice
 from pipeplan.planning.outcome import Outcome
+from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace
 
@@ -118,6 +119,7 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
     idle = problem.cluster.workers - plan.busy
     if idle:
         writer.row("", f"{idle} of {problem.cluster.workers} workers idle: using them is at most 3% faster")
+    _learning(writer, plan, problem)
 
 
 def _manner(outcome: Outcome) -> str:
@@ -181,14 +183,17 @@ def _rival(rival: Candidate) -> str:
 
 
 def _stale(writer: _Writer, label: str, stale: Candidate, sample_s: float) -> None:
-    """The line on the best plan with old gradients, and what was measured of learning so."""
+    """The lines on the best plan with old gradients."""
     config, rate = short_config(stale.plan.config, LONGEST_CONFIG), f"{show_pace(1 / stale.sample_s)} samples/s"
     gain = f"{sample_s / stale.sample_s:.2f}x RUN"
     writer.row(label, f"{config}, old gradients (--staleness {stale.delay})", rate, gain)
-    profile = stale.problem.profile
-    known = known_learning(
-        stale.plan, profile.optimizer_name, profile.optimizer_state_ratio, stale.problem.options.correction
-    )
+    _learning(writer, stale.plan, stale.problem)
+
+
+def _learning(writer: _Writer, plan: Plan, problem: Problem) -> None:
+    """What was measured of learning with the plan's old gradients; nothing where they are not old."""
+    profile = problem.profile
+    known = known_learning(plan, profile.optimizer_name, profile.optimizer_state_ratio, problem.options.correction)
     if known is not None:
         writer.paragraph(MARGIN + learning_summary(known), MARGIN)
 

@@ -132,7 +132,8 @@ class Diagnosis:
             now, count = self.too_few
             return (
                 f"no plan satisfies the constraints on {self.workers} workers: {self.pinned}under 2bw no more "
-                f"minibatches are in flight than one update has, which are {now}; --batch {count * self.minibatch} would do"
+                f"minibatches are in flight than one update has, which are {now}; "
+                f"--batch {count * self.minibatch} would do"
             )
         if self.enough is None and self.unfinished:
             helps = f"leaving out {' or '.join(self.relaxed)} helps" if self.relaxed else "a smaller minibatch may help"

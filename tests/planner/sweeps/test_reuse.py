@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from extents import slow_but_for
 from long_chains import calls_of, long_chain
+from pipeplan.planning.choose_synchrony import BEST
 
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.planning.choose_synchrony import BEST
 from pipeplan.planning.reuse import reusing
 from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts

@@ -110,6 +110,7 @@ _ARGUMENTS = (
         "--staleness",
         metavar="N|any",
         callback=_parse_staleness,
+        shell_complete=complete_words("any"),
         help="Allow gradients that are up to N updates old  [default: 0]",
     ),
     click.option(

@@ -17,7 +17,7 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.profile_data.layers import Provenance
 from pipeplan.profile_data.profile import Profile
 
-SOLVED = ("--straight", "--overlap", "0", "--schedule", "1f1b-stashing")
+SOLVED = ("--max-replicas", "1", "--schedule", "1f1b-stashing")
 
 
 @pytest.fixture
