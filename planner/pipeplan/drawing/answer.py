@@ -6,7 +6,7 @@ All words of the answer stand in this file. `pipeplan explain` has the rest, pla
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipeplan.drawing.stage_table import server_numbers
 from pipeplan.drawing.words import describe_cluster, short_config
@@ -61,13 +61,25 @@ class _Writer:
         """Add wrapped text behind a label."""
         self.paragraph(f"{label:<{LABEL}}{text}", MARGIN)
 
+    def fits(self, text: str, *columns: str) -> bool:
+        """Whether a text has room beside these figures."""
+        return len(text) <= self._room(_right(columns))
+
+    def _room(self, right: str) -> int:
+        return self.width - LABEL - len(right) - 2
+
     def row(self, label: str, text: str, *columns: str) -> None:
-        """Add a line with figures at the right; without them where they do not fit beside the text."""
-        right = "   ".join(column for column in columns if column)
-        room = self.width - LABEL - len(right) - 2
+        """Add a line with figures at the right; a text that has no room beside them is cut short."""
+        right = _right(columns)
+        room = self._room(right)
         if len(text) > room:
             text = text[: max(0, room - 1)].rstrip() + "…"
         self.lines.append(f"{label:<{LABEL}}{text:<{room}}  {right}".rstrip())
+
+
+def _right(columns: Sequence[str]) -> str:
+    """The figures of a row."""
+    return "   ".join(column for column in columns if column)
 
 
 def _heading(outcome: Outcome) -> str:
@@ -99,8 +111,13 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
     """The plan: how it trains, its throughput, and its stages."""
     plan, problem = outcome.plan, outcome.problem
     rate = problem.profile.minibatch / outcome.predicted_s if outcome.predicted_s > 0 else 0.0
-    kept = f"{short_config(plan.config, LONGEST_CONFIG)}, {_manner(outcome)}"
-    writer.row("RUN", kept, f"{show_pace(rate)} samples/s", _gain(outcome, rate))
+    config, schedule, manner = short_config(plan.config, LONGEST_CONFIG), _schedule(outcome), _manner(outcome)
+    figures = f"{show_pace(rate)} samples/s", _gain(outcome, rate)
+    if writer.fits(f"{config}, {schedule}: {manner}", *figures):
+        writer.row("RUN", f"{config}, {schedule}: {manner}", *figures)
+    else:
+        writer.row("RUN", f"{config}, {schedule}", *figures)
+        writer.row("", manner)
     stages = list(zip(plan.stages, outcome.evaluation.stages, strict=True))
     for number, (stage, cost) in enumerate(stages, start=1):
         if MOST_STAGES <= number < len(stages):
@@ -118,21 +135,26 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
         writer.row("", f"stage {number}  {one_line(layers)}{recomputed}", workers, memory)
     idle = problem.cluster.workers - plan.busy
     if idle:
-        writer.row("", f"{idle} of {problem.cluster.workers} workers idle: using them is at most 3% faster")
+        writer.row("", f"{idle} of {problem.cluster.workers} workers idle: no plan found is over 3% faster")
     _learning(writer, plan, problem)
 
 
-def _manner(outcome: Outcome) -> str:
-    """How the plan trains, in a few words."""
+def _schedule(outcome: Outcome) -> str:
+    """The schedule in a few words; DDP where one stage has fresh gradients."""
     plan = outcome.plan
     if plan.inference:
         return "inference"
-    updates = Updates.of(plan, outcome.problem.profile.minibatch)
     sharded = " with ZeRO-1" if outcome.problem.options.shard_optimizer else ""
-    if not updates.synchronous:
-        return f"{plan.schedule}{sharded}: gradients up to {max(updates.stale_by)} updates old"
-    name = f"DDP{sharded}" if len(plan.stages) == 1 else f"{plan.schedule}{sharded}"
-    return f"{name}: trains like one process"
+    fresh = Updates.of(plan, outcome.problem.profile.minibatch).synchronous
+    return f"{'DDP' if fresh and len(plan.stages) == 1 else plan.schedule}{sharded}"
+
+
+def _manner(outcome: Outcome) -> str:
+    """How the plan trains, beside one process."""
+    if outcome.plan.inference:
+        return "the forward pass only"
+    oldest = max(Updates.of(outcome.plan, outcome.problem.profile.minibatch).stale_by)
+    return f"gradients up to {oldest} update{'s' if oldest > 1 else ''} old" if oldest else "trains like one process"
 
 
 def _gain(outcome: Outcome, rate: float) -> str:
@@ -206,7 +228,7 @@ def learning_summary(known: KnownLearning) -> str:
     if not known.cases:
         return f"Not measured for {known.optimizer} and gradients {old} old."
     seeds, reached = sum(case.seeds for case in known.cases), sum(case.reached for case in known.cases)
-    tests = " and ".join(case.task for case in known.cases)
+    tests = ", ".join(case.task for case in known.cases)
     if reached < seeds:
         word = "RISKY" if reached else "NOT SAFE"
         missed = f"{known.optimizer} missed the goal in {seeds - reached} of {seeds} runs"

@@ -150,7 +150,10 @@ def _points(
         for count in servers or (None,)
         for worker_count in workers or (None,)
     ]
-    question = SweptQuestion(checked_option_fields(arguments), arguments["batch"], arguments["staleness"])
+    # The schedules are an axis; here they are only checked against the other options.
+    fields = checked_option_fields(arguments | {"schedule": ",".join(axes.schedules) or None})
+    fields.pop("schedule", None)
+    question = SweptQuestion(fields, arguments["batch"], arguments["staleness"])
     return sweep_points(profile, clusters, question, axes)
 
 

@@ -52,12 +52,12 @@ def test_rates_prices_and_hours_are_in_the_plan_and_the_report(files: Run) -> No
     ]
 
 
-def test_the_command_line_states_the_rate_and_the_price_of_an_epoch(files: Run) -> None:
+def test_the_command_line_states_the_rate_and_the_price(files: Run) -> None:
     done = files("solve", "--cluster", "paid.toml", "--solver", "dp")
     assert done.code == 0, done.err
     assert " 500 samples/s" in done.out
     plan = json.loads(Path("plan/plan.json").read_text())["throughput"]
-    assert (plan["samples_per_s"], plan["epoch_s"], plan["price_per_epoch"]) == pytest.approx((500, 2, 0.004))
+    assert (plan["samples_per_s"], plan["price_per_million_samples"]) == pytest.approx((500, 4))
     assert plan["run_s"] is None
 
 
