@@ -22,7 +22,7 @@ def _solved(workers: int = 3, **options: Any) -> pipeplan.Outcome:
 
 @pytest.fixture(scope="module")
 def outcome() -> pipeplan.Outcome:
-    return _solved(stages=2, staleness="any")
+    return _solved(stages=2, schedule="1f1b-stashing")
 
 
 def test_an_outcome_is_five_lines(outcome: pipeplan.Outcome) -> None:
@@ -68,8 +68,11 @@ def test_rows_have_every_stage_with_plain_values(outcome: pipeplan.Outcome) -> N
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"straigth": True}, "there is no option 'straigth'; did you mean 'straight' or"),
-        ({"straight": "yes"}, "straight: expected true or false, found 'yes'"),
+        ({"straight": True}, "there is no option 'straight'; did you mean 'stages'"),
+        ({"grid": "yes"}, "grid: expected true or false, found 'yes'"),
+        ({"staleness": "any"}, "staleness: expected a number of updates, or math.inf, found 'any'"),
+        ({"staleness": -1}, "staleness: expected a number of updates, or math.inf, found -1"),
+        ({"microbatch": 0}, "--microbatch must be at least 1 sample"),
         ({"stages": "two"}, "stages: expected a whole number, found 'two'"),
         ({"stages": 2.5}, "stages: "),
         ({"pin": "conv1"}, "expected a layer and a stage from 1 on, as in conv1=1, found 'conv1'"),
@@ -140,9 +143,7 @@ def test_a_plan_is_made_again_for_what_is_left(tmp_path: Path, run: Run) -> None
     assert report.outcome.plan.config == told["now"]["config"]
     assert report.outcome.problem.options.max_stages == 2
     assert (report.folder, report.commands) == (None, [])
-    free = pipeplan.replan(
-        folder, lost=["server1", "worker0"], relax=["max-stages"], settings=DP, output=tmp_path / "b"
-    )
+    free = pipeplan.replan(folder, lost=["server1", "worker0"], relax=["stages"], settings=DP, output=tmp_path / "b")
     assert free.outcome.problem.options.max_stages is None
     assert (tmp_path / "b" / "launch.sh").exists()
     assert len(free.commands) == 3

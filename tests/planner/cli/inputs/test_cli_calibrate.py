@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from commandline import Run as Call
-from commandline import run_once
 from runs import chain, cluster, summary_of, write_run
 
 from pipeplan.cluster_data import cluster_toml
