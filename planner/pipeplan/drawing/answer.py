@@ -22,15 +22,25 @@ from pipeplan.util.units import show_pace
 
 LABEL, MARGIN = 6, " " * 6
 LEAST_WIDTH, MOST_WIDTH = 60, 100
-MOST_STAGES = 6
-"""Stages that are listed; of longer pipelines the first ones and the last."""
-MOST_RIVALS = 4
+MOST_LINES = 20
+DETAILS = ((6, 4), (4, 4), (4, 2), (2, 2), (2, 1))
+"""(stages, rivals) that are listed at most. Of longer pipelines the first stages and the last one are listed. The first
+pair with which the answer has at most `MOST_LINES` lines is taken."""
 LONGEST_CONFIG = 20
 
 
 def answer_lines(outcome: Outcome, width: int, next_line: str = "") -> list[str]:
     """The answer as plain lines of at most `width` characters; `next_line` is the next command to give."""
-    writer = _Writer(max(LEAST_WIDTH, min(width, MOST_WIDTH)))
+    lines: list[str] = []
+    for stages, rivals in DETAILS:
+        lines = _lines(outcome, _Writer(max(LEAST_WIDTH, min(width, MOST_WIDTH)), stages, rivals), next_line)
+        if len(lines) <= MOST_LINES:
+            break
+    return lines
+
+
+def _lines(outcome: Outcome, writer: _Writer, next_line: str) -> list[str]:
+    """The answer with as many stages and rivals as the writer lists."""
     writer.paragraph(_heading(outcome))
     writer.blank()
     _run(writer, outcome)
@@ -45,8 +55,8 @@ def answer_lines(outcome: Outcome, width: int, next_line: str = "") -> list[str]
 class _Writer:
     """Collects lines of a width. Text is wrapped between words; figures stand in columns at the right."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    def __init__(self, width: int, stages: int, rivals: int) -> None:
+        self.width, self.stages, self.rivals = width, stages, rivals
         self.lines: list[str] = []
 
     def blank(self) -> None:
@@ -66,7 +76,7 @@ class _Writer:
         return len(text) <= self._room(_right(columns))
 
     def _room(self, right: str) -> int:
-        return self.width - LABEL - len(right) - 2
+        return self.width - LABEL - (len(right) + 2 if right else 0)
 
     def row(self, label: str, text: str, *columns: str) -> None:
         """Add a line with figures at the right; a text that has no room beside them is cut short."""
@@ -116,12 +126,13 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
     if writer.fits(f"{config}, {schedule}: {manner}", *figures):
         writer.row("RUN", f"{config}, {schedule}: {manner}", *figures)
     else:
-        writer.row("RUN", f"{config}, {schedule}", *figures)
+        short = config if writer.fits(f"{config}, {schedule}", *figures) else short_config(config, 0)
+        writer.row("RUN", f"{short}, {schedule}", *figures)
         writer.row("", manner)
     stages = list(zip(plan.stages, outcome.evaluation.stages, strict=True))
     for number, (stage, cost) in enumerate(stages, start=1):
-        if MOST_STAGES <= number < len(stages):
-            if number == MOST_STAGES:
+        if writer.stages <= number < len(stages):
+            if number == writer.stages:
                 writer.row("", f"… stages {number} to {len(stages) - 1}; pipeplan explain has all")
             continue
         first, last = stage.layers[0], stage.layers[-1]
@@ -135,7 +146,12 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
         writer.row("", f"stage {number}  {one_line(layers)}{recomputed}", workers, memory)
     idle = problem.cluster.workers - plan.busy
     if idle:
-        writer.row("", f"{idle} of {problem.cluster.workers} workers idle: no plan found is over 3% faster")
+        # With a named schedule or under constraints data parallelism may be faster.
+        beaten = any(
+            one.fits and one.step_s is not None and one.step_s < outcome.predicted_s for one in outcome.baselines
+        )
+        reason = "" if beaten else ": no plan found is over 3% faster"
+        writer.row("", f"{idle} of {problem.cluster.workers} workers idle{reason}")
     _learning(writer, plan, problem)
 
 
@@ -165,7 +181,9 @@ def _gain(outcome: Outcome, rate: float) -> str:
         return "" if gain is None or len(outcome.plan.stages) == 1 else f"{gain:.2f}x DDP"
     rival = choice.rival(DDP)
     if rival is None:
-        return "DDP does not fit"
+        options = outcome.problem.options
+        asked = options.stages not in (None, 1) or any(stage > 1 for _, stage in options.pins)
+        return "" if asked else "DDP does not fit"
     return "" if len(outcome.plan.stages) == 1 else f"{rate * rival.sample_s:.2f}x DDP"
 
 
@@ -180,7 +198,7 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
                 writer.row(label, name, f"{show_pace(rate)} samples/s")
                 label = ""
         return
-    for rival in _shown(choice, outcome.plan):
+    for rival in list(_shown(choice, outcome.plan))[: writer.rivals]:
         writer.row(label, _rival(rival), f"{show_pace(1 / rival.sample_s)} samples/s")
         label = ""
     if choice.stale is not None and choice.stale is not choice.taken:
@@ -191,7 +209,7 @@ def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
     """The rivals that are shown: the best of every kind but the plan's own."""
     shown = [one for one in choice.rivals if one.plan != plan and one.kind != PIPELINE]
     others = [one for one in choice.rivals if one.kind == PIPELINE and one.plan != plan and len(plan.stages) == 1]
-    yield from [*shown, *others][:MOST_RIVALS]
+    yield from [*shown, *others]
 
 
 def _rival(rival: Candidate) -> str:

@@ -335,7 +335,8 @@ def test_a_table_of_everything_still_has_80_columns(run: Run) -> None:
 def test_without_a_schedule_every_point_has_the_plan_of_a_solve(run: Run) -> None:
     ways = ("mnist-v100", "--cluster", "C", "--microbatch", "8")
     done = run("sweep", *ways, "--servers", "2,4", "--staleness", "any", "--jobs", "1", "--csv", "made.csv")
-    assert "Point 2: asynchronous (" in done.out
+    assert "Points 1, 2: asynchronous (" in done.out
+    assert "the plan has minibatches" not in done.out, "that size was asked for"
     stale = list(csv.DictReader(io.StringIO(Path("made.csv").read_text())))
     assert stale[1]["synchronous"] == "False"
     assert run("sweep", *ways, "--servers", "2,4", "--jobs", "1", "--csv", "made.csv").code == 0
