@@ -144,7 +144,7 @@ def other_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
         one = improve(figured(*split, deferring, deadline), deferring, deadline.share(0.2))
         found.append(Candidate(ZERO_BUBBLE, deferring, one.plan, one.figure, start.extrapolated))
     for schedule in VIRTUAL:
-        looking = replace(problem, options=replace(problem.options, schedule=schedule, stages=None))
+        looking = replace(problem, options=replace(problem.options, schedule=schedule))
         try:
             best = search_virtual(looking, deadline.share(0.4)).plans[0]
         except (InfeasibleError, InputError, OutOfTime):
