@@ -5,6 +5,7 @@ All words of the answer stand in this file. `pipeplan explain` has the rest, pla
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -14,8 +15,9 @@ from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.candidates import Candidate
-from pipeplan.planning.choose import DDP, PIPELINE, UNIFORM, ZERO_1, Choice
+from pipeplan.planning.choose import DDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
 from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace
@@ -23,9 +25,11 @@ from pipeplan.util.units import show_pace
 LABEL, MARGIN = 6, " " * 6
 LEAST_WIDTH, MOST_WIDTH = 60, 100
 MOST_LINES = 20
-DETAILS = ((6, 4), (4, 4), (4, 2), (2, 2), (2, 1))
+DETAILS = ((6, 5), (4, 5), (4, 3), (2, 2), (2, 1))
 """(stages, rivals) that are listed at most. Of longer pipelines the first stages and the last one are listed. The first
 pair with which the answer has at most `MOST_LINES` lines is taken."""
+USUAL = (DDP, ZERO_1, ONE_SERVER, ONE_WORKER, UNIFORM)
+"""Kinds that a user would run without a planner."""
 LONGEST_CONFIG = 20
 
 
@@ -121,13 +125,13 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
     """The plan: how it trains, its throughput, and its stages."""
     plan, problem = outcome.plan, outcome.problem
     rate = problem.profile.minibatch / outcome.predicted_s if outcome.predicted_s > 0 else 0.0
-    config, schedule, manner = short_config(plan.config, LONGEST_CONFIG), _schedule(outcome), _manner(outcome)
     figures = f"{show_pace(rate)} samples/s", _gain(outcome, rate)
-    if writer.fits(f"{config}, {schedule}: {manner}", *figures):
-        writer.row("RUN", f"{config}, {schedule}: {manner}", *figures)
+    name, manner = _name(outcome, plan.config), _manner(outcome)
+    if writer.fits(f"{name}: {manner}", *figures):
+        writer.row("RUN", f"{name}: {manner}", *figures)
     else:
-        short = config if writer.fits(f"{config}, {schedule}", *figures) else short_config(config, 0)
-        writer.row("RUN", f"{short}, {schedule}", *figures)
+        short = name if writer.fits(name, *figures) else _name(outcome, short_config(plan.config, 0))
+        writer.row("RUN", short, *figures)
         writer.row("", manner)
     stages = list(zip(plan.stages, outcome.evaluation.stages, strict=True))
     for number, (stage, cost) in enumerate(stages, start=1):
@@ -146,23 +150,31 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
         writer.row("", f"stage {number}  {one_line(layers)}{recomputed}", workers, memory)
     idle = problem.cluster.workers - plan.busy
     if idle:
-        # With a named schedule or under constraints data parallelism may be faster.
-        beaten = any(
-            one.fits and one.step_s is not None and one.step_s < outcome.predicted_s for one in outcome.baselines
-        )
-        reason = "" if beaten else ": no plan found is over 3% faster"
-        writer.row("", f"{idle} of {problem.cluster.workers} workers idle{reason}")
+        reason = "" if _beaten(outcome) else ": no plan found on more of them is 3% faster"
+        writer.paragraph(f"{MARGIN}{idle} of {problem.cluster.workers} workers idle{reason}", MARGIN)
     _learning(writer, plan, problem)
 
 
-def _schedule(outcome: Outcome) -> str:
-    """The schedule in a few words; DDP where one stage has fresh gradients."""
+def _beaten(outcome: Outcome) -> bool:
+    """Whether another plan is faster, as data parallelism may be where constraints or a named schedule exclude it."""
+    size, choice = outcome.problem.profile.minibatch, outcome.choice
+    if choice is None:
+        others = [one.step_s / size for one in outcome.baselines if one.fits and one.step_s is not None]
+    else:
+        others = [one.sample_s for one in choice.rivals]
+    return min(others, default=math.inf) * (1 + TOLERANCE) < outcome.predicted_s / size
+
+
+def _name(outcome: Outcome, config: str) -> str:
+    """The plan in a few words: DDP, or the configuration and the schedule."""
     plan = outcome.plan
     if plan.inference:
-        return "inference"
+        return f"{short_config(config, LONGEST_CONFIG)}, inference"
     sharded = " with ZeRO-1" if outcome.problem.options.shard_optimizer else ""
-    fresh = Updates.of(plan, outcome.problem.profile.minibatch).synchronous
-    return f"{'DDP' if fresh and len(plan.stages) == 1 else plan.schedule}{sharded}"
+    name = f"{short_config(config, LONGEST_CONFIG)}, {plan.schedule}"
+    if len(plan.stages) == 1 and Updates.of(plan, outcome.problem.profile.minibatch).synchronous:
+        name = f"DDP on {plan.busy} workers" if plan.busy > 1 else "one worker"
+    return f"{name}{sharded}"
 
 
 def _manner(outcome: Outcome) -> str:
@@ -170,7 +182,11 @@ def _manner(outcome: Outcome) -> str:
     if outcome.plan.inference:
         return "the forward pass only"
     oldest = max(Updates.of(outcome.plan, outcome.problem.profile.minibatch).stale_by)
-    return f"gradients up to {oldest} update{'s' if oldest > 1 else ''} old" if oldest else "trains like one process"
+    return f"gradients up to {_updates(oldest)} old" if oldest else "trains like one process"
+
+
+def _updates(count: int) -> str:
+    return f"{count} update{'s' if count > 1 else ''}"
 
 
 def _gain(outcome: Outcome, rate: float) -> str:
@@ -181,9 +197,7 @@ def _gain(outcome: Outcome, rate: float) -> str:
         return "" if gain is None or len(outcome.plan.stages) == 1 else f"{gain:.2f}x DDP"
     rival = choice.rival(DDP)
     if rival is None:
-        options = outcome.problem.options
-        asked = options.stages not in (None, 1) or any(stage > 1 for _, stage in options.pins)
-        return "" if asked else "DDP does not fit"
+        return "DDP does not fit"
     return "" if len(outcome.plan.stages) == 1 else f"{rate * rival.sample_s:.2f}x DDP"
 
 
@@ -207,15 +221,17 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
     """The rivals that are shown: the best of every kind but the plan's own."""
-    shown = [one for one in choice.rivals if one.plan != plan and one.kind != PIPELINE]
-    others = [one for one in choice.rivals if one.kind == PIPELINE and one.plan != plan and len(plan.stages) == 1]
-    yield from [*shown, *others]
+    usual = [one for one in choice.rivals if one.plan != plan and one.kind in USUAL]
+    pipelines = [one for one in choice.rivals if one.plan != plan and one.kind not in USUAL and len(plan.stages) == 1]
+    yield from [*usual, *sorted(pipelines, key=lambda one: one.sample_s)[:1]]
 
 
 def _rival(rival: Candidate) -> str:
     config = short_config(rival.plan.config, LONGEST_CONFIG)
     workers = f"{rival.plan.busy} worker{'s' if rival.plan.busy > 1 else ''}"
     size = f"microbatch {rival.problem.profile.minibatch}"
+    if rival.kind == ONE_WORKER:
+        return f"{rival.kind}, {size}"
     if rival.kind in (DDP, ZERO_1) or len(rival.plan.stages) == 1:
         return f"{rival.kind}, {workers}, {size}"
     name = rival.kind if rival.kind == UNIFORM else f"{rival.plan.schedule}"
@@ -240,7 +256,7 @@ def _learning(writer: _Writer, plan: Plan, problem: Problem) -> None:
 
 def learning_summary(known: KnownLearning) -> str:
     """What was measured of training with gradients this old, in one clause."""
-    old = f"{known.delay} update{'s' if known.delay > 1 else ''}"
+    old = _updates(known.delay)
     if not known.measured:
         return f"Not measured for the optimiser {known.optimizer}."
     if not known.cases:
@@ -277,4 +293,5 @@ def _trust(outcome: Outcome) -> str:
     else:
         source = f"by formula ({figure.note})" if figure.note else "by formula"
     run = "" if profile.provenance.kind == "calibrated" else ", never run on this cluster"
-    return f"{source}{run}; {outcome.verdict.text}"
+    unchecked = "; the self-check of the stages was left out" if profile.unchecked else ""
+    return f"{source}{run}; {outcome.verdict.text}{unchecked}"

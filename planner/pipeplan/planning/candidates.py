@@ -41,6 +41,8 @@ class Candidate:
     figure: Figure
     extrapolated: bool = False
     """Whether the profile has no times for this microbatch size, nor for a smaller and a larger one."""
+    allowed: bool = True
+    """Whether it satisfies the user's constraints; others are only compared with."""
 
     @property
     def cluster(self) -> Cluster:
@@ -89,6 +91,7 @@ class Candidate:
             "correction": self.problem.options.correction,
             "shard_optimizer": self.sharded,
             "workers": self.plan.busy,
+            "allowed": self.allowed,
             "updates": self.updates.to_json(),
         }
 

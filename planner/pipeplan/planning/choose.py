@@ -123,7 +123,7 @@ def choose(question: Question, deadline: Deadline = NO_DEADLINE) -> Choice:
         search.run()
     except KeyboardInterrupt:
         search.finished = False
-        if not search.found and search.stale is None:
+        if not any(one.allowed for one in search.found) and search.stale is None:
             raise KeyboardInterrupt("no plan was found until then") from None
     return search.choice()
 
@@ -149,7 +149,7 @@ class _Chooser:
         self._one_stage(known)
         self._alone()
         self._pipelines(known)
-        if not self.found:
+        if not self._allowed:
             self._one_stage(others, extrapolated=True)
             self._pipelines(others, extrapolated=True)
         self._old_gradients()
@@ -158,11 +158,8 @@ class _Chooser:
 
     def _one_stage(self, sizes: list[int], *, extrapolated: bool = False) -> None:
         """Data parallelism: plain, with a divided optimiser, and on one server."""
-        options = self.question.options
-        if options.stages not in (None, 1) or any(stage > 1 for _, stage in options.pins):
-            return
-        cluster = self.question.machines.cluster
-        alone: dict[str, Any] = {"stages": 1, "max_stages": None, "grid": False}
+        options, cluster = self.question.options, self.question.machines.cluster
+        alone: dict[str, Any] = {"stages": 1, "max_stages": None, "grid": False, "pins": ()}
         kinds = [(DDP, alone)]
         if not options.shard_optimizer:
             kinds.append((ZERO_1, alone | {"shard_optimizer": True}))
@@ -170,12 +167,18 @@ class _Chooser:
         if server < min(cluster.workers, options.max_workers or cluster.workers):
             kinds.append((ONE_SERVER, alone | {"max_workers": server}))
         for kind, changes in kinds:
-            self._best_of_sizes(kind, sizes, extrapolated, **changes)
+            self._best_of_sizes(kind, sizes, extrapolated, allowed=self._may_have_one_stage, **changes)
+
+    @property
+    def _may_have_one_stage(self) -> bool:
+        """Whether the user's constraints allow a plan of one stage."""
+        options = self.question.options
+        return options.stages in (None, 1) and not any(stage > 1 for _, stage in options.pins)
 
     def _alone(self) -> None:
         """One worker that has the machine to itself."""
         alone = self.question.alone
-        if alone is None or self.question.options.stages not in (None, 1):
+        if alone is None or not self._may_have_one_stage:
             return
         size = self.question.minibatch or alone.profile.minibatch
         if self.question.samples % size == 0:
@@ -189,12 +192,19 @@ class _Chooser:
         if options.stages != 1 and not options.grid:
             self._best_of_sizes(UNIFORM, sizes, extrapolated, grid=True, allow_copies=False)
         self._best_of_sizes(PIPELINE, sizes, extrapolated, bounds=True)
-        best = best_of([one for one in self.found if one.kind in (PIPELINE, UNIFORM)])
+        best = best_of([one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)])
         if best is not None and self.question.simulates:
             self.found += other_flushes(best, self.deadline.share(0.3))
 
     def _best_of_sizes(
-        self, kind: str, sizes: list[int], extrapolated: bool, *, bounds: bool = False, **changes: Any
+        self,
+        kind: str,
+        sizes: list[int],
+        extrapolated: bool,
+        *,
+        bounds: bool = False,
+        allowed: bool = True,
+        **changes: Any,
     ) -> None:
         """Add the best candidate of a kind among microbatch sizes. With `bounds` its problems hold all plans."""
         question, best_sample_s = self.question, float("inf")
@@ -209,14 +219,19 @@ class _Chooser:
                     return  # The options of this kind contradict the user's.
                 raise
             useful_sample_s = best_sample_s
-            if bounds and self.found:
-                useful_sample_s = min(useful_sample_s, *(one.sample_s for one in self.found))
-            bound_s = self._add(kind, problem, useful_sample_s * size, extrapolated=extrapolated)
+            if bounds and self._allowed:
+                useful_sample_s = min(useful_sample_s, *(one.sample_s for one in self._allowed))
+            bound_s = self._add(kind, problem, useful_sample_s * size, extrapolated=extrapolated, allowed=allowed)
             if bounds:
                 self.bounds.append(bound_s / size)
             best_sample_s = min((one.sample_s for one in self.found if one.kind == kind), default=best_sample_s)
 
-    def _add(self, kind: str, problem: Problem, useful_s: float, *, extrapolated: bool) -> float:
+    @property
+    def _allowed(self) -> list[Candidate]:
+        """The synchronous candidates that satisfy the user's constraints."""
+        return [one for one in self.found if one.allowed]
+
+    def _add(self, kind: str, problem: Problem, useful_s: float, *, extrapolated: bool, allowed: bool = True) -> float:
         """Search for a problem's best plan, and keep it. Returns a lower bound in seconds per microbatch."""
         ends = self.deadline.share(0.4)
         one, bound_s = candidate_of(
@@ -230,7 +245,7 @@ class _Chooser:
         )
         self.finished = self.finished and not ends.passed
         if one is not None:
-            self.found.append(one)
+            self.found.append(replace(one, allowed=allowed))
         return bound_s
 
     # -- old gradients --
@@ -239,7 +254,7 @@ class _Chooser:
         """The fastest plan with old gradients: up to the delay that is allowed, or of any age to be told about."""
         question = self.question
         tolerated = question.staleness if question.staleness > 0 else ANY
-        fastest = best_of(self.found)
+        fastest = best_of(self._allowed)
         useful_sample_s = float("inf") if fastest is None else fastest.sample_s
         machines = question.machines
         corrects = is_helped(machines.profile.optimizer_name, machines.profile.optimizer_state_ratio)
@@ -289,14 +304,14 @@ class _Chooser:
         """The choice among what was found. Raises `InfeasibleError` if that is nothing."""
         question = self.question
         allowed = self.stale if self.stale is not None and self.stale.delay <= question.staleness else None
-        if not self.found and allowed is None:
+        if not self._allowed and allowed is None:
             if self.refused is not None:
                 raise self.refused
             if not self.finished:
                 raise NotFoundInTimeError("no plan was found in time; give more with --time-limit")
             raise InfeasibleError("no plan fits in memory")
-        synchronous = simplest_of(self.found) if self.found else None
-        fastest = best_of(self.found)
+        synchronous = simplest_of(self._allowed) if self._allowed else None
+        fastest = best_of(self._allowed)
         taken = synchronous
         if allowed is not None and (fastest is None or allowed.sample_s * (1 + TOLERANCE) < fastest.sample_s):
             taken = allowed

@@ -17,13 +17,13 @@ from pipeplan.planning.simplicity import TOLERANCE
 
 SETTINGS = pipeplan.Settings(solver="dp", certify=False)
 LABELS = ["RUN", "ALSO", "WHY", "TRUST", "NEXT"]
-NEXT = "plan/launch.sh --epochs 1  |  pipeplan explain plan  |  pipeplan report plan"
+NEXT = "plan/launch.sh --epochs 1  |  pipeplan explain plan"
 RATE = re.compile(r"([0-9.]+) samples/s")
 
 
 def _solved(model: str, cluster: str, **more: object) -> pipeplan.Outcome:
     profile = pipeplan.read_profile(model)
-    return pipeplan.solve(profile, pipeplan.cluster(cluster), settings=SETTINGS, **more)  # type: ignore[arg-type]
+    return pipeplan.solve(profile, pipeplan.cluster(cluster), **{"settings": SETTINGS} | more)  # type: ignore[arg-type]
 
 
 CASES: dict[str, Callable[[], pipeplan.Outcome]] = {
@@ -32,7 +32,9 @@ CASES: dict[str, Callable[[], pipeplan.Outcome]] = {
     "old gradients allowed": lambda: _solved("vgg16-v100", "A", microbatch=64, staleness=math.inf),
     "many stages": lambda: _solved("mnist-v100", "C", microbatch=8),
     "a named schedule": lambda: _solved("mnist-v100", "C", schedule="2bw", batch=128),
-    "a long straight pipeline": lambda: _solved("mnist-v100", "A", schedule="gpipe", max_replicas=1, stages=7),
+    "a long straight pipeline": lambda: _solved(
+        "vgg16-v100", "A", schedule="1f1b-flush", max_replicas=1, stages=9, settings=replace(SETTINGS, simulate=False)
+    ),
     "stages asked for": lambda: _solved("mnist-v100", "C", stages=3, microbatch=8),
     "inference": lambda: _solved("vgg16-v100", "C", inference=True),
     "a divided optimiser": lambda: _solved("mnist-v100", "C", batch=128, shard_optimizer=True, max_stages=1),

@@ -217,7 +217,7 @@ def _next_commands(outcome: Outcome, folder: Path) -> str:
     measured = bool(profile.model_ref) and profile.provenance.kind in ("measured", "calibrated") and not profile.lacks
     runs = measured and outcome.problem.cluster.name == LOCAL and not outcome.plan.inference
     run = f"{shell_program(folder / 'launch.sh')} --epochs 1  |  " if runs else ""
-    return f"{run}pipeplan explain {shell_path(folder)}  |  pipeplan report {shell_path(folder)}"
+    return f"{run}pipeplan explain {shell_path(folder)}"
 
 
 def _order_lines(orders: Sequence[OrderChoice]) -> list[str]:

@@ -181,12 +181,12 @@ def test_a_plan_for_this_machine_names_the_command_that_runs_it(run: Run, planne
     solved = run("solve", "measured.json", *where)
     assert solved.code == 0, solved.err
     next_line = " ".join(solved.out[solved.out.index("NEXT ") :].split())
-    assert next_line == "NEXT 'a b/launch.sh' --epochs 1 | pipeplan explain 'a b' | pipeplan report 'a b'"
+    assert next_line == "NEXT 'a b/launch.sh' --epochs 1 | pipeplan explain 'a b'"
 
 
 def test_solve_names_the_next_step(run: Run, planned: Path) -> None:
     words = ("solve", "--cluster", "tiny.toml", "--solver", "dp", "-o", "a b")
-    assert run(*words).out.splitlines()[-1] == "NEXT  pipeplan explain 'a b'  |  pipeplan report 'a b'"
+    assert run(*words).out.splitlines()[-1] == "NEXT  pipeplan explain 'a b'"
     assert not Path("a b/report.html").exists()
     assert run("report", "a b").code == 0
     assert run(*words, "--force").err.splitlines()[-1] == "still of the older plan, to be made anew: report.html in a b"
