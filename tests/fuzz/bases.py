@@ -140,8 +140,8 @@ def checkpoint(run: Path, rng: random.Random) -> Path:
 PLANNED = (
     [],
     ["--inference", "--stages", "2"],
-    ["--schedule", "gpipe", "--accumulate", "8"],
-    ["--schedule", "2bw", "--accumulate", "16"],
+    ["--schedule", "gpipe", "--batch", "32"],
+    ["--schedule", "2bw", "--batch", "64"],
     ["--schedule", "vertical-sync", "--stages", "2"],
 )
 

@@ -24,7 +24,6 @@ from pipeplan.cluster_data.device_document import ARITHMETICS, OPERATOR_KINDS
 from pipeplan.cluster_data.devices import load_device
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES
-from pipeplan.problem.options import BOUNDARIES
 from pipeplan.profiler.estimate.roofline import operator_seconds
 from pipeplan.profiler.estimate.work import Work
 from pipeplan.util.files import LARGEST
@@ -87,7 +86,7 @@ def options(command: click.Command, rng: random.Random, share: float, layers: li
             draw = _sound if rng.random() < 0.85 else _wild
             drawn += [draw(parameter, rng, layers) for _ in range(max(1, parameter.nargs))]
             if drawn[-1] in ACCUMULATING and rng.random() < 0.8:
-                drawn += ["--accumulate", rng.choice(["1", "4", "8"])]
+                drawn += ["--batch", rng.choice(["8", "32", "64"])]
     return drawn
 
 
@@ -96,10 +95,10 @@ def _sound(parameter: click.Option, rng: random.Random, layers: list[str]) -> st
     one, other = rng.choice(layers), rng.choice(layers)
     words = {
         "schedule": [*SCHEDULES],
-        "boundary": [*BOUNDARIES],
+        "stages": ["2", "3", "1-2", "1-4"],
+        "staleness": ["0", "1", "2", "any"],
         "pins": [f"{one}=1", f"{layers[-1]}=2"],
         "together": [f"{one},{other}"],
-        "no_cut_after": [one],
     }
     if name in words:
         return rng.choice(words[name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 import textwrap
@@ -37,31 +38,27 @@ def test_a_profile_is_saved_and_read_by_the_text_of_its_path(tmp_path: Path) -> 
     ("words", "arguments"),
     [
         ({}, []),
-        ({"max_replicas": 1, "allow_copies": False}, ["--straight"]),
-        ({"straight": True, "ignore_memory": True}, ["--straight", "--ignore-memory"]),
+        ({"max_replicas": 1}, "--max-replicas 1"),
+        ({"max_replicas": 1, "ignore_memory": True}, "--max-replicas 1 --ignore-memory"),
         ({"stages": 2, "pin": "conv2=1", "no_recompute": False}, "--stages 2 --pin conv2=1"),
-        ({"schedule": "1f1b-flush", "accumulate": 8, "stages": 2}, "--schedule 1f1b-flush --accumulate 8 --stages 2"),
-        pytest.param(
-            {"schedule": "auto", "batch": 32, "staleness": "none"},
-            "--schedule auto --batch 32 --staleness none",
-            marks=pytest.mark.slow,
-        ),
-        ({"minibatch": 32, "pins": (("conv1", 1),)}, "--minibatch 32 --pin conv1=1"),
-        ({"fewest_workers_within": 0.05}, "--fewest-workers 5%"),
+        ({"schedule": "1f1b-flush", "batch": 256, "stages": 2}, "--schedule 1f1b-flush --batch 256 --stages 2"),
+        ({"max_stages": 1, "batch": 64}, "--stages 1-1 --batch 64"),
+        ({"batch": 64, "staleness": math.inf}, "--batch 64 --staleness any"),
+        ({"microbatch": 32, "pins": (("conv1", 1),)}, "--microbatch 32 --pin conv1=1"),
     ],
     ids=lambda one: "" if isinstance(one, dict) else "-".join(one if isinstance(one, list) else one.split()) or "plain",
 )
 def test_a_plan_is_that_of_the_command_line(words: dict[str, object], arguments: list[str] | str, run: Run) -> None:
-    simulate = not words
-    settings = pipeplan.Settings(solver="dp", certify=False, simulate=simulate)
+    settings = pipeplan.Settings(solver="dp", certify=False)
     mnist, cluster = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("local", workers=2)
     found = pipeplan.solve(mnist, cluster, settings=settings, **words)  # type: ignore[arg-type]
     arguments = arguments if isinstance(arguments, list) else arguments.split()
-    arguments = [*arguments, *DP, *([] if simulate else ["--no-simulation"])]
-    told = run("solve", "mnist-v100", "--cluster", "local", "--workers", "2", *arguments)
+    told = run("solve", "mnist-v100", "--cluster", "local", "--workers", "2", *arguments, *DP)
     document = json.loads(told.out)
     assert document["plan"]["config"] == found.plan.config
     assert document["prediction"]["minibatch_s"] == found.objective_s
+    assert document["stated"]["minibatch_s"] == found.predicted_s
+    assert (document["choice"] is None) is (found.choice is None) is ("schedule" in words)
 
 
 def test_a_written_plan_is_simulated_as_the_solved_one(tmp_path: Path) -> None:
@@ -83,13 +80,13 @@ def test_a_written_plan_is_simulated_as_the_solved_one(tmp_path: Path) -> None:
 
 
 def test_a_plan_for_another_trainer_is_exported(tmp_path: Path) -> None:
-    words = {"target": "torch-pipelining", "batch": 64, "minibatch": 32}
+    words = {"target": "torch-pipelining", "batch": 64, "microbatch": 32}
     settings = pipeplan.Settings(solver="dp", certify=False, simulate=False)
     mnist, here = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("local", workers=2)
     outcome = pipeplan.solve(mnist, here, settings=settings, stages=2, **words)  # type: ignore[arg-type]
     assert (outcome.plan.schedule in ("gpipe", "1f1b-flush"), outcome.plan.accumulate) == (True, 2)
     assert list(pipeplan.export("torch-pipelining", outcome, tmp_path / "made").iterdir())
-    free = pipeplan.solve(mnist, here, settings=settings, stages=2, staleness="any")
+    free = pipeplan.solve(mnist, here, settings=settings, stages=2, schedule="1f1b-stashing")
     with pytest.raises(pipeplan.InputError, match="cannot express"):
         pipeplan.export("torch-pipelining", free, tmp_path / "none")
     assert not (tmp_path / "none").exists()

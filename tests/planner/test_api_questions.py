@@ -22,7 +22,7 @@ def _solved(workers: int = 3, **options: Any) -> pipeplan.Outcome:
 
 @pytest.fixture(scope="module")
 def outcome() -> pipeplan.Outcome:
-    return _solved(stages=2, staleness="any")
+    return _solved(stages=2, schedule="1f1b-stashing")
 
 
 def test_an_outcome_is_five_lines(outcome: pipeplan.Outcome) -> None:
@@ -68,8 +68,11 @@ def test_rows_have_every_stage_with_plain_values(outcome: pipeplan.Outcome) -> N
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"straigth": True}, "there is no option 'straigth'; did you mean 'straight' or"),
-        ({"straight": "yes"}, "straight: expected true or false, found 'yes'"),
+        ({"straight": True}, "there is no option 'straight'; did you mean 'stages'"),
+        ({"grid": "yes"}, "grid: expected true or false, found 'yes'"),
+        ({"staleness": "any"}, "staleness: expected a number of updates, or math.inf, found 'any'"),
+        ({"staleness": -1}, "staleness: expected a number of updates, or math.inf, found -1"),
+        ({"microbatch": 0}, "--microbatch must be at least 1 sample"),
         ({"stages": "two"}, "stages: expected a whole number, found 'two'"),
         ({"stages": 2.5}, "stages: "),
         ({"pin": "conv1"}, "expected a layer and a stage from 1 on, as in conv1=1, found 'conv1'"),
@@ -111,7 +114,9 @@ def test_a_sweep_is_that_of_the_command_line(run: Run) -> None:
     mnist, words = pipeplan.read_profile("mnist-v100"), ("--servers", "1,2", "--memory", "8GiB,16GiB", "--price", "3")
     schedule = ["1f1b-stashing"]
     told = json.loads(
-        run("sweep", "mnist-v100", "--cluster", "A", *words, "--schedule", *schedule, "--max-replicas", "1", "--json").out
+        run(
+            "sweep", "mnist-v100", "--cluster", "A", *words, "--schedule", *schedule, "--max-replicas", "1", "--json"
+        ).out
     )["rows"]
     clusters = [pipeplan.cluster("A", servers=count) for count in (1, 2)]
     rows = pipeplan.sweep(mnist, clusters, memory=["8 GiB", 16 << 30], price=3.0, max_replicas=1, schedule=schedule)
@@ -138,9 +143,7 @@ def test_a_plan_is_made_again_for_what_is_left(tmp_path: Path, run: Run) -> None
     assert report.outcome.plan.config == told["now"]["config"]
     assert report.outcome.problem.options.max_stages == 2
     assert (report.folder, report.commands) == (None, [])
-    free = pipeplan.replan(
-        folder, lost=["server1", "worker0"], relax=["max-stages"], settings=DP, output=tmp_path / "b"
-    )
+    free = pipeplan.replan(folder, lost=["server1", "worker0"], relax=["stages"], settings=DP, output=tmp_path / "b")
     assert free.outcome.problem.options.max_stages is None
     assert (tmp_path / "b" / "launch.sh").exists()
     assert len(free.commands) == 3

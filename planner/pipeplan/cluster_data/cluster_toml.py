@@ -35,6 +35,8 @@ MOST_SERVERS = 1 << 16
 _RATES = (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5), ("Kbit/s", 125.0))
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 _SIZES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
+_BASES: dict[Callable[[object, str], float], str] = {parse_rate: "B/s", parse_time: "s", parse_size: "B"}
+"""The units in which the parsers count."""
 
 
 def bundled_cluster_names() -> list[str]:
@@ -233,12 +235,12 @@ def _link_lines(level: Level) -> list[str]:
 
 def _quantity(value: float, units: Sequence[tuple[str, float]], parse: Callable[[object, str], float]) -> str:
     """A quantity as a TOML value, in the largest unit that gives at least 1 and from which the exact value is read
-    back; a bare number where there is no such unit."""
+    back; where there is no such unit, in the one that counts as 1."""
     for unit, factor in units:
         shown = f"{float(f'{value / factor:.6g}'):.6f}".rstrip("0").rstrip(".")
         if value >= factor and parse(f"{shown} {unit}", "") == value:
             return f'"{shown} {unit}"'
-    return repr(value)
+    return f'"{value!r} {_BASES[parse]}"'
 
 
 def _text(value: str) -> str:

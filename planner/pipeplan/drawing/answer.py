@@ -5,8 +5,9 @@ All words of the answer stand in this file. `pipeplan explain` has the rest, pla
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipeplan.drawing.stage_table import server_numbers
 from pipeplan.drawing.words import describe_cluster, short_config
@@ -16,14 +17,17 @@ from pipeplan.plan.updates import Updates
 from pipeplan.planning.candidates import Candidate
 from pipeplan.planning.choose import DDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
 from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.simplicity import TOLERANCE
+from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace
 
 LABEL, MARGIN = 6, " " * 6
 LEAST_WIDTH, MOST_WIDTH = 60, 100
-MOST_STAGES = 6
-"""Stages that are listed; of longer pipelines the first ones and the last."""
-MOST_RIVALS = 5
+MOST_LINES = 20
+DETAILS = ((6, 5), (4, 5), (4, 3), (2, 2), (2, 1))
+"""(stages, rivals) that are listed at most. Of longer pipelines the first stages and the last one are listed. The first
+pair with which the answer has at most `MOST_LINES` lines is taken."""
 USUAL = (DDP, ZERO_1, ONE_SERVER, ONE_WORKER, UNIFORM)
 """Kinds that a user would run without a planner."""
 LONGEST_CONFIG = 20
@@ -31,7 +35,16 @@ LONGEST_CONFIG = 20
 
 def answer_lines(outcome: Outcome, width: int, next_line: str = "") -> list[str]:
     """The answer as plain lines of at most `width` characters; `next_line` is the next command to give."""
-    writer = _Writer(max(LEAST_WIDTH, min(width, MOST_WIDTH)))
+    lines: list[str] = []
+    for stages, rivals in DETAILS:
+        lines = _lines(outcome, _Writer(max(LEAST_WIDTH, min(width, MOST_WIDTH)), stages, rivals), next_line)
+        if len(lines) <= MOST_LINES:
+            break
+    return lines
+
+
+def _lines(outcome: Outcome, writer: _Writer, next_line: str) -> list[str]:
+    """The answer with as many stages and rivals as the writer lists."""
     writer.paragraph(_heading(outcome))
     writer.blank()
     _run(writer, outcome)
@@ -46,8 +59,8 @@ def answer_lines(outcome: Outcome, width: int, next_line: str = "") -> list[str]
 class _Writer:
     """Collects lines of a width. Text is wrapped between words; figures stand in columns at the right."""
 
-    def __init__(self, width: int) -> None:
-        self.width = width
+    def __init__(self, width: int, stages: int, rivals: int) -> None:
+        self.width, self.stages, self.rivals = width, stages, rivals
         self.lines: list[str] = []
 
     def blank(self) -> None:
@@ -62,13 +75,25 @@ class _Writer:
         """Add wrapped text behind a label."""
         self.paragraph(f"{label:<{LABEL}}{text}", MARGIN)
 
+    def fits(self, text: str, *columns: str) -> bool:
+        """Whether a text has room beside these figures."""
+        return len(text) <= self._room(_right(columns))
+
+    def _room(self, right: str) -> int:
+        return self.width - LABEL - (len(right) + 2 if right else 0)
+
     def row(self, label: str, text: str, *columns: str) -> None:
-        """Add a line with figures at the right; without them where they do not fit beside the text."""
-        right = "   ".join(column for column in columns if column)
-        room = self.width - LABEL - len(right) - 2
+        """Add a line with figures at the right; a text that has no room beside them is cut short."""
+        right = _right(columns)
+        room = self._room(right)
         if len(text) > room:
             text = text[: max(0, room - 1)].rstrip() + "…"
         self.lines.append(f"{label:<{LABEL}}{text:<{room}}  {right}".rstrip())
+
+
+def _right(columns: Sequence[str]) -> str:
+    """The figures of a row."""
+    return "   ".join(column for column in columns if column)
 
 
 def _heading(outcome: Outcome) -> str:
@@ -100,11 +125,18 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
     """The plan: how it trains, its throughput, and its stages."""
     plan, problem = outcome.plan, outcome.problem
     rate = problem.profile.minibatch / outcome.predicted_s if outcome.predicted_s > 0 else 0.0
-    writer.row("RUN", _manner(outcome), f"{show_pace(rate)} samples/s", _gain(outcome, rate))
+    figures = f"{show_pace(rate)} samples/s", _gain(outcome, rate)
+    name, manner = _name(outcome, plan.config), _manner(outcome)
+    if writer.fits(f"{name}: {manner}", *figures):
+        writer.row("RUN", f"{name}: {manner}", *figures)
+    else:
+        short = name if writer.fits(name, *figures) else _name(outcome, short_config(plan.config, 0))
+        writer.row("RUN", short, *figures)
+        writer.row("", manner)
     stages = list(zip(plan.stages, outcome.evaluation.stages, strict=True))
     for number, (stage, cost) in enumerate(stages, start=1):
-        if MOST_STAGES <= number < len(stages):
-            if number == MOST_STAGES:
+        if writer.stages <= number < len(stages):
+            if number == writer.stages:
                 writer.row("", f"… stages {number} to {len(stages) - 1}; pipeplan explain has all")
             continue
         first, last = stage.layers[0], stage.layers[-1]
@@ -118,22 +150,39 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
         writer.row("", f"stage {number}  {one_line(layers)}{recomputed}", workers, memory)
     idle = problem.cluster.workers - plan.busy
     if idle:
-        writer.row("", f"{idle} of {problem.cluster.workers} workers idle: no plan found on more of them is 3% faster")
+        reason = "" if _beaten(outcome) else ": no plan found on more of them is 3% faster"
+        writer.paragraph(f"{MARGIN}{idle} of {problem.cluster.workers} workers idle{reason}", MARGIN)
+    _learning(writer, plan, problem)
+
+
+def _beaten(outcome: Outcome) -> bool:
+    """Whether another plan is faster, as data parallelism may be where constraints or a named schedule exclude it."""
+    size, choice = outcome.problem.profile.minibatch, outcome.choice
+    if choice is None:
+        others = [one.step_s / size for one in outcome.baselines if one.fits and one.step_s is not None]
+    else:
+        others = [one.sample_s for one in choice.rivals]
+    return min(others, default=math.inf) * (1 + TOLERANCE) < outcome.predicted_s / size
+
+
+def _name(outcome: Outcome, config: str) -> str:
+    """The plan in a few words: DDP, or the configuration and the schedule."""
+    plan = outcome.plan
+    if plan.inference:
+        return f"{short_config(config, LONGEST_CONFIG)}, inference"
+    sharded = " with ZeRO-1" if outcome.problem.options.shard_optimizer else ""
+    name = f"{short_config(config, LONGEST_CONFIG)}, {plan.schedule}"
+    if len(plan.stages) == 1 and Updates.of(plan, outcome.problem.profile.minibatch).synchronous:
+        name = f"DDP on {plan.busy} workers" if plan.busy > 1 else "one worker"
+    return f"{name}{sharded}"
 
 
 def _manner(outcome: Outcome) -> str:
-    """The plan and how it trains, in a few words."""
-    plan, config = outcome.plan, short_config(outcome.plan.config, LONGEST_CONFIG)
-    if plan.inference:
-        return f"{config}, inference"
-    updates = Updates.of(plan, outcome.problem.profile.minibatch)
-    sharded = " with ZeRO-1" if outcome.problem.options.shard_optimizer else ""
-    if not updates.synchronous:
-        return f"{config}, {plan.schedule}{sharded}: gradients {_updates(max(updates.stale_by))} old"
-    name = f"{config}, {plan.schedule}"
-    if len(plan.stages) == 1:
-        name = f"DDP on {plan.busy} workers" if plan.busy > 1 else "one worker"
-    return f"{name}{sharded}: trains like one process"
+    """How the plan trains, beside one process."""
+    if outcome.plan.inference:
+        return "the forward pass only"
+    oldest = max(Updates.of(outcome.plan, outcome.problem.profile.minibatch).stale_by)
+    return f"gradients up to {_updates(oldest)} old" if oldest else "trains like one process"
 
 
 def _updates(count: int) -> str:
@@ -163,7 +212,7 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
                 writer.row(label, name, f"{show_pace(rate)} samples/s")
                 label = ""
         return
-    for rival in _shown(choice, outcome.plan):
+    for rival in list(_shown(choice, outcome.plan))[: writer.rivals]:
         writer.row(label, _rival(rival), f"{show_pace(1 / rival.sample_s)} samples/s")
         label = ""
     if choice.stale is not None and choice.stale is not choice.taken:
@@ -174,7 +223,7 @@ def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
     """The rivals that are shown: the best of every kind but the plan's own."""
     usual = [one for one in choice.rivals if one.plan != plan and one.kind in USUAL]
     pipelines = [one for one in choice.rivals if one.plan != plan and one.kind not in USUAL and len(plan.stages) == 1]
-    yield from [*usual, *sorted(pipelines, key=lambda one: one.sample_s)[:1]][:MOST_RIVALS]
+    yield from [*usual, *sorted(pipelines, key=lambda one: one.sample_s)[:1]]
 
 
 def _rival(rival: Candidate) -> str:
@@ -190,14 +239,17 @@ def _rival(rival: Candidate) -> str:
 
 
 def _stale(writer: _Writer, label: str, stale: Candidate, sample_s: float) -> None:
-    """The line on the best plan with old gradients, and what was measured of learning so."""
+    """The lines on the best plan with old gradients."""
     config, rate = short_config(stale.plan.config, LONGEST_CONFIG), f"{show_pace(1 / stale.sample_s)} samples/s"
     gain = f"{sample_s / stale.sample_s:.2f}x RUN"
     writer.row(label, f"{config}, old gradients (--staleness {stale.delay})", rate, gain)
-    profile = stale.problem.profile
-    known = known_learning(
-        stale.plan, profile.optimizer_name, profile.optimizer_state_ratio, stale.problem.options.correction
-    )
+    _learning(writer, stale.plan, stale.problem)
+
+
+def _learning(writer: _Writer, plan: Plan, problem: Problem) -> None:
+    """What was measured of learning with the plan's old gradients; nothing where they are not old."""
+    profile = problem.profile
+    known = known_learning(plan, profile.optimizer_name, profile.optimizer_state_ratio, problem.options.correction)
     if known is not None:
         writer.paragraph(MARGIN + learning_summary(known), MARGIN)
 
@@ -210,7 +262,7 @@ def learning_summary(known: KnownLearning) -> str:
     if not known.cases:
         return f"Not measured for {known.optimizer} and gradients {old} old."
     seeds, reached = sum(case.seeds for case in known.cases), sum(case.reached for case in known.cases)
-    tests = " and ".join(case.task for case in known.cases)
+    tests = ", ".join(case.task for case in known.cases)
     if reached < seeds:
         word = "RISKY" if reached else "NOT SAFE"
         missed = f"{known.optimizer} missed the goal in {seeds - reached} of {seeds} runs"

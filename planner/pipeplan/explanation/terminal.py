@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeplan.cost.evaluate import Evaluation
+from pipeplan.drawing.stage_table import server_picture, stage_table
 from pipeplan.drawing.words import describe_cluster, short_config
 from pipeplan.explanation.explain import Explanation
 from pipeplan.explanation.sensitivity import ChangeEffect, Robustness
@@ -44,6 +45,9 @@ def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
         found = f"the best plan that was found, {explanation.best.plan.config}"
         yield Text(f"By the formulas it is {explanation.behind_best:.1%} slower than {found}.", "yellow")
     yield f"Proof: {one_line(explanation.proof)}."
+    yield from _heading("Stages, and the servers that hold them")
+    yield stage_table(explanation.plan, score, problem)
+    yield server_picture(explanation.plan, problem.cluster)
     yield from _heading(f"What bounds the pace: {score.bound}")
     yield _loads(explanation)
     yield from _heading("What each stage takes of the pace" + (", and of the memory" if problem.options.memory else ""))

@@ -79,11 +79,11 @@ def export_target(name: str) -> ExportTarget:
 
 def refusal(target: ExportTarget, plan: Plan, reason: str) -> InputError:
     """The error for a plan that a target cannot express: `reason` is a clause without a full stop."""
-    # `solve --for` needs the number of minibatches per update.
-    accumulate = "" if plan.accumulate else " --accumulate 32"
+    # `solve --for` needs the global batch.
+    batch = "" if plan.accumulate else " --batch SAMPLES"
     return InputError(
         f"{target.title} cannot express the plan {plan.config}: {reason}; "
-        f"`pipeplan solve … --for {target.name}{accumulate}` finds the best plan that it can"
+        f"`pipeplan solve … --for {target.name}{batch}` finds the best plan that it can"
     )
 
 

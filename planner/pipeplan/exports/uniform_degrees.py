@@ -88,8 +88,8 @@ def restrict_to_synchronous_grid(target: ExportTarget, options: Options, *, seve
         raise InputError(f"the export to {target.title} is for training: leave out --inference")
     if options.accumulate is None:
         raise InputError(
-            f"{target.title} makes one update for a number of microbatches, pipeplan's minibatches: say for how many "
-            "with --accumulate, as in --accumulate 32"
+            f"{target.title} makes one update for a number of microbatches: give the global batch in samples with "
+            "--batch, as in --batch 1024"
         )
     if options.schedule not in (*FLUSHING, STASHING):  # weight stashing is the default
         raise InputError(

@@ -8,20 +8,21 @@ from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.machine_costs import as_charged, with_one_worker
-from pipeplan.errors import InputError
+from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import ACCUMULATING, FLUSH
-from pipeplan.planning.candidates import Machines, sized, sizes_for
+from pipeplan.plan.schedules import ACCUMULATING, FLUSH, SCHEDULES
+from pipeplan.planning.candidates import Machines, problem_of, sized, sizes_for
 from pipeplan.planning.choose import ANY, Choice, Question, choose
 from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.settings import MAXIMUM_CUTS, SHARES
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile import LARGEST_MINIBATCH, Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
+from pipeplan.util.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,17 @@ class Request:
     simulate: bool = True
     before_search: Callable[[], None] = lambda: None
     """Called when the options have been checked and no search has begun."""
+
+    def __post_init__(self) -> None:
+        """Raise an `InputError` for a number that is out of range."""
+        if self.batch is not None and self.batch < 1:
+            raise InputError(f"--batch must be at least 1 sample, not {self.batch}")
+        if self.microbatch is not None and not 1 <= self.microbatch <= LARGEST_MINIBATCH:
+            raise InputError(
+                f"--microbatch must be at least 1 sample and at most {LARGEST_MINIBATCH}, not {self.microbatch}"
+            )
+        if self.staleness is not None and not (isinstance(self.staleness, int | float) and self.staleness >= 0):
+            raise InputError(f"staleness: expected a number of updates, or math.inf, found {self.staleness!r}")
 
     @property
     def chooses(self) -> bool:
@@ -134,7 +146,11 @@ def _chosen(charged: Request, request: Request) -> BuiltProblem:
         replace(options, schedule=FLUSH, accumulate=question.samples // size, correction="none"),
     )
     request.before_search()
-    choice = choose(question, request.deadline.share(SHARES["choice"]))
+    try:
+        choice = choose(question, request.deadline.share(SHARES["choice"]))
+    except InfeasibleError:
+        # The solvers say what is missing, for the smallest microbatch.
+        return BuiltProblem(problem_of(question.machines, options, [*known, *others][-1], question.samples))
     return BuiltProblem(choice.taken.problem, choice)
 
 
@@ -143,6 +159,8 @@ def _named(request: Request) -> BuiltProblem:
     options, schedule = request.options, request.options.get("schedule")
     if request.staleness is not None and not (request.staleness == ANY and schedule):
         raise InputError("--staleness chooses among schedules: leave it out with --schedule, --inference and --for")
+    if schedule and schedule not in SCHEDULES:
+        raise InputError(f"there is no schedule {schedule!r}; {did_you_mean(schedule, SCHEDULES)}")
     if options.get("inference") and request.batch is not None:
         raise InputError("--batch is for training: leave it out with --inference")
     size = request.microbatch or request.profile.minibatch

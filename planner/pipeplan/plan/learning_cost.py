@@ -210,7 +210,7 @@ class KnownLearning:
         """A sentence with a space before it where no seed of any nearest case reaches the goal, otherwise nothing."""
         if not self.cases or any(case.reached for case in self.cases):
             return ""
-        return " So it may not learn at the rate of one process: lower the rate, or take --staleness none."
+        return " So it may not learn at the rate of one process: lower the rate, or take --staleness 0."
 
     @property
     def text(self) -> str:

@@ -157,7 +157,7 @@ def other_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
         one = improve(figured(*split, deferring, deadline), deferring, deadline.share(0.2))
         found.append(Candidate(ZERO_BUBBLE, deferring, one.plan, one.figure, start.extrapolated))
     for schedule in VIRTUAL:
-        looking = replace(problem, options=replace(problem.options, schedule=schedule, stages=None))
+        looking = replace(problem, options=replace(problem.options, schedule=schedule))
         try:
             best = search_virtual(looking, deadline.share(0.4)).plans[0]
         except (InfeasibleError, InputError, OutOfTime):
@@ -174,6 +174,13 @@ def _with_schedule(plan: Plan, problem: Problem, pace_s: float) -> tuple[Plan, E
     return (changed, score) if score.fits or not problem.options.memory else None
 
 
+def microbatches(batch: int, size: int) -> int:
+    """The number of microbatches of a size in a global batch. Raises `InputError` where it cannot be cut so."""
+    if batch < 1 or batch % size:
+        raise InputError(f"a batch of {batch} samples cannot be cut into microbatches of {size}: give a multiple")
+    return batch // size
+
+
 def sizes_for(profile: Profile, batch: int, given: int | None) -> tuple[list[int], list[int]]:
     """(microbatch sizes with measured or interpolated times, further sizes), all dividing the batch, largest first.
 
@@ -183,8 +190,7 @@ def sizes_for(profile: Profile, batch: int, given: int | None) -> tuple[list[int
         raise InputError(f"--batch must be at least 1 sample, not {batch}")
     measured = [size.minibatch for size in profile.all_sizes]
     if given is not None:
-        if batch % given:
-            raise InputError(f"a batch of {batch} samples cannot be cut into microbatches of {given}: give a multiple")
+        microbatches(batch, given)
         return [given], []
     tried = sorted({*measured, *halved(profile.minibatch)}, reverse=True)
     dividing = [size for size in tried if batch % size == 0]

@@ -40,11 +40,11 @@ _MOST_CUTS = 2000
 _CONSTRAINTS = (
     ("--stages", "stages", None),
     ("--max-replicas", "max_replicas", None),
-    ("--max-stages", "max_stages", None),
+    ("--stages", "max_stages", None),
     ("--max-workers", "max_workers", None),
     ("--pin", "pins", ()),
     ("--together", "together", ()),
-    ("--no-cut-after", "no_cut_after", ()),
+    ("no_cut_after", "no_cut_after", ()),
     ("--grid", "grid", False),
 )
 
@@ -117,6 +117,8 @@ class Diagnosis:
     """Whether a plan fits whose replicas divide the state of the optimiser."""
     too_few: tuple[int, int] | None = None
     """Under 2BW, the minibatches of an update and the fewest for which there is a plan, if only they are too few."""
+    minibatch: int = 1
+    """Samples of a minibatch."""
     pinned: str = ""
     """A clause about a layer that is pinned to a stage that cannot exist, or about two pins that contradict each other;
     empty if there is neither."""
@@ -130,7 +132,8 @@ class Diagnosis:
             now, count = self.too_few
             return (
                 f"no plan satisfies the constraints on {self.workers} workers: {self.pinned}under 2bw no more "
-                f"minibatches are in flight than one update has, which are {now}; --accumulate {count} would do"
+                f"minibatches are in flight than one update has, which are {now}; "
+                f"--batch {count * self.minibatch} would do"
             )
         if self.enough is None and self.unfinished:
             helps = f"leaving out {' or '.join(self.relaxed)} helps" if self.relaxed else "a smaller minibatch may help"
@@ -230,6 +233,7 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
         pinned=_impossible_pins(problem),
         sharding=bool(sharding),
         too_few=too_few,
+        minibatch=problem.profile.minibatch,
     )
 
 
@@ -382,7 +386,7 @@ def _options_to_relax(problem: Problem, deadline: Deadline) -> Iterator[str]:
             continue
         without: dict[str, Any] = {name: unset}
         relaxed = replace(problem, options=replace(problem.options, **without))
-        # Without `--together` or `--no-cut-after` the graph has more cuts.
+        # Without `together` or `no_cut_after` the graph has more cuts.
         if dynamic_program.is_feasible(relaxed, enumerate_cuts(relaxed, _MOST_CUTS, deadline), deadline.at):
             yield flag
 

@@ -93,7 +93,9 @@ class Options:
         if self.schedule not in SCHEDULES:
             raise InputError(f"there is no schedule {self.schedule!r}; {did_you_mean(self.schedule, SCHEDULES)}")
         if self.schedule in ACCUMULATING and self.accumulate is None and not self.inference:
-            raise InputError(f"the schedule {self.schedule} needs a number of minibatches per update")
+            raise InputError(
+                f"the schedule {self.schedule} needs a number of minibatches per update, which --batch sets"
+            )
         if self.virtual_stages is not None and (self.schedule != INTERLEAVED or self.inference):
             raise InputError(
                 f"virtual stages are those of a worker under {INTERLEAVED}, and the schedule is {self.schedule}"

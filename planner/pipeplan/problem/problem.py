@@ -87,7 +87,7 @@ class Problem:
             return f"the model has only {count} layers to cut between"
         return (
             f"under {self.options.schedule} layers that share weights stay in one stage, with all layers between them, "
-            f"which leaves {count} to cut between (--staleness none lets shared weights be in several stages)"
+            f"which leaves {count} to cut between (a schedule with a flush lets shared weights be in several stages)"
         )
 
     def _check_memory(self) -> None:

@@ -124,12 +124,15 @@ def sweep_points(
     for schedule in axes.schedules:
         if schedule not in SCHEDULES:
             raise InputError(f"there is no schedule {schedule!r}; {did_you_mean(schedule, SCHEDULES)}")
-    return [
+    points = [
         SweepPoint(profile, cluster, question, size, schedule)
         for cluster in _clusters(clusters, axes)
         for size in (axes.microbatch or (None,))
         for schedule in (axes.schedules or (None,))
     ]
+    for point in points:
+        _ = point.request  # Raises for numbers that are out of range.
+    return points
 
 
 def _clusters(clusters: Sequence[Cluster], axes: SweepAxes) -> list[Cluster]:

@@ -28,7 +28,7 @@ class SweepRow:
     @property
     def minibatch(self) -> int:
         """Samples of a minibatch of the plan, or of the point if it has no plan."""
-        return self.answer.minibatch or self.point.profile.minibatch
+        return self.answer.minibatch or self.point.microbatch or self.point.profile.minibatch
 
     @property
     def rate(self) -> float | None:

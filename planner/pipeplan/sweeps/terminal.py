@@ -70,7 +70,7 @@ def _choices(rows: Sequence[SweepRow]) -> Iterator[str]:
         numbers, schedules = ", ".join(map(str, stale)), ", ".join(sorted(set(stale.values())))
         yield f"Point{'s' * (len(stale) > 1)} {numbers}: asynchronous ({schedules}), so that gradients are stale."
     for number, row in enumerate(rows, start=1):
-        if row.minibatch != row.point.profile.minibatch:
+        if row.minibatch != (row.point.microbatch or row.point.profile.minibatch):
             yield f"Point {number}: the plan has minibatches of {row.minibatch}."
 
 

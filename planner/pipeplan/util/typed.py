@@ -21,11 +21,11 @@ from pipeplan_launch.typed_document import whole_number as whole_number
 
 
 class WrittenRate(float):
-    """Bytes per second, in a file a number or text such as `10 Gbit/s`."""
+    """Bytes per second, in a file text such as `10 Gbit/s`; only 0 needs no unit."""
 
 
 class WrittenTime(float):
-    """Seconds, in a file a number or text such as `5 us`."""
+    """Seconds, in a file text such as `50 us`; only 0 needs no unit."""
 
 
 class WrittenSize(int):
@@ -33,6 +33,8 @@ class WrittenSize(int):
 
 
 _WRITTEN: dict[Any, Any] = {WrittenRate: parse_rate, WrittenTime: parse_time, WrittenSize: parse_size}
+_NEEDS_UNIT: dict[Any, str] = {WrittenRate: "10 Gbit/s", WrittenTime: "50 us"}
+"""Quantities that people write in several units, so that a number without one is a guess, with an example."""
 _Document = TypeVar("_Document")
 
 
@@ -51,6 +53,8 @@ def _convert(value: Any, kind: Any) -> Any:
 
 def _read_written(kind: type[Any], value: Any) -> Any:
     """A quantity with a unit."""
+    if kind in _NEEDS_UNIT and isinstance(value, int | float) and value:
+        raise ValueError(f'{shortened(value)} has no unit: write it as in "{_NEEDS_UNIT[kind]}"')
     try:
         return kind(_WRITTEN[kind](value, ""))
     except InputError as error:
@@ -65,4 +69,5 @@ def json_schema(*kinds: type[Any]) -> dict[str, Any]:
 
 
 def _written_schema(kind: type[Any]) -> dict[str, Any]:
-    return {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}], "description": kind.__doc__ or ""}
+    number = {"const": 0} if kind in _NEEDS_UNIT else {"type": "number", "minimum": 0}
+    return {"anyOf": [number, {"type": "string"}], "description": kind.__doc__ or ""}

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ import pipeplan
 from pipeplan import cli as commands
 from pipeplan.cli.shared import options
 from pipeplan.first_steps import init
-from pipeplan.profile_data.layers import Size
 
 SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}
 RENDERS = "-o --force -q"
@@ -188,10 +186,6 @@ def arranged(example: str, prepared: Path, work: Path) -> Path:
     if "calibrated.json" in example:
         (work / "profile.json").rename(work / "calibrated.json")
         (work / "cluster.toml").rename(work / "calibrated.toml")
-    if "--minibatch auto" in example:
-        profile = pipeplan.read_profile(work / "profile.json")
-        half = profile.rescaled(profile.minibatch // 2)
-        replace(profile, sizes=(Size(half.minibatch, half.layers, half.tensors),)).save(work / "profile.json")
     if example.startswith("pipeplan import"):
         (work / "profile.json").unlink()
     if re.match(r"pipeplan (solve|init)", example):

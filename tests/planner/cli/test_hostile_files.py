@@ -27,12 +27,13 @@ EVIL = "\x1b[2J\x9b31mA\u202eB\u2066C\rD\x7f"
         ("^bandwidth = .*", "bandwidth = 1" + "0" * 400),
         ("^bandwidth = .*", 'bandwidth = "1' + "0" * 400 + ' GB/s"'),
         ("^bandwidth = .*", "bandwidth = 1e300"),
+        ("^bandwidth = .*", 'bandwidth = "1e300 B/s"'),
         ("^count = 4", "count = 4\nallreduce_efficiency = 1e-320"),
         ("^count = 4", "count = 4\nsendrecv_efficiency = 1e-9"),
         ("^memory = .*", "memory = 1" + "0" * 400),
         ("^name = .*", "name = 2024-13-45"),
     ],
-    ids=["digits", "bandwidth", "text", "float", "tiny share", "small share", "memory", "date"],
+    ids=["digits", "bandwidth", "text", "float", "rate", "tiny share", "small share", "memory", "date"],
 )
 def test_numbers_that_no_cluster_has(run: Run, tmp_path: Path, pattern: str, text: str) -> None:
     path = tmp_path / "cluster.toml"

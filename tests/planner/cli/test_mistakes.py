@@ -240,6 +240,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head, _, rest = text.rpartition('"forward_s": 0.001')
     (folder / "edited.json").write_text(f'{head}"forward_s": "fast"{rest}')
     (folder / "cut.json").write_text(text[: len(text) // 2])
+    device = '[device]\nname = "V100"\nkind = "cuda"\nmemory = "16 GiB"\n'
+    levels = '[[level]]\nname = "server"\ncount = 1\n[[level]]\nname = "cluster"\ncount = 2\nbandwidth = 16\n'
+    (folder / "bare.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "bare"\n{device}{levels}')
     return folder
 
 

@@ -147,7 +147,7 @@ def test_another_number_of_microbatches_in_flight_is_reported(target: ExportTarg
     [
         (grid(DECODER, ["h.3.attn"]), r"stage 1 holds a part of h\.3 only.*solve … --for megatron"),
         (grid(DECODER, ["lm_head"]), "stage 1 holds a part of the head only"),
-        (grid(DECODER, ["h.3.ln"], schedule=STASHING, accumulate=None), "asynchronous.*--for megatron --accumulate"),
+        (grid(DECODER, ["h.3.ln"], schedule=STASHING, accumulate=None), "asynchronous.*--for megatron --batch"),
         (grid(DECODER, ["h.3.ln"], schedule=GPIPE), "has no schedule gpipe"),
         (grid(DECODER, ["h.3.ln"], replicas=2, accumulate=7), "7 minibatches"),
         (grid(DECODER, ["h.3.ln"], inference=True, schedule=STASHING, accumulate=None), "inference"),
@@ -190,7 +190,7 @@ def test_models_that_are_no_stack_are_refused_with_the_reason(name: str) -> None
 def test_options_that_megatron_cannot_follow_are_refused() -> None:
     with pytest.raises(InputError, match=r"wte and lm_head share their weights"):
         TARGET.restrict(decoder(3, tied=True), Options(accumulate=8))
-    with pytest.raises(InputError, match="--accumulate"):
+    with pytest.raises(InputError, match="--batch"):
         TARGET.restrict(DECODER, Options())
     with pytest.raises(InputError, match="no schedule gpipe"):
         TARGET.restrict(DECODER, Options(schedule=GPIPE, accumulate=8))

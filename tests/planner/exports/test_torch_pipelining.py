@@ -175,7 +175,7 @@ def test_inference_and_updates_of_unknown_size_are_refused(to: ExportTarget) -> 
         export_files(to, problem(DECODER), plan)
     with pytest.raises(InputError, match="leave out --inference"):
         to.restrict(DECODER, Options(inference=True))
-    with pytest.raises(InputError, match="--accumulate"):
+    with pytest.raises(InputError, match="--batch"):
         to.restrict(DECODER, Options())
 
 

@@ -83,9 +83,16 @@ def test_table_files_and_executor_say_the_same(options: dict[str, object], tmp_p
     assert ("learning" in written) is not told.synchronous
 
 
-def test_the_table_says_it_below_its_first_line_and_inference_has_no_updates(run: Run) -> None:
-    words = ("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write")
-    assert run(*words, "--schedule", "1f1b-stashing").out.splitlines()[1].startswith("Asynchronous (1f1b-stashing): ")
-    flush = run(*words, "--schedule", "1f1b-flush", "--accumulate", "8").out.splitlines()[1]
-    assert flush.startswith("Synchronous (1f1b-flush): no gradient is stale; ")
-    assert "ynchronous" not in run(*words, "--inference").out
+def test_the_answer_says_it_beside_the_plan_and_inference_has_no_updates(run: Run) -> None:
+    words = ("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write", "--stages", "2")
+
+    def plan_lines(*more: str) -> str:
+        lines = run(*words, *more).out.splitlines()
+        start = next(number for number, line in enumerate(lines) if line.startswith("RUN "))
+        return "\n".join(lines[start : start + 2])
+
+    assert "gradients up to 3 updates old" in plan_lines("--schedule", "1f1b-stashing")
+    assert "gradients up to 1 update old" in plan_lines("--schedule", "2bw", "--batch", "256")
+    assert "trains like one process" in plan_lines("--schedule", "1f1b-flush", "--batch", "256")
+    assert "inference: the forward pass only" in plan_lines("--inference")
+    assert "updates of" not in run(*words, "--inference").out.lower()

@@ -342,7 +342,7 @@ def test_what_is_of_an_older_plan_is_named(run: Run) -> None:
     for name in ("megatron", "torchrun.sh"):
         Path("plan", name).write_text("", encoding="utf-8")
     (line,) = (line for line in run(*asked, "--max-workers", "2").err.splitlines() if "older plan" in line)
-    assert line == "still of the older plan, to be rendered or exported anew: torchrun.sh, megatron in plan"
+    assert line == "still of the older plan, to be made anew: torchrun.sh, megatron in plan"
 
 
 @pytest.mark.usefixtures("told")

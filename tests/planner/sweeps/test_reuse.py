@@ -11,7 +11,6 @@ from long_chains import calls_of, long_chain
 
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.planning.choose_synchrony import BEST
 from pipeplan.planning.reuse import reusing
 from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
@@ -22,7 +21,7 @@ from pipeplan.questions import SEARCH
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.known_answers import is_no_better
 from pipeplan.solvers.result import Status
-from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
+from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_points
 from pipeplan.sweeps.sweep import PointAnswer, solve_point, solve_points
 
 ENDLESS = replace(SEARCH, time_limit_s=None)
@@ -47,36 +46,36 @@ def _answers(points: list[SweepPoint], settings: Settings) -> list[PointAnswer]:
 RATES = [1e8 * factor for factor in (0.5, 1.5, 4, 30)]
 SWEEPS: dict[str, Callable[[], list[SweepPoint]]] = {
     "bandwidth": lambda: sweep_points(
-        _uneven(6, 1, 30), [_cluster()], Options(), SweepAxes({"cluster": RATES[1:]}, schedules=[BEST])
+        _uneven(6, 1, 30), [_cluster()], SweptQuestion(), SweepAxes({"cluster": RATES[1:]})
     ),
     "both levels": lambda: sweep_points(
         _uneven(6, 2, 60),
         [_cluster(2)],
-        Options(),
-        SweepAxes({"cluster": RATES[:3], "server": [2e8, 1e10]}, schedules=[BEST]),
+        SweptQuestion(),
+        SweepAxes({"cluster": RATES[:3], "server": [2e8, 1e10]}),
     ),
     "memory": lambda: sweep_points(
         _uneven(6, 3, 100),
         [_cluster()],
-        Options(schedule="1f1b-stashing"),
+        SweptQuestion({"schedule": "1f1b-stashing"}),
         SweepAxes({"cluster": [1e9]}, memory=[(1 << 20) * mebibytes for mebibytes in (3000, 1500, 900)]),
     ),
     "servers and schedules": lambda: sweep_points(
         _uneven(6, 4, 30),
         [_cluster(servers) for servers in (1, 2)],
-        Options(accumulate=8, schedule="2bw"),
-        SweepAxes({"cluster": RATES[1:3]}, schedules=["1f1b-flush", "gpipe", "2bw", "1f1b-stashing", "vertical-sync"]),
+        SweptQuestion(batch=8),
+        SweepAxes({"cluster": RATES[1:3]}, schedules=["1f1b-flush", "gpipe", "2bw"]),
     ),
     "minibatches": lambda: sweep_points(
         _uneven(6, 5, 30),
         [_cluster(2)],
-        Options(),
-        SweepAxes({"cluster": RATES[::2]}, minibatch=[1, 2], schedules=[BEST]),
+        SweptQuestion(),
+        SweepAxes({"cluster": RATES[::2]}, microbatch=[1, 2]),
     ),
     "grids without shared cards": lambda: sweep_points(
         _uneven(8, 6, 30),
         [_cluster(2, 4)],
-        Options(grid=True, contention=False, accumulate=8, schedule="1f1b-flush"),
+        SweptQuestion({"grid": True, "contention": False, "schedule": "1f1b-flush"}, batch=8),
         SweepAxes({"cluster": RATES}),
     ),
 }
@@ -91,8 +90,8 @@ def test_every_point_is_answered_as_on_its_own(name: str) -> None:
 
 
 def test_the_points_of_a_sweep_cost_less_than_on_their_own() -> None:
-    axes = SweepAxes({"cluster": RATES[1:]}, schedules=[BEST])
-    points = sweep_points(_uneven(5, 1, 30), [_cluster(2)], Options(), axes)
+    axes = SweepAxes({"cluster": RATES[1:]})
+    points = sweep_points(_uneven(5, 1, 30), [_cluster(2)], SweptQuestion({"schedule": "1f1b-stashing"}), axes)
     alone = sum(calls_of(lambda point=point: solve_point(point, ENDLESS)) for point in points)  # type: ignore[misc]
     assert calls_of(lambda: _answers(points, ENDLESS)) < 0.8 * alone
 

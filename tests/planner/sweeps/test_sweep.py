@@ -5,36 +5,29 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import itertools
 import json
 import random
 import signal
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commandline import Run
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
-from pipeplan.planning import baselines
 from pipeplan.planning.settings import Settings
-from pipeplan.planning.solve import solve
-from pipeplan.problem.options import Options
-from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.questions import SEARCH
-from pipeplan.solvers.dp import dynamic_program
-from pipeplan.solvers.result import Result, Status
 from pipeplan.sweeps import plot
-from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
+from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_points
 from pipeplan.sweeps.rows import SweepRow, hourly_price, pareto_rows, sweep_csv, sweep_json, varying_settings
 from pipeplan.sweeps.sweep import LEAST_S, PointAnswer, SharedTime, solve_point, solve_points
 
 DP = Settings(solver="dp", simulate=False)
+STASHING = SweptQuestion({"schedule": "1f1b-stashing"})
+"""A schedule that needs no choice, for tests of other things."""
 GIB = 1 << 30
 
 
@@ -61,22 +54,21 @@ def _row(rate: float | None, price: float | None, workers: int = 4) -> SweepRow:
     answer = (
         PointAnswer(why="no plan") if rate is None else PointAnswer(4 / rate, 1.5, "2-2", "compute of stage 1", 4, "DP")
     )
-    return SweepRow(SweepPoint(_profile(), _cluster(workers // 2), Options()), answer, price)
+    return SweepRow(SweepPoint(_profile(), _cluster(workers // 2), STASHING), answer, price)
 
 
 def test_every_combination_comes_once_and_in_order() -> None:
-    axes = SweepAxes({"cluster": [1e8, 2e8], "server": [1e9]}, memory=[GIB, 2 * GIB], minibatch=[4, 8])
-    found = sweep_points(_profile(), [_cluster(1), _cluster(2)], Options(), axes)
-    seen = [(one.cluster.servers, one.bandwidths["cluster"], one.memory_bytes, one.profile.minibatch) for one in found]
+    axes = SweepAxes({"cluster": [1e8, 2e8], "server": [1e9]}, memory=[GIB, 2 * GIB], microbatch=[4, 8])
+    found = sweep_points(_profile(), [_cluster(1), _cluster(2)], STASHING, axes)
+    seen = [(one.cluster.servers, one.bandwidths["cluster"], one.memory_bytes, one.microbatch) for one in found]
     assert len(seen) == len(set(seen)) == 16
     assert seen[:3] == [(1, 1e8, GIB, 4), (1, 1e8, GIB, 8), (1, 1e8, 2 * GIB, 4)]
     assert seen[-1] == (2, 2e8, 2 * GIB, 8)
-    assert found[1].profile.layers[0].forward_s == pytest.approx(0.02)
 
 
 def test_a_sweep_of_nothing_is_the_problem_itself() -> None:
-    assert sweep_points(_profile(), [_cluster()], Options(), SweepAxes()) == [
-        SweepPoint(_profile(), _cluster(), Options())
+    assert sweep_points(_profile(), [_cluster()], STASHING, SweepAxes()) == [
+        SweepPoint(_profile(), _cluster(), STASHING)
     ]
 
 
@@ -85,32 +77,34 @@ def test_a_sweep_of_nothing_is_the_problem_itself() -> None:
     [
         (SweepAxes({"clutser": [1e8]}), "cluster lab has no level 'clutser'; did you mean 'cluster'"),
         (SweepAxes({"cluster": [0.0]}), "zero bandwidth"),
-        (SweepAxes(minibatch=[0]), "must be at least 1"),
+        (SweepAxes(microbatch=[0]), "must be at least 1"),
         (SweepAxes(memory=[0]), "has no memory"),
         (SweepAxes(schedules=["1f1b-stashign"]), "did you mean '1f1b-stashing'"),
-        (SweepAxes(minibatch=range(1, 10_002)), "10001 combinations are too many"),
+        (SweepAxes(microbatch=range(1, 10_002)), "10001 combinations are too many"),
     ],
 )
 def test_what_cannot_be_varied_is_one_line(axes: SweepAxes, complaint: str) -> None:
     with pytest.raises(InputError, match=complaint.replace("(", r"\(")):
-        sweep_points(_profile(), [_cluster()], Options(), axes)
+        sweep_points(_profile(), [_cluster()], STASHING, axes)
 
 
 def test_the_ideal_is_all_workers_computing() -> None:
-    point = SweepPoint(_profile(), _cluster(2), Options())
+    point = SweepPoint(_profile(), _cluster(2), STASHING)
     assert point.ideal_rate == pytest.approx(4 * 4 / 0.1)
-    assert replace(point, options=Options(inference=True)).ideal_rate == pytest.approx(4 * 4 / 0.04)
+    assert replace(point, question=SweptQuestion({"inference": True})).ideal_rate == pytest.approx(4 * 4 / 0.04)
 
 
 def test_an_unsolvable_point_says_why() -> None:
-    short = sweep_points(_profile(), [_cluster()], Options(), SweepAxes(memory=[10**6]))[0]
+    short = sweep_points(_profile(), [_cluster()], STASHING, SweepAxes(memory=[10**6]))[0]
     assert "nothing fits in memory: layer 'b' alone needs" in solve_point(short, DP).why
-    narrow = sweep_points(_profile(), [_cluster(1)], Options(stages=3), SweepAxes())[0]
+    narrow = sweep_points(
+        _profile(), [_cluster(1)], SweptQuestion({"schedule": "1f1b-stashing", "stages": 3}), SweepAxes()
+    )[0]
     assert "3 stages asked for, but the cluster has only 2 workers" in solve_point(narrow, DP).why
 
 
 def test_what_is_found_does_not_depend_on_the_number_of_processes() -> None:
-    grid = sweep_points(_profile(), [_cluster(1), _cluster(2)], Options(), SweepAxes({"cluster": [1e7, 1e9]}))
+    grid = sweep_points(_profile(), [_cluster(1), _cluster(2)], STASHING, SweepAxes({"cluster": [1e7, 1e9]}))
     answers: list[dict[int, PointAnswer]] = [{}, {}]
     for jobs, found in zip((1, 2), answers, strict=True):
         assert solve_points(grid, DP, jobs, found.__setitem__)
@@ -129,7 +123,7 @@ def test_the_time_for_all_points_is_shared_by_those_that_are_left(monkeypatch: p
 
     monkeypatch.setattr("pipeplan.sweeps.sweep.time.monotonic", lambda: now[0])
     monkeypatch.setattr("pipeplan.sweeps.sweep.solve_point", solved)
-    grid = sweep_points(_profile(), [_cluster()], Options(), SweepAxes({"cluster": [1e6, 1e7, 1e8, 1e9]}))
+    grid = sweep_points(_profile(), [_cluster()], STASHING, SweepAxes({"cluster": [1e6, 1e7, 1e8, 1e9]}))
     assert solve_points(grid, DP, 1, lambda *_: None, 20.0)
     assert limits == [20 / 4, 16 / 3, 15 / 2, LEAST_S], (
         "a point that takes longer than its share leaves the rest little"
@@ -140,7 +134,7 @@ def test_the_time_for_all_points_is_shared_by_those_that_are_left(monkeypatch: p
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_leaves_what_there_is(jobs: int) -> None:
-    grid = sweep_points(_profile(), [_cluster()], Options(), SweepAxes({"cluster": [1e7, 1e8, 1e9]}))
+    grid = sweep_points(_profile(), [_cluster()], STASHING, SweepAxes({"cluster": [1e7, 1e8, 1e9]}))
     found: dict[int, PointAnswer] = {}
 
     def tell(number: int, answer: PointAnswer) -> None:
@@ -162,14 +156,14 @@ def test_an_interrupt_that_a_solver_caught_ends_the_sweep(monkeypatch: pytest.Mo
     told: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     assert not solve_points(
-        sweep_points(_profile(), [_cluster()], Options(), SweepAxes()), DP, 1, lambda number, _: told.append(number)
+        sweep_points(_profile(), [_cluster()], STASHING, SweepAxes()), DP, 1, lambda number, _: told.append(number)
     )
     assert told == [], "what an interrupted solver gives is no answer"
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_two_solvers_are_both_named() -> None:
-    answer = solve_point(SweepPoint(_profile(), _cluster(), Options()), Settings(solver="both"))
+    answer = solve_point(SweepPoint(_profile(), _cluster(), STASHING), Settings(solver="both"))
     assert answer.proven == "DP+ILP"
 
 
@@ -191,13 +185,13 @@ def test_what_a_million_samples_cost() -> None:
     # 100 samples/s take 10,000 s for a million, at 36 an hour.
     assert _row(100.0, 36.0).cost == pytest.approx(100.0)
     assert (_row(100.0, None).cost, _row(None, 36.0).cost) == (None, None)
-    point = SweepPoint(_profile(), _cluster(3, price=2.0), Options())
+    point = SweepPoint(_profile(), _cluster(3, price=2.0), STASHING)
     assert (hourly_price(point, None), hourly_price(point, 5.0)) == (6.0, 15.0)
-    assert hourly_price(SweepPoint(_profile(), _cluster(3), Options()), None) is None
+    assert hourly_price(SweepPoint(_profile(), _cluster(3), STASHING), None) is None
     inside = Level("server", 2, 1e9)
     machines = [Server(Device(name, "cuda", GIB), inside, 0.0, price) for name, price in (("a", 1.0), ("b", 2.5))]
     mixed = Cluster.of_servers("mixed", machines, (Level("cluster", 2, 1e8),))
-    assert hourly_price(SweepPoint(_profile(), mixed, Options()), None) == 3.5
+    assert hourly_price(SweepPoint(_profile(), mixed, STASHING), None) == 3.5
 
 
 def test_csv_and_json_say_the_same() -> None:
@@ -213,7 +207,7 @@ def test_csv_and_json_say_the_same() -> None:
 
 
 def test_only_what_differs_is_shown() -> None:
-    grid = sweep_points(_profile(), [_cluster(1), _cluster(2)], Options(), SweepAxes({"cluster": [1e8, 2e8]}))
+    grid = sweep_points(_profile(), [_cluster(1), _cluster(2)], STASHING, SweepAxes({"cluster": [1e8, 2e8]}))
     assert varying_settings(SweepRow(point, PointAnswer()) for point in grid) == ["servers", "workers", "cluster links"]
 
 
@@ -222,7 +216,7 @@ def _scaled() -> list[SweepRow]:
     rows = []
     for bandwidth, share in ((1e8, 0.5), (2e8, 1.0)):
         for servers in (1, 2, 4):
-            point = sweep_points(_profile(), [_cluster(servers)], Options(), SweepAxes({"cluster": [bandwidth]}))[0]
+            point = sweep_points(_profile(), [_cluster(servers)], STASHING, SweepAxes({"cluster": [bandwidth]}))[0]
             rate = point.ideal_rate * share
             rows.append(SweepRow(point, PointAnswer(4 / rate, 1.0, "1", "", 1, "DP")))
     return rows
@@ -249,7 +243,7 @@ def test_the_curve_names_the_servers_of_each_row_where_they_differ() -> None:
     rows = []
     for count in (1, 2, 3):
         cluster = Cluster.of_servers("mixed", machines[:count], (Level("cluster", count, 1e8),))
-        rows.append(SweepRow(SweepPoint(_profile(), cluster, Options()), PointAnswer(1.0, 1.0, "1", "", 1, "DP")))
+        rows.append(SweepRow(SweepPoint(_profile(), cluster, STASHING), PointAnswer(1.0, 1.0, "1", "", 1, "DP")))
     lines = plot.scaling_lines(rows)
     assert max(map(len, lines)) <= 80
     assert [line.strip() for line in lines if " are " in line][1:] == [
@@ -266,11 +260,7 @@ def test_one_number_of_workers_is_not_drawn() -> None:
 
 
 def test_more_lines_than_can_be_told_apart_are_counted() -> None:
-    rows = [
-        SweepRow(replace(row.point, profile=_profile().rescaled(size)), row.answer)
-        for size in range(1, 12)
-        for row in _scaled()[:2]
-    ]
+    rows = [SweepRow(replace(row.point, microbatch=size), row.answer) for size in range(1, 12) for row in _scaled()[:2]]
     assert "and 3 more lines, not drawn" in plot.scaling_lines(rows)[-1]
 
 
@@ -309,7 +299,7 @@ QUICK = (*ROOM, "--schedule", "1f1b-stashing")
 def test_a_table_of_80_columns_and_files(run: Run) -> None:
     _save(2 * GIB)
     done = run(
-        *("sweep", *ROOM, "--memory", "1GiB,16GiB", "--minibatch", "4,8", "--price", "3"),
+        *("sweep", *ROOM, "--memory", "1GiB,16GiB", "--microbatch", "4,8", "--price", "3"),
         *("--csv", "out/s.csv", "--svg", "s.svg", "--schedule", "1f1b-stashing"),
     )
     assert done.code == 0, done.err
@@ -331,7 +321,7 @@ def test_a_table_of_everything_still_has_80_columns(run: Run) -> None:
     _save()
     done = run(
         *("sweep", *ROOM, "--bandwidth", "cluster=10Gbit/s,25Gbit/s", "--bandwidth", "server=10GB/s,20GB/s"),
-        *("--memory", "1GiB,16GiB", "--minibatch", "4,8", "--schedule", "1f1b-stashing,2bw", "--accumulate", "12"),
+        *("--memory", "1GiB,16GiB", "--microbatch", "4,8", "--schedule", "1f1b-flush,2bw", "--batch", "96"),
         *("--price", "3"),
     )
     assert done.code == 0, done.err
@@ -343,14 +333,18 @@ def test_a_table_of_everything_still_has_80_columns(run: Run) -> None:
 
 
 def test_without_a_schedule_every_point_has_the_plan_of_a_solve(run: Run) -> None:
-    ways = ("vgg16-v100", "--cluster", "A", "--servers", "1,2", "--bandwidth", "cluster=10Gbit/s,100Gbit/s")
-    done = run("sweep", *ways, "--jobs", "1", "--csv", "made.csv")
-    assert "Point 3: asynchronous (1f1b-stashing), so that gradients are stale." in done.out
+    ways = ("mnist-v100", "--cluster", "C", "--microbatch", "8")
+    done = run("sweep", *ways, "--servers", "2,4", "--staleness", "any", "--jobs", "1", "--csv", "made.csv")
+    assert "Points 1, 2: asynchronous (" in done.out
+    assert "the plan has minibatches" not in done.out, "that size was asked for"
+    stale = list(csv.DictReader(io.StringIO(Path("made.csv").read_text())))
+    assert stale[1]["synchronous"] == "False"
+    assert run("sweep", *ways, "--servers", "2,4", "--jobs", "1", "--csv", "made.csv").code == 0
     rows = list(csv.DictReader(io.StringIO(Path("made.csv").read_text())))
-    assert [row["config"] for row in rows] == ["4", "4", "7-1", "8"]
-    assert [row["synchronous"] for row in rows] == ["True", "True", "False", "True"]
-    solved = json.loads(run("solve", *ways[:4], "2", "--solver", "dp", "--no-write", "--json").out)
-    assert (solved["plan"]["config"], solved["prediction"]["minibatch_s"]) == ("7-1", float(rows[2]["minibatch_s"]))
+    assert [row["synchronous"] for row in rows] == ["True", "True"]
+    solved = json.loads(run("solve", *ways, "--servers", "4", "--solver", "dp", "--no-write", "--json").out)
+    stated = solved["plan"]["config"], solved["stated"]["minibatch_s"]
+    assert (rows[1]["config"], float(rows[1]["minibatch_s"])) == stated
 
 
 def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,14 +376,14 @@ def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: py
     assert Path("notes").read_text().startswith("servers,")
 
 
-def test_a_smaller_minibatch_that_was_chosen_is_said(run: Run) -> None:
-    _save(9 * GIB)
-    ways = ("sweep", "--cluster", "A", "--servers", "1", "--minibatch", "8", "--jobs", "1")
+def test_a_smaller_microbatch_that_was_chosen_is_said(run: Run) -> None:
+    _save(40 * GIB)
+    ways = ("sweep", "--cluster", "A", "--servers", "1", "--jobs", "1")
     done = run(*ways)
-    assert "Point 1: the plan has minibatches of 4." in done.out
+    assert "Point 1: the plan has minibatches of 1." in done.out
     (row,) = json.loads(run(*ways, "--json").out)["rows"]
-    assert row["minibatch"] == 4
-    assert row["samples_per_s"] == pytest.approx(4 / row["minibatch_s"])
+    assert row["minibatch"] == 1
+    assert row["samples_per_s"] == pytest.approx(1 / row["minibatch_s"])
 
 
 def test_json_and_no_price(run: Run) -> None:
@@ -423,9 +417,12 @@ def test_workers_of_this_machine(run: Run) -> None:
         (["--bandwidth", "cluster=1Gbit/s", "--bandwidth", "cluster=2Gbit/s"], "named twice"),
         (["--memory", "8"], "--memory: expected a size such as '16 GB', found '8'"),
         (["--memory", "lots"], "--memory: expected a size"),
-        (["--minibatch", "4,,8"], "--minibatch: expected whole numbers such as 1,2,4, found ''"),
+        (["--microbatch", "4,,8"], "--microbatch: expected whole numbers such as 1,2,4, found ''"),
         (["--schedule", "1f1b-stashing", "--inference"], "--schedule is for training"),
         (["--schedule", "gpip"], "did you mean 'gpipe'"),
+        (["--microbatch", "0"], "--microbatch must be at least 1"),
+        (["--batch", "0"], "--batch must be at least 1"),
+        (["--staleness", "old"], "--staleness: expected a number of updates or any"),
         (["--time-limit", "0"], "--time-limit must be above 0"),
         (["--workers", "2"], "--workers goes with --cluster local"),
         (["--price", "-1"], "'--price'"),
@@ -437,48 +434,3 @@ def test_what_cannot_be_used_gets_one_line(run: Run, arguments: list[str], compl
     assert (done.code, done.out) == (2, "")
     assert complaint in done.err.splitlines()[-1]
     assert not Path("made.csv").exists()
-
-
-def test_a_point_is_solved_as_if_the_straight_pipeline_were_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The baseline that no row shows is left out where the plan is proven, which changes no answer."""
-    searched = []
-    search = baselines.straight_pipelines
-
-    def counted(*arguments: Any) -> list[baselines.Baseline]:
-        searched.append(arguments)
-        return search(*arguments)
-
-    monkeypatch.setattr(baselines, "straight_pipelines", counted)
-    rng = random.Random(23)
-    for _ in range(8):
-        layers = tuple(
-            Layer(name, rng.uniform(0.001, 0.02), rng.uniform(0.001, 0.04), rng.randrange(10**7), 1000)
-            for name in "abcd"
-        )
-        tensors = tuple(
-            Tensor(f"{a}{b}", a, (b,), rng.randrange(10**6), rng.randrange(10**6))
-            for a, b in itertools.pairwise("abcd")
-        )
-        point = SweepPoint(Profile(layers, tensors, 4, "drawn"), _cluster(rng.choice((1, 2))), Options())
-        whole = solve(Problem(point.profile, point.cluster, point.options), SEARCH)
-        assert len(searched) == 1
-        answer = solve_point(point, SEARCH)
-        assert len(searched) == 1
-        assert (answer.pace_s, answer.config) == (whole.evaluation.pace_s, whole.plan.config)
-        assert answer.over_parallelism == whole.baselines[0].gain(whole.evaluation.pace_s)
-        assert (answer.proven, answer.bound) == ("DP", whole.evaluation.bound)
-        searched.clear()
-
-
-def test_an_unproven_point_may_take_the_straight_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the DP stops early, a baseline may be faster than its plan, so that it is still searched for."""
-    stopped = dynamic_program.solve
-
-    def unproven(*arguments: Any, **keywords: Any) -> Result:
-        return replace(stopped(*arguments, **keywords), bound_s=0.0, status=Status.FEASIBLE)
-
-    searched = []
-    monkeypatch.setattr(dynamic_program, "solve", unproven)
-    monkeypatch.setattr(baselines, "straight_pipelines", lambda *arguments: searched.append(arguments) or [])
-    solve_point(SweepPoint(_profile(), _cluster(), Options()), SEARCH)
-    assert len(searched) == 1

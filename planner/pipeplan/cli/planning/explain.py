@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from pipeplan.checker.verify import check_readable_plan
+from pipeplan.cli.planning.grouped_help import GroupedCommand
 from pipeplan.cli.planning.problem_options import problem_arguments, problem_of
 from pipeplan.cli.planning.solver_options import solver_option
 from pipeplan.cli.shared.options import json_option, quiet_option, seed_option
@@ -30,20 +31,23 @@ from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import parse_share
 
 
-@click.command("explain")
+@click.command("explain", cls=GroupedCommand)
 @problem_arguments()
 @click.option(
-    "--profile", "profile_option", type=click.Path(path_type=Path), help="The profile that a plan was made from."
+    "--profile",
+    "profile_option",
+    type=click.Path(path_type=Path),
+    help="Read this profile, which a plan was made from.",
 )
 @click.option(
     "--samples",
     type=click.IntRange(0, 10_000),
     default=20,
     show_default=True,
-    help="How often to draw the layers' times at random.",
+    help="Draw the layers' times at random so many times.",
 )
 @seed_option
-@click.option("--spread", metavar="5%", help="Interquartile range to assume for every time  [default: as measured]")
+@click.option("--spread", metavar="5%", help="Assume this interquartile range of every time  [default: as measured]")
 @solver_option("dp")
 @json_option
 @quiet_option

@@ -93,10 +93,10 @@ _ARGUMENTS = (
         default="local",
         show_default=True,
         shell_complete=complete_names(bundled_clusters, ".toml"),
-        help="The cluster: A, B, C, local, or a TOML file.",
+        help="Plan for this cluster: A, B, C, local, or a TOML file.",
     ),
-    click.option("--servers", type=int, help="Number of servers, instead of the cluster's own."),
-    click.option("--workers", type=int, help="With --cluster local: number of workers."),
+    click.option("--servers", type=int, help="Use this number of servers instead of the cluster's own."),
+    click.option("--workers", type=int, help="Use this number of workers, with --cluster local."),
     click.option(
         "--batch", type=int, metavar="SAMPLES", help="Train this global batch  [default: a microbatch on every worker]"
     ),
@@ -110,6 +110,7 @@ _ARGUMENTS = (
         "--staleness",
         metavar="N|any",
         callback=_parse_staleness,
+        shell_complete=complete_words("any"),
         help="Allow gradients that are up to N updates old  [default: 0]",
     ),
     click.option(
@@ -121,9 +122,9 @@ _ARGUMENTS = (
     click.option("--inference", is_flag=True, help="Plan the forward pass only."),
     click.option(
         "--stages",
-        metavar="N|N-M",
+        metavar="N|1-M",
         callback=_parse_stages,
-        help="Use exactly N stages, or from N to M.",
+        help="Use exactly N stages, or 1 to M.",
     ),
     click.option("--max-replicas", type=int, help="Limit the replicas of a stage; 1 gives an unreplicated pipeline."),
     click.option("--max-workers", type=int, help="Limit the busy workers; the others stay idle."),
@@ -135,7 +136,7 @@ _ARGUMENTS = (
         callback=_parse_pins,
         metavar="LAYER=STAGE",
         shell_complete=_complete_layers("="),
-        help="Put a layer in a stage, counted from 1. Can be repeated.",
+        help="Put a layer in a stage, counted from 1; can be repeated.",
     ),
     click.option(
         "--together",
@@ -143,7 +144,7 @@ _ARGUMENTS = (
         callback=_parse_groups,
         metavar="A,B,…",
         shell_complete=_complete_layers(),
-        help="Keep these layers in one stage. Can be repeated.",
+        help="Keep these layers in one stage; can be repeated.",
     ),
     click.option(
         "--shard-optimizer",

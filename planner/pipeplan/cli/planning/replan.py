@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pipeplan.api import cluster as named_cluster
+from pipeplan.cli.planning.grouped_help import GroupedCommand
 from pipeplan.cli.planning.problem_options import checked_option_fields, problem_arguments
 from pipeplan.cli.planning.solve_line import solve_line
 from pipeplan.cli.planning.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
@@ -18,6 +19,8 @@ from pipeplan.cli.shared.plan_completion import complete_lost
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.planning.candidates import microbatches
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.job_fields import job_notes
@@ -29,30 +32,32 @@ from pipeplan.run_data import latest_run
 from pipeplan.util import interrupts
 
 
-@click.command("replan")
+@click.command("replan", cls=GroupedCommand)
 @click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
 @click.option(
     "--lost",
     multiple=True,
     metavar="NAME,…",
     shell_complete=complete_lost,
-    help="Lost servers and workers: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the plan. "
-    "Can be repeated.",
+    help="Leave out lost servers and workers: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the "
+    "plan; can be repeated.",
 )
-@click.option("--cluster", metavar="NAME", help="Instead of --lost, the new cluster: A, B, C, local, or a TOML file.")
-@click.option("--servers", type=int, help="With --cluster: number of servers, instead of its own.")
-@click.option("--workers", type=int, help="With --cluster local: number of workers.")
 @click.option(
-    "--run", "run_folder", type=click.Path(path_type=Path), help="The run to resume from  [default: the latest]"
+    "--cluster", metavar="NAME", help="Plan for this cluster instead of --lost: A, B, C, local, or a TOML file."
+)
+@click.option("--servers", type=int, help="Use this number of servers, with --cluster.")
+@click.option("--workers", type=int, help="Use this number of workers, with --cluster local.")
+@click.option(
+    "--run", "run_folder", type=click.Path(path_type=Path), help="Resume from this run  [default: the latest]"
 )
 @plan_profile_option
 @click.option(
     "--relax",
     type=click.Choice(list(RELAXED)),
     multiple=True,
-    help="Drop this constraint of the old plan. Can be repeated.",
+    help="Drop this constraint of the old plan; can be repeated.",
 )
-@problem_arguments("profile", "cluster_name", "servers", "workers", "inference", "batch", "staleness")
+@problem_arguments("profile", "cluster_name", "servers", "workers", "inference", "staleness")
 @search_arguments
 @output_folder(note="PLAN_FOLDER-replanned")
 @force_option
@@ -88,7 +93,8 @@ def command(
     settings = settings_of(arguments)
     old_problem, old = read_old_plan(plan_folder, profile_file)
     remaining = remaining_cluster(old.cluster, names, _replacement(cluster, servers, workers))
-    fields = _fields(relax_options(old_problem.options, relax), arguments)
+    size = arguments["microbatch"] or old_problem.profile.minibatch
+    fields = _fields(relax_options(old_problem.options, relax), arguments, size)
     problem = replanned_problem(old_problem, remaining, relax, arguments["microbatch"], fields)
     checkpoint = None
     if not old.plan.inference:
@@ -138,9 +144,16 @@ def _replacement(instead: str | None, servers: int | None, workers: int | None) 
     return None
 
 
-def _fields(old: Options, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the options that the command line sets. The schedule is the old plan's unless one is named."""
+def _fields(old: Options, arguments: dict[str, Any], microbatch: int) -> dict[str, Any]:
+    """The fields of the options that the command line sets. The schedule is the old plan's unless one is named.
+
+    A global batch is cut into microbatches of `microbatch` samples. Raises `InputError` where it cannot be.
+    """
     fields = checked_option_fields(arguments | {"inference": old.inference, "schedule": None})
     if arguments["schedule"]:
         fields["schedule"] = arguments["schedule"]
+    if arguments["batch"] is not None:
+        if fields.get("schedule", old.schedule) not in ACCUMULATING:
+            raise InputError(f"--batch goes with --schedule {', '.join(ACCUMULATING)}")
+        fields["accumulate"] = microbatches(arguments["batch"], microbatch)
     return fields

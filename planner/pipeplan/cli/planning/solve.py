@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from pipeplan.api import cluster
+from pipeplan.cli.planning.grouped_help import GroupedCommand
 from pipeplan.cli.planning.problem_options import EXAMPLE, ProfileSource, problem_arguments, read_profile, request_of
 from pipeplan.cli.planning.solve_line import solve_line
 from pipeplan.cli.planning.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
@@ -34,6 +35,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.job_fields import job_notes
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.rescale import describe_rescaling
 from pipeplan.profile_data.ties import APART, held_layers
 from pipeplan.profile_data.training_needs import lacking_text, unchecked_text
 from pipeplan.rendering import plan_folder, plan_json
@@ -59,7 +61,7 @@ def write_exported(targeted: TargetedProblem, outcome: Outcome, folder: Path, *,
     return export_lines(targeted.target, target_folder, files, (outcome.problem, outcome.plan))
 
 
-@click.command("solve")
+@click.command("solve", cls=GroupedCommand)
 @problem_arguments()
 @search_arguments
 @for_option
@@ -167,7 +169,7 @@ BUSY_MACHINE = (
 
 def _print_notes(source: ProfileSource, built: BuiltProblem) -> None:
     """Print the origin of the profile, and what a user should know about it and about this machine."""
-    note(source.text, dim=True)
+    note(source.text + _rescaling(source.profile, built.problem.profile.minibatch), dim=True)
     if warning := device_mismatch(built.problem.profile, built.problem.cluster):
         note(warning)
     if built.problem.cluster.executor.disturbed:
@@ -182,6 +184,12 @@ def _print_notes(source: ProfileSource, built: BuiltProblem) -> None:
         note(line)
     for line in _order_lines(built.orders):
         note(line, dim=True)
+
+
+def _rescaling(profile: Profile, size: int) -> str:
+    """A clause on times that were not measured at the plan's microbatch size; empty if they were."""
+    known = profile.all_sizes
+    return "" if any(one.minibatch == size for one in known) else f"; {describe_rescaling(known, size)}"
 
 
 def _held_lines(problem: Problem) -> list[str]:

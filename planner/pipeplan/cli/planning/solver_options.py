@@ -27,7 +27,7 @@ def solver_option(default: str) -> Callable[[Function], Function]:
         type=click.Choice(["dp", "ilp", "both"]),
         default=default,
         show_default=True,
-        help="Solvers to run; both check each other.",
+        help="Run these solvers; both check each other.",
     )
 
 
@@ -38,7 +38,7 @@ _ARGUMENTS = (
         type=float,
         default=60.0,
         show_default=True,
-        help="Seconds for the whole search. Unless it is given, the second solver has 4 of them to confirm a proof.",
+        help="Search for at most this many seconds; unless given, the second solver has 4 of them to confirm a proof.",
     ),
 )
 
@@ -82,7 +82,7 @@ def keep_disagreement(folder: Path | None) -> Iterator[None]:
 
 
 def written_lines(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()) -> str:
-    """A line on the files that were written, and another on launch scripts and exports of an older plan that remain.
+    """A line on the files that were written, and another on files made from an older plan that remain.
 
     `fresh` names the exports that were written with this plan.
     """
@@ -91,10 +91,10 @@ def written_lines(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()
     older = [name for name in _written_into_plan_folder() if name not in fresh and (folder / name).exists()]
     if not older:
         return line
-    return f"{line}\nstill of the older plan, to be rendered or exported anew: {', '.join(older)} in {folder}"
+    return f"{line}\nstill of the older plan, to be made anew: {', '.join(older)} in {folder}"
 
 
 def _written_into_plan_folder() -> list[str]:
-    """Names of the files and folders that `render` and `export` write into a plan folder by default."""
+    """Names of the files and folders that `render`, `export` and `report` write into a plan folder by default."""
     launchers = [launcher.file_name for launcher in LAUNCHERS.values() if launcher is not LOCAL]
-    return [*launchers, *TARGET_NAMES]
+    return [*launchers, *TARGET_NAMES, "report.html"]

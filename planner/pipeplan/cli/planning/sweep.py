@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from pipeplan.api import cluster
+from pipeplan.cli.planning.grouped_help import GroupedCommand
 from pipeplan.cli.planning.problem_options import checked_option_fields, problem_arguments, read_profile
 from pipeplan.cli.planning.solver_options import positive_time_limit, solver_option
 from pipeplan.cli.shared.options import NumberRange, force_option, json_option, quiet_option, refuse_output
@@ -41,24 +42,31 @@ class _Outputs:
     as_json: bool
 
 
-@click.command("sweep")
+@click.command("sweep", cls=GroupedCommand)
 @problem_arguments("servers", "workers", "microbatch", "schedule")
-@click.option("--servers", metavar="1,2,4", help="Numbers of servers.")
-@click.option("--workers", metavar="1,2,4", help="With --cluster local: numbers of workers.")
+@click.option("--servers", metavar="1,2,4", help="Plan for these numbers of servers.")
+@click.option("--workers", metavar="1,2,4", help="Plan for these numbers of workers, with --cluster local.")
 @click.option(
-    "--bandwidth", multiple=True, metavar="LEVEL=RATE,…", help="Bandwidths of a level: cluster=10Gbit/s,25Gbit/s."
+    "--bandwidth",
+    multiple=True,
+    metavar="LEVEL=RATE,…",
+    help="Plan for these bandwidths of a level: cluster=10Gbit/s,25Gbit/s.",
 )
-@click.option("--memory", metavar="8GiB,16GiB", help="Memory sizes of a device.")
-@click.option("--microbatch", metavar="32,64", help="Microbatch sizes.")
-@click.option("--schedule", metavar="A,B", help="Training schedules  [default: the best]")
-@click.option("--price", type=NumberRange(min=0), help="Price of a server for an hour  [default: that of the cluster]")
+@click.option("--memory", metavar="8GiB,16GiB", help="Plan for these memory sizes of a device.")
+@click.option("--microbatch", metavar="32,64", help="Plan for these microbatch sizes  [default: the best]")
+@click.option("--schedule", metavar="A,B", help="Plan for these training schedules  [default: the best]")
+@click.option(
+    "--price", type=NumberRange(min=0), help="Assume this price of a server for an hour  [default: that of the cluster]"
+)
 @solver_option("dp")
 @click.option(
     "--time-limit",
     type=float,
-    help="Seconds for all points together  [default: 60 for each point, without a limit in all]",
+    help="Search for at most this many seconds in all  [default: 60 for each point, without a limit in all]",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Number of processes  [default: one for each processor]")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Run this number of processes  [default: one for each processor]"
+)
 @click.option(
     "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to this file."
 )
@@ -142,7 +150,10 @@ def _points(
         for count in servers or (None,)
         for worker_count in workers or (None,)
     ]
-    question = SweptQuestion(checked_option_fields(arguments), arguments["batch"], arguments["staleness"])
+    # The schedules are an axis; here they are only checked against the other options.
+    fields = checked_option_fields(arguments | {"schedule": ",".join(axes.schedules) or None})
+    fields.pop("schedule", None)
+    question = SweptQuestion(fields, arguments["batch"], arguments["staleness"])
     return sweep_points(profile, clusters, question, axes)
 
 

@@ -26,12 +26,12 @@ HEAD = 2**12
 """Bytes at the beginning of a file that are searched for the mark of its kind."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-FILE, FOLDER = "The file to write; missing folders are made.", "The folder to write to; missing ones are made."
+FILE, FOLDER = "Write to this file; missing folders are made.", "Write to this folder; missing ones are made."
 FORCE = "Replace existing files."
 JSON = "Print the answer as one JSON document."
 QUIET = "Print nothing but errors and what --json asks for."
-SEED = "Seed of the random numbers."
-PLAN_PROFILE = "The plan's profile  [default: found beside the plan, in this folder, or among the bundled ones]"
+SEED = "Seed the random numbers with this."
+PLAN_PROFILE = "Read the plan's profile here  [default: beside the plan, in this folder, or among the bundled ones]"
 
 
 class NumberRange(click.FloatRange):

@@ -180,17 +180,16 @@ def test_a_plan_for_this_machine_names_the_command_that_runs_it(run: Run, planne
     where = ("--cluster", "local", "--workers", "2", "--solver", "dp", "-o", "a b")
     solved = run("solve", "measured.json", *where)
     assert solved.code == 0, solved.err
-    assert solved.err.splitlines()[-1] == "next: 'a b/launch.sh' --epochs 1, or pipeplan report 'a b'"
+    next_line = " ".join(solved.out[solved.out.index("NEXT ") :].split())
+    assert next_line == "NEXT 'a b/launch.sh' --epochs 1 | pipeplan explain 'a b'"
 
 
-def test_solve_names_the_next_step_or_takes_it(run: Run, planned: Path) -> None:
+def test_solve_names_the_next_step(run: Run, planned: Path) -> None:
     words = ("solve", "--cluster", "tiny.toml", "--solver", "dp", "-o", "a b")
-    assert run(*words).err.splitlines()[-1] == "next: pipeplan report 'a b'"
+    assert run(*words).out.splitlines()[-1] == "NEXT  pipeplan explain 'a b'"
     assert not Path("a b/report.html").exists()
-    taken = run(*words, "--force", "--report")
-    assert taken.code == 0, taken.err
-    assert taken.err.splitlines()[-1] == "written: a b/report.html"
-    assert "is of an older plan" in run(*words, "--force").err.splitlines()[-1]
+    assert run("report", "a b").code == 0
+    assert run(*words, "--force").err.splitlines()[-1] == "still of the older plan, to be made anew: report.html in a b"
     before = Path("a b/report.html").read_text()
     assert run("report", "a b").code == 0
     assert Path("a b/report.html").read_text() == before, "the same, whoever writes it"

@@ -12,7 +12,6 @@ from decoders import decoder
 
 from pipeplan.profile_data.layers import Layer, Provenance, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan_launch.plan.stage_files import load_plan
 
 
 def _save(path: Path = Path("profile.json"), saved: int = 6) -> None:
@@ -37,10 +36,9 @@ def test_without_a_profile_there_is_an_example_and_nothing_is_written(run: Run) 
     assert "pipeplan solve vgg16-v100 --cluster C" in done.err
     document = json.loads(run("solve", "--cluster", "C", "--schedule", "1f1b-stashing", *QUICK, "--json").out)
     assert document["profile"]["path"] is None
-    for asked in (["-o", "here"], ["--report"]):
-        done = run("solve", "--cluster", "C", *asked)
-        assert (done.code, done.out) == (2, "")
-        assert "there is no profile.json here to write a plan for: name a profile" in done.err
+    done = run("solve", "--cluster", "C", "-o", "here")
+    assert (done.code, done.out) == (2, "")
+    assert "there is no profile.json here to write a plan for: name a profile" in done.err
     assert list(Path().iterdir()) == []
 
 
@@ -50,22 +48,9 @@ def test_a_bundled_profile_is_planned_for_by_its_name(run: Run) -> None:
     assert "vgg16 (bundled); modelled" in done.err
     assert not done.out.startswith("An example")
     assert "modelled on V100 SXM2 16 GB, not measured" in done.err
-    for expected in (
-        "Plan ",
-        "stage",
-        "compute",
-        "sync",
-        "memory",
-        "minibatches/s",
-        "bound by",
-        "over data parallelism",
-    ):
+    for expected in ("\nRUN ", "stage 1", "of memory", "samples/s", "\nALSO ", "\nWHY ", "\nTRUST ", "\nNEXT "):
         assert expected in done.out
-    assert "best straight pipeline" in done.out
-    assert "model parallelism" in done.out
-    assert (
-        "Verdict: proven optimal with everything charged: no plan of the searched space is faster; DP and" in done.out
-    )
+    assert "proven: no plan of the searched space is" in " ".join(done.out.split())
     assert Path("plan/launch.sh").exists()
 
 
@@ -88,19 +73,20 @@ def test_every_server_count_and_the_papers_sizes(run: Run) -> None:
         assert counts[0] * counts[-1] == workers
 
 
-def test_rescaling_the_minibatch_is_said(run: Run) -> None:
+def test_a_size_that_was_not_measured_is_planned_for_and_said(run: Run) -> None:
     _save()
-    done = run("solve", "--cluster", "C", "--minibatch", "8", "--no-write", "--json")
-    assert "rescaled linearly from minibatch 4 to 8" in done.err
+    done = run("solve", "--cluster", "C", "--microbatch", "8", "--no-write", "--json")
     assert json.loads(done.out)["profile"]["minibatch"] == 8
+    assert "rescaled linearly from minibatch 4 to 8" in done.err
+    assert "rescaled" not in run("solve", "--cluster", "C", "--microbatch", "4", "--no-write", "--json").err
 
 
-def test_inference_and_fixed_stages_and_cbc(run: Run) -> None:
+def test_inference_and_fixed_stages(run: Run) -> None:
     _save()
     done = run("solve", "--cluster", "C", "--inference", "--json", "-o", "p1")
     assert json.loads(done.out)["plan"]["inference"] is True
     assert json.loads(Path("p1/stages/stage-0.json").read_text())["schedule"]["name"] == "forward-only"
-    done = run("solve", "--cluster", "C", "--stages", "2", "--ilp-solver", "cbc", "--json", "-o", "p2")
+    done = run("solve", "--cluster", "C", "--stages", "2", "--json", "-o", "p2")
     assert len(json.loads(done.out)["plan"]["stages"]) == 2
     done = run("solve", "--cluster", "C", "--max-replicas", "1", "--json", "-o", "p3")
     assert {len(stage["workers"]) for stage in json.loads(done.out)["plan"]["stages"]} == {1}
@@ -109,7 +95,7 @@ def test_inference_and_fixed_stages_and_cbc(run: Run) -> None:
 def test_more_levels_than_two(run: Run) -> None:
     _save()
     levels = "".join(
-        f'[[level]]\nname = "{name}"\ncount = 2\nbandwidth = {rate}\n'
+        f'[[level]]\nname = "{name}"\ncount = 2\nbandwidth = "{rate} B/s"\n'
         for name, rate in (("board", 1e9), ("server", 1e8), ("rack", 1e7))
     )
     device = '[device]\nname = "d"\nkind = "cpu"\nmemory = "1 GiB"\n'
@@ -131,15 +117,15 @@ def test_no_colour_codes_when_piped(run: Run) -> None:
         (["solve", "--cluster", "locla"], "did you mean 'local'"),
         (["solve", "nowhere.json"], "cannot read nowhere.json"),
         (["solve", "--stages", "9"], "9 stages asked for, but the model has only 3 layers to cut"),
-        (["solve", "--stages", "0"], "must be at least 1"),
+        (["solve", "--stages", "0"], "expected at least 1 stage"),
         (["solve", "--workers", "0"], "must be at least 1"),
         (["solve", "--workers", "two"], "'two' is not a valid integer"),
         (["solve", "--cluster", "A", "--workers", "3"], "--workers goes with --cluster local"),
         (["solve", "--servers", "3"], "the cluster local is one server"),
         (["solve", "--cluster", "A", "--servers", "0"], "cannot have 0 servers: a cluster has at least one"),
-        (["solve", "--minibatch", "0"], "must be at least 1"),
-        (["solve", "--minibatch", str(10**24)], "at most 10000000"),
-        (["solve", "--overlap", "nan"], "between 0 and 1"),
+        (["solve", "--microbatch", "0"], "must be at least 1"),
+        (["solve", "--microbatch", str(10**24)], "at most 10000000"),
+        (["solve", "--batch", "7", "--microbatch", "4"], "7 samples cannot be cut into microbatches of 4"),
         (["solve", "--time-limit", "0"], "--time-limit must be above 0"),
         (["solve", "--solver", "magic"], "--solver: there is no 'magic'; there are: dp, ilp, both"),
         (["solve", "-o", "profile.json"], "profile.json is not a folder"),
@@ -161,10 +147,13 @@ def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run: Run, argument
 
 
 def test_nothing_fits_names_the_layer_and_what_is_missing(run: Run) -> None:
-    _save(saved=64 << 30)
-    done = run("solve", "--cluster", "A", "--servers", "1")
-    assert done.code == 2
-    assert "layer 'c' alone needs 64 GiB, 48 GiB more than the 16 GiB of one V100 16 GB" in done.err
+    said = "layer 'c' alone needs 64 GiB, 48 GiB more than the 16 GiB of one V100 16 GB"
+    # Without a size the smallest one is named, a quarter of the profile's.
+    for gibibytes, asked in ((64, ["--microbatch", "4"]), (256, [])):
+        _save(saved=gibibytes << 30)
+        done = run("solve", "--cluster", "A", "--servers", "1", *asked)
+        assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+        assert said in done.err
     assert not Path("plan").exists()
 
 
@@ -181,19 +170,20 @@ def test_a_second_plan_is_refused_before_any_work(run: Run) -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (["--staleness", "nine"], "there is no tolerance 'nine' for staleness"),
-        (["--staleness", "none", "--inference"], "--staleness goes with --schedule best or auto"),
-        (["--objective", "fast"], "there is no objective 'fast'"),
-        (["--server-order", "up"], "there is no server order 'up'"),
+        (["--staleness", "nine"], "--staleness: expected a number of updates or any, found 'nine'"),
+        (["--staleness", "0", "--inference"], "--staleness chooses among schedules"),
+        (["--staleness", "1", "--schedule", "gpipe"], "--staleness chooses among schedules"),
         (["--schedule", "zb"], "there is no schedule 'zb'"),
-        (["--schedule", "auto"], "--schedule auto needs the global batch"),
-        (["--batch", "0"], "a batch of 0 samples cannot be cut"),
-        (["--schedule", "auto", "--batch", "-4"], "a batch of -4 samples cannot be cut"),
-        (["--schedule", "auto", "--batch", "8", "--staleness", "nine"], "there is no tolerance 'nine'"),
+        (["--schedule", "auto", "--batch", "8"], "there is no schedule 'auto'"),
+        (["--batch", "0"], "--batch must be at least 1 sample, not 0"),
+        (["--batch", "-4"], "--batch must be at least 1 sample, not -4"),
+        (["--schedule", "1f1b-flush", "--batch", "7", "--microbatch", "4"], "a batch of 7 samples cannot be cut"),
+        (["--schedule", "1f1b-stashing", "--batch", "8"], "leave out --batch"),
+        (["--inference", "--batch", "8"], "--batch is for training"),
         (["--pin", "z=1"], "the profile has no layer 'z'"),
         (["--stages", "9"], "9 stages asked for"),
-        (["--schedule", "auto", "--batch", "8", "--stages", "9"], "9 stages asked for"),
-        (["--minibatch", "auto"], "--minibatch auto chooses among measured sizes"),
+        (["--batch", "8", "--stages", "9"], "9 stages asked for"),
+        (["--microbatch", "auto"], "'auto' is not a valid integer"),
         (["--for", "megatron"], "Megatron"),
         (["--for", "nobody"], "there is no export for 'nobody'"),
     ],
@@ -207,13 +197,12 @@ def test_wrong_options_come_before_the_folder(run: Run, wrong: list[str], says: 
     assert says in done.err
 
 
-@pytest.mark.parametrize("asked", [[], ["--schedule", "auto", "--batch", "8"], ["--schedule", "1f1b-stashing"]])
+@pytest.mark.parametrize("asked", [[], ["--batch", "8"], ["--schedule", "1f1b-stashing"]])
 def test_the_folder_comes_before_any_search(run: Run, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def search(*_arguments: object, **_named: object) -> None:
         raise AssertionError("a search began")
 
-    for module in ("choose_schedule", "plan_kinds"):
-        monkeypatch.setattr(f"pipeplan.planning.{module}.best_in_time", search)
+    monkeypatch.setattr("pipeplan.planning.candidates.best_in_time", search)
     monkeypatch.setattr("pipeplan.cli.planning.solve.solve", search)
     _save()
     Path("plan").mkdir()
@@ -251,9 +240,9 @@ def test_no_run_is_proposed_for_a_job_that_cannot_be_trained(run: Run) -> None:
     measured = replace(Profile.load("profile.json"), provenance=Provenance("measured", "cpu"))
     measured.save("profile.json")
     runs = "launch.sh --epochs"
-    assert runs in run("solve", "--cluster", "local", "--workers", "2", *QUICK).err
+    assert runs in run("solve", "--cluster", "local", "--workers", "2", *QUICK).out
     replace(measured, lacks=("loss",)).save("profile.json")
-    assert runs not in run("solve", "--cluster", "local", "--workers", "2", "--force", *QUICK).err
+    assert runs not in run("solve", "--cluster", "local", "--workers", "2", "--force", *QUICK).out
 
 
 def test_a_bundled_profile_is_solved_by_its_name(run: Run) -> None:
@@ -263,35 +252,6 @@ def test_a_bundled_profile_is_solved_by_its_name(run: Run) -> None:
     done = run("explain", "mnist-v10", "--cluster", "C")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "did you mean 'mnist-v100'" in done.err
-
-
-@pytest.mark.parametrize("schedule", [("--schedule", "2bw", "--accumulate", "8"), ("--schedule", "1f1b-stashing")])
-def test_a_correction_is_charged_said_and_passed_on(run: Run, schedule: tuple[str, ...]) -> None:
-    """By one step of the optimiser for each version of the weights but the newest; the check charges it, too."""
-    _save()
-    given = ("solve", "--cluster", "local", "--workers", "3", "--stages", "3", *QUICK, *schedule)
-    plain = json.loads(run(*given, "--correction", "none", "--json", "--no-write").out)
-    done = run(*given, "--correction", "ef", "--json")
-    assert done.code == 0, done.err
-    corrected = json.loads(done.out)
-    for before, after, stage in zip(
-        plain["prediction"]["stages"], corrected["prediction"]["stages"], corrected["plan"]["stages"], strict=True
-    ):
-        steps = (stage["versions"] - 1) * after["parameter_bytes"]
-        assert after["memory_bytes"] == before["memory_bytes"] + steps
-    assert load_plan(Path("plan")).correction == "ef"
-    assert run("check", "plan").code == 0
-    again = run(*given, "--correction", "ef", "--no-write")
-    assert "Error feedback corrects them." in again.out.replace("\n", " ")
-
-
-@pytest.mark.parametrize("arguments", [("--schedule", "gpipe", "--accumulate", "4"), ("--inference",)])
-def test_a_correction_of_what_is_not_old_is_refused(run: Run, arguments: tuple[str, ...]) -> None:
-    _save()
-    done = run("solve", "--cluster", "A", "--correction", "ef", *arguments)
-    assert done.code == 2
-    assert "a plan corrects old gradients under 1f1b-stashing and 2bw only, not for " in done.err
-    assert not Path("plan").exists()
 
 
 def test_layers_that_ties_keep_together_are_named(run: Run) -> None:

@@ -14,6 +14,14 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 
 LAYERS = "abcdef"
+A_RANGE, LEAST = (
+    "expected a number or a range, as in 3 or 1-4",
+    "expected at least 1 stage, and the smaller number first",
+)
+WRONG_STAGES = {
+    **dict.fromkeys(("two", "", "-3", "1-", "1-2-3", "1.5", "²"), A_RANGE),
+    **dict.fromkeys(("0", "0-2", "4-1"), LEAST),
+}
 CLUSTER = ("--cluster", "A", "--servers", "1")
 """Four workers: what options do is seen on few as well."""
 
@@ -33,7 +41,7 @@ def profile(run: Run) -> None:
 
 def solved(run: Run, *arguments: str) -> dict[str, Any]:
     named = () if "--schedule" in arguments else ("--schedule", "1f1b-stashing")
-    done = run("solve", *CLUSTER, "--no-simulation", "--solver", "dp", "--no-write", "--json", *named, *arguments)
+    done = run("solve", *CLUSTER, "--solver", "dp", "--no-write", "--json", *named, *arguments)
     assert done.code == 0, done.err
     document: dict[str, Any] = json.loads(done.out)
     return document
@@ -53,33 +61,51 @@ def test_a_layer_may_be_pinned_to_a_stage(run: Run) -> None:
 
 def test_layers_may_be_kept_together(run: Run) -> None:
     assert any("cd" in stage for stage in stages(solved(run, "--together", "c, d")))
-    assert any("bcd" in stage for stage in stages(solved(run, "--no-cut-after", "b", "--no-cut-after", "c")))
+    assert any("bcd" in stage for stage in stages(solved(run, "--together", "b,c", "--together", "c,d")))
 
 
 def test_numbers_of_stages_and_workers_have_a_maximum(run: Run) -> None:
-    assert len(stages(solved(run, "--max-stages", "2"))) <= 2
+    assert len(stages(solved(run, "--stages", "1-2"))) <= 2
     document = solved(run, "--max-workers", "3")
     assert sum(len(stage["workers"]) for stage in document["plan"]["stages"]) <= 3
 
 
+@pytest.mark.parametrize(
+    ("text", "least", "most"), [("3", 3, None), ("1-4", None, 4), ("1-1", 1, None), ("2-2", 2, None)]
+)
+def test_stages_are_a_number_or_a_range(run: Run, text: str, least: int | None, most: int | None) -> None:
+    document = solved(run, "--stages", text, "--ignore-memory")
+    assert (document["options"]["stages"], document["options"]["max_stages"]) == (least, most)
+    assert len(stages(document)) == least if least else len(stages(document)) <= (most or 0)
+
+
+@pytest.mark.parametrize(("text", "stored"), [("0", 0), ("2", 2), ("any", None), ("ANY", None)])
+def test_staleness_is_a_number_of_updates_or_any(run: Run, text: str, stored: int | None) -> None:
+    done = run("solve", *CLUSTER, "--solver", "dp", "--no-write", "--json", "--staleness", text)
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document["choice"]["staleness"] == stored
+    oldest = max(document["updates"]["stale_by"])
+    assert text.lower() == "any" or oldest <= int(text)
+
+
 @pytest.mark.parametrize("name", ["2bw", "gpipe", "1f1b-flush"])
 def test_schedules_with_a_number_of_minibatches(run: Run, name: str) -> None:
-    document = solved(run, "--schedule", name, "--accumulate", "12")
+    document = solved(run, "--schedule", name, "--batch", "48")
     assert (document["plan"]["schedule"], document["plan"]["accumulate"]) == (name, 12)
-    done = run("solve", "--cluster", "A", "--schedule", name)
-    assert done.code == 2
-    assert f"--schedule {name} needs a number of minibatches per update: give --accumulate" in done.err
+    # A microbatch of 4 on each of 4 workers.
+    assert solved(run, "--schedule", name)["plan"]["accumulate"] == 4
 
 
 def test_what_is_asked_for_stands_in_the_plan(run: Run) -> None:
-    options = solved(run, "--no-recompute", "--no-contention", "--boundary", "parallel", "--pin", "a=1")["options"]
-    assert (options["recompute"], options["contention"], options["boundary"]) == (False, False, "parallel")
+    options = solved(run, "--no-recompute", "--ignore-memory", "--stages", "1-3", "--pin", "a=1")["options"]
+    assert (options["recompute"], options["memory"], options["max_stages"]) == (False, False, 3)
     assert options["pins"] == [["a", 1]]
 
 
 @pytest.mark.slow
 def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
-    arguments = ("--pin", "c=1", "--together", "e,f", "--max-workers", "5", "--schedule", "2bw", "--accumulate", "12")
+    arguments = ("--pin", "c=1", "--together", "e,f", "--max-workers", "5", "--schedule", "2bw", "--batch", "48")
     assert run("solve", "--cluster", "A", "--solver", "dp", *arguments).code == 0
     done = run("explain", "plan", "--profile", "profile.json", "--samples", "0", "--json")
     assert done.code == 0, done.err
@@ -107,33 +133,22 @@ def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
             ["--pin", "a=1", "--pin", "b=2", "--together", "a,b"],
             "'a' is pinned to stage 1 and 'b', which must be in the same stage, to stage 2; relax",
         ),
-        (
-            ["--fewest-workers", "5"],
-            "--fewest-workers: 5 is 500%; did you mean 5%?",
-        ),
-        (["--fewest-workers", "300%"], "--fewest-workers: 300% is 300%; 100% is the most"),
-        (["--simplest", "2"], "--simplest: 2 is 200%; did you mean 2%?"),
-        (["--simplest", "few"], "--simplest: expected a share such as 5%, found 'few'"),
         (["--pin", "z=1"], "the profile has no layer 'z'"),
         (["--together", "a,z"], "the profile has no layer 'z'"),
-        (["--no-cut-after", "z"], "the profile has no layer 'z'"),
-        (["--max-stages", "0"], "the maximum of stages must be at least 1"),
         (["--max-workers", "0"], "the maximum of workers must be at least 1"),
-        (["--schedule", "gpip", "--accumulate", "4"], "did you mean 'gpipe'"),
-        (["--accumulate", "4"], "--accumulate goes with --schedule 2bw, gpipe, 1f1b-flush"),
+        (["--max-replicas", "0"], "the maximum of replicas must be at least 1"),
+        (["--schedule", "gpip", "--batch", "16"], "did you mean 'gpipe'"),
+        (["--batch", "6", "--microbatch", "4"], "a batch of 6 samples cannot be cut into microbatches of 4"),
         (["--inference", "--schedule", "gpipe"], "--schedule is for training"),
-        (["--boundary", "paralel"], "did you mean 'parallel'"),
-        (["--gap", "nan"], "invalid value for '--gap': 'nan' is not a number"),
-        (["--straight", "--max-replicas", "3"], "--straight and --max-replicas 3 contradict each other: leave out one"),
-        (
-            ["--schedule", "interleaved-1f1b", "--accumulate", "4", "--virtual-stages", "1"],
-            "a worker has at least 2 virtual stages under interleaved-1f1b, not 1",
+        (["--inference", "--shard-optimizer"], "inference has no optimiser"),
+        (["--schedule", "gpipe", "--staleness", "0"], "--staleness chooses among schedules: leave it out with"),
+        (["--for", "megatron", "--staleness", "1"], "--staleness chooses among schedules: leave it out with"),
+        *((["--stages", text], f"--stages: {said}, found {text!r}") for text, said in WRONG_STAGES.items()),
+        (["--stages", "2-3"], "--stages: a range begins with 1, as in 1-3; found '2-3'"),
+        *(
+            (["--staleness", text], f"--staleness: expected a number of updates or any, found {text!r}")
+            for text in ("some", "-1", "1.5", "", "²")
         ),
-        (
-            ["--schedule", "gpipe", "--accumulate", "4", "--staleness", "none"],
-            "--staleness goes with --schedule best or auto, which choose the schedule by it: leave it out",
-        ),
-        (["--minibatch", "auto", "--staleness", "none"], "--staleness goes with --schedule best or auto"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(run: Run, arguments: list[str], complaint: str) -> None:

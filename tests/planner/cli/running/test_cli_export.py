@@ -22,7 +22,7 @@ SOLVE = (
     "dp",
     "--stages",
 )
-FLUSH = ("2", "--schedule", "1f1b-flush", "--accumulate", "4")
+FLUSH = ("2", "--schedule", "1f1b-flush", "--batch", "128")
 FILES = {"pipeline.py", "schedule.csv", "train.py"}
 
 
@@ -57,12 +57,12 @@ def test_the_files_are_written_beside_the_plan_once_and_listed(run: Run) -> None
 
 
 def test_a_plan_that_the_trainer_cannot_express_is_refused_and_nothing_is_written(run: Run) -> None:
-    assert run(*SOLVE, "2", "--staleness", "any").code == 0
+    assert run(*SOLVE, "2", "--schedule", "1f1b-stashing").code == 0
     done = run("export", "torch-pipelining")
     assert (done.code, done.out) == (2, "")
     assert done.err == (
         "error: torch.distributed.pipelining of torch 2.13.0 cannot express the plan 1-1: its schedule 1f1b-stashing "
-        "is asynchronous, and keeps versions of the weights; `pipeplan solve … --for torch-pipelining --accumulate 32` "
+        "is asynchronous, and keeps versions of the weights; `pipeplan solve … --for torch-pipelining --batch SAMPLES` "
         "finds the best plan that it can\n"
     )
     assert not Path("plan/torch-pipelining").exists()
