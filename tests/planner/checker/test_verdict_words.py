@@ -77,8 +77,8 @@ NONE = replace(ILP, status="time limit", minibatch_s=math.inf, bound_s=0.0)
             "optimal",
             True,
             (
-                "proven: no plan of the searched space is faster; the cores that the workers share are never idle at the "
-                "bound"
+                "proven: no plan of the searched space is faster; the cores that the workers share are never idle at "
+                "the bound"
             ),
         ),
     ],
