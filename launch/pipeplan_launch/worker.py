@@ -31,7 +31,7 @@ from pipeplan_launch.job_reference import change_note, job_file
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
-from pipeplan_launch.plan.transport_modes import HOST, asks_self_test, memory_note, transport_of
+from pipeplan_launch.plan.transport_modes import asks_self_test, memory_note, transport_of
 from pipeplan_launch.plan.updates import updates_sentence
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
@@ -176,8 +176,7 @@ class ActiveWorker:
             print_status(f"plan {self._plan.written()}, minibatch {self._plan.minibatch}, run folder {self._start.run}")
             if self._plan.schedule.trains:
                 print_status(updates_sentence(self._plan))
-            mode = HOST if self._groups.edges is None else self._groups.edges.mode
-            if (beyond := memory_note(self._plan, mode)) is not None:
+            if self._groups.edges is not None and (beyond := memory_note(self._plan)) is not None:
                 print_status(beyond)
             for sizes in (self._stage.train_sizes, self._stage.test_sizes):
                 if sizes is not None and sizes.note:

@@ -15,6 +15,7 @@ import torch
 from pipeplan_launch.devices.backend import backend_of, nccl_version
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import read_file, write_json
+from pipeplan_launch.plan.transport_modes import MODES
 from pipeplan_launch.typed_document import decode, parse_json
 
 
@@ -39,8 +40,12 @@ def remember(transport: str) -> Path:
 
 
 def remembered_transport() -> str | None:
-    """The mode that the self-test found for this machine; None if there has been none."""
-    return _all().get(machine_key())
+    """The mode that the self-test found for this machine; None if there has been none.
+
+    A mode that an earlier version found and that no longer exists counts as none.
+    """
+    found = _all().get(machine_key())
+    return found if found in MODES else None
 
 
 def _all() -> dict[str, str]:

@@ -136,12 +136,7 @@ class _Probe:
         self._device = process_groups.device_of(plan)
         self._messages = 0
         """Messages so far. The count is the same in all workers, so that no two messages have the same number."""
-        pairs = [
-            team.workers for teams in task.rounds for team in teams if not team.is_ring and self._rank in team.workers
-        ]
-        peers = sorted({worker for pair in pairs for worker in pair} - {self._rank})
-        self._transport = Transport(0, self._rank, self._device, peers, timeout_s, groups.everyone)
-        self._transport.open()
+        self._transport = Transport(0, self._rank, self._device, groups.everyone)
 
     def run(self) -> dict[CommunicatingTeam, float]:
         """Measure for about as long as the task says."""

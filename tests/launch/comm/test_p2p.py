@@ -17,8 +17,8 @@ from pipeplan_launch.checkpoint import tensor_store
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
 from pipeplan_launch.comm import p2p
+from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.p2p import Transport, _tag
-from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.plan.one_order import Direction
 
 
