@@ -77,7 +77,7 @@ def run_worker(options: RunOptions) -> None:
         dist.destroy_process_group()
         return
     try:
-        for note in check_planned_links(plan, groups, options.probe_s, options.timeout_s):
+        for note in check_planned_links(plan, groups, options.probe_s):
             print_status(note)
         _build_and_run(options, plan, groups, run_start)
     except PeerLost as error:

@@ -123,14 +123,14 @@ def _sizes(plan: LaunchPlan, teams: Sequence[CommunicatingTeam]) -> tuple[int, .
     return tuple(size for size in PROBE_SIZES if not most or size <= max(most, PROBE_SIZES[0]))
 
 
-def probe_links(plan: LaunchPlan, task: ProbeTask, groups: Groups, timeout_s: float) -> dict[CommunicatingTeam, float]:
+def probe_links(plan: LaunchPlan, task: ProbeTask, groups: Groups) -> dict[CommunicatingTeam, float]:
     """Measured rates of the teams, in bytes/s, known to all workers. All of them call this with the same task."""
     with peer_loss_explained("a link failed while it was measured"):
-        return _Probe(plan, task, groups, timeout_s).run()
+        return _Probe(plan, task, groups).run()
 
 
 class _Probe:
-    def __init__(self, plan: LaunchPlan, task: ProbeTask, groups: Groups, timeout_s: float) -> None:
+    def __init__(self, plan: LaunchPlan, task: ProbeTask, groups: Groups) -> None:
         self._task, self._groups = task, groups
         self._rank = dist.get_rank()
         self._device = process_groups.device_of(plan)
