@@ -31,7 +31,7 @@ from pipeplan_launch.job_reference import change_note, job_file
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
-from pipeplan_launch.plan.transport_modes import asks_self_test, memory_note, transport_of
+from pipeplan_launch.plan.transport_modes import MODES, asks_self_test, memory_note, transport_of
 from pipeplan_launch.plan.updates import updates_sentence
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
@@ -62,7 +62,7 @@ def run_worker(options: RunOptions) -> None:
     options = replace(options, averaging=options.averaging.by_default_of(plan))
     keep_freed_memory()
     asks = asks_self_test(options.transport, plan, options.averaging)
-    found = remembered_transport() if asks else None
+    found = remembered_transport(MODES) if asks else None
     transport = transport_of(options.transport, plan, options.averaging, found)
     groups = process_groups.join_workers(plan, options.timeout_s, transport)
     rank = dist.get_rank()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -15,7 +16,6 @@ import torch
 from pipeplan_launch.devices.backend import backend_of, nccl_version
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import read_file, write_json
-from pipeplan_launch.plan.transport_modes import MODES
 from pipeplan_launch.typed_document import decode, parse_json
 
 
@@ -39,13 +39,13 @@ def remember(transport: str) -> Path:
     return path
 
 
-def remembered_transport() -> str | None:
-    """The mode that the self-test found for this machine; None if there has been none.
+def remembered_transport(modes: Collection[str]) -> str | None:
+    """The one of these modes that the self-test found for this machine; None if there has been none.
 
-    A mode that an earlier version found and that no longer exists counts as none.
+    What an earlier version found may be a mode that no longer exists, which counts as none.
     """
     found = _all().get(machine_key())
-    return found if found in MODES else None
+    return found if found in modes else None
 
 
 def _all() -> dict[str, str]:
