@@ -6,12 +6,16 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from pipeplan_launch import Data, Job
+from pipeplan_launch.runtime.self_check import passes
+from pipeplan_launch.tracing.split import StageProgram
+from pipeplan_launch.tracing.trace import TracedModel
 
 CALLS = [0]
 OWN = torch.Generator().manual_seed(5)
@@ -70,6 +74,20 @@ class CountsSteps(TwoLinear):
         return self.last(self.first(x) / (1 + 0.1 * self.step))
 
 
+class CountsInside(nn.Module):
+    """A counter and a list in a submodule, which is taken whole and keeps them in buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.scales = 0, [1.0, 2.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+            self.scales[1] *= 0.5
+        return x * self.scales[1] / (1 + 0.1 * self.steps)
+
+
 class CountsCalls(TwoLinear):
     """A number that nothing reads."""
 
@@ -94,6 +112,19 @@ class CountsInFile(TwoLinear):
     def forward(self, x: Tensor) -> Tensor:
         CALLS[0] += 1
         return self.last(self.first(x) / (1 + 0.1 * CALLS[0]))
+
+
+class DividesByCalls(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        CALLS[0] += 1
+        return x / (1 + 0.1 * CALLS[0])
+
+
+def counts_in_file() -> nn.Sequential:
+    """The layers of `plain`, of which one divides by a counter in a global variable."""
+    model = plain()
+    model[3] = DividesByCalls()
+    return model
 
 
 class Meter:
@@ -155,6 +186,21 @@ def spectral() -> nn.Sequential:
     return model
 
 
+def lose_writes(monkeypatch: pytest.MonkeyPatch, buffer: str, module: str) -> None:
+    """Have the stages lose what they write to a buffer of a module, unless that module is taken whole."""
+    right = passes.build_stage_program
+
+    def built(traced: TracedModel, *arguments: Any) -> StageProgram:
+        program = right(traced, *arguments)
+        state_of: Any = program._state
+        if module not in [layer.name for layer in traced.layers]:
+            lost = lambda name, given: state_of(name, given).clone() if name == buffer else state_of(name, given)  # noqa: E731
+            vars(program)["_state"] = lost
+        return program
+
+    monkeypatch.setattr(passes, "build_stage_program", built)
+
+
 class WholeNorm(torch.optim.Optimizer):
     """Divides every gradient by the norm of all."""
 
@@ -181,6 +227,47 @@ class Centers(nn.Module):
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         self.seen += 1
         return functional.cross_entropy(output, target) + (output - self.centers[target]).square().mean()
+
+
+def closes_over_losses() -> Job:
+    first, second = Centers(), Centers()
+    return job(plain(), loss=lambda output, target: first(output, target) + 0.5 * second(output, target))
+
+
+def hooked_loss() -> Centers:
+    loss = Centers()
+    loss.centers.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return loss
+
+
+class Running:
+    """A hook that keeps a moving average in a number."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + float(gradient.norm())
+        return gradient / (1 + self.mean)
+
+
+def with_hooks_that_keep() -> nn.Sequential:
+    model, times, norms = plain(), 0, []
+
+    def counts(gradient: Tensor) -> Tensor:
+        nonlocal times
+        times += 1
+        norms.append(float(gradient.norm()))
+        return gradient / times / len(norms)
+
+    model[0].weight.register_hook(Running())
+    model[2].weight.register_hook(counts)
+    return model
+
+
+class StepFails(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise ValueError("no step")
 
 
 class Frozen(TwoLinear):
@@ -236,6 +323,12 @@ ALIKE: dict[str, Callable[[], Job]] = {
     "recurrent": lambda: job(Recurrent()),
     "by-name": by_name,
     "loss-module": lambda: job(plain(), loss=Centers()),
+    "loss-closure": closes_over_losses,
+    "hooks": lambda: job(with_hook(), loss=hooked_loss()),
+    "hooks-that-keep": lambda: job(with_hooks_that_keep()),
+    "counter-inside": lambda: job(nn.Sequential(nn.Linear(4, 4), CountsInside(), nn.Linear(4, 3))),
+    "spectral-norm": lambda: job(spectral()),
+    "unread-write": lambda: job(WritesUnread()),
     "cache": lambda: job(FillsCache()),
     "no-data": lambda: Job(plain(), inputs=lambda n: torch.randn(n, 4)),
 }

@@ -42,6 +42,13 @@ class LossState:
     def __bool__(self) -> bool:
         return bool(self._names)
 
+    @property
+    def module(self) -> nn.Module:
+        """The module that the loss calls, or one whose children are all that it calls. Without the prefix `loss.` its
+        tensors have the same names as here.
+        """
+        return self._holder.get_submodule(LOSS_PREFIX[:-1])
+
     def parameters(self) -> dict[str, nn.Parameter]:
         """The loss's parameters, by name."""
         return {name: one for name, one in self._holder.named_parameters() if name in self._names}

@@ -32,7 +32,6 @@ class OpaqueModuleCall(OpaqueCall):
         self._slots, self._parameters, self._state = _state_slots(module)
         places = buffer_places(module)
         self._replaced = {(id(places[index][0]), places[index][1]) for index in returns.replaced}
-        self._kept = [kept for one in module.modules() for kept in vars(one).get(PYTHON_STATE, ())]
 
     def evaluated(self) -> OpaqueModuleCall:
         """A copy of this call in evaluation mode."""
@@ -49,9 +48,7 @@ class OpaqueModuleCall(OpaqueCall):
         args, kwargs = self._arguments.filled(arguments)
         for module, training in self._modes:
             module.training = training
-        with self._replaced_state(state), ExitStack() as stack:
-            for kept in self._kept:
-                stack.enter_context(kept.present())
+        with self._replaced_state(state), python_state_in_buffers(self._module):
             return self._checked(own_call(self._module)(*args, **kwargs), operands, arguments)
 
     @contextmanager
@@ -118,6 +115,18 @@ def _has_torch_hooks_only(module: nn.Module) -> bool:
 
 PYTHON_STATE = "_pipeplan_state"
 """The attribute of a module that lists the Python state (`forward_state.py`) that its buffers keep."""
+
+
+@contextmanager
+def python_state_in_buffers(module: nn.Module) -> Iterator[None]:
+    """Context in which the Python state of a module, and of those inside it, begins with the values in its buffers.
+    Afterwards the buffers have its values.
+    """
+    with ExitStack() as stack:
+        for one in module.modules():
+            for kept in vars(one).get(PYTHON_STATE, ()):
+                stack.enter_context(kept.present())
+        yield
 
 
 def buffer_places(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, Tensor | None]]:

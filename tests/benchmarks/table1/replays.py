@@ -99,7 +99,7 @@ def replay_rows(rows: Sequence[Row], folder: Path, run: Replayer, report: Callab
 def _replay(row: Row, plan_name: str, predicted: Predicted, folder: Path, run: Replayer) -> Replay:
     outcome = _outcome_with(row, predicted)
     if folder.exists() and any(folder.iterdir()):
-        if not _holds(folder, plan_json.plan_document(outcome)):
+        if not _holds(folder, plan_json.plan_document(outcome, folder)):
             raise InputError(f"{folder} holds something other than this plan: move it away, or give another --keep")
         if (folder / RESULT_FILE).is_file():
             return _read_result(folder / RESULT_FILE)

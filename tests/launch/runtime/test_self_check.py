@@ -21,12 +21,13 @@ from checked_models import (
     Frozen,
     HasHelper,
     Inside,
+    StepFails,
     WholeNorm,
     WritesUnread,
     job,
+    lose_writes,
     plain,
     reads_weights_in_loss,
-    spectral,
     with_backward_hook,
     with_hook,
 )
@@ -38,6 +39,8 @@ from pipeplan_launch.runtime.self_check.check import DifferenceFound, NotDetermi
 from pipeplan_launch.runtime.self_check.passes import PipelineModel, Sample
 from pipeplan_launch.runtime.self_check.self_check import SelfCheck, read_samples, self_check
 from pipeplan_launch.runtime.self_check.stage_cuts import even_stages
+from pipeplan_launch.tracing import export_fallback, trace
+from pipeplan_launch.tracing.forward_state import CarriedState
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 torch.set_num_threads(1)
@@ -60,27 +63,9 @@ def test_what_trains_alike_passes(name: str) -> None:
 
 
 DIFFERENT: dict[str, tuple[Callable[[], Job], str]] = {
-    "lost write": (
-        lambda: job(WritesUnread()),
-        r"'mean' of the model \(WritesUnread, .*checked_models.py:\d+\) is written .* alone: .* minibatch 0, .*: move",
-    ),
-    "step counter": (
-        lambda: job(CountsSteps()),
-        r"the attribute 'step' of the model \(CountsSteps, .*checked_models.py:\d+\) changes .* and keeps its value",
-    ),
     "class attribute": (lambda: job(CountsInClass()), "the attribute 'made' of the class CountsInClass changes"),
     "global variable": (lambda: job(CountsInFile()), "the attribute 'CALLS' of the file checked_models changes"),
-    "helper object": (lambda: job(HasHelper()), r"the attribute 'meter' of the model \(HasHelper, .*\) changes"),
-    "hook on a parameter": (
-        lambda: job(with_hook()),
-        r"the gradient of the parameter 'weight' of module '2' \(Linear\) differs by .*leave hooks",
-    ),
-    "hook of a module": (lambda: job(with_backward_hook()), "the gradient of the parameter 'bias' of module '2'"),
-    "weights in the loss": (reads_weights_in_loss, "the gradient of the parameter 'bias' of module '4'"),
-    "evaluation writes": (
-        lambda: job(spectral()),
-        r"the buffer '_u' of module '0.parametrizations.weight.0' .* not by the model in evaluation before training",
-    ),
+    "weights in the loss": (reads_weights_in_loss, "the gradient of the parameter 'bias' of module '4' .*leave .data"),
 }
 
 
@@ -88,6 +73,63 @@ DIFFERENT: dict[str, tuple[Callable[[], Job], str]] = {
 def test_what_differs_is_named(name: str) -> None:
     made, says = DIFFERENT[name]
     checked_models.CALLS[0] = CountsInClass.made = 0
+    with pytest.raises(DifferenceFound, match=says) as caught:
+        checked(made)
+    assert "\n" not in str(caught.value)
+    assert "--no-self-check" in str(caught.value)
+
+
+def missed_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the tracer find no Python state, so that numbers keep the value that they have while it traces."""
+    monkeypatch.setattr(export_fallback, "carry_python_state", lambda job, minibatch: CarriedState((), ()))
+
+
+def missed_module_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "refuse_module_hooks", lambda model: None)
+
+
+def skipped_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "hooked_gradients", lambda gradients, parameters: gradients)
+
+
+def lost_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_writes(monkeypatch, "mean", "")
+
+
+MISSED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[], Job], str]] = {
+    "lost write": (
+        lost_writes,
+        lambda: job(WritesUnread()),
+        r"'mean' of the model \(WritesUnread, .*checked_models.py:\d+\) is written .* alone: .* minibatch 0, .*: move",
+    ),
+    "step counter": (
+        missed_state,
+        lambda: job(CountsSteps()),
+        r"the attribute 'step' of the model \(CountsSteps, .*checked_models.py:\d+\) changes .* and keeps its value",
+    ),
+    "helper object": (
+        missed_state,
+        lambda: job(HasHelper()),
+        r"the attribute 'meter' of the model \(HasHelper, .*\) changes",
+    ),
+    "hook on a parameter": (
+        skipped_hooks,
+        lambda: job(with_hook()),
+        r"the gradient of the parameter 'weight' of module '2' \(Linear\) differs by",
+    ),
+    "hook of a module": (
+        missed_module_hooks,
+        lambda: job(with_backward_hook()),
+        "the gradient of the parameter 'bias' of module '2'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISSED)
+def test_what_the_tracer_should_miss_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Models that are traced right or refused, where the tracer or the hooks fail to do so."""
+    plant, made, says = MISSED[name]
+    plant(monkeypatch)
     with pytest.raises(DifferenceFound, match=says) as caught:
         checked(made)
     assert "\n" not in str(caught.value)
@@ -180,6 +222,7 @@ def test_a_write_of_a_last_bit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
                 self.mean.add_(y.mean(0), alpha=1e-6)
             return self.last(y.relu())
 
+    lost_writes(monkeypatch)
     with pytest.raises(DifferenceFound, match=r"buffer 'mean' .* loses the write"):
         checked(lambda: job(Slow()))
 
@@ -203,7 +246,8 @@ def test_a_model_that_differs_from_itself() -> None:
         checked(made)
 
 
-def test_a_module_is_named_that_can_be_taken_whole() -> None:
+def test_a_module_is_named_that_can_be_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_writes(monkeypatch, "body.mean", "body")
     one, traced = traced_of(lambda: job(Inside()))
     with pytest.raises(DifferenceFound) as caught:
         self_check(one, traced, seed=0, free=None)
@@ -231,7 +275,8 @@ def test_the_job_is_left_as_it_was() -> None:
     assert torch.equal(one.model.last.weight.grad, torch.ones(3, 4))
 
 
-def test_a_counter_is_left_as_it_was() -> None:
+def test_a_counter_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    missed_state(monkeypatch)
     one, traced = traced_of(lambda: job(CountsSteps()))
     one.model.step = 7
     with pytest.raises(DifferenceFound):
@@ -276,8 +321,8 @@ def test_a_slow_model_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_fails_by_itself_is_left_to_the_run() -> None:
-    found = checked(lambda: job(plain(), optimizer=torch.optim.LBFGS))
-    assert found.skipped.startswith("the optimizer's step failed: TypeError: LBFGS.step() missing")
+    found = checked(lambda: job(plain(), optimizer=StepFails))
+    assert found.skipped.startswith("the optimizer's step failed: ValueError: no step")
 
 
 def test_a_small_minibatch_that_fails_gives_way_to_the_traced_one() -> None:

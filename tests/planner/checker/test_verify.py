@@ -438,6 +438,7 @@ def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
         "constraints",
         "pace",
         "stated pace",
+        "run",
         "stages",
         "memory",
         "description",
@@ -447,7 +448,7 @@ def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
     ]
     assert "wrong" not in done.out
     found = json.loads(run("check", "plan/plan.json", "--profile", "profile.json", "--json").out)
-    assert [entry["holds"] for entry in found] == [True] * 10
+    assert [entry["holds"] for entry in found] == [True] * 11
 
 
 def test_the_command_refuses_in_one_line(run: Run) -> None:

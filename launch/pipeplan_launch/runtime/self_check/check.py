@@ -55,9 +55,9 @@ class Check:
         self, job: Job, traced: TracedModel, layers: Sequence[Sequence[str]], samples: Sequence[Sample], seed: int
     ) -> None:
         self._job, self._samples = job, samples
-        self._modules = TrainedModules(traced.model, job.loss)
+        self._modules = TrainedModules(traced, job.loss)
         self._eager = EagerModel(job, self._modules, seed)
-        self._pipeline = PipelineModel(job, traced, layers, seed)
+        self._pipeline = PipelineModel(job, traced, layers, self._modules.trained, seed)
         types = {tensor.dtype for tensor in self._modules.tensors.values()} | {spec.dtype for spec in traced.tensors}
         self._tolerance = Tolerance(job.autocast is not None or bool(types & {torch.bfloat16, torch.float16}))
         self.remarks: dict[str, None] = {}

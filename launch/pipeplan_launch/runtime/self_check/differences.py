@@ -93,7 +93,7 @@ def gradient_difference(
         how = f"differs by {largest_difference(plain, piped):.3g}"
     owner, _, local = name.rpartition(".")
     what = f"the gradient of the parameter {local!r} of {owner_text(owner, type(modules.modules[owner]), None)}"
-    remedy = "leave hooks and .data out of the model, and parameters out of the loss"
+    remedy = "leave .data out of forward(), and parameters of the model out of the loss"
     return Difference(what, how, when, remedy)
 
 

@@ -59,7 +59,7 @@ def keep(value: Any, depth: int = 0, *, arrays: bool = True) -> Kept:
             _keep_generator(value)
             or (_keep_array(value) if arrays else None)
             or _keep_container(value, depth, arrays)
-            or _keep_object(value, depth, arrays)
+            or _keep_fields(value, depth, arrays)
         )
         if kept is not None:
             return kept
@@ -146,7 +146,7 @@ def _keep_array(value: Any) -> Kept | None:
     return Kept(value, torch.from_numpy(copy), put_back)
 
 
-def _keep_object(value: Any, depth: int, arrays: bool) -> Kept | None:
+def _keep_fields(value: Any, depth: int, arrays: bool) -> Kept | None:
     """The fields of an object of one of the user's own classes, such as a meter or a schedule."""
     if isinstance(value, (nn.Module, type)) or not hasattr(value, "__dict__") or not is_users_class(type(value)):
         return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +15,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.hooks import hooked_gradients
 from pipeplan_launch.job.job import Batch, Job, StageInfo
 from pipeplan_launch.job.loss_value import checked_loss, loss_text
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.runtime.self_check.random_numbers import SameRandomNumbers
-from pipeplan_launch.runtime.self_check.training_state import LOSS, MODEL, TrainedModules, put
+from pipeplan_launch.runtime.self_check.training_state import MODEL, TrainedModules, put
 from pipeplan_launch.runtime.weight_stash import WeightVersions
 from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
+from pipeplan_launch.tracing.opaque_modules import python_state_in_buffers
 from pipeplan_launch.tracing.split import StageProgram, build_stage_program
 from pipeplan_launch.tracing.trace import TracedModel
 
@@ -64,6 +67,7 @@ class EagerModel:
         take_gradients(self._modules.trained)
         with ExitStack() as stack:
             stack.enter_context(module_mode(self._model, train=True))
+            stack.enter_context(python_state_in_buffers(self._model))
             stack.enter_context(SameRandomNumbers(self._seed, sample.number))
             with autocast(job.autocast, CPU):
                 output = Batch(tuple(inputs), target, sample.batch.names).call(self._model)
@@ -78,6 +82,7 @@ class EagerModel:
         inputs, target = sample.fresh()
         with ExitStack() as stack:
             stack.enter_context(module_mode(self._model, train=False))
+            stack.enter_context(python_state_in_buffers(self._model))
             stack.enter_context(SameRandomNumbers(self._seed, sample.number))
             stack.enter_context(torch.no_grad())
             stack.enter_context(autocast(self._job.autocast, CPU))
@@ -88,12 +93,20 @@ class EagerModel:
 class PipelineModel:
     """The stages of a pipeline, one after the other, with the leaves and the calls that the engine uses."""
 
-    def __init__(self, job: Job, traced: TracedModel, layers: Sequence[Sequence[str]], seed: int) -> None:
-        """Raises `LaunchError` if the layers are no pipeline of the traced model."""
-        self._job, self._traced, self._seed = job, traced, seed
+    def __init__(
+        self,
+        job: Job,
+        traced: TracedModel,
+        layers: Sequence[Sequence[str]],
+        trained: Mapping[str, nn.Parameter],
+        seed: int,
+    ) -> None:
+        """`trained`: the trained parameters, named as in `Trained`. Raises `LaunchError` if the layers are no pipeline
+        of the traced model.
+        """
+        self._job, self._traced, self._trained, self._seed = job, traced, trained, seed
         self.programs = [build_stage_program(traced, layers, stage) for stage in range(len(layers))]
         self.evaluates = traced.evaluation_problem is None
-        self._loss_parameters = dict(job.loss.named_parameters()) if isinstance(job.loss, nn.Module) else {}
         # Constants of the graph are no state of the model's, so that nothing else brings them back.
         self._constants = [
             (tensor, tensor.detach().clone()) for one in self.programs for tensor in one.changing_state().values()
@@ -110,23 +123,29 @@ class PipelineModel:
         job, (inputs, target) = self._job, sample.fresh()
         versions = [WeightVersions(program.parameters_by_name()) for program in self.programs]
         leaves = [one.acquire(0) for one in versions]
-        own = {f"{LOSS}.{name}": parameter for name, parameter in self._loss_parameters.items()}
-        take_gradients(own)
         for program in self.programs:
             program.train()
         with SameRandomNumbers(self._seed, sample.number):
             output, received, sent = self._forward(leaves, inputs, sample.size)
             with autocast(job.autocast, CPU):
-                loss = loss_of(job, output, target)
+                loss = loss_of(job, output, target, partial(self._loss, leaves[-1]))
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
             _backward(received, sent)
         gradients: dict[str, Tensor] = {}
+        of_loss = {} if self._traced.loss_state is None else self._traced.loss_state.parameters()
         for version in versions:
             for name, gradient in version.release(0).items():
-                name = f"{MODEL}.{self._traced.state_names.get(name, name)}"
+                name = self._traced.state_names.get(name, name)
+                name = name if name in of_loss else f"{MODEL}.{name}"
                 gradients[name] = gradients[name] + gradient if name in gradients else gradient
-        return Trained(loss.detach().clone(), gradients | take_gradients(own))
+        return Trained(loss.detach().clone(), hooked_gradients(gradients, self._trained))
+
+    def _loss(self, leaves: Mapping[str, Tensor], output: Any, target: Any) -> Any:
+        """The job's loss, with the last stage's leaves in place of the loss's own parameters."""
+        state = self._traced.loss_state
+        assert self._job.loss is not None
+        return self._job.loss(output, target) if state is None else state.call(leaves, output, target)
 
     def evaluate(self, sample: Sample) -> list[Any]:
         """The members of the last stage's output in evaluation mode."""
@@ -177,11 +196,14 @@ def _backward(received: Sequence[Sequence[Tensor]], sent: Sequence[Sequence[Tens
             torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
 
 
-def loss_of(job: Job, output: Any, target: Any) -> Tensor:
-    """The job's loss; where the job has none, or no targets, the mean square of what the model returns."""
+def loss_of(job: Job, output: Any, target: Any, called: Callable[[Any, Any], Any] | None = None) -> Tensor:
+    """The job's loss; where the job has none, or no targets, the mean square of what the model returns.
+
+    `called` computes the job's loss; by default it is called as it is.
+    """
     if job.loss is not None and (job.data is not None or target is not None):
         with user_code_errors(loss_text(job.loss)):
-            return checked_loss(job.loss, job.loss(output, target))
+            return checked_loss(job.loss, (called or job.loss)(output, target))
     leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not leaves:
         raise LaunchError("no output of the model has a gradient: nothing in it can be trained")

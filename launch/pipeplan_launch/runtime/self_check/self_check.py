@@ -52,7 +52,8 @@ def self_check(
     if unknown. With `trains` false only evaluation is compared. The model must be on the CPU, and is left as it was.
     Raises `DifferenceFound` or `NotDeterministic`.
     """
-    needed = COPIES * sum(tensor.nbytes for tensor in (*traced.model.parameters(), *traced.model.buffers()))
+    tensors = (*traced.parameters_by_name().values(), *traced.buffers_by_name().values())
+    needed = COPIES * sum(tensor.nbytes for tensor in tensors)
     if free is not None and needed > SHARE_OF_FREE * free:
         return SelfCheck(
             f"it would take {needed / _GIB:.1f} GiB of memory, over half of the {free / _GIB:.1f} GiB that are free"

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipeplan_launch.runtime.self_check.function_state import FunctionState, hooks_of
 from pipeplan_launch.runtime.self_check.kept_values import CONSTANTS, Kept, is_users_class, keep
+from pipeplan_launch.tracing.trace import TracedModel
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 MODEL, LOSS = "model", "loss"
@@ -28,11 +30,14 @@ class AttributeName:
 
 
 class TrainedModules:
-    """The modules of a job whose state is compared: the model, and the loss if it is a module."""
+    """The modules of a job whose state is compared: the model, and those that the loss calls."""
 
-    def __init__(self, model: nn.Module, loss: object) -> None:
-        self.roots: dict[str, nn.Module] = {MODEL: model}
-        if isinstance(loss, nn.Module):
+    def __init__(self, traced: TracedModel, loss: object) -> None:
+        self.loss = loss
+        self.roots: dict[str, nn.Module] = {MODEL: traced.model}
+        if traced.loss_state is not None:
+            self.roots[LOSS] = traced.loss_state.module
+        elif isinstance(loss, nn.Module):
             self.roots[LOSS] = loss
         self.modules: dict[str, nn.Module] = {}
         for root, top in self.roots.items():
@@ -112,14 +117,18 @@ class Attributes:
 
     modules: TrainedModules
     values: dict[AttributeName, Kept]
+    of_functions: FunctionState
+    """What the loss and the hooks of parameters keep, which is put back and not compared."""
 
     @staticmethod
     def now(modules: TrainedModules) -> Attributes:
         """The present values."""
-        return Attributes(modules, {name: keep(value) for name, value in modules.attributes().items()})
+        functions = FunctionState([modules.loss, *hooks_of(modules.parameters)])
+        return Attributes(modules, {name: keep(value) for name, value in modules.attributes().items()}, functions)
 
     def restore(self) -> None:
         """Bring the attributes back to these values."""
+        self.of_functions.restore()
         for name in self.modules.attributes().keys() - self.values.keys():
             delattr(self.modules.owner(name), name.name)
         for name, kept in self.values.items():
