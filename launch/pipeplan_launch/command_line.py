@@ -15,7 +15,7 @@ from pipeplan_launch.plan.averaging_options import GradientAveraging, parse_comp
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import CORRECTIONS
 from pipeplan_launch.plan.staleness import StalenessOptions
-from pipeplan_launch.plan.transport_modes import AUTO, MODES
+from pipeplan_launch.plan.transport_modes import AUTO, MODES, known_by_its_name
 
 T = TypeVar("T")
 
@@ -174,10 +174,11 @@ def _add_communication_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--transport",
+        type=_parsed_by(known_by_its_name),
         choices=(AUTO, *MODES),
         default=AUTO,
-        help="how messages travel between stages: through the host's memory, or by NCCL with a group for each pair of "
-        "workers, or by NCCL in one group (auto: what the self-test has found on this machine, else host)",
+        help="how messages travel between stages: by Gloo from the host's memory, or by NCCL (auto: what the self-test "
+        "has found on this machine, else gloo)",
     )
     parser.add_argument(
         "--no-selftest",

@@ -33,7 +33,7 @@ from pipeplan_launch.plan.averaging_options import check_averaging_options
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.plan.staleness import check_staleness_options
-from pipeplan_launch.plan.transport_modes import asks_self_test, transport_of
+from pipeplan_launch.plan.transport_modes import MODES, asks_self_test, transport_of
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.torch_check import version_problem
 from pipeplan_launch.typed_document import shortened, whole_number
@@ -240,7 +240,7 @@ def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str 
         return None
     from pipeplan_launch.devices.remembered import remembered_transport
 
-    if remembered_transport() is not None:
+    if remembered_transport(MODES) is not None:
         return None
     command = [sys.executable, "-m", "pipeplan_launch.selftest", "--short"]
     try:

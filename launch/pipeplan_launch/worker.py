@@ -31,7 +31,7 @@ from pipeplan_launch.job_reference import change_note, job_file
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
-from pipeplan_launch.plan.transport_modes import HOST, asks_self_test, memory_note, transport_of
+from pipeplan_launch.plan.transport_modes import MODES, asks_self_test, memory_note, transport_of
 from pipeplan_launch.plan.updates import updates_sentence
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
@@ -62,7 +62,7 @@ def run_worker(options: RunOptions) -> None:
     options = replace(options, averaging=options.averaging.by_default_of(plan))
     keep_freed_memory()
     asks = asks_self_test(options.transport, plan, options.averaging)
-    found = remembered_transport() if asks else None
+    found = remembered_transport(MODES) if asks else None
     transport = transport_of(options.transport, plan, options.averaging, found)
     groups = process_groups.join_workers(plan, options.timeout_s, transport)
     rank = dist.get_rank()
@@ -77,7 +77,7 @@ def run_worker(options: RunOptions) -> None:
         dist.destroy_process_group()
         return
     try:
-        for note in check_planned_links(plan, groups, options.probe_s, options.timeout_s):
+        for note in check_planned_links(plan, groups, options.probe_s):
             print_status(note)
         _build_and_run(options, plan, groups, run_start)
     except PeerLost as error:
@@ -176,8 +176,7 @@ class ActiveWorker:
             print_status(f"plan {self._plan.written()}, minibatch {self._plan.minibatch}, run folder {self._start.run}")
             if self._plan.schedule.trains:
                 print_status(updates_sentence(self._plan))
-            mode = HOST if self._groups.edges is None else self._groups.edges.mode
-            if (beyond := memory_note(self._plan, mode)) is not None:
+            if self._groups.edges is not None and (beyond := memory_note(self._plan)) is not None:
                 print_status(beyond)
             for sizes in (self._stage.train_sizes, self._stage.test_sizes):
                 if sizes is not None and sizes.note:

@@ -219,12 +219,12 @@ def solve(
 
 
 def simulate(
-    plan: Outcome | str | os.PathLike[str], minibatches: int | None = None, *, transport: str = "host"
+    plan: Outcome | str | os.PathLike[str], minibatches: int | None = None, *, transport: str = "gloo"
 ) -> Simulated:
     """Replay a plan, given as an outcome or a folder, in simulated time, with the schedule that the executor runs.
 
     The default number of `minibatches` is enough for a steady state. The result's `report` holds the pace and more.
-    With the `transport` `nccl` or `batched`, messages keep the one order that launch.sh's `--transport` has.
+    With the `transport` `nccl`, messages keep the one order that launch.sh's `--transport` has.
     Raises `InputError` if the folder holds no valid plan.
     """
     check_transport(transport)

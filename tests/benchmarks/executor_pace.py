@@ -3,8 +3,8 @@
     python tests/benchmarks/executor_pace.py [small] [large] [overhead] [--plan P] [--minibatches N] [--repeats N]
 
 small, large: a stage with r replicas sleeps r x 20 ms forward and r x 40 ms backward for each of its minibatches, so
-that the ideal pace of every plan is 60 ms a minibatch. 0.1 MB or 16 MB cross each cut, the large ones also over Gloo
-alone, and in a bare loop of the same transfers (bare_transfers.py).
+that the ideal pace of every plan is 60 ms a minibatch. 0.1 MB or 16 MB cross each cut, the large ones also in a bare
+loop of the same transfers (bare_transfers.py).
 overhead: compute is replaced by nothing, 0.1 MB cross each cut. The overhead of a stage is what its busiest worker
 takes of a core for one of its minibatches, all threads counted. The pace beside it is that of the whole pipeline on the
 cores that there are, waking up included, where Linux may well leave one idle: once more with each worker bound to one.
@@ -27,7 +27,6 @@ PLANS = ([1, 1], [1, 1, 1, 1], [2, 1], [3, 1], [1, 2], [2, 1, 1], [3, 2, 1])
 SMALL, LARGE = 25_000, 4_000_000
 """Floats."""
 LEAST_SMALL, LEAST_LARGE, MOST_OVERHEAD_S = 0.97, 0.92, 1e-3
-GLOO = How(shared_memory=False)
 
 
 def measured(replicas: Sequence[int], load: Load, minibatches: int, how: How) -> dict[str, Any]:
@@ -59,22 +58,21 @@ def small(plans: Sequence[list[int]], minibatches: int, repeats: int) -> None:
 
 
 def large(plans: Sequence[list[int]], minibatches: int, repeats: int) -> None:
-    """Tensors of 16 MB: as it runs, over Gloo, and what Gloo's copies leave. The three take turns."""
+    """Tensors of 16 MB, and what Gloo's copies leave. The two take turns."""
     load = Load(FORWARD_S, BACKWARD_S, LARGE)
     for replicas in plans:
-        found: dict[str, list[float]] = {"16 MB": [], "16 MB over Gloo": [], "16 MB, bare loop, Gloo": []}
+        found: dict[str, list[float]] = {"16 MB": [], "16 MB, bare loop": []}
         for _ in range(repeats):
-            for name, how in (("16 MB", How()), ("16 MB over Gloo", GLOO)):
-                found[name].append(share(replicas, load, minibatches, how))
+            found["16 MB"].append(share(replicas, load, minibatches, How()))
             bare = pace_s(len(replicas), load, minibatches)
-            found["16 MB, bare loop, Gloo"].append((FORWARD_S + BACKWARD_S) / bare)
+            found["16 MB, bare loop"].append((FORWARD_S + BACKWARD_S) / bare)
         for name, values in found.items():
             say(replicas, name, values, LEAST_LARGE if name == "16 MB" else None)
 
 
 def overhead(plans: Sequence[list[int]], minibatches: int, repeats: int) -> None:
     """Nothing to compute."""
-    ways = {"shared memory": How(), "shared memory, bound": How(pinned=True), "Gloo": GLOO}
+    ways = {"free": How(), "bound": How(pinned=True)}
     for replicas in plans:
         for name, how in ways.items():
             runs = [measured(replicas, Load(0.0, 0.0, SMALL), minibatches, how) for _ in range(repeats)]

@@ -9,7 +9,7 @@ differ). Then, apart from the probe, plain all-reduces of 2 MiB among all worker
 last are timed, and the last row has what the file predicts of them, over the time measured. A cable carries 99.3% of
 its rate as data.
 
-    two-by-two    2 servers of 2 workers: shared memory inside, 400 Mbit/s between
+    two-by-two    2 servers of 2 workers: the loopback interface inside, 400 Mbit/s between
     tree          2 groups of 2 servers of 2 workers, each behind a cable of its own: 400, 200 and 60 Mbit/s
     cards         4 servers of 2 workers; cards of 400, 400, 100 and 100 Mbit/s
     unequal       servers of 3 and 1 workers, 200 Mbit/s

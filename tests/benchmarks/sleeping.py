@@ -35,12 +35,8 @@ class Load:
 class How:
     """Options of the workers."""
 
-    shared_memory: bool = True
-    """Whether messages go through shared memory. Otherwise all go over Gloo."""
     pinned: bool = False
     """Whether each worker is bound to one core, evenly. Linux may otherwise leave a core idle."""
-    transport: str = "auto"
-    """The value of --transport."""
 
 
 def run(folder: Path, replicas: Sequence[int], load: Load, minibatches: int, how: How | None = None) -> dict[str, Any]:
@@ -67,7 +63,6 @@ def place(rank: int, world: int, port: int, how: How) -> None:
     """Set the environment of a worker's process as torchrun does."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    os.environ["PIPEPLAN_SHARED_MEMORY"] = str(int(how.shared_memory))
     if how.pinned:
         os.sched_setaffinity(0, {rank * (os.cpu_count() or 1) // world})
 
@@ -136,6 +131,6 @@ def work(rank: int, world: int, port: int, folder: Path, how: How) -> None:
     TrainingEngine.run = timed  # type: ignore[method-assign]
     with open(os.devnull, "w") as sink:
         sys.stdout = sys.stderr = sink
-        options = ["--epochs", "1", "--threads", "1", "--run-dir", str(folder / "run"), "--transport", how.transport]
+        options = ["--epochs", "1", "--threads", "1", "--run-dir", str(folder / "run")]
         status = __main__.main([str(folder), *options])
         os._exit(status)

@@ -184,7 +184,7 @@ def check_shared(place: Place) -> None:
             result = try_case(case, place.device, place.work / f"shared-{number}", 45)
             verdict = "ok" if result.passed else "FAILED"
             row(name, "equal to one process", f"{result.text} ({result.seconds:.0f} s)", verdict)
-    row("transports nccl and batched", "equal to host", "not run: every worker needs a GPU", "needs two GPUs")
+    row("transport nccl", "equal to gloo", "not run: every worker needs a GPU", "needs two GPUs")
 
 
 def profile_and_solve(place: Place, reference: str, plan: Path, *options: object) -> dict[str, Any]:

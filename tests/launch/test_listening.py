@@ -65,7 +65,7 @@ def test_launch_with_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", [[1], [2], [1, 1, 1]], ids=str)
-@pytest.mark.parametrize("transport", ["host", "batched"])
+@pytest.mark.parametrize("transport", ["gloo", "nccl"])
 def test_launch(tmp_path: Path, replicas: list[int], transport: str) -> None:
     job = JOB.replace("Data(data, data)", "Data(data, data, processes=2)")
     assert_closed(launch(plan(tmp_path, replicas, job), "--epochs", "2", "--transport", transport))

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
 
+from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.p2p import Transport
-from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.stage_files import load_plan

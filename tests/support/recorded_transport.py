@@ -208,8 +208,6 @@ class Stub:
         monkeypatch.setattr(edge_groups.dist, "new_group", self.new_group)
         monkeypatch.setattr(edge_groups.dist, "isend", self.isend)
         monkeypatch.setattr(edge_groups.dist, "irecv", self.irecv)
-        monkeypatch.setattr(edge_groups.dist, "P2POp", lambda *operation: operation)
-        monkeypatch.setattr(edge_groups.dist, "batch_isend_irecv", self.batch)
         for name in ("send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object"):
             monkeypatch.setattr(dist, name, _refused)
 
@@ -222,10 +220,6 @@ class Stub:
 
     def irecv(self, tensor: Tensor, source: int, group: Any) -> Work:
         return self._note("receive", tensor, source, self.device.rank, group)
-
-    def batch(self, operations: Sequence[Any]) -> list[Work]:
-        assert len(operations) <= 256
-        return [operation(tensor, peer, group) for operation, tensor, peer, group in operations]
 
     def _note(self, what: str, tensor: Tensor, source: int, destination: int, group: Any) -> Work:
         device = self.device
@@ -274,7 +268,6 @@ def plan_of(schedule: Schedule, shapes: Sequence[StageShape]) -> LaunchPlan:
 
 def record(
     monkeypatch: pytest.MonkeyPatch,
-    mode: str,
     schedule: Schedule,
     shapes: Sequence[StageShape],
     counts: Sequence[int],
@@ -292,7 +285,7 @@ def record(
     for rank in plan.active:
         device = stub.device = Device(rank)
         stub.made = []
-        groups: EdgeGroups = edge_groups.make_edge_groups(plan, mode, "gloo", None)  # type: ignore[arg-type]
+        groups: EdgeGroups = edge_groups.make_edge_groups(plan, "gloo", None)  # type: ignore[arg-type]
         groups_made.append(stub.made)
         stage, _ = plan.place(rank) or (0, 0)
         transport = kind(stage, rank, torch.device("cpu"), groups, lambda: None)

@@ -56,8 +56,6 @@ class Toy:
     test_samples: int = 23
     features: str = ""
     """Key of `FEATURES`."""
-    shared_memory: bool = True
-    """Whether messages may take the way through shared memory."""
 
 
 @dataclass(frozen=True)
@@ -261,8 +259,6 @@ def toy_worker(rank: int, arguments: list[str], toy: Toy) -> int:
     from pipeplan_launch.errors import LaunchError
     from pipeplan_launch.plan.launch_plan import LaunchPlan
     from pipeplan_launch.runtime import stage_setup
-
-    os.environ["PIPEPLAN_SHARED_MEMORY"] = str(int(toy.shared_memory))
 
     def load_stages(
         plan: LaunchPlan, stages: Sequence[int], _seed: int, _device: torch.device, _check: object

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeplan_launch.comm.edge_groups import EdgeGroups, try_edges
+from pipeplan_launch.comm.edge_groups import EdgeGroups, post_receives, post_sends, try_edges
+from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.p2p import message_not_received, message_undelivered, peer_loss_explained
 from pipeplan_launch.comm.receive_ring import MessageKey, ReceiveRing, RingSlot
-from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.devices.streams import Lane
 from pipeplan_launch.plan.one_order import MOST_UNSETTLED, Direction
@@ -95,7 +95,7 @@ class OrderedTransport:
             while len(earlier) >= MOST_UNSETTLED:
                 self._settle(earlier.popleft())
             with self.streams.beside(Lane.SENDS, made):
-                works = self._groups.post_sends([one for one in tensors if one.numel()], self._rank, destination)
+                works = post_sends(self._groups, [one for one in tensors if one.numel()], self._rank, destination)
         earlier.append(_Sent(key, destination, tensors, works))
 
     def start_receive(
@@ -118,7 +118,7 @@ class OrderedTransport:
             slot.key, slot.is_read = key, False
             tensors = [tensor for tensor in slot.tensors(layout) if tensor.numel()]
             with self.streams.beside(Lane.RECEIVES, *slot.free):
-                works = self._groups.post_receives(tensors, source, self._rank)
+                works = post_receives(self._groups, tensors, source, self._rank)
         slot.free = []
         self._receiving[key] = _Received(source, slot, layout, works)
 

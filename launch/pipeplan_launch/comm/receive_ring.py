@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan_launch.comm.ring_buffer import MessageTensor, tensor_offsets
+from pipeplan_launch.comm.message_tensor import MessageTensor, tensor_offsets
 from pipeplan_launch.plan.one_order import Direction
 
 MessageKey = tuple[Direction, int]

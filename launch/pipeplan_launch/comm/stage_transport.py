@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.p2p import Transport
-from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.plan.one_order import Direction
 
 Mailbox = dict[tuple[Direction, int], list[Tensor]]
@@ -31,10 +31,6 @@ class StageTransport:
         self._rank, self._stage, self._stages = rank, stage, stages
         self._from_here: set[tuple[Direction, int]] = set()
         """Messages that another stage of this worker sends, and that are expected."""
-
-    def open(self) -> None:
-        """Connect to the neighbours, which the first stage of the worker does for all."""
-        self._transport.open()
 
     def post(self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]) -> None:
         """Post the receive of a message; `take` waits for it later."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -38,9 +39,13 @@ def remember(transport: str) -> Path:
     return path
 
 
-def remembered_transport() -> str | None:
-    """The mode that the self-test found for this machine; None if there has been none."""
-    return _all().get(machine_key())
+def remembered_transport(modes: Collection[str]) -> str | None:
+    """The one of these modes that the self-test found for this machine; None if there has been none.
+
+    What an earlier version found may be a mode that no longer exists, which counts as none.
+    """
+    found = _all().get(machine_key())
+    return found if found in modes else None
 
 
 def _all() -> dict[str, str]:

@@ -25,7 +25,7 @@ from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.elastic.signals import call_before_exit
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.transport_modes import HOST
+from pipeplan_launch.plan.transport_modes import GLOO
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
@@ -71,12 +71,12 @@ class Groups:
     assignment: RankAssignment
     """The assignment of processes to workers, servers and devices."""
     edges: EdgeGroups | None = None
-    """The groups for messages in the one order; None in mode `host`."""
+    """The groups for messages in the one order; None in mode `gloo`."""
     backend: str = "gloo"
     """The backend for tensors on the workers' devices."""
 
 
-def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> Groups:
+def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = GLOO) -> Groups:
     """Join the other workers by torchrun's environment, assign ranks, and make the process groups.
 
     RANK in the environment is the worker's number in the plan from then on. `transport`: how messages travel between
@@ -98,7 +98,7 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> G
     if assignment.is_one_network:
         stay_on_loopback(os.environ)
     backend = devices.process_groups(assignment.own_device_each())
-    own_device = _nccl_device(plan, assignment) if transport != HOST and devices.copies_to_host else None
+    own_device = _nccl_device(plan, assignment) if transport != GLOO and devices.copies_to_host else None
     hosts = assignment.hosts_text(rank)
     with peer_loss_explained(f"rank {rank} could not connect to the other workers{hosts}"):
         dist.init_process_group(
@@ -115,14 +115,14 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = HOST) -> G
         if plan.schedule.flushes and len(plan.pipeline) > 1:
             flush = _group(list(plan.active), "gloo", timeout)
         gradients = None
-        if plan.schedule.trains and len(plan.pipeline) > 1 and transport == HOST and not assignment.is_one_network:
+        if plan.schedule.trains and len(plan.pipeline) > 1 and transport == GLOO and not assignment.is_one_network:
             gradients = _group(list(range(plan.world)), "gloo", timeout)
         own_replicas = None
         for workers in plan.device_workers:
             if len(workers) > 1:
                 group = _group(list(workers), backend, timeout)
                 own_replicas = group if rank in workers else own_replicas
-        edges = None if transport == HOST else make_edge_groups(plan, transport, backend, timeout)
+        edges = None if transport == GLOO else make_edge_groups(plan, backend, timeout)
     return Groups(everyone, active, own_replicas, flush, gradients, attempt, assignment, edges, backend)
 
 
@@ -147,7 +147,7 @@ def _nccl_device(plan: LaunchPlan, assignment: RankAssignment) -> torch.device:
     one.
     """
     if not assignment.own_device_each():
-        raise LaunchError("NCCL needs a GPU for every worker, and here some share one: give --transport host")
+        raise LaunchError("NCCL needs a GPU for every worker, and here some share one: give --transport gloo")
     return device_of(plan)
 
 

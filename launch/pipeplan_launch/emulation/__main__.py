@@ -33,7 +33,6 @@ from pipeplan_launch.emulation.network_namespaces import Network, NetworkNode
 from pipeplan_launch.emulation.parent_watch import end_with_parent
 
 PORT = 29400
-SHARED_MEMORY = "PIPEPLAN_SHARED_MEMORY"  # `comm.p2p` has the same constant, but imports torch
 FAILED = 2
 
 
@@ -41,7 +40,6 @@ def main(order: Path) -> int:
     """Carry out the order in a file; returns the exit status."""
     content = json.loads(order.read_text())
     end_with_parent()
-    os.environ[SHARED_MEMORY] = "0"  # messages between workers of one server use the emulated links, too
     try:
         if content.get("fault"):
             _mount_proc()

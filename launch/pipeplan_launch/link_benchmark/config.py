@@ -48,7 +48,7 @@ class TimedOperation:
     """Number of the level, from 0; -1 for the measurements from which the levels are found."""
     ranks: tuple[int, ...]
     way: str
-    """The transport: `shared memory`, `Gloo` or `NCCL`."""
+    """The transport: `Gloo` or `NCCL`."""
     samples: tuple[tuple[int, float], ...]
     """(bytes, median seconds) for each size."""
 

@@ -45,7 +45,7 @@ class LinkCheck:
     """None if nothing is measured, and only the servers of the workers are compared."""
 
 
-def check_planned_links(plan: LaunchPlan, groups: Groups, probe_s: float, timeout_s: float) -> list[str]:
+def check_planned_links(plan: LaunchPlan, groups: Groups, probe_s: float) -> list[str]:
     """Measure links between servers for `probe_s` seconds in all; returns the notes for the user, at worker 0 only.
 
     All workers call this. Nothing is measured where all workers are on one server, nor after a restart on the same
@@ -59,7 +59,7 @@ def check_planned_links(plan: LaunchPlan, groups: Groups, probe_s: float, timeou
     check = process_groups.broadcast(chosen, 0, groups.everyone, LinkCheck | None)
     if check is None:
         return []
-    measured = probe_links(plan, check.task, groups, timeout_s) if check.task is not None else {}
+    measured = probe_links(plan, check.task, groups) if check.task is not None else {}
     if not is_worker_0:
         return []
     with peer_loss_explained(STORE_LOST):

@@ -123,25 +123,20 @@ def _sizes(plan: LaunchPlan, teams: Sequence[CommunicatingTeam]) -> tuple[int, .
     return tuple(size for size in PROBE_SIZES if not most or size <= max(most, PROBE_SIZES[0]))
 
 
-def probe_links(plan: LaunchPlan, task: ProbeTask, groups: Groups, timeout_s: float) -> dict[CommunicatingTeam, float]:
+def probe_links(plan: LaunchPlan, task: ProbeTask, groups: Groups) -> dict[CommunicatingTeam, float]:
     """Measured rates of the teams, in bytes/s, known to all workers. All of them call this with the same task."""
     with peer_loss_explained("a link failed while it was measured"):
-        return _Probe(plan, task, groups, timeout_s).run()
+        return _Probe(plan, task, groups).run()
 
 
 class _Probe:
-    def __init__(self, plan: LaunchPlan, task: ProbeTask, groups: Groups, timeout_s: float) -> None:
+    def __init__(self, plan: LaunchPlan, task: ProbeTask, groups: Groups) -> None:
         self._task, self._groups = task, groups
         self._rank = dist.get_rank()
         self._device = process_groups.device_of(plan)
         self._messages = 0
         """Messages so far. The count is the same in all workers, so that no two messages have the same number."""
-        pairs = [
-            team.workers for teams in task.rounds for team in teams if not team.is_ring and self._rank in team.workers
-        ]
-        peers = sorted({worker for pair in pairs for worker in pair} - {self._rank})
-        self._transport = Transport(0, self._rank, self._device, peers, timeout_s, groups.everyone)
-        self._transport.open()
+        self._transport = Transport(0, self._rank, self._device, groups.everyone)
 
     def run(self) -> dict[CommunicatingTeam, float]:
         """Measure for about as long as the task says."""

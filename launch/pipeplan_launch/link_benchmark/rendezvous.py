@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.comm.p2p import SHARED_MEMORY, error_cause, peer_loss_explained
+from pipeplan_launch.comm.p2p import error_cause, peer_loss_explained
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.elastic.local_workers import stay_on_loopback
 from pipeplan_launch.elastic.loopback_store import environment_store
@@ -212,13 +212,6 @@ def join_process_group(participants: Participants, timeout_s: float) -> tuple[to
             timeout=timeout,
         )
     return device, "nccl" if "nccl" in names else "gloo"
-
-
-def shares_memory(device: torch.device) -> bool:
-    """Whether workers of one place exchange messages through shared memory."""
-    return (
-        not backend_of(device).copies_to_host and hasattr(os, "memfd_create") and os.environ.get(SHARED_MEMORY) != "0"
-    )
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

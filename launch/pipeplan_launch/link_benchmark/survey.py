@@ -32,7 +32,7 @@ from pipeplan_launch.link_benchmark.config import (
     ShowProgress,
     TimedOperation,
 )
-from pipeplan_launch.link_benchmark.rendezvous import Participants, ReportedElsewhere, shares_memory
+from pipeplan_launch.link_benchmark.rendezvous import Participants, ReportedElsewhere
 from pipeplan_launch.link_benchmark.traffic import (
     AllReduce,
     Operation,
@@ -68,9 +68,7 @@ class LinkBenchmark:
         timeout = timedelta(seconds=settings.timeout_s + 10 * LONGEST_S)
         with peer_loss_explained("the workers could not connect to each other"):
             self.everyone: Any = dist.new_group(list(range(self._world)), backend="gloo", timeout=timeout)
-            others = [rank for rank in range(self._world) if rank != self._rank]
-            self._transport = Transport(0, self._rank, device, others, settings.timeout_s, self.everyone)
-            self._transport.open()
+        self._transport = Transport(0, self._rank, device, self.everyone)
 
     def run(self, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
         """Measure; returns the result at rank 0, else None. Raises `LaunchError` (also `PeerLost`) or
@@ -155,15 +153,10 @@ class LinkBenchmark:
 
         samples, messages = time_over_sizes(sizes, limits, agree_over(self.everyone), make)
         self._number += messages
-        return (
-            [] if team is None else [TimedOperation(job.kind, job.level, team, self._way(job, team, direct), samples)]
-        )
+        return [] if team is None else [TimedOperation(job.kind, job.level, team, self._way(job, direct), samples)]
 
-    def _way(self, job: pair_schedule.MeasurementJob, team: tuple[int, ...], direct: bool) -> str:
-        if direct or (job.kind == RING and self._backend == "nccl"):
-            return "NCCL"
-        one_place = len({self._participants.places[rank] for rank in team}) == 1
-        return "shared memory" if job.kind != RING and one_place and shares_memory(self._device) else "Gloo"
+    def _way(self, job: pair_schedule.MeasurementJob, direct: bool) -> str:
+        return "NCCL" if direct or (job.kind == RING and self._backend == "nccl") else "Gloo"
 
     def _collected(self, mine: list[TimedOperation]) -> list[TimedOperation]:
         """At rank 0, the times of every team: at each size the longest time of its members."""

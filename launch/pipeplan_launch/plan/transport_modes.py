@@ -7,12 +7,11 @@ from pipeplan_launch.plan.averaging_options import GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.one_order import GRADIENT_SLOTS, MOST_UNSETTLED, neighbours
 
-HOST, NCCL, BATCHED = "host", "nccl", "batched"
+GLOO, NCCL = "gloo", "nccl"
 AUTO = "auto"
-MODES = (HOST, NCCL, BATCHED)
-"""`host`: through shared memory on one machine, else over Gloo from the host's memory. `nccl`: in the one order
-(`one_order`), with a process group for every pair of workers and direction. `batched`: in the one order, all messages
-in one process group, each message as one batch."""
+MODES = (GLOO, NCCL)
+"""`gloo`: over Gloo, from the host's memory. `nccl`: in the one order (`one_order`), with a process group for every
+pair of workers and direction."""
 
 Edge = tuple[int, int]
 """(rank that sends, rank that receives)."""
@@ -27,6 +26,13 @@ def edges(plan: LaunchPlan) -> list[Edge]:
         if plan.schedule.trains:
             found.update((other, one) for one, other in ranks)
     return sorted(found)
+
+
+def known_by_its_name(transport: str) -> str:
+    """`transport` itself. Raises `ValueError` for the name that `gloo` had in earlier versions."""
+    if transport == "host":
+        raise ValueError(f"host is called {GLOO} now: give --transport {GLOO}")
+    return transport
 
 
 def asks_self_test(wanted: str, plan: LaunchPlan, averaging: GradientAveraging) -> bool:
@@ -45,35 +51,35 @@ def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, fo
     `found`: the mode that the self-test has found for this machine, if there has been one.
     """
     if wanted == AUTO:
-        return found or HOST if asks_self_test(wanted, plan, averaging) else HOST
-    mode = HOST if len(plan.pipeline) == 1 else wanted
-    if mode != HOST and averaging.shards_optimizer:
+        return found or GLOO if asks_self_test(wanted, plan, averaging) else GLOO
+    mode = GLOO if len(plan.pipeline) == 1 else wanted
+    if mode != GLOO and averaging.shards_optimizer:
         raise LaunchError(
             f"--transport {mode} has one order for everything that workers exchange, in which --shard-optimizer's "
-            "gathering of weights has no place: give --transport host, or leave --shard-optimizer out"
+            "gathering of weights has no place: give --transport gloo, or leave --shard-optimizer out"
         )
-    if mode != HOST and not averaging.plain:
+    if mode != GLOO and not averaging.plain:
         raise LaunchError(
             f"--transport {mode} starts everything from one thread, and --compress and --significance use another: "
             "leave one of them out"
         )
-    if mode != HOST and plan.schedule.virtual is not None:
+    if mode != GLOO and plan.schedule.virtual is not None:
         raise LaunchError(
             f"--transport {mode} has one order for the messages of workers with one stage each, and under "
-            f"{plan.schedule.name} workers have several: give --transport host"
+            f"{plan.schedule.name} workers have several: give --transport gloo"
         )
     return mode
 
 
-def memory_beyond_plan(plan: LaunchPlan, mode: str) -> list[float]:
-    """Bytes on a worker of each stage that messages take beyond what the plan charges; [] where that is not known.
+def memory_beyond_plan(plan: LaunchPlan) -> list[float]:
+    """Bytes that messages by `nccl` take on a worker of each stage beyond what the plan charges; [] if not known.
 
     In the one order a worker has a ring of slots for what it receives, and keeps what it sends until it has left. The
     plan charges one message each way at each boundary, and the input and output of every minibatch in flight. What
     lies beyond is, in training, one more gradient received and one more that leaves; in inference one more input.
     """
     predictions = plan.predictions
-    if mode == HOST or any(one.receive_bytes is None or one.receive_gradient_bytes is None for one in predictions):
+    if any(one.receive_bytes is None or one.receive_gradient_bytes is None for one in predictions):
         return []
     arriving = [one.receive_bytes or 0.0 for one in predictions]
     if not plan.schedule.trains:
@@ -85,13 +91,13 @@ def memory_beyond_plan(plan: LaunchPlan, mode: str) -> list[float]:
     ]
 
 
-def memory_note(plan: LaunchPlan, mode: str) -> str | None:
-    """A note on the memory of messages that the plan does not charge; None where there is none."""
-    beyond = memory_beyond_plan(plan, mode)
+def memory_note(plan: LaunchPlan) -> str | None:
+    """A note on the memory of messages by `nccl` that the plan does not charge; None where there is none."""
+    beyond = memory_beyond_plan(plan)
     most = max(beyond, default=0.0)
     if not most:
         return None
     return (
-        f"note: messages by --transport {mode} take up to {most / 2**20:.3g} MiB on a worker of stage "
+        f"note: messages by --transport {NCCL} take up to {most / 2**20:.3g} MiB on a worker of stage "
         f"{beyond.index(most)} beyond the memory of the plan"
     )

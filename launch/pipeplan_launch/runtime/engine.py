@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport
-from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.elastic.signals import check_interrupt
 from pipeplan_launch.errors import LaunchError
@@ -204,7 +204,8 @@ class Engine:
     def running(self, segment: Segment) -> Iterator[None]:
         """Context in which the stage's actions of a segment are performed."""
         place = self.place
-        self.transport.open()
+        if isinstance(self.transport, OrderedTransport):
+            self.transport.open()
         self._segment, self._count = segment, segment.count
         self._receives_to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, self._count)
         for _ in range(POSTED_RECEIVES):

@@ -20,7 +20,6 @@ from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions, delays, update_delay
 from pipeplan_launch.runtime.engine import WorkerPlace
-from pipeplan_launch.runtime.handed_over_weights import can_redirect, is_worthwhile
 from pipeplan_launch.runtime.optimizer_shards import OptimizerShards
 from pipeplan_launch.runtime.step_correction import is_harmed, make_correction
 from pipeplan_launch.runtime.weight_stash import WeightVersions
@@ -59,7 +58,6 @@ class StageOptimizer:
                 self.shards = OptimizerShards(self.trained, self.optimizer, sharing)
             self.rates = LearningRates(place.job, self.optimizer, info)
         self.versions = WeightVersions(parameters)
-        self._large = is_worthwhile(self.trained.values())
         self._clipping = make_clipping(place, flush)
         self.correction = make_correction(
             staleness.correction_of(place.plan),
@@ -96,12 +94,9 @@ class StageOptimizer:
             changed.append(parameter)
         # Stages that train nothing count updates too: minibatches ask for their weights by the number of updates.
         step: Callable[[], object] = self.optimizer.step if self.optimizer is not None else _no_step
-        hand_over = self._large and can_redirect(self.optimizer)
-        if hand_over:
-            step = partial(self._step_elsewhere, step)
         if self.correction is not None and not fresh:
             step = partial(self.correction.around, step, list(averaged), self.versions.values_before)
-        self.versions.update(changed, step, hand_over=hand_over)
+        self.versions.update(changed, step)
         for parameter in changed:
             parameter.grad = None
 
@@ -127,11 +122,6 @@ class StageOptimizer:
                 shards.gather(averaged)
 
         self.versions.update([self.trained[name] for name in averaged], step)
-
-    def _step_elsewhere(self, step: Callable[[], object]) -> None:
-        """Run the optimiser's step, whose new weights go to other memory where older ones are still needed."""
-        with self.versions.handing_over():
-            step()
 
 
 def _no_step() -> None:

@@ -235,7 +235,7 @@ def build_stage(
 ) -> WorkerStage:
     """Build the stage of an active worker, with its engines and data; its last one if it runs several.
 
-    `transport`: None for one in mode `host`, which sends gradients by the group `gradients` if there is one. Raises
+    `transport`: None for one in mode `gloo`, which sends gradients by the group `gradients` if there is one. Raises
     `LaunchError`.
     """
     places, device = plan.places(rank), device_of(plan)
@@ -262,7 +262,7 @@ def build_stage(
     ordered: Any = data.train if data.order is None or not trains else order_of_samples(data, seed, 0)
     train_sizes = minibatch_sizes(ordered, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
     test_sizes = None if test is None else minibatch_sizes(test, plan.minibatch, dynamic, training=False, limit=limit)
-    transports = _transports(options, plan, rank, device, transport, gradients)
+    transports = _transports(plan, rank, device, transport, gradients)
     reads = numbers[-1] == len(plan.pipeline) - 1 or any(program.model_inputs for program in programs)
     used = [("training", data.train, train_sizes), ("test", test, test_sizes)]
     marks, read = _data_marks(data, [(*one, sizes) for *one, sizes in used if sizes is not None], seed, rank, reads)
@@ -293,7 +293,6 @@ def build_stage(
 
 
 def _transports(
-    options: RunOptions,
     plan: LaunchPlan,
     rank: int,
     device: torch.device,
@@ -304,10 +303,9 @@ def _transports(
     numbers, stages = [stage for stage, _ in plan.places(rank)], len(plan.pipeline)
     if given is not None:
         return [given]
-    neighbours = _neighbours(plan, numbers, rank)
     if plan.schedule.virtual is None:
-        return [Transport(numbers[0], rank, device, neighbours, options.timeout_s, gradients=gradients)]
-    transport = Transport(numbers[-1], rank, device, neighbours, options.timeout_s, stages=stages, gradients=gradients)
+        return [Transport(numbers[0], rank, device, gradients=gradients)]
+    transport = Transport(numbers[-1], rank, device, stages=stages, gradients=gradients)
     mailbox: Mailbox = {}
     return [StageTransport(transport, mailbox, rank, stage, stages) for stage in numbers]
 
@@ -340,18 +338,11 @@ def _fingerprint(place: WorkerPlace, trains: bool) -> Fingerprint:
 
 
 def own_transport(options: RunOptions, plan: LaunchPlan, rank: int, groups: Groups) -> OrderedTransport | None:
-    """The transport of an active worker in the one order; None in mode `host`."""
+    """The transport of an active worker in the one order; None in mode `gloo`."""
     position = plan.place(rank)
     if groups.edges is None or position is None:
         return None
     return OrderedTransport(position[0], rank, device_of(plan), groups.edges, lambda: wait_for(groups.active))
-
-
-def _neighbours(plan: LaunchPlan, stages: Sequence[int], rank: int) -> list[int]:
-    """The other workers of the stages before and after these."""
-    beside = sorted({number for stage in stages for number in (stage - 1, stage + 1)} & {*range(len(plan.pipeline))})
-    workers = dict.fromkeys(worker for stage in beside for worker in plan.pipeline[stage].workers)
-    return [worker for worker in workers if worker != rank]
 
 
 def _recorder(place: WorkerPlace, path: Path | None) -> Recorder:

@@ -3,9 +3,8 @@
 The optimiser owns the parameters. A version is a set of leaves, one for each parameter, made by `.data`: a leaf
 shares the parameter's memory but not its version counter, so that autograd does not mistake an update for a
 corruption of the leaf's values. That is only right if no update writes into memory that a minibatch in flight still
-reads. So in an update, every parameter about to change moves to other memory if (and only if) such a minibatch
-exists: before the optimiser's step with a copy of its values, or in the step itself, which then writes the new values
-there (`handed_over_weights.py`). Autograd cannot check this, because fused optimisers bypass its counters; the tests
+reads. So before an update, every parameter about to change moves to other memory, with a copy of its values, if (and
+only if) such a minibatch exists. Autograd cannot check this, because fused optimisers bypass its counters; the tests
 do.
 
 The schedule decides which version a minibatch uses: the newest, or one that all stages have in common. So a version
@@ -17,13 +16,10 @@ Memory of released versions is reused, so a steady pipeline allocates nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-
-from pipeplan_launch.runtime.handed_over_weights import HandedOver
 
 
 @dataclass(eq=False)
@@ -50,7 +46,7 @@ class WeightVersions:
         self._kept: list[_Version] = []  # oldest first; includes the current one only while minibatches use it
         self._next: int | None = None
         self._spare: dict[int, list[Tensor]] = {}
-        self._moving: dict[int, nn.Parameter] = {}  # during an update: the parameters that get other memory
+        self._moved: set[int] = set()  # during an update: ids of the parameters that got other memory
         self._current = _Version(0, self._new_leaves({}))
 
     @property
@@ -95,36 +91,28 @@ class WeightVersions:
         self._retire_if_done(version)
         return gradients
 
-    def update(self, changed: Sequence[nn.Parameter], step: Callable[[], object], *, hand_over: bool = False) -> None:
-        """Run `step`, which writes into the parameters in `changed`, and make the result the current version.
-
-        With `hand_over`, `step` writes only within the context of `handing_over`, and no values are copied before it.
-        """
+    def update(self, changed: Sequence[nn.Parameter], step: Callable[[], object]) -> None:
+        """Run `step`, which writes into the parameters in `changed`, and make the result the current version."""
         if self._current not in self._kept and self._is_to_come(self._current):
             self._kept.append(self._current)
-        self._moving = {id(parameter): parameter for parameter in changed if self._needed(parameter)}
-        if not hand_over:
-            for parameter in self._moving.values():
-                parameter.data = self._memory_for(parameter).copy_(parameter.data)
+        for parameter in [one for one in changed if self._needed(one)]:
+            self._moved.add(id(parameter))
+            parameter.data = self._memory_for(parameter).copy_(parameter.data)
         step()
         leaves = self._current.leaves
-        if self._moving:
+        if self._moved:
             leaves = self._new_leaves(
-                {name: leaf for name, leaf in leaves.items() if id(self._names[name]) not in self._moving}
+                {name: leaf for name, leaf in leaves.items() if id(self._names[name]) not in self._moved}
             )
-        self._moving = {}
+        self._moved.clear()
         self._current = _Version(self._current.number + 1, leaves)
 
-    def handing_over(self) -> AbstractContextManager[object]:
-        """During `update` with `hand_over`: the context in which writes to parameters go to their new memory."""
-        return HandedOver(list(self._moving.values()), self._memory_for) if self._moving else nullcontext()
-
     def values_before(self, parameter: nn.Parameter) -> Tensor | None:
-        """During `update`: the parameter's values before it, if its new values get other memory.
+        """During `update`: the parameter's values before it, if it got other memory.
 
         Versions that are kept read that memory, so nobody may write to it.
         """
-        return self._current.leaves[self._name_of[id(parameter)]] if id(parameter) in self._moving else None
+        return self._current.leaves[self._name_of[id(parameter)]] if id(parameter) in self._moved else None
 
     def _find(self, number: int) -> _Version:
         if number == self._current.number:

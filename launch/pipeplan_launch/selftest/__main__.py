@@ -22,7 +22,6 @@ import torch
 
 from pipeplan_launch.devices.backend import cuda_devices, cuda_text, nccl_version
 from pipeplan_launch.devices.remembered import remember
-from pipeplan_launch.plan.transport_modes import NCCL
 from pipeplan_launch.selftest.cases import Case, Result, cases, short_cases, verdict
 from pipeplan_launch.selftest.launches import PATIENCE_S, try_case
 from pipeplan_launch.selftest.paths import measure_paths
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpus = cuda_devices()
     device = options.device or ("cuda" if gpus else "cpu")
     workers = options.workers or (gpus if device == "cuda" else max(2, min(5, os.cpu_count() or 2)))
-    chosen = short_cases(workers) if options.short else cases(workers, device)
+    chosen = short_cases(workers) if options.short else cases(workers)
     tried = _run_cases(chosen, device, SHORT_PATIENCE_S if options.short else PATIENCE_S)
     results = [result for _, result in tried]
     if not options.short and workers > 1:
@@ -71,8 +70,6 @@ def _run_cases(chosen: Sequence[Case], device: str, patience_s: float) -> list[t
             if time.perf_counter() - began > WHOLE_S:
                 print(f"not run, for lack of time: {case.name}", file=sys.stderr, flush=True)
                 continue
-            if any(one.transport == NCCL and result.passed for one, result in tried) and patience_s == SHORT_PATIENCE_S:
-                break  # nothing else is preferred to it
             result = try_case(case, device, Path(folder) / str(number), patience_s)
             state = "passed" if result.passed else "FAILED"
             print(f"{state} in {result.seconds:.0f} s: {case.name}: {result.text}", file=sys.stderr, flush=True)

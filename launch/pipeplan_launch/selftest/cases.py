@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan_launch.plan.stage_files import STAGE_FORMAT
-from pipeplan_launch.plan.transport_modes import BATCHED, HOST, NCCL
+from pipeplan_launch.plan.transport_modes import GLOO, NCCL
 
 JOB = "pipeplan_launch.selftest.job:build"
 MINIBATCH, MINIBATCHES = 4, 16
@@ -26,16 +26,14 @@ class Case:
 
     replicas: tuple[int, ...]
     schedule: str
-    transport: str = HOST
-    shared_memory: bool = True
+    transport: str = GLOO
     is_killed: bool = False
     """Whether a worker is killed once, and, after a restart, the run is resumed for another epoch."""
 
     @property
     def name(self) -> str:
         """The case in a table: plan, schedule and how messages travel."""
-        way = "" if self.transport == HOST else f", {self.transport}"
-        way = way if self.shared_memory else ", host without shared memory"
+        way = "" if self.transport == GLOO else f", {self.transport}"
         ending = ", a worker killed, then resumed" if self.is_killed else ""
         return f"{'-'.join(map(str, self.replicas))}, {self.schedule}{way}{ending}"
 
@@ -64,25 +62,23 @@ class Case:
         return [CHECKPOINT_MINIBATCHES] * (parts * self.epochs) if self.is_killed else [MINIBATCHES]
 
 
-def cases(workers: int, device: str) -> list[Case]:
+def cases(workers: int) -> list[Case]:
     """The runs for so many workers at once, the most telling first: each schedule, each mode, each shape of plan."""
     if workers < 2:
         return [Case((1,), "1f1b-stashing")]
-    ordered = [Case((1, 1), "1f1b-stashing", NCCL), Case((1, 1), "vertical-sync", BATCHED)]
+    ordered = [Case((1, 1), "1f1b-stashing", NCCL), Case((1, 1), "vertical-sync", NCCL)]
     found = [Case((1, 1), "1f1b-stashing"), *ordered, Case((1,), "1f1b-stashing"), Case((2,), "1f1b-stashing")]
     found += [Case((1, 1), name) for name in ("2bw", "gpipe")]
-    if device == "cpu":
-        found.append(Case((1, 1), "1f1b-stashing", shared_memory=False))
     found.append(Case((1, 1), "1f1b-flush", is_killed=True))
     for replicas in ((2, 1), (1, 2), (2, 2), (3, 2)):
         if sum(replicas) <= workers:
-            found += [Case(replicas, "1f1b-stashing", mode) for mode in (NCCL, HOST)]
+            found += [Case(replicas, "1f1b-stashing", mode) for mode in (NCCL, GLOO)]
     return found
 
 
 def short_cases(workers: int) -> list[Case]:
-    """The runs that decide which mode a machine with GPUs uses, for launch.sh."""
-    return [Case((1, 1), "1f1b-stashing", mode) for mode in (NCCL, BATCHED)] if workers > 1 else []
+    """The run that decides which mode a machine with GPUs uses, for launch.sh."""
+    return [Case((1, 1), "1f1b-stashing", NCCL)] if workers > 1 else []
 
 
 def write_plan(folder: Path, case: Case, device: str) -> Path:
@@ -128,9 +124,6 @@ class Result:
 
 
 def verdict(results: Sequence[tuple[Case, Result]], device: str) -> str:
-    """The mode for `--transport auto`: the first of `nccl` and `batched` of which every run passed, else `host`."""
-    for mode in (NCCL, BATCHED):
-        tried = [result for case, result in results if case.transport == mode]
-        if device != "cpu" and tried and all(result.passed for result in tried):
-            return mode
-    return HOST
+    """The mode for `--transport auto`: `nccl` if every run by it passed, else `gloo`."""
+    tried = [result for case, result in results if case.transport == NCCL]
+    return NCCL if device != "cpu" and tried and all(result.passed for result in tried) else GLOO

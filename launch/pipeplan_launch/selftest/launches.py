@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from pipeplan_launch.comm.p2p import SHARED_MEMORY
 from pipeplan_launch.selftest.cases import CHECKPOINT_MINIBATCHES, Case, Result, write_plan
 from pipeplan_launch.selftest.job import KILL_RANK
 from pipeplan_launch.selftest.reference import Losses, reference_losses
@@ -86,8 +85,6 @@ def _launch(case: Case, folder: Path, options: Sequence[str], patience_s: float,
         command += ["--checkpoint-minibatches", str(CHECKPOINT_MINIBATCHES)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment.pop(KILL_RANK, None)
-    if not case.shared_memory:
-        environment[SHARED_MEMORY] = "0"
     if kills:
         environment[KILL_RANK] = "0"
     try:

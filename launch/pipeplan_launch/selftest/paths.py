@@ -17,21 +17,19 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.comm.edge_groups import EdgeGroups
+from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import SHARED_MEMORY, Transport
-from pipeplan_launch.comm.ring_buffer import MessageTensor
+from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.devices.backend import Backend, backend_of
 from pipeplan_launch.elastic.local_workers import stay_on_loopback
 from pipeplan_launch.plan.one_order import Direction
-from pipeplan_launch.plan.transport_modes import BATCHED, HOST, NCCL
+from pipeplan_launch.plan.transport_modes import GLOO, NCCL
 from pipeplan_launch.selftest.cases import Result
 
 SMALL, LARGE = 2, 2 * 2**20
 """Numbers in a small and in a large message, of 8 bytes each."""
 SMALL_ROUNDS, LARGE_ROUNDS = 50, 6
 PATIENCE_S = 40.0
-WITHOUT_SHARED_MEMORY = "host without shared memory"
 
 
 def measure_paths(device: str) -> list[Result]:
@@ -68,8 +66,7 @@ def _main(kind: str) -> None:
         device_id=device if "nccl" in names else None,
     )
     found = {}
-    ways = [HOST] if backend.copies_to_host else [HOST, WITHOUT_SHARED_MEMORY]
-    for way in [*ways, *((NCCL, BATCHED) if not backend.copies_to_host or "nccl" in names else ())]:
+    for way in (GLOO, NCCL) if not backend.copies_to_host or "nccl" in names else (GLOO,):
         found[way] = _measure(rank, backend, device, _transport(way, rank, device, names))
     if rank == 0:
         print(json.dumps(found), flush=True)
@@ -77,19 +74,17 @@ def _main(kind: str) -> None:
 
 
 def _transport(way: str, rank: int, device: torch.device, names: str) -> Transport | OrderedTransport:
-    if way in (HOST, WITHOUT_SHARED_MEMORY):
-        os.environ[SHARED_MEMORY] = str(int(way == HOST))
-        return Transport(rank, rank, device, [1 - rank], PATIENCE_S / 2, dist.new_group([0, 1], backend="gloo"))
-    edges = ((0, 1), (1, 0))
-    shared = dist.new_group([0, 1], backend=names) if way == BATCHED else None
-    groups = {edge: shared or dist.new_group([0, 1], backend=names) for edge in edges}
-    return OrderedTransport(rank, rank, device, EdgeGroups(way, groups), dist.barrier)
+    if way == GLOO:
+        return Transport(rank, rank, device, dist.new_group([0, 1], backend="gloo"))
+    groups = {edge: dist.new_group([0, 1], backend=names) for edge in ((0, 1), (1, 0))}
+    return OrderedTransport(rank, rank, device, groups, dist.barrier)
 
 
 def _measure(
     rank: int, backend: Backend, device: torch.device, transport: Transport | OrderedTransport
 ) -> dict[str, float]:
-    transport.open()
+    if isinstance(transport, OrderedTransport):
+        transport.open()
     number = 0
 
     def there_and_back(numbers: int) -> Callable[[], None]:

@@ -140,7 +140,7 @@ class LinkSeries:
     ranks: tuple[int, ...]
     """The pair that exchanges messages, or the group of the all-reduce."""
     way: str
-    """Transport: `shared memory`, `Gloo` or `NCCL`."""
+    """Transport: `Gloo` or `NCCL`."""
     samples: tuple[tuple[int, float], ...]
     """(bytes, median seconds)."""
 

@@ -142,7 +142,7 @@ def _resources(context: TemplateContext, settings: Mapping[str, Any], per_pod: i
 
 def _environment(assignments: tuple[str, ...], each: bool) -> list[tuple[str, str]]:
     reserved = {"NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
-    reserved |= {"WORKERS", "PIPEPLAN_SERVER", "PIPEPLAN_SHARED_MEMORY"} if each else set()
+    reserved |= {"WORKERS", "PIPEPLAN_SERVER"} if each else set()
     pairs = _pairs("env", assignments, _VARIABLE)
     for name, _ in pairs:
         if name.startswith("PET_"):

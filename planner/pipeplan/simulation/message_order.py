@@ -1,15 +1,15 @@
-"""When messages may start in a simulation of the transports `nccl` and `batched`, which keep one order on all workers.
+"""When messages may start in a simulation of the transport `nccl`, which keeps one order on all workers.
 
 The order is that of the executor (`pipeplan_launch.plan.one_order`). A message starts when its pass has ended, when it
-is the next one of its queues, and when its slot of the receiver's ring has been read. With `batched` a worker has one
-queue for all its messages; with `nccl` each pair of workers and direction has one. Before a worker has a third message
-to the same worker under way in one direction, its computing waits until the first of these has left.
+is the next one of its queue, and when its slot of the receiver's ring has been read. Each pair of workers and direction
+has a queue. Before a worker has a third message to the same worker under way in one direction, its computing waits
+until the first of these has left.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 from pipeplan.errors import InputError
 from pipeplan.simulation.scenario import Scenario
@@ -26,27 +26,29 @@ from pipeplan_launch.plan.one_order import (
 )
 from pipeplan_launch.plan.schedule import Action
 
-HOST, NCCL, BATCHED = "host", "nccl", "batched"
-TRANSPORTS = (HOST, NCCL, BATCHED)
-"""Values of launch.sh's `--transport`; with `host` messages start as soon as they are made."""
+GLOO, NCCL = "gloo", "nccl"
+TRANSPORTS = (GLOO, NCCL)
+"""Values of launch.sh's `--transport`; with `gloo` messages start as soon as they are made."""
 _Key = tuple[Direction, int, int]
 """(direction, stage that sends, minibatch) of a message."""
 
 
 def check_transport(name: str) -> None:
     """Raise an `InputError` for a transport that does not exist."""
+    if name == "host":
+        raise InputError(f"the transport 'host' is called {GLOO!r} now")
     if name not in TRANSPORTS:
         raise InputError(f"there is no transport {name!r}; {did_you_mean(name, TRANSPORTS)}")
 
 
 def message_order(scenario: Scenario, minibatches: int) -> MessageOrder | None:
     """The order of a scenario's messages; None where they start as soon as they are made."""
-    if scenario.transport != HOST and scenario.schedule.virtual is not None:
+    if scenario.transport != GLOO and scenario.schedule.virtual is not None:
         raise InputError(
             f"--transport {scenario.transport} is for workers with one stage each, and under {scenario.schedule.name} "
             "they have several"
         )
-    return None if scenario.transport == HOST else MessageOrder(scenario, minibatches)
+    return None if scenario.transport == GLOO else MessageOrder(scenario, minibatches)
 
 
 class MessageOrder:
@@ -56,7 +58,8 @@ class MessageOrder:
         self._scenario = scenario
         self._nodes: dict[_Key, Transfer] = {}
         """Messages that have not arrived."""
-        self._queues: dict[Hashable, deque[Transfer]] = defaultdict(deque)
+        self._queues: dict[tuple[Place, Place], deque[Transfer]] = defaultdict(deque)
+        """For each (sender, receiver) the messages that have not arrived."""
         self._ready: dict[Transfer, Callable[[], None]] = {}
         """What starts each message that has been made and has not started."""
         self._unread: set[tuple[Direction, int, int]] = set()
@@ -75,17 +78,11 @@ class MessageOrder:
             elif isinstance(node, Transfer):
                 self._nodes[node.direction, node.source[0], node.minibatch] = node
                 self._unread.add((node.direction, node.destination[0], node.minibatch))
-                for queue in self._queues_of(node):
-                    self._queues[queue].append(node)
+                self._queues[node.source, node.destination].append(node)
                 earlier = under_way[node.source, node.destination, node.direction]
                 if len(earlier) == MOST_UNSETTLED:
                     settled[node.source].append(earlier.popleft())
                 earlier.append(node)
-
-    def _queues_of(self, node: Transfer) -> tuple[Hashable, ...]:
-        if self._scenario.transport == BATCHED:
-            return node.source, node.destination
-        return ((node.source, node.destination),)
 
     def made(self, direction: Direction, stage: int, minibatch: int, start: Callable[[], None]) -> None:
         """Note that a message has been made, and call `start` when it may start."""
@@ -94,13 +91,12 @@ class MessageOrder:
         self._try(node)
 
     def arrived(self, direction: Direction, stage: int, minibatch: int) -> None:
-        """Note that a message from this stage has left its queues, so that others may start."""
+        """Note that a message from this stage has left its queue, so that the next one may start."""
         node = self._nodes.pop((direction, stage, minibatch))
-        for name in self._queues_of(node):
-            queue = self._queues[name]
-            queue.popleft()
-            if queue:
-                self._try(queue[0])
+        queue = self._queues[node.source, node.destination]
+        queue.popleft()
+        if queue:
+            self._try(queue[0])
 
     def may_compute(self, place: Place, action: Action) -> bool:
         """Whether the messages have left for which the worker's computing waits before this action."""
@@ -128,5 +124,5 @@ class MessageOrder:
         earlier = (node.direction, stage, node.minibatch - self._ring(node.direction, stage))
         if node not in self._ready or earlier in self._unread:
             return
-        if all(self._queues[name][0] is node for name in self._queues_of(node)):
+        if self._queues[node.source, node.destination][0] is node:
             self._ready.pop(node)()

@@ -84,7 +84,7 @@ class SimulationReport:
     stages: tuple[SimulatedStage, ...]
     links: dict[str, float]
     """Share of the time for which each link was busy, without links that never were."""
-    transport: str = "host"
+    transport: str = "gloo"
     """The transport whose order messages keep."""
 
     @property

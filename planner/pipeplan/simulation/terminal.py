@@ -14,7 +14,7 @@ from pipeplan.run_data.run_folder import MeasuredRun
 from pipeplan.simulation import lanes
 from pipeplan.simulation.events import Pass, SimulatedEvents
 from pipeplan.simulation.lanes import Lane
-from pipeplan.simulation.message_order import HOST
+from pipeplan.simulation.message_order import GLOO
 from pipeplan.simulation.metrics import SimulationReport
 from pipeplan.simulation.scenario import Scenario
 from pipeplan.util.units import show_size, show_time
@@ -63,7 +63,7 @@ def _headline(report: SimulationReport) -> Text:
         text.append(f" in the steady state, {report.ratio:.3f} of the predicted {show_time(report.predicted_s)}.")
     text.append(f"\nFill {_long(report.fill_s)}, drain {_long(report.drain_s)}. Schedule {report.schedule}")
     text.append("." if report.accumulate is None else f", an update for every {report.accumulate} minibatches.")
-    return text.append("" if report.transport == HOST else f" Messages in the order of --transport {report.transport}.")
+    return text.append("" if report.transport == GLOO else f" Messages in the order of --transport {report.transport}.")
 
 
 def _measured_line(run: MeasuredRun, report: SimulationReport) -> Text:

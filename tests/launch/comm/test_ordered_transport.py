@@ -14,8 +14,8 @@ from rendezvous import stuck_devices
 from schedule_rules import NAMES, pipelines
 from schedule_shapes import shapes
 
+from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.plan.launch_plan import Prediction
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
@@ -45,29 +45,25 @@ def both_ends_agree(devices: Sequence[Device]) -> None:
     assert sent
 
 
-@pytest.mark.parametrize("mode", ["nccl", "batched"])
 @pytest.mark.parametrize("seeds", first_few(range(400), 25))
-def test_what_is_handed_over_finishes_and_fits(monkeypatch: pytest.MonkeyPatch, mode: str, seeds: range) -> None:
+def test_what_is_handed_over_finishes_and_fits(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """On devices that do one thing at a time, with the engine's own calls, also where the segment ends early."""
     for seed in seeds:
         schedule, pipeline, count, end = drawn(seed)
-        devices, made = record(monkeypatch, mode, schedule, pipeline, [count], end=end)
+        devices, made = record(monkeypatch, schedule, pipeline, [count], end=end)
         assert all(groups == made[0] for groups in made)
-        assert made[0] == sorted(made[0]) or mode == "nccl"
         assert not stuck_devices({device.rank: device.steps for device in devices}), f"seed {seed}"
         both_ends_agree(devices)
         assert all(len(device.threads) <= 1 for device in devices)
 
 
 def test_there_is_a_group_for_every_pair_and_direction(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, made = record(monkeypatch, "nccl", STASHING, shapes((2, 1)), [4])
+    _, made = record(monkeypatch, STASHING, shapes((2, 1)), [4])
     assert made == [[(0, 2), (1, 2), (0, 2), (1, 2)]] * 3  # edges 0→2, 1→2, 2→0, 2→1
-    _, made = record(monkeypatch, "batched", STASHING, shapes((2, 1)), [4])
-    assert made == [[(0, 1, 2)]] * 3
 
 
 def test_slots_are_used_again_and_never_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, _ = record(monkeypatch, "nccl", STASHING, shapes((1, 1, 1)), [30, 7])
+    devices, _ = record(monkeypatch, STASHING, shapes((1, 1, 1)), [30, 7])
     received = {begin for device in devices for begin, _, _ in device.readers}
     # Two tensors of a message, and slots of the rings: depths 3, 2, 1 and one more, and two for gradients.
     assert len(received) <= 2 * (3 + 2) + (2 + 2) + 2
@@ -132,9 +128,9 @@ class SendsOnCarelessly(OrderedTransport):
 
 def test_a_slot_is_not_written_while_it_is_sent_on(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = SCHEDULES["forward-only"]
-    record(monkeypatch, "nccl", forward, shapes((1, 1, 1)), [30])
+    record(monkeypatch, forward, shapes((1, 1, 1)), [30])
     with pytest.raises(Hazard, match="is being sent on"):
-        record(monkeypatch, "nccl", forward, shapes((1, 1, 1)), [30], kind=SendsOnCarelessly)
+        record(monkeypatch, forward, shapes((1, 1, 1)), [30], kind=SendsOnCarelessly)
 
 
 @pytest.mark.parametrize("wrong", [NeverMarks, ReleasesEarly, TakesUnwaited, ForgetsSent, OneSlot])
@@ -142,7 +138,7 @@ def test_a_transport_that_corrupts_data_is_caught(
     monkeypatch: pytest.MonkeyPatch, wrong: type[OrderedTransport]
 ) -> None:
     with pytest.raises((Hazard, AssertionError)):
-        record(monkeypatch, "nccl", STASHING, shapes((2, 2, 1)), [30], kind=wrong)
+        record(monkeypatch, STASHING, shapes((2, 2, 1)), [30], kind=wrong)
 
 
 def test_rings_have_the_slots_that_the_plan_and_the_note_account_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +150,7 @@ def test_rings_have_the_slots_that_the_plan_and_the_note_account_for(monkeypatch
             super().__init__(*arguments)
             transports.append(self)
 
-    record(monkeypatch, "nccl", STASHING, [StageShape(2, 3), StageShape(1, 4), StageShape(1, 1)], [40, 7], kind=Kept)
+    record(monkeypatch, STASHING, [StageShape(2, 3), StageShape(1, 4), StageShape(1, 1)], [40, 7], kind=Kept)
     slots = [tuple(len(one._rings[way]._slots) for way in Direction) for one in transports]
     assert slots == [(0, 2), (0, 2), (5, 2), (2, 0)]
 
@@ -164,9 +160,8 @@ def test_the_note_on_memory_counts_a_second_gradient_each_way() -> None:
     sizes = ((0, 4 * 2**20), (2**20, 2**20), (2**20, 0))
     predictions = tuple(Prediction(receive_bytes=one, receive_gradient_bytes=other) for one, other in sizes)
     plan = replace(plan, predictions=predictions)
-    assert memory_beyond_plan(plan, "host") == []
-    assert memory_beyond_plan(plan, "nccl") == [4 * 2**20, 5 * 2**20, 2**20]
-    assert memory_note(plan, "nccl") == (
+    assert memory_beyond_plan(plan) == [4 * 2**20, 5 * 2**20, 2**20]
+    assert memory_note(plan) == (
         "note: messages by --transport nccl take up to 5 MiB on a worker of stage 1 beyond the memory of the plan"
     )
-    assert memory_note(replace(plan, predictions=(Prediction(),) * 3), "nccl") is None
+    assert memory_note(replace(plan, predictions=(Prediction(),) * 3)) is None

@@ -1,24 +1,19 @@
-"""Messages within one worker's view: tags, order, and that both ways of travelling train to the same weights."""
+"""Messages within one worker's view: their tags and connections, and that a lost peer is named."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from extents import slow_but_for
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
-from pipeplan_launch.checkpoint import tensor_store
-from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
-from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
 from pipeplan_launch.comm import p2p
+from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.p2p import Transport, _tag
-from pipeplan_launch.comm.ring_buffer import MessageTensor
 from pipeplan_launch.plan.one_order import Direction
 
 
@@ -32,10 +27,6 @@ def test_tags_of_messages_under_way_differ() -> None:
     assert len(set(tags)) == len(tags)
     assert all(0 <= tag < 2**31 for tag in tags)
     assert 0 <= _tag(Direction.GRADIENTS, 2**40, 1, 2) < 2**31
-
-
-def test_a_worker_without_neighbours_meets_nobody() -> None:
-    Transport(0, 0, torch.device("cpu")).open()  # there is no process group here
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -59,31 +50,10 @@ def test_gradients_travel_by_connections_of_their_own_where_there_are_any(
     assert used == [("receive", None), ("send", None), ("receive", returning), ("send", returning)]
 
 
-@pytest.mark.parametrize("replicas", slow_but_for([[2, 1]], [[1, 1, 1], [2, 1], [1, 2]]), ids=str)
-def test_the_way_does_not_change_what_is_trained(tmp_path: Path, replicas: list[int]) -> None:
-    trained, losses = [], []
-    for shared in (True, False):
-        folder = write_plan(tmp_path / str(shared), stage_contents(replicas))
-        run = folder / "run"
-        ended = run_plan(folder, ["--run-dir", str(run), "--epochs", "2"], Toy(shared_memory=shared), sum(replicas))
-        assert ended.statuses == [0] * sum(replicas), ended.err
-        manifest = latest_checkpoint(run)
-        assert manifest is not None
-        trained.append(
-            tensor_store.load_tensors(manifest, [name for name in manifest.tensors if name.startswith(MODEL_PREFIX)])
-        )
-        losses.append([one["loss"] for one in json.loads((run / "summary.json").read_text())["epochs"]])
-    assert losses[0] == losses[1]
-    assert trained[0].keys() == trained[1].keys()
-    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
-
-
-@pytest.mark.parametrize(
-    ("shared", "freeze"), [(False, False), (True, True), pytest.param(True, False, marks=pytest.mark.slow)]
-)
-def test_a_lost_peer_is_named_either_way(tmp_path: Path, shared: bool, freeze: bool) -> None:
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_lost_peer_is_named(tmp_path: Path, freeze: bool) -> None:
     write_plan(tmp_path, stage_contents([1, 1]))
-    toy = Toy(die=(0, 3), freeze=freeze, shared_memory=shared)
+    toy = Toy(die=(0, 3), freeze=freeze)
     ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--timeout", "2"], toy, 2)
     assert ended.statuses[1] == 2
     why = r"[Tt]imed out" if freeze else "[Cc]onnection closed by peer|Connection reset by peer|Broken pipe"

@@ -56,7 +56,7 @@ class Workers:
         attempt = SimpleNamespace(launch_store=launch)
         groups: Any = SimpleNamespace(assignment=assignment, everyone=None, attempt=attempt)
         for self.rank, (plan, probe_s) in enumerate(options):
-            checking.check_planned_links(plan, groups, probe_s, 1.0)
+            checking.check_planned_links(plan, groups, probe_s)
         return self.probed
 
 

@@ -221,8 +221,7 @@ def test_two_workers_of_this_machine() -> None:
     assert found.facts == ({"cores": 5},) * 2
     kinds = {(one.kind, one.level, one.ranks): one for one in found.timed}
     assert kinds.keys() == {("message", 0, (0, 1)), ("ring", 0, (0, 1))}
-    assert kinds["message", 0, (0, 1)].way == "shared memory"
-    assert kinds["ring", 0, (0, 1)].way == "Gloo"
+    assert {one.way for one in found.timed} == {"Gloo"}
     for one in found.timed:
         assert len(one.samples) >= 2
         assert all(seconds > 0 for _, seconds in one.samples)

@@ -94,8 +94,8 @@ def test_options_that_exclude_it() -> None:
     with pytest.raises(LaunchError, match="--significance needs the optimiser's state of every weight"):
         check_averaging_options(GradientAveraging(significance=0.1, shards_optimizer=True))
     plan: Any = type("Plan", (), {"pipeline": (0, 1), "device": "cuda", "servers": 1})
-    assert transport_of("auto", plan, sharded, "nccl") == "host"
-    with pytest.raises(LaunchError, match="give --transport host, or leave --shard-optimizer out"):
+    assert transport_of("auto", plan, sharded, "nccl") == "gloo"
+    with pytest.raises(LaunchError, match="give --transport gloo, or leave --shard-optimizer out"):
         transport_of("nccl", plan, sharded)
 
 

@@ -269,7 +269,7 @@ WEIGHTED = {
 def test_minibatches_count_by_their_weight(tmp_path: Path, schedule: str, replicas: tuple[int, ...]) -> None:
     """A loss over valid targets, of which some minibatches have none; each stage has groups of its own."""
     case = case_of("tagger", schedule, replicas, WEIGHTED[schedule, replicas])
-    case = replace(case, transport="batched" if schedule == "2bw" else "auto")
+    case = replace(case, transport="nccl" if schedule == "2bw" else "auto")
     weighted = check(tmp_path, case).whole()
     assert all(bool(value.isfinite().all()) for value in weighted.values())
     subject = ALL_SUBJECTS["tagger"]

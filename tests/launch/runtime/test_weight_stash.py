@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import SGD, Adam, AdamW, NAdam, Optimizer, RMSprop
-from torch.optim.lr_scheduler import StepLR
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeplan_launch.runtime.handed_over_weights import SMALLEST_MEAN_BYTES, can_redirect, is_worthwhile
 from pipeplan_launch.runtime.weight_stash import WeightVersions
 
 MINIBATCHES = 12
@@ -53,25 +48,19 @@ def loss_of(net: nn.Module, weights: dict[str, Tensor], minibatch: int) -> Tenso
     return value
 
 
-def with_versions(
-    depth: int, optimizer: Callable[[list[nn.Parameter]], Optimizer], hand_over: bool = False
-) -> tuple[nn.Module, WeightVersions]:
+def with_versions(depth: int, optimizer: Callable[[list[nn.Parameter]], Optimizer]) -> tuple[nn.Module, WeightVersions]:
     net = model()
     parameters = list(net.parameters())
     versions = WeightVersions(dict(net.named_parameters()))
     stepper = optimizer(parameters)
     losses = {i: loss_of(net, dict(versions.acquire(i)), i) for i in range(depth)}
 
-    def step_elsewhere() -> None:
-        with versions.handing_over():
-            stepper.step()
-
     for i in range(MINIBATCHES):
         losses.pop(i).backward()
         gradients = versions.release(i)
         for name, parameter in net.named_parameters():
             parameter.grad = gradients[name]
-        versions.update(parameters, step_elsewhere if hand_over else stepper.step, hand_over=hand_over)
+        versions.update(parameters, stepper.step)
         if i + depth < MINIBATCHES:
             losses[i + depth] = loss_of(net, dict(versions.acquire(i + depth)), i + depth)
         assert versions.live <= depth
@@ -93,78 +82,14 @@ def with_copies(depth: int, optimizer: Callable[[list[nn.Parameter]], Optimizer]
     return net
 
 
-@pytest.mark.parametrize("hand_over", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_equal_to_explicit_copies(depth: int, name: str, hand_over: bool) -> None:
-    net, versions = with_versions(depth, OPTIMIZERS[name], hand_over)
+def test_equal_to_explicit_copies(depth: int, name: str) -> None:
+    net, versions = with_versions(depth, OPTIMIZERS[name])
     assert versions.number == MINIBATCHES
     assert versions.live == 1
     for one, other in zip(net.parameters(), with_copies(depth, OPTIMIZERS[name]).parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what is copied while it is entered."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.count += func in (torch.ops.aten.copy_.default, torch.ops.aten.clone.default)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("name", ["sgd-loop", "sgd-foreach", "sgd-decay"])
-def test_weights_that_are_handed_over_are_not_copied(name: str) -> None:
-    counts = []
-    for hand_over in (False, True):
-        net = model()
-        parameters, versions = list(net.parameters()), WeightVersions(dict(net.named_parameters()))
-        stepper = OPTIMIZERS[name](parameters)
-        assert can_redirect(stepper)
-        versions.acquire(0)
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-
-        def step(
-            stepper: Optimizer = stepper, versions: WeightVersions = versions, elsewhere: bool = hand_over
-        ) -> None:
-            with versions.handing_over() if elsewhere else nullcontext():
-                stepper.step()
-
-        with Copies() as copies:
-            versions.update(parameters, step, hand_over=hand_over)
-        counts.append(copies.count)
-    assert counts[0] - counts[1] == len(parameters)
-
-
-def test_an_optimiser_whose_writes_are_not_known_copies() -> None:
-    parameter = nn.Parameter(torch.ones(3))
-    assert not can_redirect(None)
-    assert not can_redirect(AdamW([parameter]))
-    assert not can_redirect(SGD([parameter], lr=0.1, fused=True))
-    hooked = SGD([parameter], lr=0.1)
-    assert can_redirect(hooked)
-    StepLR(hooked, 1)
-    assert can_redirect(hooked)
-    hooked.register_step_post_hook(lambda *_: None)
-    assert not can_redirect(hooked)
-    replaced = SGD([parameter], lr=0.1)
-    replaced.step = lambda closure=None: None  # type: ignore[method-assign, assignment, misc]
-    assert not can_redirect(replaced)
-
-
-def test_small_parameters_are_copied() -> None:
-    large, small = nn.Parameter(torch.zeros(SMALLEST_MEAN_BYTES)), nn.Parameter(torch.zeros(1))
-    assert is_worthwhile([large])
-    assert is_worthwhile([large, small])
-    assert not is_worthwhile([small])
-    assert not is_worthwhile([])
-    assert not is_worthwhile([large, *[small] * 10])
 
 
 def test_a_version_without_minibatches_in_flight_is_updated_in_place() -> None:

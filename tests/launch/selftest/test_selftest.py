@@ -18,7 +18,7 @@ from pipeplan_launch import preflight
 from pipeplan_launch.devices import remembered
 from pipeplan_launch.plan.averaging_options import GradientAveraging
 from pipeplan_launch.plan.stage_files import load_plan
-from pipeplan_launch.plan.transport_modes import transport_of
+from pipeplan_launch.plan.transport_modes import MODES, transport_of
 from pipeplan_launch.selftest import cases as selftest_cases
 from pipeplan_launch.selftest.cases import Case, Result, cases, verdict
 from pipeplan_launch.selftest.launches import compare, try_case
@@ -53,46 +53,48 @@ def test_gpipe_in_the_reference_is_one_process_with_the_whole_batch() -> None:
 
 
 def test_what_is_run_covers_schedules_and_ways() -> None:
-    found = cases(2, "cpu")
-    assert {one.transport for one in found} == {"host", "nccl", "batched"}
+    found = cases(2)
+    assert {one.transport for one in found} == {"gloo", "nccl"}
     assert {one.schedule for one in found} == {"1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"}
     assert any(one.is_killed for one in found)
     assert all(sum(one.replicas) <= 2 for one in found)
-    assert {one.replicas for one in cases(5, "cuda")} == {(1,), (2,), (1, 1), (2, 1), (1, 2), (2, 2), (3, 2)}
-    assert [one.replicas for one in cases(1, "cuda")] == [(1,)]
+    assert {one.replicas for one in cases(5)} == {(1,), (2,), (1, 1), (2, 1), (1, 2), (2, 2), (3, 2)}
+    assert [one.replicas for one in cases(1)] == [(1,)]
 
 
-@pytest.mark.parametrize("case", cases(5, "cuda"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases(5), ids=lambda case: case.name)
 def test_every_case_is_a_plan_that_can_run(case: Case, tmp_path: Path) -> None:
     plan = load_plan(selftest_cases.write_plan(tmp_path / "plan", case, "cuda"))
     assert plan.written() == "-".join(map(str, case.replicas))
 
 
 def results(*passed: bool) -> list[tuple[Case, Result]]:
-    modes = ("nccl", "batched", "host")
+    modes = ("nccl", "gloo")
     return [(replace(STASHING, transport=mode), Result("", ok, "")) for mode, ok in zip(modes, passed, strict=False)]
 
 
 @pytest.mark.parametrize(
     ("passed", "mode"),
-    [((True, True), "nccl"), ((False, True), "batched"), ((False, False), "host"), ((), "host"), ((True,), "nccl")],
+    [((True, True), "nccl"), ((False, True), "gloo"), ((True, False), "nccl"), ((), "gloo"), ((True,), "nccl")],
 )
-def test_the_verdict_is_the_best_mode_of_which_all_runs_passed(passed: tuple[bool, ...], mode: str) -> None:
+def test_the_verdict_is_nccl_where_all_its_runs_passed(passed: tuple[bool, ...], mode: str) -> None:
     assert verdict(results(*passed), "cuda") == mode
-    assert verdict(results(*passed), "cpu") == "host"
-    assert verdict([*results(True, False), *results(False)], "cuda") == "host"
+    assert verdict(results(*passed), "cpu") == "gloo"
+    assert verdict([*results(True, False), *results(False)], "cuda") == "gloo"
 
 
 def test_what_was_found_is_remembered_for_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert remembered.remembered_transport() is None
-    path = remembered.remember("batched")
+    assert remembered.remembered_transport(MODES) is None
+    path = remembered.remember("nccl")
     assert path == tmp_path / "pipeplan" / "selftest.json"
-    assert remembered.remembered_transport() == "batched"
+    assert remembered.remembered_transport(MODES) == "nccl"
     monkeypatch.setattr(remembered, "nccl_version", lambda: "9.9")
-    assert remembered.remembered_transport() is None, "another NCCL may do otherwise"
+    assert remembered.remembered_transport(MODES) is None, "another NCCL may do otherwise"
     path.write_text("[]")
-    assert remembered.remembered_transport() is None
+    assert remembered.remembered_transport(MODES) is None
+    remembered.remember("host")
+    assert remembered.remembered_transport(MODES) is None, "modes of earlier versions are tried anew"
 
 
 def plan_on_gpus(folder: Path, replicas: list[int], servers: int = 1) -> Any:
@@ -102,19 +104,19 @@ def plan_on_gpus(folder: Path, replicas: list[int], servers: int = 1) -> Any:
 
 def test_a_run_on_the_gpus_of_one_server_uses_what_was_found(tmp_path: Path) -> None:
     exact = GradientAveraging()
-    for number, (replicas, servers, mode) in enumerate([([1, 1], 1, "nccl"), ([2], 1, "host"), ([1, 1], 2, "host")]):
+    for number, (replicas, servers, mode) in enumerate([([1, 1], 1, "nccl"), ([2], 1, "gloo"), ([1, 1], 2, "gloo")]):
         plan = plan_on_gpus(tmp_path / str(number), replicas, servers)
         assert transport_of("auto", plan, exact, "nccl") == mode
-        assert transport_of("auto", plan, exact, None) == "host"
+        assert transport_of("auto", plan, exact, None) == "gloo"
     on_cpus = load_plan(write_plan(tmp_path / "cpu", stage_contents([1, 1])))
-    assert transport_of("auto", on_cpus, exact, "nccl") == "host"
+    assert transport_of("auto", on_cpus, exact, "nccl") == "gloo"
     assert transport_of("nccl", on_cpus, exact) == "nccl"
 
 
 def test_a_first_launch_on_gpus_tries_messages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     plan, started = plan_on_gpus(tmp_path, [1, 1]), []
-    report = {"results": [{"name": "1-1, nccl", "passed": False, "text": "it hung"}], "transport": "host"}
+    report = {"results": [{"name": "1-1, nccl", "passed": False, "text": "it hung"}], "transport": "gloo"}
 
     def run(command: list[str], **_: Any) -> Any:
         started.append(command[1:])
@@ -125,20 +127,20 @@ def test_a_first_launch_on_gpus_tries_messages_once(tmp_path: Path, monkeypatch:
         no_selftest=False, transport="auto", compress=None, significance=None, shard_optimizer=False
     )
     note = preflight.self_test_note(options, plan, 2)  # type: ignore[arg-type]
-    assert note == "note: messages between stages will travel by --transport host (1-1, nccl: it hung)"
+    assert note == "note: messages between stages will travel by --transport gloo (1-1, nccl: it hung)"
     assert started == [["-m", "pipeplan_launch.selftest", "--short"]]
     for other, gpus in (({"no_selftest": True}, 2), ({"transport": "nccl"}, 2), ({"compress": "bf16"}, 2), ({}, 1)):
         asked = SimpleNamespace(**vars(options) | other)
         assert preflight.self_test_note(asked, plan, gpus) is None  # type: ignore[arg-type]
-    remembered.remember("host")
+    remembered.remember("gloo")
     assert preflight.self_test_note(options, plan, 2) is None  # type: ignore[arg-type]
     assert len(started) == 1
-    monkeypatch.setattr(remembered, "remembered_transport", lambda: None)
+    monkeypatch.setattr(remembered, "remembered_transport", lambda _modes: None)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="", returncode=1))
     assert "gave no answer" in (preflight.self_test_note(options, plan, 2) or "")  # type: ignore[arg-type]
 
 
-SLOW = [one for one in cases(3, "cpu") if one != Case((2, 1), "1f1b-stashing", "nccl")]
+SLOW = [one for one in cases(3) if one != Case((2, 1), "1f1b-stashing", "nccl")]
 
 
 @pytest.mark.parametrize("case", [pytest.param(one, marks=pytest.mark.slow) for one in SLOW], ids=lambda one: one.name)
@@ -163,4 +165,4 @@ def test_the_command_prints_one_line_of_json() -> None:
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stderr
     assert all(one["passed"] for one in report["results"])
-    assert (report["device"], report["transport"], report["remembered"]) == ("cpu", "host", None)
+    assert (report["device"], report["transport"], report["remembered"]) == ("cpu", "gloo", None)

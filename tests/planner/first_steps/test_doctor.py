@@ -66,7 +66,7 @@ def test_a_self_test_is_a_line_for_every_run_and_a_verdict(monkeypatch: pytest.M
         {"name": "1-1, 2bw, nccl", "passed": False, "text": "it hung", "seconds": 25.0},
         {"name": "messages, host", "passed": True, "text": "9 µs for a small one, 8 Gbit/s", "seconds": 0.0},
     ]
-    report = {"results": runs, "hardware": "2 GPUs", "transport": "host", "remembered": "/cache/selftest.json"}
+    report = {"results": runs, "hardware": "2 GPUs", "transport": "gloo", "remembered": "/cache/selftest.json"}
     found = self_tested(monkeypatch, f"noise\n{json.dumps(report)}\n")
     assert [(one.name, one.state) for one in found] == [
         ("1-1, gpipe", OK),
@@ -76,7 +76,7 @@ def test_a_self_test_is_a_line_for_every_run_and_a_verdict(monkeypatch: pytest.M
     ]
     assert found[0].found == "16 losses equal (3 s)"
     assert found[-1].found == (
-        "1 of 3 failed on 2 GPUs; messages travel by --transport host, remembered in /cache/selftest.json"
+        "1 of 3 failed on 2 GPUs; messages travel by --transport gloo, remembered in /cache/selftest.json"
     )
 
 

@@ -14,7 +14,7 @@ from pipeplan.cli.shared.output import answer_console, answer_width, note, print
 from pipeplan.errors import InputError
 from pipeplan.run_data.run_folder import read_run_of_plan
 from pipeplan.simulation import terminal
-from pipeplan.simulation.message_order import HOST, TRANSPORTS
+from pipeplan.simulation.message_order import GLOO, TRANSPORTS
 from pipeplan.simulation.perfetto import overlaid_document, trace_document
 from pipeplan.simulation.simulate import MOST_MINIBATCHES
 from pipeplan.util.files import write_text
@@ -30,10 +30,10 @@ from pipeplan.util.files import write_text
 @click.option(
     "--transport",
     metavar="NAME",
-    default=HOST,
+    default=GLOO,
     show_default=True,
     shell_complete=complete_words(*TRANSPORTS),
-    help="How messages travel between stages, as in launch.sh: nccl and batched keep one order on all workers.",
+    help="How messages travel between stages, as in launch.sh: nccl keeps one order on all workers.",
 )
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto or Chrome.")
 @force_option
@@ -65,7 +65,7 @@ def command(
     \b
     pipeplan simulate
     pipeplan simulate plan --minibatches 200 --trace trace.json
-    pipeplan simulate plan --transport batched
+    pipeplan simulate plan --transport nccl
     pipeplan simulate plan --run plan/runs/20260131T120000Z
     """
     if as_json and run_folder is not None:
