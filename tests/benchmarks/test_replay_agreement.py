@@ -13,19 +13,22 @@ PLANS = 12
 
 EXACT = [
     *((schedule, kind) for schedule in ("1f1b-stashing", "vertical-sync") for kind in ("straight", "balanced", "any")),
-    *((schedule, "one stage") for schedule in ("1f1b-stashing", "vertical-sync", "gpipe", "1f1b-flush")),
+    *((schedule, "one stage") for schedule in ("1f1b-stashing", "vertical-sync")),
     ("2bw", "straight"),
-    ("gpipe", "straight"),
 ]
 CLOSE = [
-    # Schedule, kind of plan, and what the replay may be faster and slower by: docs/cost-model.md says why.
-    ("2bw", "one stage", 0.2, 0.001),
-    ("2bw", "any", 0.25, 0.001),
-    ("gpipe", "balanced, replicas fall and divide M", 0.12, 0.05),
-    ("gpipe", "any", 0.3, 0.15),
-    ("1f1b-flush", "straight", 0.2, 0.01),
-    ("1f1b-flush", "balanced, replicas fall and divide M", 0.05, 0.12),
-    ("1f1b-flush", "any", 0.2, 0.2),
+    # Schedule, kind of plan, and what the replay may be faster and slower by, at most and in the median:
+    # docs/cost-model.md says why. With a flush the formula is a lower bound.
+    ("2bw", "one stage", 0.2, 0.001, 0.05),
+    ("2bw", "any", 0.25, 0.001, 0.05),
+    ("gpipe", "one stage", 1e-9, 0.4, 0.1),
+    ("gpipe", "straight", 1e-9, 0.5, 0.25),
+    ("gpipe", "balanced, replicas fall and divide M", 1e-9, 0.25, 0.1),
+    ("gpipe", "any", 1e-9, 0.7, 0.2),
+    ("1f1b-flush", "one stage", 1e-9, 0.4, 0.1),
+    ("1f1b-flush", "straight", 1e-9, 0.15, 0.03),
+    ("1f1b-flush", "balanced, replicas fall and divide M", 1e-9, 0.25, 0.1),
+    ("1f1b-flush", "any", 1e-9, 0.5, 0.15),
 ]
 LONG = [("2bw", "any"), ("gpipe", "balanced, replicas fall and divide M")]
 """Of these, the ones that take the longest beside others of their schedule and kind."""
@@ -43,11 +46,11 @@ def test_the_formula_is_exact(schedule: str, kind: str, plans: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "kind", "faster", "slower"),
+    ("schedule", "kind", "faster", "slower", "median"),
     [pytest.param(*row, marks=pytest.mark.slow) if row[:2] in LONG else row for row in CLOSE],
 )
-def test_the_formula_is_close(schedule: str, kind: str, faster: float, slower: float) -> None:
+def test_the_formula_is_close(schedule: str, kind: str, faster: float, slower: float, median: float) -> None:
     found = differences(schedule, kind, PLANS)
     assert min(found) > -faster
     assert max(found) < slower
-    assert abs(statistics.median(found)) < 0.05
+    assert abs(statistics.median(found)) < median

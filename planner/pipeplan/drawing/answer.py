@@ -150,7 +150,7 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
         writer.row("", f"stage {number}  {one_line(layers)}{recomputed}", workers, memory)
     idle = problem.cluster.workers - plan.busy
     if idle:
-        reason = "" if _beaten(outcome) else ": no plan found on more of them is 3% faster"
+        reason = "" if _beaten(outcome) else ": more gained less than 3%"
         writer.paragraph(f"{MARGIN}{idle} of {problem.cluster.workers} workers idle{reason}", MARGIN)
     _learning(writer, plan, problem)
 
@@ -279,6 +279,8 @@ def _why(outcome: Outcome) -> str:
     """What limits the step time."""
     batch, score = outcome.evaluation.batch, outcome.evaluation
     bound = score.bound if batch is None else batch.longest
+    if batch is not None and len(outcome.plan.stages) == 1 and batch.exposed_s < batch.work_s:
+        bound = batch.bound  # One stage has no pipeline to fill.
     waits = outcome.figure.ratio
     if waits is not None and waits > 1.03:
         return f"bound by {bound}; waiting between workers adds {waits - 1:.0%}"

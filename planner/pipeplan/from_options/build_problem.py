@@ -13,7 +13,7 @@ from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_target
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import ACCUMULATING, FLUSH, SCHEDULES
+from pipeplan.plan.schedules import ACCUMULATING, FLUSH, SCHEDULES, VIRTUAL
 from pipeplan.planning.candidates import Machines, problem_of, sized, sizes_for
 from pipeplan.planning.choose import ANY, Choice, Question, choose
 from pipeplan.planning.choose_order import OrderChoice, choose_order
@@ -113,8 +113,8 @@ def build_problem(request: Request) -> BuiltProblem:
     """
     charged = request.charged()
     built = _chosen(charged, request) if request.chooses else _named(charged)
-    if request.target is not None:
-        return built
+    if request.target is not None or built.problem.options.schedule in VIRTUAL:
+        return built  # No solver that tries orders knows the stages of these schedules.
     ends = request.deadline.share(SHARES["choice"])
     problem, orders = choose_order(built.problem, request.maximum_cuts, ends)
     return replace(built, problem=problem, orders=tuple(orders))

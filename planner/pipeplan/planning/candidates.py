@@ -142,29 +142,37 @@ def candidate_from(kind: str, plan: Plan, problem: Problem, deadline: Deadline) 
     return Candidate(kind, problem, found.plan, found.figure)
 
 
-def other_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
-    """The other synchronous schedules beside a plan of 1f1b-flush: zb-h1, interleaved-1f1b and zb-v.
-
-    zb-h1 runs the same stages. For the schedules whose workers run several stages each, other cuts are searched for.
-    """
-    problem, plan = start.problem, start.plan
-    if len(plan.stages) == 1 or plan.copies > 1 or problem.options.schedule != FLUSH:
+def zero_bubbles(start: Candidate, deadline: Deadline) -> list[Candidate]:
+    """zb-h1 with the stages of a plan of 1f1b-flush."""
+    problem = replace(start.problem, options=replace(start.problem.options, schedule=ZERO_BUBBLE))
+    split = _with_schedule(start.plan, problem, start.figure.formula_s) if _is_pipeline(start) else None
+    if split is None:
         return []
+    one = improve(figured(*split, problem, deadline), problem, deadline.share(0.5))
+    found = Candidate(ZERO_BUBBLE, problem, one.plan, one.figure, start.extrapolated)
+    return [found] if found.figure.simulated_s is not None else []
+
+
+def virtual_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
+    """interleaved-1f1b and zb-v for the problem of a plan of 1f1b-flush.
+
+    A worker has several stages there, so that other cuts than those of the plan are searched for.
+    """
     found: list[Candidate] = []
-    deferring = replace(problem, options=replace(problem.options, schedule=ZERO_BUBBLE))
-    split = _with_schedule(plan, deferring, start.figure.formula_s)
-    if split is not None:
-        one = improve(figured(*split, deferring, deadline), deferring, deadline.share(0.2))
-        found.append(Candidate(ZERO_BUBBLE, deferring, one.plan, one.figure, start.extrapolated))
-    for schedule in VIRTUAL:
-        looking = replace(problem, options=replace(problem.options, schedule=schedule))
+    for schedule in VIRTUAL if _is_pipeline(start) else ():
+        problem = replace(start.problem, options=replace(start.problem.options, schedule=schedule))
         try:
-            best = search_virtual(looking, deadline.share(0.4)).plans[0]
+            best = search_virtual(problem, deadline.share(0.5)).plans[0]
         except (InfeasibleError, InputError, OutOfTime):
             continue
         figure = Figure(best.score.pace_s, best.simulated_s, best.minibatches)
-        found.append(Candidate(schedule, looking, best.plan, figure, start.extrapolated))
+        found.append(Candidate(schedule, problem, best.plan, figure, start.extrapolated))
     return [one for one in found if one.figure.simulated_s is not None]
+
+
+def _is_pipeline(one: Candidate) -> bool:
+    """Whether it is one pipeline under 1f1b-flush, which other schedules can run."""
+    return len(one.plan.stages) > 1 and one.plan.copies == 1 and one.problem.options.schedule == FLUSH
 
 
 def _with_schedule(plan: Plan, problem: Problem, pace_s: float) -> tuple[Plan, Evaluation] | None:

@@ -34,10 +34,11 @@ from pipeplan.planning.candidates import (
     best_of,
     candidate_from,
     candidate_of,
-    other_flushes,
     problem_of,
     sized,
     sizes_for,
+    virtual_flushes,
+    zero_bubbles,
 )
 from pipeplan.planning.simplicity import TOLERANCE, simplest_of
 from pipeplan.problem.options import Options
@@ -90,7 +91,7 @@ class Choice:
     staleness: float
     taken: Candidate
     rivals: tuple[Candidate, ...]
-    """The best synchronous candidate of every kind, the one that is taken included."""
+    """The synchronous candidate that is taken, and the best one of every other kind."""
     stale: Candidate | None
     """The fastest plan with old gradients, if it is faster than the synchronous ones by more than the tolerance."""
     bound_sample_s: float
@@ -200,9 +201,12 @@ class _Chooser:
         self._best_of_sizes(PIPELINE, sizes, extrapolated, bounds=True)
         self._few_stages(sizes)
         self._from_steady_state(sizes)
-        best = best_of([one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)])
-        if best is not None and self.question.simulates:
-            self.found += other_flushes(best, self.deadline.share(0.3))
+        pipelines = [one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)]
+        if pipelines and self.question.simulates:
+            best, simplest = min(pipelines, key=lambda one: one.sample_s), simplest_of(pipelines)
+            for start in [best] if simplest is best else [best, simplest]:
+                self.found += zero_bubbles(start, self.deadline.share(0.2))
+            self.found += virtual_flushes(best, self.deadline.share(0.3))
 
     def _few_stages(self, sizes: list[int]) -> None:
         """The best pipelines of few stages by the formulas: simulated, one may beat the best of all."""
@@ -347,7 +351,10 @@ class _Chooser:
             taken = allowed
         assert taken is not None
         kinds = dict.fromkeys(one.kind for one in self.found)
-        rivals = [best_of([one for one in self.found if one.kind == kind]) for kind in kinds]
+        # Of its kind the plan that is taken stands for itself: a faster one within the tolerance is less simple.
+        rivals = [
+            taken if taken.kind == kind else best_of([one for one in self.found if one.kind == kind]) for kind in kinds
+        ]
         stale = self.stale
         if stale is not None and fastest is not None and stale.sample_s * (1 + TOLERANCE) >= fastest.sample_s:
             stale = None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.fast import best_in_time
+from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
@@ -40,7 +41,8 @@ def choose_order(
 ) -> tuple[Problem, list[OrderChoice]]:
     """The problem with its servers in the best order, and the results of all orders that were tried, best first.
 
-    Among equally fast orders the listed one is taken, else the first. The orders share the time until the deadline.
+    The listed order is taken if it is within the tolerance of the fastest one, else the first of the fastest. The
+    orders share the time until the deadline.
     A uniform cluster has one order; the list is empty then. Raises `InfeasibleError` if no order has a plan.
     """
     orders = list(itertools.islice(distinct_orders(problem.cluster), MOST_ORDERS))
@@ -57,7 +59,11 @@ def choose_order(
             raise InfeasibleError(f"no order of the servers has a plan that fits: tried {len(choices)}")
         return problem, choices
     least = min(choice.pace_s for choice in choices if choice.pace_s is not None)
-    best_choice = next(c for c in choices if c.pace_s is not None and c.pace_s <= least * (1 + 1e-9))
+    listed = choices[0]
+    if listed.pace_s is not None and listed.pace_s <= least * (1 + TOLERANCE):
+        best_choice = listed
+    else:
+        best_choice = next(c for c in choices if c.pace_s is not None and c.pace_s <= least * (1 + 1e-9))
     choices.sort(key=lambda choice: (choice is not best_choice, math.inf if choice.pace_s is None else choice.pace_s))
     return best_choice.problem, choices
 

@@ -450,7 +450,7 @@ def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
     ]
     assert "wrong" not in done.out
     found = json.loads(run("check", "plan/plan.json", "--profile", "profile.json", "--json").out)
-    assert [entry["holds"] for entry in found] == [True] * 11
+    assert [entry["holds"] for entry in found] == [True] * 10
 
 
 def test_the_command_refuses_in_one_line(run: Run) -> None:

@@ -142,7 +142,7 @@ def test_too_few_minibatches_under_2bw_are_named_and_not_the_stages(constraints:
     assert found.too_few is not None
     now, enough = found.too_few
     assert now == 1
-    assert found.text.endswith(f"one update has, which are 1; --accumulate {enough} would do")
+    assert found.text.endswith(f"one update has, which are 1; --batch {enough * problem.profile.minibatch} would do")
     assert "--stages" not in found.text
     assert not _feasible(replace(problem, options=replace(options, accumulate=enough - 1)))
     assert _feasible(replace(problem, options=replace(options, accumulate=enough)))
