@@ -34,7 +34,7 @@ SMALL = 2
 
 @dataclass(frozen=True)
 class CarriedState:
-    """What was done with the Python state of a model."""
+    """The changes that were made to a model for its Python state."""
 
     whole: tuple[str, ...]
     """Paths of the modules that must be taken whole, because they use numbers that change."""
@@ -228,7 +228,7 @@ class _Runs:
         return not all(one.shape == two.shape and torch.equal(one, two) for one, two in pairs)
 
     def _outcome(self, samples: int, after: int | None) -> list[Tensor]:
-        """What the model computes, and its buffers, after a pass on another minibatch or none."""
+        """The outputs of the model, and its buffers, after a pass on another minibatch or none."""
         with restored_state(self.job.model) as before:
             if after is not None:
                 self._run(after)

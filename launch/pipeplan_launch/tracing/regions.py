@@ -123,7 +123,7 @@ def _writes(node: fx.Node, argument: fx.Node) -> bool:
 
 
 def _mutated(node: fx.Node) -> list[Any]:
-    """What an operator writes to among its arguments, as its schema says."""
+    """The arguments that an operator writes to, by its schema."""
     assert isinstance(node.target, torch._ops.OpOverload)
     declared = node.target._schema.arguments
     given = [*node.args, *(node.kwargs.get(one.name) for one in declared[len(node.args) :])]

@@ -40,7 +40,7 @@ class BatchParts:
     exposed_s: float
     """Time from the stage's last backward pass to the end of its update."""
     bound: str
-    """What plan.json calls the resource."""
+    """The name of the resource in plan.json."""
     order_s: float = 0.0
     """Waiting that the order of the passes causes, where workers run several stages."""
 

@@ -202,7 +202,7 @@ def _gain(outcome: Outcome, rate: float) -> str:
 
 
 def _also(writer: _Writer, outcome: Outcome) -> None:
-    """What the user would run otherwise, and what old gradients would gain."""
+    """The plans that the user would run otherwise, and the gain of old gradients."""
     choice, label = outcome.choice, "ALSO"
     if choice is None:
         for baseline in outcome.baselines:
@@ -247,7 +247,7 @@ def _stale(writer: _Writer, label: str, stale: Candidate, sample_s: float) -> No
 
 
 def _learning(writer: _Writer, plan: Plan, problem: Problem) -> None:
-    """What was measured of learning with the plan's old gradients; nothing where they are not old."""
+    """The measured effect of the plan's old gradients on learning; nothing where they are not old."""
     profile = problem.profile
     known = known_learning(plan, profile.optimizer_name, profile.optimizer_state_ratio, problem.options.correction)
     if known is not None:
@@ -255,7 +255,7 @@ def _learning(writer: _Writer, plan: Plan, problem: Problem) -> None:
 
 
 def learning_summary(known: KnownLearning) -> str:
-    """What was measured of training with gradients this old, in one clause."""
+    """The measured effect of gradients this old on training, in one clause."""
     old = _updates(known.delay)
     if not known.measured:
         return f"Not measured for the optimiser {known.optimizer}."
@@ -276,7 +276,7 @@ def learning_summary(known: KnownLearning) -> str:
 
 
 def _why(outcome: Outcome) -> str:
-    """What limits the step time."""
+    """The resource that limits the step time."""
     batch, score = outcome.evaluation.batch, outcome.evaluation
     bound = score.bound if batch is None else batch.longest
     if batch is not None and len(outcome.plan.stages) == 1 and batch.exposed_s < batch.work_s:

@@ -27,7 +27,7 @@ from pipeplan.util.text import did_you_mean
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks, from the command line or the Python API."""
+    """A question of the user, from the command line or the Python API."""
 
     profile: Profile
     cluster: Cluster

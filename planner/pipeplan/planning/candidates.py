@@ -28,7 +28,7 @@ from pipeplan.util.units import show_pace
 EXTRAPOLATED = " (extrapolated)"
 """The mark of a microbatch size that a profile neither holds nor interpolates."""
 CHOICE_GAP = 0.01
-"""Of models with many cuts, plans within this gap of the best by the formulas are where the local search starts."""
+"""The local search starts from plans within this gap of the best one by the formulas, where there are many cuts."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ ANY = float("inf")
 
 @dataclass(frozen=True)
 class Question:
-    """What a plan is chosen for."""
+    """The problem that a plan is chosen for."""
 
     machines: Machines
     options: Options
@@ -351,7 +351,7 @@ class _Chooser:
             taken = allowed
         assert taken is not None
         kinds = dict.fromkeys(one.kind for one in self.found)
-        # Of its kind the plan that is taken stands for itself: a faster one within the tolerance is less simple.
+        # The plan that is taken represents its kind: a faster one within the tolerance is less simple.
         rivals = [
             taken if taken.kind == kind else best_of([one for one in self.found if one.kind == kind]) for kind in kinds
         ]

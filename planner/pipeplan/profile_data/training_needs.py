@@ -14,7 +14,7 @@ LEFT_OUT = "--no-self-check"
 
 
 def unchecked_text(reason: str) -> str:
-    """What a user should know of a profile whose model was not compared with plain training, in one line."""
+    """One line for the user of a profile whose model was not compared with plain training."""
     return f"not self-checked, whether stages train as the model alone does ({reason}); launch.sh checks it by itself"
 
 

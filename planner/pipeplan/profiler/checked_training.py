@@ -35,7 +35,7 @@ class CheckedTraining:
 
     @property
     def remarks(self) -> list[str]:
-        """What the self-check found worth a remark, or that it was not made."""
+        """The remarks of the self-check, or that it was not made."""
         remarks = [unchecked_text(self.unchecked)] if self.unchecked else []
         if self.taken_whole:
             names = ", ".join(map(repr, self.taken_whole))

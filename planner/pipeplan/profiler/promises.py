@@ -1,4 +1,4 @@
-"""What training in a pipeline promises and a job may break: found on one minibatch, refused or said in a remark.
+"""Properties that a pipeline needs of a job, tried on one minibatch: a job without them is refused or gets a remark.
 
 An update of a pipeline uses the mean of the gradients of its minibatches. It equals an update of one process with the
 whole batch if the loss is a mean over samples, or over what the job's `loss_weight` counts, and if the optimiser

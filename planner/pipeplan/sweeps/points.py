@@ -38,7 +38,7 @@ class SweepAxes:
 
 @dataclass(frozen=True)
 class SweptQuestion:
-    """What all points of a sweep have in common."""
+    """The settings that all points of a sweep share."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Options`, as the user gave them."""

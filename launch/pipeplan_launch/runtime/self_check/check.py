@@ -165,7 +165,7 @@ class Check:
         """A difference of the losses, or else of a gradient."""
         if not self._close(state, sample, "loss", (plain.loss, piped.loss)):
             return differences.loss_difference(float(plain.loss), float(piped.loss), when)
-        # What is wrong nearest the loss makes the gradients of all layers before it wrong too.
+        # A fault nearest the loss makes the gradients of all layers before it wrong too.
         for name in reversed(self._modules.trained):
             one, other = plain.gradients.get(name), piped.gradients.get(name)
             if one is None and other is None:
@@ -262,7 +262,7 @@ class Check:
         raise DifferenceFound(difference)
 
     def _repeated_results(self, state: TrainingState, sample: Sample) -> dict[str, Tensor]:
-        """What the model alone gives for a minibatch. Raises `NotDeterministic` if that differs from time to time."""
+        """The results of the model alone for a minibatch. Raises `NotDeterministic` if two runs of it differ."""
         first, second = self._results(state, sample), self._results(state, sample)
         for name, value in first.items():
             if name not in second or not same_bits(value, second[name]):

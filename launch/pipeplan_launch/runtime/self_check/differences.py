@@ -1,4 +1,4 @@
-"""What differs between plain training and the pipeline, and the line that says so."""
+"""The differences between plain training and the pipeline, and the line that reports them."""
 
 from __future__ import annotations
 

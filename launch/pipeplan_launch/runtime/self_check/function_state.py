@@ -1,4 +1,4 @@
-"""What the user's functions keep between two calls: the job's loss, and the hooks of parameters.
+"""The state that the user's functions keep between two calls: the job's loss, and the hooks of parameters.
 
 A function may close over a number or a list, read a global variable, or be an object with attributes.
 """
@@ -22,7 +22,7 @@ def hooks_of(parameters: Mapping[str, Tensor]) -> list[Any]:
 
 
 class FunctionState:
-    """What some functions keep at one moment."""
+    """The state of some functions at one moment."""
 
     def __init__(self, functions: Iterable[object]) -> None:
         self._kept: list[Kept] = []

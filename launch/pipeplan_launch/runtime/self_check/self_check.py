@@ -34,7 +34,7 @@ class SelfCheck:
     skipped: str = ""
     """Why nothing was compared; empty if it was."""
     remarks: tuple[str, ...] = ()
-    """What a user should know about results that do not count as differences."""
+    """Remarks for the user on results that do not count as differences."""
 
 
 def self_check(

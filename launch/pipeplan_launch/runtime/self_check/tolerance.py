@@ -35,7 +35,7 @@ LAST_BITS = 8.0
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What counts as rounding in one model."""
+    """The differences that count as rounding in one model."""
 
     low: bool
     """Whether it computes in 16 bits somewhere."""

@@ -113,12 +113,12 @@ def _is_state(name: str, value: object) -> bool:
 
 @dataclass(frozen=True)
 class Attributes:
-    """What the Python code of a job keeps at one moment."""
+    """The state of a job's Python code at one moment."""
 
     modules: TrainedModules
     values: dict[AttributeName, Kept]
     of_functions: FunctionState
-    """What the loss and the hooks of parameters keep, which is put back and not compared."""
+    """The state of the loss and of the hooks of parameters, which is put back and not compared."""
 
     @staticmethod
     def now(modules: TrainedModules) -> Attributes:

@@ -99,7 +99,7 @@ def _left_out(counts: WorkCounts, model: nn.Module) -> str:
 
 
 def _remedy(model: nn.Module) -> str:
-    """What to do about a model that cannot be counted; the experts of transformers have several implementations."""
+    """The remedy for a model that cannot be counted; the experts of transformers have several implementations."""
     measure = "measure on the device, with --device cuda"
     has_experts = any(hasattr(getattr(one, "config", None), "_experts_implementation") for one in model.modules())
     return f'make the model with experts_implementation="batched_mm", or {measure}' if has_experts else measure

@@ -45,7 +45,7 @@ class WorkCounts:
     tensor_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes of each of the traced model's tensors, by name."""
     uncounted: dict[str, str] = field(default_factory=dict)
-    """What is not counted, by layer: an operator whose work is not known, or `OPAQUE`."""
+    """The uncounted part of each layer: an operator whose work is not known, or `OPAQUE`."""
 
 
 def count_work(traced: TracedModel, batch: Batch, loss: Callable[[Any, Any], Tensor]) -> WorkCounts:

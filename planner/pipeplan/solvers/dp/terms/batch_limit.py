@@ -134,7 +134,7 @@ class BatchLimit:
         return stage.work_s - stage.update_s
 
     def ahead_of_stages_s(self, stage: StageTerms) -> Floats:
-        """What stages add to V1 on a device of speed 1, without their transfers."""
+        """The time that stages add to V1 on a device of speed 1, without their transfers."""
         return stage.forward_s if self.splits else self.passes_s(stage)
 
     def tail_s(self, stage: StageTerms) -> Floats:
