@@ -15,11 +15,6 @@ MOST_LISTED = 8
 """Stages up to which every stage is listed."""
 
 
-MOST_STALE = 3
-"""The oldest gradients, in updates, of an asynchronous plan that is taken unless the user tolerates any staleness: with
-4 most models of docs/learning.md do not keep up."""
-
-
 @dataclass(frozen=True)
 class Updates:
     """The updates of the stages of a plan for training."""
