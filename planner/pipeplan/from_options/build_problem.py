@@ -24,6 +24,9 @@ from pipeplan.profile_data.profile import LARGEST_MINIBATCH, Profile
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean
 
+MOST_EXTRAPOLATED = 64
+"""Times of larger microbatches than so many times the largest measured one are not extrapolated."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -54,6 +57,12 @@ class Request:
         if self.microbatch is not None and not 1 <= self.microbatch <= LARGEST_MINIBATCH:
             raise InputError(
                 f"--microbatch must be at least 1 sample and at most {LARGEST_MINIBATCH}, not {self.microbatch}"
+            )
+        largest = max(size.minibatch for size in self.profile.all_sizes)
+        if self.microbatch is not None and self.microbatch > MOST_EXTRAPOLATED * largest:
+            raise InputError(
+                f"--microbatch {self.microbatch} is more than {MOST_EXTRAPOLATED} times the largest measured size, "
+                f"{largest}: measure one nearer to it"
             )
         if self.staleness is not None and not (isinstance(self.staleness, int | float) and self.staleness >= 0):
             raise InputError(f"staleness: expected a number of updates, or math.inf, found {self.staleness!r}")
