@@ -150,7 +150,7 @@ def zero_bubbles(start: Candidate, deadline: Deadline) -> list[Candidate]:
         return []
     one = improve(figured(*split, problem, deadline), problem, deadline.share(0.5))
     found = Candidate(ZERO_BUBBLE, problem, one.plan, one.figure, start.extrapolated)
-    return [found] if found.figure.simulated_s is not None else []
+    return [found] if _comparable(found, start) else []
 
 
 def virtual_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
@@ -167,7 +167,16 @@ def virtual_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
             continue
         figure = Figure(best.score.pace_s, best.simulated_s, best.minibatches)
         found.append(Candidate(schedule, problem, best.plan, figure, start.extrapolated))
-    return [one for one in found if one.figure.simulated_s is not None]
+    return [one for one in found if _comparable(one, start)]
+
+
+def _comparable(one: Candidate, start: Candidate) -> bool:
+    """Whether the figures of both plans are simulated, or neither is.
+
+    The formulas of 1f1b-flush are a loose lower bound, those of the other schedules are nearer to the simulation. So a
+    plan that is faster by formulas is faster.
+    """
+    return (one.figure.simulated_s is None) == (start.figure.simulated_s is None)
 
 
 def _is_pipeline(one: Candidate) -> bool:

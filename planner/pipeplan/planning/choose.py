@@ -206,7 +206,7 @@ class _Chooser:
             best, simplest = min(pipelines, key=lambda one: one.sample_s), simplest_of(pipelines)
             for start in [best] if simplest is best else [best, simplest]:
                 self.found += zero_bubbles(start, self.deadline.share(0.2))
-            self.found += virtual_flushes(best, self.deadline.share(0.3))
+            self.found += virtual_flushes(best, self.deadline.share(0.8))
 
     def _few_stages(self, sizes: list[int]) -> None:
         """The best pipelines of few stages by the formulas: simulated, one may beat the best of all."""
