@@ -219,14 +219,13 @@ class _Chooser:
 
     def _from_steady_state(self, sizes: list[int]) -> None:
         """The stages of the best plan without a flush, under a flush: where updates are rare it is near the best."""
-        if not self.question.simulates:
+        if not (self.question.simulates and self.steady and sizes):
             return
+        problem = problem_of(self.question.machines, self.question.options, sizes[0], self.question.samples)
         for steady in self.steady[:MOST_STARTS]:
-            for size in sizes[:1]:
-                problem = problem_of(self.question.machines, self.question.options, size, self.question.samples)
-                one = candidate_from(PIPELINE, steady, problem, self.deadline.share(0.3))
-                if one is not None:
-                    self.found.append(one)
+            one = candidate_from(PIPELINE, steady, problem, self.deadline.share(0.3))
+            if one is not None:
+                self.found.append(one)
 
     def _best_of_sizes(
         self,
