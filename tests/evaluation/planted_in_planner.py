@@ -1,6 +1,5 @@
 """Faults of the planner: (name, file, text, what replaces it, tests that should notice)."""
 
-
 from __future__ import annotations
 
 P = "planner/pipeplan/"
