@@ -96,7 +96,7 @@ def out_of_memory_message(
         text += f" and {show_size(requested)} more were requested" if requested else ""
     if traced is not None and minibatch:
         text += f"; {step_memory_text(traced, minibatch)}"
-    return f"{text}; try a smaller --batch"
+    return f"{text}; try a smaller --microbatch"
 
 
 def step_memory_text(traced: TracedModel, minibatch: int) -> str:
@@ -119,7 +119,7 @@ def check_fits_in_memory(ref: str, traced: TracedModel, minibatch: int, free: in
     if free is not None and least > free:
         raise InputError(
             f"{ref!r} at minibatch {minibatch} does not fit in memory: {step_memory_text(traced, minibatch)}, and "
-            f"{show_size(free)} are free; try a smaller --batch"
+            f"{show_size(free)} are free; try a smaller --microbatch"
         )
 
 

@@ -116,7 +116,7 @@ def _device_memory_message(
     at = f" at minibatch {minibatch}" if minibatch else ""
     reason = " ".join(str(error).split())[:200]
     need = f"; {step_memory_text(traced, minibatch)}" if traced is not None and minibatch else ""
-    return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --batch"
+    return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --microbatch"
 
 
 def _trace_and_measure(
@@ -140,7 +140,7 @@ def _trace_and_measure(
     traced_models.append(traced)
     if len(sizes) > 1 and not traced.dynamic_batch:
         raise InputError(
-            f"{ref!r} can only be traced for one minibatch size at a time: give --batch one number, and measure the "
+            f"{ref!r} can only be traced for one microbatch size at a time: give --microbatch one number, and measure the "
             "others in runs of their own"
         )
     check_fits_in_memory(ref, traced, max(sizes), free)

@@ -115,7 +115,7 @@ def launch_file_text(
     *,
     template: Path | None = None,
     output: Path | None = None,
-    command: str = "pipeplan render",
+    command: str = "pipeplan export",
 ) -> str:
     """The text of a file that starts the plan of a folder, rendered from the template of `launcher` or of the user.
 

@@ -24,7 +24,7 @@ from reported import source_of, write_run
 
 import pipeplan
 from pipeplan import cli as commands
-from pipeplan.cli.shared import options
+from pipeplan.cli import options
 from pipeplan.first_steps import init
 
 SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}

@@ -8,11 +8,11 @@ from unittest import mock
 import click
 import pytest
 from commandline import Run
+from pipeplan.cli.commands.replay import NOT_AS_PROMISED
 from repository import ROOT
 
 from pipeplan import cli as commands
-from pipeplan.cli.getting_started.doctor import LACKING
-from pipeplan.cli.running.replay import NOT_AS_PROMISED
+from pipeplan.cli.commands.doctor import LACKING
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan_launch import torchrun
 from pipeplan_launch.elastic import restart_state
@@ -38,7 +38,7 @@ def stated(section: str) -> dict[int, str]:
     ],
 )
 def test_an_end_has_the_code_that_the_page_says(raised: BaseException | None, code: int, run: Run) -> None:
-    with mock.patch("pipeplan.cli.inputs.models.print_json", side_effect=raised):
+    with mock.patch("pipeplan.cli.commands.models.print_json", side_effect=raised):
         done = run("models", "--json")
     assert done.code == code
     assert code in stated("`pipeplan`")

@@ -162,7 +162,7 @@ def test_the_exit_code_says_whether_anything_needed_is_missing(
     state: str, code: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [DoctorFinding("torch", state, "as found", "training", "do this")]
-    monkeypatch.setattr("pipeplan.cli.getting_started.doctor.examine_machine", lambda plan: found)
+    monkeypatch.setattr("pipeplan.cli.commands.doctor.examine_machine", lambda plan: found)
     done = run("doctor")
     assert (done.code, done.err) == (code, "")
     first, *rest = done.out.splitlines()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from pipeplan.cli.commands.models import command as models_command
 
-from pipeplan.cli.inputs.models import command as models_command
 from pipeplan.cli.profile import command as profile_command
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile

@@ -358,7 +358,7 @@ def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: py
         raise AssertionError("a search began")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pipeplan.cli.planning.sweep.solve_points", search)
+        patched.setattr("pipeplan.cli.commands.sweep.solve_points", search)
         for files, says in (
             (
                 ("--csv", "notes"),

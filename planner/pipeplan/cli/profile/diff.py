@@ -9,9 +9,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.cli.options import bundled_profiles, complete_names, json_option, quiet_option
+from pipeplan.cli.output import print_answer, print_json
 from pipeplan.cli.profile.show import ORIGINS
-from pipeplan.cli.shared.options import bundled_profiles, complete_names, json_option, quiet_option
-from pipeplan.cli.shared.output import print_answer, print_json
 from pipeplan.profile_data.bundled import load_profile
 from pipeplan.profile_data.diff import (
     SAME,

@@ -9,8 +9,7 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from pipeplan.cli.profile.table import layer_table, profile_totals
-from pipeplan.cli.shared.options import (
+from pipeplan.cli.options import (
     bundled_profiles,
     complete_names,
     force_option,
@@ -18,7 +17,8 @@ from pipeplan.cli.shared.options import (
     quiet_option,
     refuse_output,
 )
-from pipeplan.cli.shared.output import answer_width, note, print_answer, print_json
+from pipeplan.cli.output import answer_width, note, print_answer, print_json
+from pipeplan.cli.profile.table import layer_table, profile_totals
 from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
 from pipeplan.drawing.terminal import dag_lines
 from pipeplan.profile_data.bundled import load_profile

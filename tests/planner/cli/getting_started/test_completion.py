@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from click.shell_completion import CompletionItem, ShellComplete
 from commandline import Run
+from pipeplan.cli.commands.completion import INSTALL, PROGRAM, VARIABLE
 
 from pipeplan.cli import _COMMANDS, cli
-from pipeplan.cli.getting_started.completion import INSTALL, PROGRAM, VARIABLE
 from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.first_steps import init
 from pipeplan.plan.schedules import SCHEDULES

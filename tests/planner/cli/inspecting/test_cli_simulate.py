@@ -134,5 +134,5 @@ def test_an_odd_option_is_one_line(run: Run, planned: Path, option: tuple[str, s
 
 
 def test_torch_is_not_needed() -> None:
-    code = "import sys, pipeplan.cli.inspecting.simulate; sys.exit('torch' in sys.modules)"
+    code = "import sys, pipeplan.cli.commands.simulate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -11,7 +11,7 @@ import pytest
 from rich.table import Table
 
 from pipeplan import cli
-from pipeplan.cli.shared import output
+from pipeplan.cli import output
 
 COMMANDS = Path(cli.__file__).parent
 PRINTERS = {"shared/output.py", "__init__.py"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pipeplan.cli.shared.options import (
+from pipeplan.cli.options import (
     force_option,
     json_option,
     output_file,
@@ -14,7 +14,7 @@ from pipeplan.cli.shared.options import (
     quiet_option,
     refuse_output,
 )
-from pipeplan.cli.shared.output import note, print_json
+from pipeplan.cli.output import note, print_json
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
 from pipeplan.problem.plan_profile import profile_of_plan

@@ -157,7 +157,7 @@ def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, in
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from pipeplan.cli.shared.safe_console import SafeConsole
+    from pipeplan.cli.safe_console import SafeConsole
 
     # The stream is bound now, because what runs inside may redirect sys.stderr.
     console = SafeConsole(file=sys.stderr)
@@ -179,6 +179,6 @@ def silenced() -> Iterator[None]:
 
 
 def _console(*, stderr: bool = False, width: int | None = None) -> Console:
-    from pipeplan.cli.shared.safe_console import SafeConsole
+    from pipeplan.cli.safe_console import SafeConsole
 
     return SafeConsole(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)

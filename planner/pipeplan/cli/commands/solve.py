@@ -14,13 +14,12 @@ from typing import Any
 import click
 
 from pipeplan.api import cluster
-from pipeplan.cli.planning.grouped_help import GroupedCommand
-from pipeplan.cli.planning.problem_options import EXAMPLE, ProfileSource, problem_arguments, read_profile, request_of
-from pipeplan.cli.planning.solve_line import solve_line
-from pipeplan.cli.planning.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
-from pipeplan.cli.running.export import export_lines
-from pipeplan.cli.shared.options import complete_words, force_option, json_option, output_folder, quiet_option
-from pipeplan.cli.shared.output import answer_width, note, print_json, print_line, print_warning
+from pipeplan.cli.commands.export import export_lines
+from pipeplan.cli.grouped_help import GroupedCommand
+from pipeplan.cli.options import complete_words, force_option, json_option, output_folder, quiet_option
+from pipeplan.cli.output import answer_width, note, print_json, print_line, print_warning
+from pipeplan.cli.problem_options import EXAMPLE, ProfileSource, problem_arguments, read_profile, request_of
+from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, solve_line, written_lines
 from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.cluster_data.local import LOCAL
 from pipeplan.drawing.answer import answer_lines

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from pipeplan.cli.shared import output
+from pipeplan.cli import output
 from pipeplan.errors import InputError
 from pipeplan.util.files import read_bytes, refuse_unwritable
 

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from pipeplan.api import cluster
-from pipeplan.cli.shared.options import Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
+from pipeplan.cli.options import Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.from_options.build_problem import BuiltProblem, Request, build_problem

@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 
 from pipeplan.api import simulate
-from pipeplan.cli.inspecting.trace import TRACE_MARK
-from pipeplan.cli.shared.options import complete_words, force_option, json_option, quiet_option, refuse_output
-from pipeplan.cli.shared.output import answer_console, answer_width, note, print_json
+from pipeplan.cli.options import complete_words, force_option, json_option, quiet_option, refuse_output
+from pipeplan.cli.output import answer_console, answer_width, note, print_json
 from pipeplan.errors import InputError
 from pipeplan.run_data.run_folder import read_run_of_plan
 from pipeplan.simulation import terminal
@@ -19,13 +18,18 @@ from pipeplan.simulation.perfetto import overlaid_document, trace_document
 from pipeplan.simulation.simulate import MOST_MINIBATCHES
 from pipeplan.util.files import write_text
 
+TRACE_MARK = b'"traceEvents"'
+"""The field of a trace by which its file is recognised."""
+LATEST = "latest"
+"""What `--run` takes for the latest run of the plan."""
+
 
 @click.command("simulate")
 @click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
 @click.option(
-    "--minibatches",
+    "--microbatches",
     type=click.IntRange(1, MOST_MINIBATCHES),
-    help="Number of minibatches  [default: enough for a steady state]",
+    help="Number of microbatches  [default: enough for a steady state]",
 )
 @click.option(
     "--transport",
@@ -35,48 +39,51 @@ from pipeplan.util.files import write_text
     shell_complete=complete_words(*TRANSPORTS),
     help="How messages travel between stages, as in launch.sh: nccl keeps one order on all workers.",
 )
-@click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto or Chrome.")
+@click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto to this file.")
 @force_option
 @json_option
 @quiet_option
 @click.option(
     "--run",
     "run_folder",
-    metavar="RUN",
-    type=click.Path(path_type=Path),
-    help="Draw the measured timeline of this run below the simulated one.",
+    metavar="RUN|latest",
+    help="Add the measured timeline of this run, or of the latest one, to the drawing and the trace.",
 )
 @click.option(
     "--width", type=click.IntRange(40, 1000), help="Width of the timeline in columns  [default: the terminal's, or 80]"
 )
 def command(
     plan_folder: Path,
-    minibatches: int | None,
+    microbatches: int | None,
     transport: str,
     trace_file: Path | None,
     force: bool,
     as_json: bool,
-    run_folder: Path | None,
+    run_folder: str | None,
     width: int | None,
 ) -> None:
     """Replay the plan in PLAN_FOLDER (default: ./plan) in simulated time, with the schedule that the executor runs.
-    An older trace is replaced, any other file only with --force.
+
+    Open a trace at ui.perfetto.dev or chrome://tracing. An older trace is replaced, any other file only with --force.
 
     \b
     pipeplan simulate
-    pipeplan simulate plan --minibatches 200 --trace trace.json
+    pipeplan simulate plan --microbatches 200 --trace trace.json
     pipeplan simulate plan --transport nccl
+    pipeplan simulate plan --run latest --trace trace.json
     pipeplan simulate plan --run plan/runs/20260131T120000Z
     """
-    if as_json and run_folder is not None:
-        raise InputError("--run adds to the drawing, which --json leaves out: give only one of them")
+    if as_json and run_folder is not None and trace_file is None:
+        raise InputError("--run adds to the drawing and to a trace, which --json leaves out: leave out --run")
     if trace_file is not None:
         refuse_output(trace_file, TRACE_MARK, "a trace", force, "--trace")
-    run = None if run_folder is None else read_run_of_plan(plan_folder, run_folder)
-    simulated = simulate(plan_folder, minibatches, transport=transport)
+    run = None
+    if run_folder is not None:
+        run = read_run_of_plan(plan_folder, None if run_folder == LATEST else Path(run_folder))
+    simulated = simulate(plan_folder, microbatches, transport=transport)
     plan, replayed, report = simulated.scenario, simulated.replayed, simulated.report
     if trace_file is not None:
-        document = trace_document(plan, replayed) if run is None else overlaid_document(plan, run)
+        document = trace_document(plan, replayed) if run is None else overlaid_document(plan, run, microbatches)
         write_text(trace_file, json.dumps(document, allow_nan=False) + "\n")
     if as_json:
         print_json(report.to_json())

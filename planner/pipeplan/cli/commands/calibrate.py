@@ -20,8 +20,8 @@ from pipeplan.calibration.result import (
     cluster_of,
     profile_of,
 )
-from pipeplan.cli.shared.options import force_option, json_option, output_file, plan_profile_option, quiet_option
-from pipeplan.cli.shared.output import note, print_answer, print_json
+from pipeplan.cli.options import force_option, json_option, output_file, plan_profile_option, quiet_option
+from pipeplan.cli.output import note, print_answer, print_json
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.machine_costs import without_costs

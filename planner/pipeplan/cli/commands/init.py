@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from pipeplan.cli.shared.options import force_option, json_option, output_folder, quiet_option
-from pipeplan.cli.shared.output import note, print_json, print_line, status
+from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option
+from pipeplan.cli.output import note, print_json, print_line, status
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import InputError
 from pipeplan.first_steps import init

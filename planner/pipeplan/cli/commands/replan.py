@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from pipeplan.api import cluster as named_cluster
-from pipeplan.cli.planning.grouped_help import GroupedCommand
-from pipeplan.cli.planning.problem_options import checked_option_fields, problem_arguments
-from pipeplan.cli.planning.solve_line import solve_line
-from pipeplan.cli.planning.solver_options import keep_disagreement, search_arguments, settings_of, written_lines
-from pipeplan.cli.shared.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
-from pipeplan.cli.shared.output import answer_width, note, print_answer, print_json, print_line
-from pipeplan.cli.shared.plan_completion import complete_lost
+from pipeplan.cli.grouped_help import GroupedCommand
+from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
+from pipeplan.cli.output import answer_width, note, print_answer, print_json, print_line
+from pipeplan.cli.problem_options import checked_option_fields, problem_arguments
+from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, solve_line, written_lines
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING
@@ -31,6 +31,23 @@ from pipeplan.replanning.terminal import changes_table, resume_lines
 from pipeplan.run_data import latest_run
 from pipeplan.util import interrupts
 
+MOST_NAMES = 64
+"""Most servers, and most workers, that a completion lists."""
+
+
+def _complete_lost(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete `server2` and `worker5`, also the last of several with commas."""
+    # Click leaves the arguments before an option without a value in `args`.
+    folder = context.params.get("plan_folder") or next(map(Path, context.args), Path("plan"))
+    try:
+        cluster = cluster_from_json(plan_file.read_plan_document(folder)["cluster"])
+    except InputError:
+        return []
+    before, comma, begun = incomplete.rpartition(",")
+    counts = (("server", cluster.servers), ("worker", cluster.workers))
+    names = [f"{kind}{number}" for kind, count in counts for number in range(min(count, MOST_NAMES))]
+    return [CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(begun)]
+
 
 @click.command("replan", cls=GroupedCommand)
 @click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
@@ -38,7 +55,7 @@ from pipeplan.util import interrupts
     "--lost",
     multiple=True,
     metavar="NAME,…",
-    shell_complete=complete_lost,
+    shell_complete=_complete_lost,
     help="Leave out lost servers and workers: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the "
     "plan; can be repeated.",
 )

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from pipeplan.cli.shared.options import force_option, json_option, output_file, quiet_option, refuse_existing
-from pipeplan.cli.shared.output import note, print_json, print_line
+from pipeplan.cli.options import force_option, json_option, output_file, quiet_option, refuse_existing
+from pipeplan.cli.output import note, print_json, print_line
 from pipeplan.cluster_data import cluster_edit
 from pipeplan.cluster_data.cluster import Level
 from pipeplan.errors import InputError
@@ -20,7 +20,7 @@ from pipeplan.util.text import one_line
 from pipeplan.util.units import parse_rate, show_rate, show_size, show_time
 
 _LINK_OPTIONS = ("operation", "into", "level", "bandwidth")
-_PROFILE_OPTIONS = ("minibatch", "device_name")
+_PROFILE_OPTIONS = ("microbatch", "device_name")
 
 
 @click.command("import")
@@ -31,7 +31,9 @@ _PROFILE_OPTIONS = ("minibatch", "device_name")
     type=click.Choice(FORMATS),
     help="The tool that wrote FILE  [default: recognised from its content]",
 )
-@click.option("--minibatch", type=int, metavar="N", help="Samples in the minibatch that the profile was measured with.")
+@click.option(
+    "--microbatch", type=int, metavar="N", help="Samples in the microbatch that the profile was measured with."
+)
 @click.option("--bandwidth", metavar="RATE", help="Nominal bandwidth of the measured links.")
 @click.option("--device-name", default="", metavar="NAME", help="Name of the device that the profile was measured on.")
 @click.option(
@@ -49,7 +51,7 @@ def command(files: tuple[Path, ...], kind: str | None, output: Path | None, forc
     """Convert a profile of PipeDream, or put links measured by nccl-tests into a cluster file.
 
     \b
-    pipeplan import graph.txt --minibatch 128 -o vgg16.json
+    pipeplan import graph.txt --microbatch 128 -o vgg16.json
     pipeplan import all_reduce.json sendrecv.json --into lab.toml --level cluster -o measured.toml
     """
     kinds = {kind or recognise_format(file) for file in files}
@@ -71,7 +73,7 @@ def _refuse(options: dict[str, Any], names: tuple[str, ...], what: str, files: t
 
 def _import_profile(file: Path, output: Path, force: bool, options: dict[str, Any]) -> None:
     refuse_existing(output, force)
-    profile = pipedream.read_pipedream_profile(file, options["minibatch"], options["device_name"])
+    profile = pipedream.read_pipedream_profile(file, options["microbatch"], options["device_name"])
     profile.save(output)
     if options["as_json"]:
         print_json(profile.to_json())
@@ -79,7 +81,7 @@ def _import_profile(file: Path, output: Path, force: bool, options: dict[str, An
     size = sum(layer.parameter_bytes for layer in profile.layers)
     print_line(
         f"{output}: {len(profile.layers)} layers, {show_time(profile.total_s)} forward and backward, "
-        f"{show_size(size)} of parameters, minibatch {profile.minibatch}"
+        f"{show_size(size)} of parameters, microbatch {profile.minibatch}"
     )
     for remark in profile.provenance.notes:
         print_line(f"  {one_line(remark)}")

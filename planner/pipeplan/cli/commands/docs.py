@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from pipeplan.cli.shared.options import json_option, quiet_option
-from pipeplan.cli.shared.output import note, print_json, print_line
+from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.output import note, print_json, print_line
 from pipeplan.errors import InputError
 from pipeplan.util.files import bundled_folder, read_text
 from pipeplan.util.text import did_you_mean

@@ -1,4 +1,4 @@
-"""The arguments of the solvers, and the lines on written files: shared by the commands that solve."""
+"""Arguments of the solvers, the line on a running search, and the lines on written files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,29 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pipeplan.cli.shared.options import Function
+from pipeplan.cli.options import Function
+from pipeplan.cli.output import live_line
 from pipeplan.errors import InputError
 from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.progress import SolveProgress
 from pipeplan.planning.run_solvers import Disagreement
 from pipeplan.planning.settings import Settings
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
+from pipeplan.util.units import show_time
+
+PHASES = {
+    "": "choosing what to solve",
+    "cuts": "listing the model's cuts",
+    "DP": "searching with the DP",
+    "ILP": "confirming with the ILP",
+    "certificate": "making the certificate",
+    "baselines": "searching for the baselines",
+    "simulation": "simulating the plan",
+    "why no plan fits": "finding out why no plan fits",
+}
+"""The words for every phase in the line."""
 
 
 def solver_option(default: str) -> Callable[[Function], Function]:
@@ -67,6 +82,31 @@ def positive_time_limit(time_limit: float) -> float:
     if not time_limit > 0:
         raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
     return time_limit
+
+
+def progress_text(state: SolveProgress) -> str:
+    """The state of a solve in one line."""
+    parts = [PHASES.get(state.phase, state.phase)]
+    if state.best_s is not None:
+        parts.append(f"best {show_time(state.best_s)}")
+    if state.bound_s is not None:
+        parts.append(f"bound {show_time(state.bound_s)}")
+    if state.gap is not None:
+        parts.append(f"gap {state.gap:.2%}")
+    return f"{parts[0]}: {', '.join([*parts[1:], f'{state.seconds:.0f} s'])}"
+
+
+@contextmanager
+def solve_line() -> Iterator[Callable[[SolveProgress], None]]:
+    """Show the line while the block runs. Yields the function that a solve reports its progress to."""
+    state = [SolveProgress.started()]
+
+    def report(changed: SolveProgress) -> None:
+        # Only kept: the line is drawn by another thread, a few times a second.
+        state[0] = changed
+
+    with live_line(lambda: progress_text(state[0])):
+        yield report
 
 
 @contextmanager

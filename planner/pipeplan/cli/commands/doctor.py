@@ -9,8 +9,8 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from pipeplan.cli.shared.options import json_option, quiet_option
-from pipeplan.cli.shared.output import print_answer, print_json
+from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.output import print_answer, print_json
 from pipeplan.first_steps.doctor import examine_machine
 from pipeplan.first_steps.doctor_selftest import run_self_test
 from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
