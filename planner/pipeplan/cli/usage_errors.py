@@ -14,8 +14,8 @@ GONE_COMMANDS = {
     "clusters": "write pipeplan list clusters",
     "trace": "write pipeplan simulate PLAN --trace FILE, and --run RUN for a measured timeline",
     "render": "write pipeplan export KIND PLAN, or pipeplan export template FILE PLAN",
-    "replay": "pipeplan simulate PLAN replays it in simulated time; emulated servers are in the source, docs/replay.md",
-    "completion": 'the shell completes by `eval "$(_PIPEPLAN_COMPLETE=bash_source pipeplan)"`: see pipeplan docs tutorial',
+    "replay": "pipeplan simulate takes its place; the emulation is a script of the source: pipeplan docs replay",
+    "completion": 'eval "$(_PIPEPLAN_COMPLETE=bash_source pipeplan)" turns it on: see pipeplan docs tutorial',
 }
 """Commands that earlier versions had, with what takes their place."""
 GONE = {

@@ -140,8 +140,8 @@ def _trace_and_measure(
     traced_models.append(traced)
     if len(sizes) > 1 and not traced.dynamic_batch:
         raise InputError(
-            f"{ref!r} can only be traced for one microbatch size at a time: give --microbatch one number, and measure the "
-            "others in runs of their own"
+            f"{ref!r} can only be traced for one microbatch size at a time: give --microbatch one number, and measure "
+            "the others in runs of their own"
         )
     check_fits_in_memory(ref, traced, max(sizes), free)
     measured, first_passes, busy = [], None, _load_processes(options)

@@ -123,7 +123,7 @@ def command(
     """Measure the cost of each layer of MODEL: forward and backward time, and the bytes of its output, its parameters
     and the activations kept for the backward pass.
 
-    MODEL is a bundled name (`pipeplan list models` lists them), path/to/file.py:callable or package.module:callable. The
+    MODEL is a bundled name (see `pipeplan list models`), path/to/file.py:callable or package.module:callable. The
     callable takes no arguments and returns a torch module with `example_input_array`, or a pipeplan_launch.Job. An
     older profile is replaced, any other file only with --force.
 
