@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from replay_network import Rings, Scaling
+
 from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.plan import schedules
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.plan_file import step_time_s
 from pipeplan.profile_data.profile import Profile
-from pipeplan.replay.predicted_links import Rings
-from pipeplan.replay.scaling import Scaling
 from pipeplan.simulation.scenario import PredictedStage, predicted_stages
 from pipeplan.util.files import Node, read_document, write_text
 from pipeplan_launch.checked_json import with_checksum

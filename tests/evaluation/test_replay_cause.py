@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from replayed import FAST, LINK, REPLAYED, STAGE
-
-from pipeplan.replay.cause import replay_cause
+from replay_builders import FAST, LINK, REPLAYED, STAGE
+from replay_cause import replay_cause
 
 
 def test_a_small_difference_has_no_cause() -> None:

@@ -1,6 +1,7 @@
-"""The executor's promises about faults, and the check whether a replay kept them.
+"""Faults, the executor's promises about them, and the check whether a replay kept them.
 
-The promises are in docs/executor.md, "Faults and restarts". Times are seconds of the emulation, including `--timeout`.
+A fault is written `kill:worker3@20`, `cut:server1` or `flap:server1:3s@5s`. The promises are in docs/executor.md,
+"Faults and restarts". Times are seconds of the emulation, including `--timeout`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,34 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeplan.replay.faults import OF_WORKERS, Fault
+OF_WORKERS, OF_CABLES = ("kill", "freeze"), ("cut", "flap")
+KINDS = (*OF_CABLES, *OF_WORKERS)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault in a replay, and its moment. Times are seconds of the emulation."""
+
+    kind: str
+    target: str
+    """`worker 3`, or the name of a cable's `NetworkPart`."""
+    worker: int | None = None
+    lasts_s: float | None = None
+    """Duration of a flap."""
+    after_minibatches: int | None = None
+    after_s: float | None = None
+    """Seconds after the first minibatch. If neither moment is given, the replay chooses one."""
+
+    def __str__(self) -> str:
+        lasts = "" if self.lasts_s is None else f" of {self.lasts_s:g} s"
+        return f"{self.kind}{lasts} of {self.target}" if self.kind != "flap" else f"flap{lasts} at {self.target}"
+
+    def order(self) -> dict[str, Any]:
+        """The fault in the order for the emulation."""
+        cable = None if self.kind in OF_WORKERS else self.target
+        when = {"after_minibatches": self.after_minibatches, "after_s": self.after_s}
+        return {"kind": self.kind, "worker": self.worker, "cable": cable, "lasts_s": self.lasts_s} | when
+
 
 FORMAT, VERSION = "pipeplan-fault-replay", 1
 AT_ONCE_S = 2.0

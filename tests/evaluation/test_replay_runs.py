@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import network_namespaces as requirements
 import pytest
-from emulated import PROFILE, two_servers, write
-
-from pipeplan.replay import requirements
+import replay
+from replay_builders import PROFILE, two_servers, write
 
 LACKS = requirements.missing_requirement(processes=True)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(LACKS), reason=LACKS)]
-REPLAY = [sys.executable, "-m", "pipeplan", "replay", "plan"]
+REPLAY = [sys.executable, replay.__file__, "plan"]
 PATIENCE_S = 120.0
 
 
@@ -35,7 +35,7 @@ def start(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*REPLAY, *options],
         cwd=folder,
-        env=os.environ | {"TMPDIR": str(folder / "tmp")},
+        env=os.environ | {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(Path(requirements.__file__).parent)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

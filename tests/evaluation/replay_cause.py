@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeplan.replay.outcome import LinkUse, ReplayedStage, ReplayResult
+from replay_measure import LinkUse, ReplayedStage, ReplayResult
+
 from pipeplan.util.units import show_time
 from pipeplan_launch.telemetry.pace_model import AS_PREDICTED, Terms, attribute, busiest_s
 

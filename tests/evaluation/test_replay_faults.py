@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from emulated import cluster, two_servers
+from fault_contract import ExpectedReplay, Fault, FaultReplayed, judge_fault_replay
+from fault_replay import parse_fault
+from replay_builders import cluster, two_servers
+from replay_network import parts_of
 
 from pipeplan.errors import InputError
-from pipeplan.replay.emulated_network import parts_of
-from pipeplan.replay.fault_contract import ExpectedReplay, FaultReplayed, judge_fault_replay
-from pipeplan.replay.faults import Fault, parse_fault
 
 SERVERS = parts_of(two_servers(each=2))
 ACTIVE = (0, 1, 2, 3)

@@ -7,16 +7,27 @@ import os
 from pathlib import Path
 
 import pytest
-from emulated import GIGABIT, PROFILE, cluster, two_servers, write
+from replay_builders import GIGABIT, PROFILE, cluster, two_servers, write
+from replay_network import (
+    LEAST_TIME_BY,
+    OWN_S,
+    OWN_SHARE,
+    WAITING_SHARE,
+    LinkUse,
+    NetworkPart,
+    Rings,
+    Scaling,
+    network_tree,
+    parts_of,
+    scaling_for,
+    unshaped_levels,
+    with_predictions,
+)
+from replay_run import prepare_replay
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.replay.emulated_network import NetworkPart, network_tree, parts_of
-from pipeplan.replay.outcome import LinkUse
-from pipeplan.replay.predicted_links import Rings, unshaped_levels, with_predictions
-from pipeplan.replay.run import prepare_replay
-from pipeplan.replay.scaling import LEAST_TIME_BY, OWN_S, OWN_SHARE, WAITING_SHARE, Scaling, scaling_for
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan.util.files import read_document
 from pipeplan_launch.plan.schedule import SCHEDULES

@@ -1,30 +1,48 @@
-"""One replay, from the plan folder to its measurements. All temporary files are removed."""
+"""One replay, from the plan folder to its measurements. All temporary files are removed.
+
+The emulation runs in namespaces of its own, which end with it, also after errors and signals.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
+
+import emulation
+import replay_measure as measure
+from network_namespaces import OWN_NAMESPACES, check_requirements
+from replay_cause import replay_cause
+from replay_folder import write_folder
+from replay_measure import ReplayResult
+from replay_network import (
+    NetworkPart,
+    Rings,
+    Scaling,
+    network_tree,
+    parts_of,
+    scaling_for,
+    unshaped_levels,
+    with_predictions,
+)
 
 from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.plan_file import step_time_s
 from pipeplan.profile_data.profile import Profile
-from pipeplan.replay import measure, predicted_links, requirements
-from pipeplan.replay.cause import replay_cause
-from pipeplan.replay.emulated_network import NetworkPart, network_tree, parts_of
-from pipeplan.replay.outcome import ReplayResult
-from pipeplan.replay.plan_folder import write_folder
-from pipeplan.replay.predicted_links import Rings
-from pipeplan.replay.process import last_line, run_order, working_folder
-from pipeplan.replay.scaling import Scaling, scaling_for
 from pipeplan.simulation import engine, metrics, scenario
 from pipeplan.simulation.scenario import Scenario
 from pipeplan.util.files import Node, read_document
@@ -35,7 +53,6 @@ MOST_MINIBATCHES = 20_000
 LEAST_ROUNDS = 2
 SECONDS = 20.0
 STARTING_S = 60.0
-END_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -121,21 +138,20 @@ def replay_plan(
     folder: Path,
     profile: Profile | None,
     settings: ReplaySettings | None = None,
-    watch: Callable[[Path, PreparedReplay], None] = lambda scratch, prepared: None,
 ) -> ReplayResult:
     """Replay the plan in a plan folder, whose layers `profile` describes (None: each stage is one layer).
 
-    `watch` is called every half second with the working folder. Raises `InputError` where there is no plan, this
+    Raises `InputError` where there is no plan, this
     machine cannot replay it, or the replay fails.
     """
     settings = settings or ReplaySettings()
     ready = prepare_replay(folder, profile, settings.seconds)
-    requirements.check_requirements()
+    check_requirements()
     began = time.monotonic()
     with working_folder(settings.keep) as scratch:
         limit_s = STARTING_S + 5 * max(settings.seconds, ready.minibatches * ready.pace_s)
         order = ready.order(scratch, limit_s, ["--log-every", "0"])
-        result = run_order(order, scratch, lambda: watch(scratch, ready))
+        result = run_order(order, scratch)
         if result["late"]:
             raise InputError(
                 f"the replay took longer than {limit_s:.0f} s, for {ready.minibatches * ready.pace_s:.0f} s of "
@@ -159,12 +175,12 @@ def _measured(ready: PreparedReplay, result: dict[str, Any], scratch: Path, bega
         minibatches=window.last - window.first,
         scaling=scaling,
         stages=measure.stage_times(plan, steps, window, scaling),
-        links=predicted_links.with_predictions(
+        links=with_predictions(
             measure.link_uses(ready.servers, result["traffic"], window, scaling), ready.servers, ready.root
         ),
         seconds=time.monotonic() - began,
         cores_busy=measure.cores_busy(result["cores"], window),
-        unshaped=predicted_links.unshaped_levels(cluster_from_json(ready.root["cluster"]), ready.servers),
+        unshaped=unshaped_levels(cluster_from_json(ready.root["cluster"]), ready.servers),
     )
     return replace(replayed, cause=replay_cause(replayed))
 
@@ -174,17 +190,80 @@ def _simulated_s(plan: Scenario, count: int) -> float | None:
     return None if steady is None else steady.pace_s
 
 
-def minibatches_done(run: Path) -> int | None:
-    """The number of minibatches done by the most advanced worker, from its metrics; None before the first one."""
-    numbers = [number for path in run.glob("metrics/*.jsonl") if (number := _last(path)) is not None]
-    return max(numbers) + 1 if numbers else None
+@contextmanager
+def working_folder(keep: Path | None) -> Iterator[Path]:
+    """A working folder that is removed afterwards, or the folder `keep`, which stays.
+
+    Raises `InputError` where `keep` is not empty or cannot be created.
+    """
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="pipeplan-replay-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+        return
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        if any(keep.iterdir()):
+            raise InputError(f"{keep} has something in it: --keep needs a new folder, or an empty one")
+    except OSError as error:
+        raise InputError(
+            f"{keep} cannot be used: {error.strerror or error}; choose another folder for --keep"
+        ) from error
+    yield keep.absolute()
 
 
-def _last(path: Path) -> int | None:
-    with suppress(OSError, ValueError, KeyError, TypeError), path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - END_BYTES))
-        *lines, _ = file.read().split(b"\n")
-        if lines:
-            return int(json.loads(lines[-1])["minibatch"])
-    return None
+def run_order(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run an order and return its result, after all of its processes have ended.
+
+    Raises `InputError` with the first error that was printed inside.
+    """
+    path, log, out = folder / "order.json", folder / "log.txt", folder / "result.json"
+    path.write_text(json.dumps(order | {"out": str(out)}))
+    command = [*OWN_NAMESPACES, sys.executable, emulation.__file__, str(path)]
+    # torch creates a temporary folder and does not remove it.
+    modules = os.pathsep.join(filter(None, sys.path))
+    environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TMPDIR": str(folder), "PYTHONPATH": modules}
+    with log.open("w") as file, _terminated_like_interrupted():
+        # The emulation ends when this end of the pipe closes, which also happens if this process is killed.
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment, start_new_session=True
+        )
+        try:
+            status = process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+    if status or not out.is_file():
+        raise InputError(f"the replay failed: {last_line(log)}")
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+def last_line(log: Path) -> str:
+    """The first error in a log, or its last line."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["no message"])[-1]
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Raise `SystemExit` on SIGTERM and SIGHUP, which would otherwise end this process without removing its folder."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, usual in before.items():
+        if usual == signal.SIG_DFL:
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, usual in before.items():
+            signal.signal(number, usual)

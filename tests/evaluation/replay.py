@@ -1,15 +1,35 @@
-"""The printed result of a replay, with or without a fault."""
+"""Runs a plan on emulated servers of this machine, and compares it with its predictions. docs/replay.md.
+
+    PYTHONPATH=tests/support python tests/evaluation/replay.py [PLAN] [--seconds 20] [--fault KIND[:WHERE][@WHEN]]
+        [--timeout S] [--profile FILE] [--keep FOLDER] [--json]
+
+The executor, its messages and its all-reduces are real; links are shaped, and computing is replaced by sleeping as long
+as the profile says. With --fault the plan's launchers run it, and a fault strikes in the middle: the exit status is 1
+if they did not react as the executor promises.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from fault_contract import FaultReplayed
+from fault_replay import replay_fault
+from replay_measure import ReplayResult
+from replay_run import SECONDS, ReplaySettings, replay_plan
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan.replay.fault_contract import FaultReplayed
-from pipeplan.replay.outcome import ReplayResult
+from pipeplan.errors import InputError
+from pipeplan.problem import plan_file
+from pipeplan.problem.plan_profile import profile_of_plan
+from pipeplan.profile_data.profile import Profile
 from pipeplan.util.units import show_size, show_time
 
+NOT_AS_PROMISED, WRONG, INTERRUPTED = 1, 2, 130
 LEAST_S = 1e-6
 """Shorter times are printed as 0."""
 
@@ -102,3 +122,59 @@ def _happened(replayed: FaultReplayed) -> str:
 
 def _minibatches(count: int) -> str:
     return f"{count} minibatch{'' if count == 1 else 'es'}"
+
+
+def _profile(folder: Path, named: Path | None) -> Profile | None:
+    """The plan's profile, or None if it is not found; then each stage is replayed as one layer."""
+    root = plan_file.read_plan_document(folder)
+    try:
+        return profile_of_plan(root, plan_file.plan_file(folder), named)
+    except InputError:
+        if named is not None:
+            raise
+        return None
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 1 <= seconds <= 3600:
+        raise ValueError
+    return seconds
+
+
+def _arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan", type=Path, nargs="?", default=Path("plan"))
+    parser.add_argument("--profile", type=Path, help="the profile that the plan was made from")
+    parser.add_argument("--seconds", type=_seconds, default=SECONDS, help="duration of the run")
+    parser.add_argument("--fault", help="cut:server1, flap:server1:3s, kill:worker3 or freeze:worker3, @20 or @5s")
+    parser.add_argument("--timeout", type=_seconds, help="with --fault: the executor's --timeout in seconds")
+    parser.add_argument("--keep", type=Path, help="keep the run folder and logs in this folder")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(words)
+
+
+def main(words: list[str]) -> int:
+    """Replay a plan, print the result, and return the exit status."""
+    given, console = _arguments(words), Console(highlight=False, markup=False)
+    if given.timeout is not None and given.fault is None:
+        raise InputError("--timeout is for a replay with a --fault: give one, or leave it out")
+    layers = _profile(given.plan, given.profile)
+    if given.fault is None:
+        replayed = replay_plan(given.plan, layers, ReplaySettings(given.seconds, given.keep))
+        print(json.dumps(replayed.to_json(), indent=1)) if given.json else show_replay(replayed, console)
+        return 0
+    broken = replay_fault(given.plan, layers, given.fault, given.seconds, given.timeout, given.keep)
+    print(json.dumps(broken.to_json(), indent=1)) if given.json else show_fault_replay(broken, console)
+    return 0 if broken.kept else NOT_AS_PROMISED
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(WRONG)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
