@@ -32,7 +32,7 @@ def make_plan(folder: Path, workers: int) -> Path:
     profile, plan = folder / "mnist.json", folder / "plan"
     limits = ["--workers", str(workers), "--stages", str(workers), "--max-replicas", "1"]
     for command in (
-        [*pipeplan, "profile", "mnist", "--batch", "32", "-o", str(profile)],
+        [*pipeplan, "profile", "mnist", "--microbatch", "32", "-o", str(profile)],
         [*pipeplan, "solve", str(profile), "--cluster", "local", *limits, "-o", str(plan)],
     ):
         subprocess.run(command, check=True, capture_output=True)

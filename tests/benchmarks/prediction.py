@@ -141,7 +141,7 @@ class Bench:
         """A model's layers, alone and under load."""
         path, subject = self._folder / f"{name}.json", SUBJECTS[name]
         if not path.exists():
-            given = ("--batch", subject.minibatch, "--repeats", self._repeats, "-o", path)
+            given = ("--microbatch", subject.minibatch, "--repeats", self._repeats, "-o", path)
             undisturbed(lambda: pipeplan("profile", HERE / subject.ref, *given))
         return Profile.load(path)
 

@@ -3,8 +3,8 @@
     python tests/benchmarks/reproduce_table1.py [--reference FOLDER] [--rows NAME,…] [-o table1.md] [--replay]
 
 FOLDER (or the environment variable PIPEPLAN_REFERENCE) holds PipeDream's published profiles, `pipedream/vgg16.txt` and
-so on; estimated profiles take the place of those that are missing. With --replay the plans also run on emulated
-servers. docs/table1.md explains the table.
+so on; estimated profiles take the place of those that are missing. With --replay, and PYTHONPATH set to
+tests/support:tests/evaluation, the plans also run on emulated servers. docs/table1.md explains the table.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ def _with_replays(table: Table, keep: Path | None, replay_plan: replays.Replayer
 def _replayer(seconds: float | None) -> replays.Replayer:
     """The function that replays a plan folder on this machine."""
     # Only --replay needs these modules.
-    from pipeplan.replay import requirements
-    from pipeplan.replay.run import SECONDS, ReplaySettings
-    from pipeplan.replay.run import replay_plan as replay
+    import network_namespaces as requirements
+    from replay_run import SECONDS, ReplaySettings
+    from replay_run import replay_plan as replay
 
     requirements.check_requirements()
     settings = ReplaySettings(seconds=seconds or SECONDS)

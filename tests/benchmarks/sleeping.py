@@ -1,7 +1,7 @@
 """Plans whose stages sleep instead of computing, run through the executor: the benchmarks of its own overhead use them.
 
-The stages are those of `pipeplan_launch.emulation`. Their results are prepared in advance, so that only the work of the
-executor and of the machine remains.
+The stages are those of `pipeplan_launch.runtime.sleeping_stage`. Their results are prepared in advance, so that only
+the work of the executor and of the machine remains.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class FaultReplayed:
 def judge_fault_replay(
     expected: ExpectedReplay, outcome: dict[str, Any], steps: Sequence[dict[str, Any]], time_by: float, seconds: float
 ) -> FaultReplayed:
-    """Judge a replay by the events of the emulation (`pipeplan_launch.emulation.fault_injection`) and the run's
+    """Judge a replay by the events of the emulation (`fault_injection`) and the run's
     metrics."""
     struck = outcome["struck_s"]
     first = _first_attempt(outcome, expected)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from pipeplan.cli.commands.models import command as models_command
 
+from pipeplan.cli.commands.list_ import command as list_command
 from pipeplan.cli.profile import command as profile_command
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
@@ -235,7 +235,9 @@ def test_no_cuda() -> None:
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(profile_command, ["mnist", "--batch", "4", "--repeats", "2"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        profile_command, ["mnist", "--microbatch", "4", "--repeats", "2"], catch_exceptions=False
+    )
     assert result.exit_code == 0
     assert "conv1" in result.stdout
     assert "Sum / whole" in result.stdout
@@ -264,6 +266,6 @@ def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
 
 
 def test_models_command() -> None:
-    result = CliRunner().invoke(models_command, [], catch_exceptions=False)
+    result = CliRunner().invoke(list_command, ["models"], catch_exceptions=False)
     assert all(name in result.stdout for name in BUNDLED)
-    assert json.loads(CliRunner().invoke(models_command, ["--json"]).stdout) == BUNDLED
+    assert json.loads(CliRunner().invoke(list_command, ["models", "--json"]).stdout) == BUNDLED

@@ -1,4 +1,4 @@
-"""`pipeplan trace`, and the timeline of a run beneath its prediction, on run folders that are written by hand."""
+"""Traces of `pipeplan simulate`, and the timeline of a run below its prediction, on run folders written by hand."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def _processes(events: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 def test_predicted_and_measured_have_one_shape_and_one_zero(run: Run, planned: Path) -> None:
     _write_run(planned, _sequential(2.0))
-    done = run("trace", "plan")
-    assert (done.code, done.out) == (0, ""), done.err
+    done = run("simulate", "--run", "latest", "--trace", "trace.json")
+    assert done.code == 0, done.err
     assert "trace.json" in done.err
     events = _events("trace.json")
     processes = _processes(events)
@@ -140,7 +140,7 @@ def test_predicted_and_measured_have_one_shape_and_one_zero(run: Run, planned: P
 
 def test_the_replay_is_drawn_as_the_schedule_has_it(run: Run, planned: Path) -> None:
     """The first backward pass of stage 1 by hand: two passes there, the link each way, and the step at its end."""
-    assert run("trace", "--only", "predicted").code == 0
+    assert run("simulate", "--trace", "trace.json").code == 0
     events = _events("trace.json")
     bars = {bar[:2]: bar[3:] for bar in _bars(events, 1)}
     begins = FORWARD_S + MOVE_S + FORWARD_S + BACKWARD_S + MOVE_S
@@ -153,19 +153,10 @@ def test_the_replay_is_drawn_as_the_schedule_has_it(run: Run, planned: Path) -> 
     assert {e["name"] for e in events if e["ph"] == "C"} >= {"memory of worker 0", "memory of worker 1"}
 
 
-def test_each_alone_has_the_numbers_that_it_has_in_both(run: Run, planned: Path) -> None:
+def test_only_so_many_microbatches(run: Run, planned: Path) -> None:
     folder = _write_run(planned, _sequential(1.0))
-    assert run("trace", "plan", str(folder), "-o", "both.json").code == 0
-    assert run("trace", "plan", "--only", "measured", "-o", "one.json").code == 0
-    both, one = _events("both.json"), _events("one.json")
-    assert _bars(one, 1) == _bars(both, 11) != []
-    assert _processes(one) == {"server 0, measured": 1, "server 1, measured": 2}
-
-
-def test_only_so_many_minibatches(run: Run, planned: Path) -> None:
-    _write_run(planned, _sequential(1.0))
-    for only, processes in ([], (1, 2, 11, 12)), (["--only", "measured"], (1, 2)), (["--only", "predicted"], (1, 2)):
-        assert run("trace", "plan", "--minibatches", "5", *only).code == 0
+    for of_run, processes in ([], (1, 2)), (["--run", str(folder)], (1, 2, 11, 12)):
+        assert run("simulate", "--trace", "trace.json", "--microbatches", "5", *of_run).code == 0
         events = _events("trace.json")
         for process in processes:
             assert {bar[0] for bar in _bars(events, process)} == {f"{kind}{n}" for kind in "FBU" for n in range(5)}
@@ -182,8 +173,8 @@ def test_a_wait_is_named_after_what_follows(run: Run, planned: Path) -> None:
     ]
     rows = [first, [("all-reduce", 0, 0.5, 4.0)]]
     _write_run(planned, rows)
-    assert run("trace", "plan", "--only", "measured").code == 0
-    events = _events("trace.json")
+    assert run("simulate", "--run", "latest", "--trace", "trace.json").code == 0
+    events = [event for event in _events("trace.json") if event.get("pid", 0) > 10]
     waits = [(e["name"], e["args"]) for e in events if e["ph"] == "X" and e["cat"] == "wait"]
     assert waits == [("wait for B0", {"stage": 1, "minibatch": 0}), ("wait for U0", {"stage": 1, "group": 0})]
     (sums,) = (e for e in events if e["ph"] == "X" and e["cat"] == "all-reduce")
@@ -204,7 +195,7 @@ def test_the_run_is_drawn_beneath_at_the_same_scale(run: Run, planned: Path) -> 
     assert max(map(len, lines)) <= 80
     assert run("simulate", "plan", "--run", str(folder), "--trace", "both.json").code == 0
     assert {"server 0, predicted", "server 0, measured"} <= _processes(_events("both.json")).keys()
-    assert "give only one of them" in run("simulate", "plan", "--run", str(folder), "--json").err
+    assert "leave out --run" in run("simulate", "plan", "--run", str(folder), "--json").err
     # Twice as long from the begin of the first forward pass to that of the first backward one.
     ratio = (drawn[0].index("B0") - 6) / (lines[predicted + 1].index("B0") - 6)
     assert ratio == pytest.approx(2.0, abs=0.3)
@@ -216,14 +207,13 @@ def test_the_run_is_drawn_beneath_at_the_same_scale(run: Run, planned: Path) -> 
     [
         (["nowhere"], "nowhere does not exist"),
         (["plan"], "plan has no run that came to its end"),
-        (["plan", "elsewhere"], "elsewhere does not exist"),
-        (["plan", "plan", "--only", "predicted"], "leave out plan"),
-        (["plan", "plan", "-o", "."], "is a folder"),
+        (["plan", "--run", "elsewhere"], "elsewhere does not exist"),
+        (["plan", "--trace", "."], "is a folder"),
     ],
-    ids=["no plan", "no run", "no such run", "a run too many", "a folder"],
+    ids=["no plan", "no run", "no such run", "a folder"],
 )
 def test_what_is_wrong_is_one_line(run: Run, planned: Path, arguments: list[str], what: str) -> None:
-    done = run("trace", *arguments)
+    done = run("simulate", "--trace", "trace.json", "--run", "latest", *arguments)
     assert done.code == 2
     assert what in done.err
     assert done.err.count("\n") == 1
@@ -254,7 +244,7 @@ def test_what_is_wrong_is_one_line(run: Run, planned: Path, arguments: list[str]
 def test_damaged_runs_are_one_line(run: Run, planned: Path, file: str, old: str, new: str, what: str) -> None:
     path = _write_run(planned, _sequential(1.0)) / file
     path.write_text(path.read_text().replace(old, new, 1))
-    done = run("trace", "plan")
+    done = run("simulate", "--run", "latest", "--trace", "trace.json")
     assert done.code == 2
     assert what in done.err
     assert done.err.count("\n") == 1
@@ -262,10 +252,10 @@ def test_damaged_runs_are_one_line(run: Run, planned: Path, file: str, old: str,
 
 def test_runs_of_other_plans_and_runs_without_timelines_are_refused(run: Run, planned: Path) -> None:
     _write_run(planned, _sequential(1.0), "20260101T000000Z", "sha256:other")
-    done = run("trace", "plan")
+    done = run("simulate", "--run", "latest", "--trace", "trace.json")
     assert done.code == 2
     assert "is a run of another plan than plan has now" in done.err
     _write_run(planned, [], "20260102T000000Z")
-    done = run("trace", "plan")
+    done = run("simulate", "--run", "latest", "--trace", "trace.json")
     assert done.code == 2
     assert "has no timelines" in done.err

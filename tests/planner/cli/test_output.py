@@ -14,7 +14,7 @@ from pipeplan import cli
 from pipeplan.cli import output
 
 COMMANDS = Path(cli.__file__).parent
-PRINTERS = {"shared/output.py", "__init__.py"}
+PRINTERS = {"output.py", "__init__.py"}
 """`__init__.py` prints errors."""
 
 
@@ -31,7 +31,7 @@ def test_only_one_module_prints(path: Path) -> None:
         )
 
 
-_DUMPS = {"simulate.py": {"json.dumps"}, "trace.py": {"json.dumps"}}
+_DUMPS = {"simulate.py": {"json.dumps"}}
 """These write a trace into a file."""
 
 
@@ -72,5 +72,5 @@ def test_progress_is_drawn_in_terminals_only(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_closed_standard_output_is_no_error() -> None:
-    command = f"{sys.executable} -m pipeplan clusters >&-"
+    command = f"{sys.executable} -m pipeplan list >&-"
     assert subprocess.run(["bash", "-c", command], capture_output=True).returncode == 0

@@ -62,7 +62,7 @@ def test_the_width_is_a_choice(run: Run, planned: Path) -> None:
 
 
 def test_json_and_a_trace(run: Run, planned: Path) -> None:
-    done = run("simulate", "plan", "--json", "--trace", "made/trace.json", "--minibatches", "300")
+    done = run("simulate", "plan", "--json", "--trace", "made/trace.json", "--microbatches", "300")
     report = json.loads(done.out)
     assert (report["format"], report["version"], report["minibatches"]) == ("pipeplan-simulation", 1, 300)
     assert report["ratio"] == pytest.approx(1.0, rel=0.01)
@@ -74,13 +74,13 @@ def test_json_and_a_trace(run: Run, planned: Path) -> None:
     assert (refused.code, refused.out) == (2, "")
     assert refused.err.startswith("error: plan/plan.json exists and is not a trace: give another file with --trace")
     assert Path("plan/plan.json").read_text() == before
-    again = run("simulate", "plan", "--json", "--minibatches", "300")
+    again = run("simulate", "plan", "--json", "--microbatches", "300")
     assert again.out == done.out
 
 
-def test_too_few_minibatches_are_said_to_be(run: Run, planned: Path) -> None:
-    assert "too few for a steady state" in run("simulate", "plan", "--minibatches", "1").out
-    assert json.loads(run("simulate", "plan", "--minibatches", "1", "--json").out)["steady"] is None
+def test_too_few_microbatches_are_said_to_be(run: Run, planned: Path) -> None:
+    assert "too few for a steady state" in run("simulate", "plan", "--microbatches", "1").out
+    assert json.loads(run("simulate", "plan", "--microbatches", "1", "--json").out)["steady"] is None
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_folder_without_a_plan_is_one_line(run: Run, planned: Path) -> None:
     assert "stages/stage-0.json is missing" in run("simulate", "plan").err
 
 
-@pytest.mark.parametrize("option", [("--minibatches", "0"), ("--minibatches", "many"), ("--width", "3")])
+@pytest.mark.parametrize("option", [("--microbatches", "0"), ("--microbatches", "many"), ("--width", "3")])
 def test_an_odd_option_is_one_line(run: Run, planned: Path, option: tuple[str, str]) -> None:
     done = run("simulate", "plan", *option)
     assert done.code == 2

@@ -114,11 +114,11 @@ def test_the_first_servers_can_be_had_alone(run: Run) -> None:
 
 
 def test_a_file_is_listed_as_it_was_understood(run: Run) -> None:
-    done = run("clusters", "mixed.toml")
+    done = run("list", "clusters", "mixed.toml")
     assert done.code == 0
     for expected in ("1 × 1 small", "2 × 2 big", "1 / 2 a server at 8 Gbit/s", "3 a cluster at 10 / 2 Gbit/s", "6.00"):
         assert expected in done.out
-    assert run("clusters", "nowhere.toml").code == 2
+    assert run("list", "clusters", "nowhere.toml").code == 2
 
 
 def test_servers_are_put_in_the_best_order(run: Run) -> None:

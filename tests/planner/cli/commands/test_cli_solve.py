@@ -130,8 +130,8 @@ def test_no_colour_codes_when_piped(run: Run) -> None:
         (["solve", "--solver", "magic"], "--solver: there is no 'magic'; there are: dp, ilp, both"),
         (["solve", "-o", "profile.json"], "profile.json is not a folder"),
         (["sovle"], "there is no command 'sovle'; did you mean 'solve'"),
-        (["import", "profile.json", "--minibatch", "4", "-o", "x.json"], "is a profile of pipeplan already"),
-        (["import", "nowhere.txt", "--minibatch", "4", "-o", "x.json"], "cannot read nowhere.txt"),
+        (["import", "profile.json", "--microbatch", "4", "-o", "x.json"], "is a profile of pipeplan already"),
+        (["import", "nowhere.txt", "--microbatch", "4", "-o", "x.json"], "cannot read nowhere.txt"),
     ],
 )
 def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run: Run, arguments: list[str], complaint: str) -> None:
@@ -265,6 +265,6 @@ def test_layers_that_ties_keep_together_are_named(run: Run) -> None:
 
 
 def test_clusters_are_listed(run: Run) -> None:
-    done = run("clusters")
+    done = run("list", "clusters")
     assert done.code == 0
     assert all(name in done.out for name in ("A", "B", "C", "local", "25 Gbit/s"))

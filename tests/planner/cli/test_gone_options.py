@@ -1,14 +1,15 @@
-"""Options that earlier versions had: one line names what takes their place."""
+"""Commands and options that earlier versions had: one line names what takes their place."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from commandline import Run
 
-from pipeplan.cli import cli
-from pipeplan.cli.usage_errors import GONE
+from pipeplan.cli import _COMMANDS, cli
+from pipeplan.cli.usage_errors import GONE, GONE_COMMANDS, GONE_ELSEWHERE
 
 COMMANDS = ("solve", "explain", "sweep", "replan")
 KEPT = {("sweep", "--jobs")}
@@ -44,6 +45,23 @@ def test_the_successors_are_options(command: str) -> None:
         for word in advice.replace(":", " ").replace(";", " ").split():
             if word.startswith("--"):
                 assert word in known, f"{gone}: {word}"
+
+
+@pytest.mark.parametrize("gone", GONE_COMMANDS)
+def test_a_gone_command_is_one_line_that_names_its_successor(gone: str, run: Run) -> None:
+    for words in ([gone], [gone, "plan", "--json"], ["help", gone], [gone, "--help"]):
+        done = run(*words)
+        assert (done.code, done.out) == (2, "")
+        assert done.err == f"error: there is no command {gone!r}; {GONE_COMMANDS[gone]}\n"
+    for successor in re.findall(r"pipeplan (\w+)", GONE_COMMANDS[gone]):
+        assert successor in _COMMANDS
+
+
+@pytest.mark.parametrize(("command", "gone"), GONE_ELSEWHERE)
+def test_a_gone_option_of_another_command_is_one_line(command: str, gone: str, run: Run) -> None:
+    done = run(command, *([] if command in ("export", "simulate") else ["word"]), gone, "3")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: pipeplan {command}: there is no option {gone}; {GONE_ELSEWHERE[command, gone]}\n"
 
 
 def test_other_commands_keep_their_options(run: Run) -> None:
