@@ -137,17 +137,17 @@ def cluster(
 ) -> Cluster:
     """A cluster: `A`, `B` or `C` of PipeDream's paper, a TOML file, or `local`, which is this machine.
 
-    `servers` replaces the cluster's number of servers, and `workers` the number of workers of `local`. Raises
-    `InputError`.
+    `servers` replaces the cluster's number of servers, and `workers` the number of workers of a cluster of one
+    server. Raises `InputError`.
     """
     name = os.fspath(name)
     if name == "local":
         if servers not in (None, 1):
             raise InputError("the cluster local is one server: leave out --servers, or give --workers")
         return with_machine_costs(local_cluster(workers))
-    if workers is not None:
-        raise InputError("--workers goes with --cluster local; for other clusters give --servers")
     loaded = cluster_toml.load_cluster(name)
+    if workers is not None:
+        loaded = loaded.with_workers(workers)
     return loaded if servers is None else loaded.with_servers(servers)
 
 

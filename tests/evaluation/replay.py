@@ -25,8 +25,7 @@ from rich.table import Table
 
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
-from pipeplan.problem.plan_profile import profile_of_plan
-from pipeplan.profile_data.profile import Profile
+from pipeplan.problem.plan_profile import profile_if_found
 from pipeplan.util.units import show_size, show_time
 
 NOT_AS_PROMISED, WRONG, INTERRUPTED = 1, 2, 130
@@ -124,17 +123,6 @@ def _minibatches(count: int) -> str:
     return f"{count} minibatch{'' if count == 1 else 'es'}"
 
 
-def _profile(folder: Path, named: Path | None) -> Profile | None:
-    """The plan's profile, or None if it is not found; then each stage is replayed as one layer."""
-    root = plan_file.read_plan_document(folder)
-    try:
-        return profile_of_plan(root, plan_file.plan_file(folder), named)
-    except InputError:
-        if named is not None:
-            raise
-        return None
-
-
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 1 <= seconds <= 3600:
@@ -159,7 +147,8 @@ def main(words: list[str]) -> int:
     given, console = _arguments(words), Console(highlight=False, markup=False)
     if given.timeout is not None and given.fault is None:
         raise InputError("--timeout is for a replay with a --fault: give one, or leave it out")
-    layers = _profile(given.plan, given.profile)
+    path, root = plan_file.plan_file(given.plan), plan_file.read_plan_document(given.plan)
+    layers = profile_if_found(root, path, given.profile)  # without it, each stage is replayed as one layer
     if given.fault is None:
         replayed = replay_plan(given.plan, layers, ReplaySettings(given.seconds, given.keep))
         print(json.dumps(replayed.to_json(), indent=1)) if given.json else show_replay(replayed, console)

@@ -21,7 +21,8 @@ from pipeplan.util.text import escaped_json, one_line, printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from pipeplan.profile_data.layers import Provenance
+    from pipeplan.cluster_data.cluster import Cluster
+    from pipeplan.profile_data.profile import Profile
 
 PIPED_WIDTH = 80
 """Columns of explanations, sweeps and drawings that go into a file or a pipe."""
@@ -78,10 +79,15 @@ def print_line(text: str, *, newline: bool = True) -> None:
     click.echo(printable(text), nl=newline)
 
 
-def print_warning(provenance: Provenance, *, as_json: bool = False) -> None:
-    """Print that the profile of an answer leaves work out, if it does: before the answer, or beside a JSON document."""
-    if provenance.warning:
-        (note if as_json else print_line)(one_line(provenance.warning))
+def print_warning(profile: Profile, cluster: Cluster | None = None, *, as_json: bool = False) -> None:
+    """Print what makes an answer doubtful, before the answer or beside a JSON document: a profile that leaves work out,
+    and one that was made for none of the cluster's devices."""
+    if profile.provenance.warning:
+        (note if as_json else print_line)(one_line(profile.provenance.warning))
+    from pipeplan.cluster_data.devices import device_mismatch  # slow to import, and few commands need it
+
+    if cluster is not None and (mismatch := device_mismatch(profile, cluster)):
+        note(mismatch)
 
 
 def print_json(document: object, *, indent: int | None = 1, ascii_only: bool = False) -> None:

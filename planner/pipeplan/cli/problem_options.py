@@ -96,7 +96,7 @@ _ARGUMENTS = (
         help="Plan for this cluster: A, B, C, local, or a TOML file.",
     ),
     click.option("--servers", type=int, help="Use this number of servers instead of the cluster's own."),
-    click.option("--workers", type=int, help="Use this number of workers, with --cluster local."),
+    click.option("--workers", type=int, help="Use this number of workers, on a cluster of one server such as local."),
     click.option(
         "--batch", type=int, metavar="SAMPLES", help="Train this global batch  [default: a microbatch on every worker]"
     ),

@@ -229,6 +229,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     init.write_starter_files(folder, init.starter_files())
     small_profile().save(folder / "profile.json")
     pipeplan.render(pipeplan.solve(small_profile(), pipeplan.cluster("local", workers=2)), folder / "plan")
+    shutil.copytree(folder / "plan", folder / "used")
+    (folder / "used" / "runs" / "20260131T120000Z").mkdir(parents=True)
     job = (folder / "job.py").read_text()
     (folder / "called.py").write_text(job.replace("data=spirals,", "data=spirals(),"))
     (folder / "made.py").write_text(

@@ -21,7 +21,7 @@ from pipeplan.calibration.result import (
     profile_of,
 )
 from pipeplan.cli.options import force_option, json_option, output_file, plan_profile_option, quiet_option
-from pipeplan.cli.output import note, print_answer, print_json
+from pipeplan.cli.output import note, print_answer, print_json, print_warning
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.machine_costs import without_costs
@@ -111,6 +111,7 @@ def command(
         print_json(calibration_document(calibrated, runs, problem.profile), ascii_only=True)
     else:
         print_answer(_calibration_table(calibrated, runs, calibrated_stages(runs, problem.profile)), fold=True)
+    print_warning(problem.profile, problem.cluster, as_json=True)
     for warning in _warnings(calibrated, runs):
         note(f"note: {warning}")
     if not no_write:

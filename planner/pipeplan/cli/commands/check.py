@@ -11,6 +11,7 @@ from pipeplan.checker.verdict_words import TOLERANCE
 from pipeplan.checker.verify import NO_CERTIFICATE, check_plan
 from pipeplan.cli.options import json_option, plan_profile_option, quiet_option
 from pipeplan.cli.output import print_json, print_line, print_warning
+from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.errors import InputError
 from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.util.files import read_document
@@ -44,7 +45,7 @@ def command(plan: Path, profile_file: Path | None, require_proof: bool, within: 
     profile = profile_of_plan(root, path, profile_file)
     checked = check_plan(root, profile)
     findings = checked.results
-    print_warning(profile.provenance, as_json=as_json)
+    print_warning(profile, cluster_from_json(root["cluster"]), as_json=as_json)
     if as_json:
         print_json([{"what": finding.what, "holds": finding.holds, "text": finding.text} for finding in findings])
     else:

@@ -92,7 +92,7 @@ def command(
         ends = Deadline.after(settings.time_limit_s)
         _explain_infeasible(problem, diagnose(problem, settings.maximum_cuts, ends), as_json)
     _note_origin(origin)
-    print_warning(problem.profile.provenance, as_json=as_json)
+    print_warning(problem.profile, problem.cluster, as_json=as_json)
     if as_json:
         print_json(explanation_json(explanation))
     else:

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from pipeplan.api import cluster as named_cluster
 from pipeplan.cli.grouped_help import GroupedCommand
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
-from pipeplan.cli.output import answer_width, note, print_answer, print_json, print_line
+from pipeplan.cli.output import answer_width, note, print_answer, print_json, print_line, print_warning
 from pipeplan.cli.problem_options import checked_option_fields, problem_arguments
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, solve_line, written_lines
 from pipeplan.cluster_data.cluster import Cluster
@@ -63,7 +63,7 @@ def _complete_lost(context: click.Context, parameter: click.Parameter, incomplet
     "--cluster", metavar="NAME", help="Plan for this cluster instead of --lost: A, B, C, local, or a TOML file."
 )
 @click.option("--servers", type=int, help="Use this number of servers, with --cluster.")
-@click.option("--workers", type=int, help="Use this number of workers, with --cluster local.")
+@click.option("--workers", type=int, help="Use this number of workers, on a --cluster of one server such as local.")
 @click.option(
     "--run", "run_folder", type=click.Path(path_type=Path), help="Resume from this run  [default: the latest]"
 )
@@ -128,6 +128,7 @@ def command(
     if not no_write:
         # Written before the table is printed, as in `solve`.
         write_plan(outcome, output, force=force)
+    print_warning(problem.profile, problem.cluster, as_json=as_json)
     report = ReplanReport(old, remaining, names, outcome, None if no_write else output, checkpoint)
     if as_json:
         print_json(report.to_json(), ascii_only=True)

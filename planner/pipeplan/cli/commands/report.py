@@ -14,15 +14,15 @@ from pipeplan.cli.options import (
     quiet_option,
     refuse_output,
 )
-from pipeplan.cli.output import note, print_json
+from pipeplan.cli.output import note, print_json, print_warning
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
-from pipeplan.problem.plan_profile import profile_of_plan
+from pipeplan.problem.plan_profile import profile_if_found
 from pipeplan.profile_data.profile import Profile
 from pipeplan.report.build import build_report, report_page
 from pipeplan.report.source import read_report_source
 from pipeplan.run_data.run_folder import MeasuredRun, has_runs, read_run_of_plan
-from pipeplan.util.files import Node, write_text
+from pipeplan.util.files import write_text
 
 REPORT = "report.html"
 MARK = b'<meta name="generator" content="pipeplan report">'
@@ -65,9 +65,12 @@ def command(
         if target.is_dir():
             raise InputError(f"{target} is a folder: name the file to write, as in -o {target / REPORT}")
         refuse_output(target, MARK, "a report", force)
-    source = read_report_source(root, _profile(root, path, profile_file))
+    profile = profile_if_found(root, path, profile_file)
+    source = read_report_source(root, profile)
     measured = _latest_run(path.parent) if run is None else read_run_of_plan(path.parent, run)
     document = build_report(source, measured, thorough=thorough).to_json()
+    if profile is not None:
+        print_warning(profile, source.cluster, as_json=True)
     if as_json:
         print_json(document, indent=None)
         return
@@ -95,13 +98,3 @@ def _latest_run(folder: Path) -> MeasuredRun | None:
         return None
     note(f"run: {measured.folder}, the latest", dim=True)
     return measured
-
-
-def _profile(root: Node, path: Path, named: Path | None) -> Profile | None:
-    """The plan's profile; None if it is neither named nor found."""
-    if named is not None:
-        return profile_of_plan(root, path, named)
-    try:
-        return profile_of_plan(root, path, None)
-    except InputError:
-        return None

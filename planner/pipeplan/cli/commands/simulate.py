@@ -9,8 +9,11 @@ import click
 
 from pipeplan.api import simulate
 from pipeplan.cli.options import complete_words, force_option, json_option, quiet_option, refuse_output
-from pipeplan.cli.output import answer_console, answer_width, note, print_json
+from pipeplan.cli.output import answer_console, answer_width, note, print_json, print_warning
+from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.errors import InputError
+from pipeplan.problem import plan_file
+from pipeplan.problem.plan_profile import profile_if_found
 from pipeplan.run_data.run_folder import read_run_of_plan
 from pipeplan.simulation import terminal
 from pipeplan.simulation.message_order import GLOO, TRANSPORTS
@@ -85,6 +88,9 @@ def command(
     if trace_file is not None:
         document = trace_document(plan, replayed) if run is None else overlaid_document(plan, run, microbatches)
         write_text(trace_file, json.dumps(document, allow_nan=False) + "\n")
+    root = plan_file.read_plan_document(plan_folder)
+    if (profile := profile_if_found(root, plan_file.plan_file(plan_folder))) is not None:
+        print_warning(profile, cluster_from_json(root["cluster"]), as_json=as_json)
     if as_json:
         print_json(report.to_json())
         return

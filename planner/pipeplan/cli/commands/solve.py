@@ -20,7 +20,6 @@ from pipeplan.cli.options import complete_words, force_option, json_option, outp
 from pipeplan.cli.output import answer_width, note, print_json, print_line, print_warning
 from pipeplan.cli.problem_options import EXAMPLE, ProfileSource, problem_arguments, read_profile, request_of
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, solve_line, written_lines
-from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.cluster_data.local import LOCAL
 from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
@@ -38,6 +37,7 @@ from pipeplan.profile_data.rescale import describe_rescaling
 from pipeplan.profile_data.ties import APART, held_layers
 from pipeplan.profile_data.training_needs import lacking_text, unchecked_text
 from pipeplan.rendering import plan_folder, plan_json
+from pipeplan.rendering.launchers import LAUNCHERS
 from pipeplan.util import interrupts
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import shell_path, shell_program
@@ -75,7 +75,7 @@ def command(
     """Find the best plan for a profile on a cluster, prove how good it is, and write it to a folder.
 
     PROFILE defaults to ./profile.json. Where there is none, a bundled VGG-16 on V100 serves as an example, and nothing
-    is written.
+    is written. A plan in the folder that no run has used is replaced; another one only with --force.
 
     \b
     pipeplan solve profile.json --cluster local --workers 3
@@ -84,13 +84,15 @@ def command(
     pipeplan solve vgg16-v100 --cluster B --stages 1-3 --pin features.0=1
     pipeplan solve profile.json --cluster my-cluster.toml --for megatron --batch 2048
     """
-    settings = settings_of(arguments)
+    settings, replaces = settings_of(arguments), force or plan_folder.holds_unused_plan(output)
     source = read_profile(arguments["profile"])
     if source.example:
         _refuse_to_write_example()
         no_write = True
     machines = cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"])
     deadline = Deadline.after(settings.time_limit_s)
+    if target_name in LAUNCHERS:
+        raise InputError(f"{target_name} can start every plan: leave out --for, then pipeplan export {target_name}")
     request = request_of(
         arguments,
         source.profile,
@@ -99,7 +101,7 @@ def command(
         maximum_cuts=settings.maximum_cuts,
         deadline=deadline,
         # After everything that may be mistyped, so that --force is not the first thing that a user has to add.
-        before_search=lambda: None if no_write else plan_folder.refuse_to_overwrite_plan(output, force),
+        before_search=lambda: None if no_write else plan_folder.refuse_to_overwrite_plan(output, replaces),
     )
     with interrupts.remember_interrupt() as interrupted, solve_line() as report:
         built = build_problem(request)
@@ -110,16 +112,15 @@ def command(
         # Raises for what the trainer cannot express or cannot be written, before anything is written.
         files = built.targeted.files(outcome)
         if not no_write:
-            refuse_to_overwrite_export(output / built.targeted.target.name, files, force)
+            refuse_to_overwrite_export(output / built.targeted.target.name, files, replaces)
     # Written before the answer is printed, so that `| head`, which closes our output early, does not lose the plan.
-    written_files = [] if no_write else _write(outcome, built.targeted, output, force)
+    written_files = [] if no_write else _write(outcome, built.targeted, output, replaces)
     # Notes come after everything that may fail, because an error is to be the only line on standard error.
     _print_notes(source, built)
+    print_warning(built.problem.profile, built.problem.cluster, as_json=as_json)
     if as_json:
-        print_warning(built.problem.profile.provenance, as_json=True)
         print_json(plan_json.plan_document(outcome, None if no_write else output), ascii_only=True)
     else:
-        print_warning(built.problem.profile.provenance)
         if source.example:
             print_line(_EXAMPLE_HEADING)
         following = "" if source.example or no_write or built.targeted else _next_commands(outcome, output)
@@ -169,8 +170,6 @@ BUSY_MACHINE = (
 def _print_notes(source: ProfileSource, built: BuiltProblem) -> None:
     """Print the origin of the profile, and what a user should know about it and about this machine."""
     note(source.text + _rescaling(source.profile, built.problem.profile.minibatch), dim=True)
-    if warning := device_mismatch(built.problem.profile, built.problem.cluster):
-        note(warning)
     if built.problem.cluster.executor.disturbed:
         note(BUSY_MACHINE)
     if built.problem.profile.lacks and built.problem.training:

@@ -45,7 +45,9 @@ class _Outputs:
 @click.command("sweep", cls=GroupedCommand)
 @problem_arguments("servers", "workers", "microbatch", "schedule")
 @click.option("--servers", metavar="1,2,4", help="Plan for these numbers of servers.")
-@click.option("--workers", metavar="1,2,4", help="Plan for these numbers of workers, with --cluster local.")
+@click.option(
+    "--workers", metavar="1,2,4", help="Plan for these numbers of workers, on a cluster of one server such as local."
+)
 @click.option(
     "--bandwidth",
     multiple=True,
@@ -122,7 +124,7 @@ def command(
     note(source.text, dim=True)
     answers, finished = _run(grid, settings, jobs, time_limit)
     solved = [SweepRow(grid[i], answers[i], rows.hourly_price(grid[i], price)) for i in sorted(answers)]
-    print_warning(source.profile.provenance, as_json=as_json)
+    print_warning(source.profile, grid[0].cluster, as_json=as_json)
     _write_and_print(solved, len(grid), _Outputs(csv_file, svg_file, as_json))
     sys.stdout.flush()
     if not finished:

@@ -157,9 +157,17 @@ def test_nothing_fits_names_the_layer_and_what_is_missing(run: Run) -> None:
     assert not Path("plan").exists()
 
 
-def test_a_second_plan_is_refused_before_any_work(run: Run) -> None:
+def test_a_plan_that_a_run_or_the_user_has_used_is_refused_before_any_work(run: Run) -> None:
     _save()
-    assert run("solve", "--cluster", "C", *QUICK).code == 0
+    assert run("solve", "--cluster", "C", "--stages", "2", *QUICK).code == 0
+    script, plan = Path("plan/launch.sh"), Path("plan/plan.json")
+    for path, old, new in ((script, "OMP_NUM_THREADS", "OMP_THREADS"), (plan, '"small"', '"smaller"')):
+        before = path.read_text()
+        assert old in before
+        path.write_text(before.replace(old, new, 1))
+        assert "already holds a plan" in run("solve", "--cluster", "C").err
+        path.write_text(before)
+    Path("plan/runs/20260131T120000Z").mkdir(parents=True)
     done = run("solve", "--cluster", "C")
     assert done.code == 2
     assert "already holds a plan" in done.err
@@ -167,9 +175,17 @@ def test_a_second_plan_is_refused_before_any_work(run: Run) -> None:
     assert run("solve", "--cluster", "C", "--force", *QUICK).code == 0
 
 
+def test_a_plan_that_no_run_has_used_is_replaced(run: Run) -> None:
+    _save()
+    for stages in "21":
+        assert run("solve", "--cluster", "C", "--stages", stages, *QUICK).code == 0
+        assert len(list(Path("plan/stages").iterdir())) == int(stages)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
+        (["--for", "slurm"], "leave out --for, then pipeplan export slurm"),
         (["--staleness", "nine"], "--staleness: expected a number of updates or any, found 'nine'"),
         (["--staleness", "0", "--inference"], "--staleness chooses among schedules"),
         (["--staleness", "1", "--schedule", "gpipe"], "--staleness chooses among schedules"),
