@@ -95,7 +95,7 @@ def between():
     ("name", "says"),
     [
         # 1 MiB of numbers, four thousand times over: 4 GiB inside one layer. Or 40 times 32 MiB.
-        ("inside", r"'.*:inside' at minibatch 1024 does not fit in memory .* more were requested; it needs about"),
+        ("inside", r"'.*:inside' at microbatch 1024 does not fit in memory .* more were requested; it needs about"),
         ("between", r"does not fit in memory: it needs about .* of weights, .* of activations.* are free"),
     ],
 )

@@ -380,7 +380,7 @@ def test_a_smaller_microbatch_that_was_chosen_is_said(run: Run) -> None:
     _save(40 * GIB)
     ways = ("sweep", "--cluster", "A", "--servers", "1", "--jobs", "1")
     done = run(*ways)
-    assert "Point 1: the plan has minibatches of 1." in done.out
+    assert "Point 1: the plan has microbatches of 1." in done.out
     (row,) = json.loads(run(*ways, "--json").out)["rows"]
     assert row["minibatch"] == 1
     assert row["samples_per_s"] == pytest.approx(1 / row["minibatch_s"])

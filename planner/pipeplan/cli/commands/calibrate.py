@@ -143,7 +143,7 @@ def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | No
             profile = profile_of_plan(root, path, profile_file)
         elif root["profile"]["minibatch"].integer() != profile.minibatch:
             raise InputError(
-                f"{path} is for minibatches of another size than {planned_runs[0].path}: calibrate one size"
+                f"{path} is for microbatches of another size than {planned_runs[0].path}: calibrate one size"
             )
         plan = Plan.from_json(root["plan"])
         problem, plan = plan_file.plan_from_document(root, _same_layers(profile, plan, path, planned_runs))
@@ -235,4 +235,4 @@ def _calibration_table(
     for run, calibrated_s in zip(runs, calibrated.paces_s, strict=True):
         paces = ((run.predicted_s, "predicted"), (run.pace_s, "measured"), (calibrated_s, "calibrated"))
         rates = ", ".join(f"{origin} {1 / pace_s:.4g}" for pace_s, origin in paces if pace_s > 0)
-        yield f"{run.plan.config}, minibatches/s: {rates}"
+        yield f"{run.plan.config}, microbatches/s: {rates}"

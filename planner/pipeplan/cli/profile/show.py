@@ -125,7 +125,7 @@ def _profile_parts(profile: Profile, top: int | None, *, drawn: bool) -> Iterato
 def profile_heading(profile: Profile) -> list[str]:
     """Lines on the model and on the origin of the numbers."""
     origin = profile.provenance
-    lines = [f"{profile.model_name or 'a model'}, minibatch {profile.minibatch}: {len(profile.layers)} layers"]
+    lines = [f"{profile.model_name or 'a model'}, microbatch {profile.minibatch}: {len(profile.layers)} layers"]
     lines[0] += f" ({profile.granularity}), {show_time(profile.total_s)} forward and backward"
     where = origin.device_name or origin.device or "an unnamed device"
     conditions = [
@@ -151,7 +151,7 @@ def profile_heading(profile: Profile) -> list[str]:
         rest = f" and {len(tie.layers) - 3} more" if len(tie.layers) > 3 else ""
         lines.append(f"  layers that share {show_size(tie.bytes)} of weights: {', '.join(tie.layers[:3])}{rest}")
     lines += [f"  note: {note}" for note in origin.notes]
-    lines.append("  times and sizes are for one minibatch: ms, and MiB of 2^20 or GiB of 2^30 bytes")
+    lines.append("  times and sizes are for one microbatch: ms, and MiB of 2^20 or GiB of 2^30 bytes")
     lines.append(f"  {profile.digest()}")
     return lines
 

@@ -77,7 +77,7 @@ def test_a_size_that_was_not_measured_is_planned_for_and_said(run: Run) -> None:
     _save()
     done = run("solve", "--cluster", "C", "--microbatch", "8", "--no-write", "--json")
     assert json.loads(done.out)["profile"]["minibatch"] == 8
-    assert "rescaled linearly from minibatch 4 to 8" in done.err
+    assert "rescaled linearly from microbatch 4 to 8" in done.err
     assert "rescaled" not in run("solve", "--cluster", "C", "--microbatch", "4", "--no-write", "--json").err
 
 
