@@ -109,4 +109,4 @@ def test_a_model_that_does_not_fit_says_what_it_needs(
             f"{tmp_path}/large.py:{name}", ProfilerOptions(batches=(1024 if name == "inside" else 1 << 17,), repeats=1)
         )
     assert "\n" not in str(caught.value)
-    assert "try a smaller --batch" in str(caught.value)
+    assert "try a smaller --microbatch" in str(caught.value)
