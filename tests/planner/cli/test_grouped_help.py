@@ -9,7 +9,7 @@ import pytest
 from commandline import Run
 
 from pipeplan.cli import cli
-from pipeplan.cli.grouped_help import GROUPS
+from pipeplan.cli.problem_options import GROUPS
 
 COMMANDS = ("solve", "explain", "sweep", "replan")
 VERBS = {

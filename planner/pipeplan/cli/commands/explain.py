@@ -11,10 +11,9 @@ from typing import Any, NoReturn
 import click
 
 from pipeplan.checker.verify import check_readable_plan
-from pipeplan.cli.grouped_help import GroupedCommand
 from pipeplan.cli.options import json_option, quiet_option, seed_option
 from pipeplan.cli.output import note, print_answer, print_json, print_warning, status
-from pipeplan.cli.problem_options import problem_arguments, problem_of
+from pipeplan.cli.problem_options import GroupedCommand, problem_arguments, problem_of
 from pipeplan.cli.solver_options import solver_option
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.explanation import infeasible

@@ -10,10 +10,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from pipeplan.api import cluster as named_cluster
-from pipeplan.cli.grouped_help import GroupedCommand
 from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
 from pipeplan.cli.output import answer_width, note, print_answer, print_json, print_line, print_warning
-from pipeplan.cli.problem_options import checked_option_fields, problem_arguments
+from pipeplan.cli.problem_options import GroupedCommand, checked_option_fields, problem_arguments
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, solve_line, written_lines
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.cluster_json import cluster_from_json

@@ -15,10 +15,16 @@ import click
 
 from pipeplan.api import cluster
 from pipeplan.cli.commands.export import export_lines
-from pipeplan.cli.grouped_help import GroupedCommand
 from pipeplan.cli.options import complete_words, force_option, json_option, output_folder, quiet_option
 from pipeplan.cli.output import answer_width, note, print_json, print_line, print_warning
-from pipeplan.cli.problem_options import EXAMPLE, ProfileSource, problem_arguments, read_profile, request_of
+from pipeplan.cli.problem_options import (
+    EXAMPLE,
+    GroupedCommand,
+    ProfileSource,
+    problem_arguments,
+    read_profile,
+    request_of,
+)
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, solve_line, written_lines
 from pipeplan.cluster_data.local import LOCAL
 from pipeplan.drawing.answer import answer_lines

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import click
 
 from pipeplan.api import cluster
-from pipeplan.cli.grouped_help import GroupedCommand
 from pipeplan.cli.options import NumberRange, force_option, json_option, quiet_option, refuse_output
 from pipeplan.cli.output import note, print_answer, print_json, print_warning, progress_bar
-from pipeplan.cli.problem_options import checked_option_fields, problem_arguments, read_profile
+from pipeplan.cli.problem_options import GroupedCommand, checked_option_fields, problem_arguments, read_profile
 from pipeplan.cli.solver_options import positive_time_limit, solver_option
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.planning.settings import Settings
