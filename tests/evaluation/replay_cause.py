@@ -35,7 +35,7 @@ class _Resource:
 
 
 def replay_cause(replayed: ReplayResult) -> str:
-    """The sentence that ends the output of `pipeplan replay`."""
+    """The sentence that ends the output of a replay."""
     error = replayed.error
     if abs(error) <= AS_PREDICTED:
         return f"As predicted, within {AS_PREDICTED:.0%}."

@@ -1,4 +1,4 @@
-"""`pipeplan render`: every kind of file that starts a plan, whatever names contain, and users' templates."""
+"""`pipeplan export`: every kind of file that starts a plan, whatever names contain, and users' templates."""
 
 from __future__ import annotations
 
