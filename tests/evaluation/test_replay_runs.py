@@ -108,7 +108,7 @@ def test_a_link_that_is_cut_for_good(planned: Path, server: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("fault", [[], ["--fault", "kill@400"]], ids=["forked", "launched"])
+@pytest.mark.parametrize("fault", [[], ["--fault", "kill@300"]], ids=["forked", "launched"])
 def test_whatever_ends_it_nothing_stays(planned: Path, number: signal.Signals, fault: list[str]) -> None:
     before = mounts_and_links()
     process = start(planned, "--seconds", "100", *fault)
