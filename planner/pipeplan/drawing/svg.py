@@ -92,7 +92,7 @@ def _shares(profile: Profile) -> dict[str, float]:
 
 
 def _title(profile: Profile) -> str:
-    return f"{profile.model_name}, minibatch {profile.minibatch}: {show_time(profile.total_s)} forward and backward"
+    return f"{profile.model_name}, microbatch {profile.minibatch}: {show_time(profile.total_s)} forward and backward"
 
 
 def _time_label(layer: Layer, share: float) -> str:

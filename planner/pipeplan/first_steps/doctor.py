@@ -8,8 +8,7 @@ from pathlib import Path
 
 from pipeplan.first_steps import doctor_machine
 from pipeplan.first_steps.doctor_executor import check_plan_here, check_torch
-from pipeplan.first_steps.finding import OK, WARNING, DoctorFinding
-from pipeplan.replay.requirements import missing_requirement
+from pipeplan.first_steps.finding import DoctorFinding
 
 
 def examine_machine(plan: Path | None = None) -> list[DoctorFinding]:
@@ -19,7 +18,6 @@ def examine_machine(plan: Path | None = None) -> list[DoctorFinding]:
     """
     with ThreadPoolExecutor() as executor:
         torch = executor.submit(check_torch)
-        networks = executor.submit(check_emulation)
         part = None if plan is None else executor.submit(check_plan_here, plan)
         own = [
             doctor_machine.check_python(),
@@ -30,13 +28,4 @@ def examine_machine(plan: Path | None = None) -> list[DoctorFinding]:
             doctor_machine.check_port(os.environ),
             doctor_machine.check_threads(os.environ),
         ]
-        return [*own[:2], *torch.result(), *own[2:], networks.result(), *([] if part is None else [part.result()])]
-
-
-def check_emulation() -> DoctorFinding:
-    """Whether servers can be emulated on this machine."""
-    need = "pipeplan replay"
-    found, _, todo = missing_requirement(processes=True).rpartition("; ")
-    if todo:
-        return DoctorFinding("emulation", WARNING, found, need, todo)
-    return DoctorFinding("emulation", OK, "namespaces, ip and tc work: servers can be emulated", need)
+        return [*own[:2], *torch.result(), *own[2:], *([] if part is None else [part.result()])]

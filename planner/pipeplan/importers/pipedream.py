@@ -116,7 +116,7 @@ def _profile(
 
 def _assumptions(minibatch: int, left_out: int) -> list[str]:
     notes = [
-        f"times in ms; a minibatch of {minibatch}, given by the user and not by the file",
+        f"times in ms; a microbatch of {minibatch}, given by the user and not by the file",
         "bytes kept for backward are taken to be those of a layer's output, and none for a ReLU in place",
     ]
     if left_out:

@@ -37,10 +37,10 @@ def checked_minibatch(minibatch: int | None, path: Path) -> int:
     """
     if minibatch is None:
         raise InputError(
-            f"{path} does not say how many samples its times are for: give --minibatch, as in --minibatch 64"
+            f"{path} does not say how many samples its times are for: give --microbatch, as in --microbatch 64"
         )
     if not 1 <= minibatch <= LARGEST_MINIBATCH:
-        raise InputError(f"--minibatch must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
+        raise InputError(f"--microbatch must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
     return minibatch
 
 

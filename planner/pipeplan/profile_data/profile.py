@@ -132,7 +132,7 @@ class Profile:
         `LARGEST_MINIBATCH`.
         """
         if not 1 <= minibatch <= LARGEST_MINIBATCH:
-            raise InputError(f"the minibatch size must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
+            raise InputError(f"the microbatch size must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
         if minibatch == self.minibatch:
             return self
         known = self.all_sizes
@@ -265,7 +265,7 @@ def check_profile(profile: Profile) -> None:
         raise InputError(f"the granularity {profile.granularity!r} is not one of {', '.join(GRANULARITIES)}")
     counts = [profile.minibatch, *(size.minibatch for size in profile.sizes)]
     if len(set(counts)) < len(counts):
-        raise InputError(f"a minibatch size appears twice: {', '.join(map(str, counts))}")
+        raise InputError(f"a microbatch size appears twice: {', '.join(map(str, counts))}")
     for size in profile.sizes:
         _check_size(profile, size)
 
@@ -289,10 +289,12 @@ def _check_ties(profile: Profile) -> None:
 
 def _check_size(profile: Profile, size: Size) -> None:
     if [layer.name for layer in size.layers] != [layer.name for layer in profile.layers]:
-        raise InputError(f"the layers at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}")
+        raise InputError(
+            f"the layers at microbatch {size.minibatch} differ from those at microbatch {profile.minibatch}"
+        )
     if [tensor.name for tensor in size.tensors] != [tensor.name for tensor in profile.tensors]:
         raise InputError(
-            f"the tensors at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}"
+            f"the tensors at microbatch {size.minibatch} differ from those at microbatch {profile.minibatch}"
         )
 
 

@@ -52,17 +52,17 @@ def print_simulation(
 
 def _headline(report: SimulationReport) -> Text:
     text = Text.assemble(
-        (f"Plan {report.config}", "bold"), f", {report.minibatches} minibatches replayed in {_long(report.total_s)}: "
+        (f"Plan {report.config}", "bold"), f", {report.minibatches} microbatches replayed in {_long(report.total_s)}: "
     )
     if report.steady is None:
-        text.append("too few for a steady state, give more with --minibatches.")
+        text.append("too few for a steady state, give more with --microbatches.")
     elif report.ratio is None:
         text.append(f"{show_time(report.steady.pace_s)} each in the steady state.")
     else:
         text.append(f"{show_time(report.steady.pace_s)} each", "bold")
         text.append(f" in the steady state, {report.ratio:.3f} of the predicted {show_time(report.predicted_s)}.")
     text.append(f"\nFill {_long(report.fill_s)}, drain {_long(report.drain_s)}. Schedule {report.schedule}")
-    text.append("." if report.accumulate is None else f", an update for every {report.accumulate} minibatches.")
+    text.append("." if report.accumulate is None else f", an update for every {report.accumulate} microbatches.")
     return text.append("" if report.transport == GLOO else f" Messages in the order of --transport {report.transport}.")
 
 
@@ -71,7 +71,7 @@ def _measured_line(run: MeasuredRun, report: SimulationReport) -> Text:
     pace_s = run.summary.minibatch_s.measured
     text = Text("Measured")
     if pace_s is None:
-        text.append(": too few minibatches for a pace")
+        text.append(": too few microbatches for a pace")
     else:
         text.append(f": {show_time(pace_s)} each", "bold")
         if report.predicted_s > 0:

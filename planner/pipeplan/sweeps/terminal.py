@@ -19,7 +19,7 @@ LONGEST_CONFIG = 14
 MANY = 5
 """With so many settings in columns, the columns that follow from the others are left out."""
 PARETO = "*"
-EXPENDABLE = ("proven\nby", "a mini-\nbatch", "over\nDP", "plan")
+EXPENDABLE = ("proven\nby", "a micro-\nbatch", "over\nDP", "plan")
 """Columns that are left out, the first one first, where a terminal is too narrow."""
 
 
@@ -64,14 +64,14 @@ def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
 
 
 def _choices(rows: Sequence[SweepRow]) -> Iterator[str]:
-    """Lines on the points whose plans are asynchronous, or have other minibatches than the point."""
+    """Lines on the points whose plans are asynchronous, or have other microbatches than the point."""
     stale = {number: row.answer.schedule for number, row in enumerate(rows, start=1) if not row.answer.synchronous}
     if stale:
         numbers, schedules = ", ".join(map(str, stale)), ", ".join(sorted(set(stale.values())))
         yield f"Point{'s' * (len(stale) > 1)} {numbers}: asynchronous ({schedules}), so that gradients are stale."
     for number, row in enumerate(rows, start=1):
         if row.minibatch != (row.point.microbatch or row.point.profile.minibatch):
-            yield f"Point {number}: the plan has minibatches of {row.minibatch}."
+            yield f"Point {number}: the plan has microbatches of {row.minibatch}."
 
 
 def _points_by_cluster(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
@@ -117,7 +117,7 @@ def _columns(rows: Sequence[SweepRow], names: list[str]) -> list[tuple[str, list
     columns = [("", [str(number + 1) for number in range(len(rows))])]
     columns += [_setting(name, [row.point.settings().get(name, "") for row in rows]) for name in names]
     if len(names) < MANY:
-        columns.append(("a mini-\nbatch", paces))
+        columns.append(("a micro-\nbatch", paces))
     columns.append(("samples\n/s", [plot.rounded_figure(row.rate) if row.rate is not None else "-" for row in rows]))
     if len(names) < MANY:
         columns.append(("over\nDP", [_gain(row) for row in rows]))
@@ -133,7 +133,7 @@ def _columns(rows: Sequence[SweepRow], names: list[str]) -> list[tuple[str, list
 
 def _setting(name: str, cells: list[str]) -> tuple[str, list[str]]:
     """The column of a setting. A unit that all cells share is moved to the heading."""
-    short = {"minibatch": "mini-\nbatch", "servers": "ser-\nvers", "workers": "work-\ners"}
+    short = {"minibatch": "micro-\nbatch", "servers": "ser-\nvers", "workers": "work-\ners"}
     pairs = [cell.partition(" ") for cell in cells]
     units = {unit for _, _, unit in pairs}
     if len(units) != 1 or units == {""}:

@@ -18,7 +18,6 @@ from small_plans import outcome
 import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.local import Hardware
-from pipeplan.first_steps import doctor as examining
 from pipeplan.first_steps import doctor_executor, doctor_machine, doctor_selftest
 from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
 from pipeplan.planning.solve import solve
@@ -146,23 +145,12 @@ def test_an_old_python_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor_machine.check_python().state == MISSING
 
 
-def test_what_emulation_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        examining, "missing_requirement", lambda processes: "the command tc is missing; install iproute2, whose it is"
-    )
-    found = examining.check_emulation()
-    assert (found.state, found.found) == (WARNING, "the command tc is missing")
-    assert found.todo == "install iproute2, whose it is"
-    monkeypatch.setattr(examining, "missing_requirement", lambda processes: "")
-    assert examining.check_emulation().state == OK
-
-
 @pytest.mark.parametrize(("state", "code"), [(OK, 0), (WARNING, 0), (MISSING, 2)])
 def test_the_exit_code_says_whether_anything_needed_is_missing(
     state: str, code: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [DoctorFinding("torch", state, "as found", "training", "do this")]
-    monkeypatch.setattr("pipeplan.cli.getting_started.doctor.examine_machine", lambda plan: found)
+    monkeypatch.setattr("pipeplan.cli.commands.doctor.examine_machine", lambda plan: found)
     done = run("doctor")
     assert (done.code, done.err) == (code, "")
     first, *rest = done.out.splitlines()

@@ -358,7 +358,7 @@ def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: py
         raise AssertionError("a search began")
 
     with monkeypatch.context() as patched:
-        patched.setattr("pipeplan.cli.planning.sweep.solve_points", search)
+        patched.setattr("pipeplan.cli.commands.sweep.solve_points", search)
         for files, says in (
             (
                 ("--csv", "notes"),
@@ -380,7 +380,7 @@ def test_a_smaller_microbatch_that_was_chosen_is_said(run: Run) -> None:
     _save(40 * GIB)
     ways = ("sweep", "--cluster", "A", "--servers", "1", "--jobs", "1")
     done = run(*ways)
-    assert "Point 1: the plan has minibatches of 1." in done.out
+    assert "Point 1: the plan has microbatches of 1." in done.out
     (row,) = json.loads(run(*ways, "--json").out)["rows"]
     assert row["minibatch"] == 1
     assert row["samples_per_s"] == pytest.approx(1 / row["minibatch_s"])

@@ -191,7 +191,7 @@ def test_all_that_a_profile_says_is_shown(run: Run) -> None:
     assert shown.code == 0, shown.err
     text = " ".join(shown.out.split())
     for said in (
-        "gpt, minibatch 8: 3 layers (layer), 6 ms forward and backward",
+        "gpt, microbatch 8: 3 layers (layer), 6 ms forward and backward",
         "measured on AMD EPYC (cpu), in 3 processes at the same time, 2 threads, 30 passes after 3",
         "2026-01-31T12:00:00Z",
         "monotonic clock",
@@ -221,7 +221,7 @@ def test_slow_reading_is_said_to_be_worth_processes(run: Run) -> None:
     for read_s, says in ((0.0, False), (2e-4, False), (0.004, True)):
         replace(profile, read_s=read_s).save(Path("p.json"))
         shown = " ".join(run("profile", "show", "p.json", "--no-picture").out.split())
-        assert ("Reading the samples of a minibatch" in shown) is bool(read_s)
+        assert ("Reading the samples of a microbatch" in shown) is bool(read_s)
         assert ("Data(processes=2) reads them in other processes" in shown) is says
 
 
@@ -257,7 +257,7 @@ def test_the_drawing_has_every_layer_and_every_edge(run: Run) -> None:
     assert done.code == 0, done.err
     root = ElementTree.parse("p.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
-    assert root.find(f"{space}title").text.startswith('<gpt> & "co", minibatch 8')  # type: ignore[union-attr]
+    assert root.find(f"{space}title").text.startswith('<gpt> & "co", microbatch 8')  # type: ignore[union-attr]
     groups = root.findall(f"{space}g")
     assert [group.find(f"{space}text").text for group in groups] == ["h.0", "h.1", "loss"]  # type: ignore[union-attr]
     fills = [group.find(f"{space}rect").get("fill") for group in groups]  # type: ignore[union-attr]
