@@ -6,7 +6,7 @@ VGG-16 on two servers of eight, GNMT-16 on cluster A (which branches, and whose 
 1,000 layers on 1,024 workers: seven stages, the last of them very wide, and a pipeline of hundreds of stages. Each is
 planned once, and `pipeplan report` then runs in fresh processes, interpreter start included; the median counts. The
 column `solve` is how long `pipeplan solve` takes for the same plan, for comparison (the dynamic program alone for the
-large ones). With chromium (and playwright), the page is opened in new windows, and its timeline zoomed.
+large ones). With chromium (and playwright), the page is opened in new windows.
 """
 
 from __future__ import annotations
@@ -71,12 +71,11 @@ def written(folder: Path, runs: int) -> tuple[list[float], int]:
     return times, (folder / "report.html").stat().st_size
 
 
-def opened(folder: Path, runs: int) -> tuple[str, str]:
-    """Seconds until the page is drawn and milliseconds of a step of zoom, as text."""
+def opened(folder: Path, runs: int) -> str:
+    """Seconds until the page is drawn, as text."""
     from opening import measured
 
-    times, zoom_s = measured(folder / "report.html", runs)
-    return f"{statistics.median(times):.2f}", f"{zoom_s * 1e3:.0f}"
+    return f"{statistics.median(measured(folder / 'report.html', runs)):.2f}"
 
 
 def main() -> None:
@@ -85,17 +84,17 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--no-browser", action="store_true")
     given = parser.parse_args()
-    table = Table("plan of", "plan", "KB", "aim KB", "solve s", "report s", "opens s", "aim s", "zoom ms")
+    table = Table("plan of", "plan", "KB", "aim KB", "solve s", "report s", "opens s", "aim s")
     with tempfile.TemporaryDirectory() as scratch:
         for number, (name, problem, settings) in enumerate(instances()):
             folder = Path(scratch) / str(number)
             config, solving_s = planned(problem, settings, folder)
             times, size = written(folder, given.runs)
-            opens = ("", "") if given.no_browser else opened(folder, given.runs)
+            opens = "" if given.no_browser else opened(folder, given.runs)
             large = problem.cluster.workers > 100
             aims = f"{(LARGE_SIZE_AIM if large else SIZE_AIM) / 1e3:.0f}", "" if large else f"{OPEN_AIM:g}"
             row = [name, config, f"{size / 1e3:.0f}", aims[0], f"{solving_s:.1f}", f"{statistics.median(times):.2f}"]
-            table.add_row(*row, opens[0], aims[1], opens[1])
+            table.add_row(*row, opens, aims[1])
     Console(width=WIDTH).print(table)
 
 

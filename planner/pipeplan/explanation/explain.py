@@ -163,7 +163,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "behind_best": explanation.behind_best,
         "best_config": explanation.best.plan.config,
         "proof": explanation.proof,
-        "resources": [asdict(load) for load in explanation.loads],
+        "resources": [load._asdict() for load in explanation.loads],
         "comparison": [asdict(anatomy) | {"sent_bytes": anatomy.sent_bytes} for anatomy in explanation.anatomies],
         "second_choice": None if second is None else _alternative_json(second),
         "second_choice_exact": explanation.alternatives.exact,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pipeplan.cluster_data.cluster import Cluster, Level
 from pipeplan.cluster_data.links import Links
@@ -107,8 +108,7 @@ def _traffic(plan: Plan, score: Evaluation) -> tuple[float, float]:
     return float(boundary), allreduce
 
 
-@dataclass(frozen=True)
-class ResourceLoad:
+class ResourceLoad(NamedTuple):
     """A resource, and how long one minibatch occupies it."""
 
     name: str
@@ -116,9 +116,9 @@ class ResourceLoad:
 
 
 def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[ResourceLoad]:
-    """The resources of a plan, busiest first; with a flush, the parts of a batch, whose sum is the pace."""
+    """The resources of a plan, busiest first; with a flush, the parts of a batch, whose sum is the step time."""
     if score.batch is not None:
-        loads = _parts(plan, score.batch)
+        loads = batch_parts(plan, score.batch)
     else:
         loads = _resources(plan, score)
         if problem.options.contention:
@@ -134,7 +134,7 @@ def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Reso
     )
 
 
-def _parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
+def batch_parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
     """The parts of a batch, in seconds per minibatch."""
     minibatches = batch.minibatches * plan.copies
     return [

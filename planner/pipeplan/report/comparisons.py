@@ -1,4 +1,5 @@
-"""Comparison of the plan with other ways to use the cluster, and with the best plans for clusters of other sizes."""
+"""Comparison of the plan with other ways to use the cluster, with the best plans for clusters of other sizes, and what
+is shown of faster plans."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from msgspec import Struct
 
 from pipeplan.checker.proof import NOT_SHOWN
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.drawing import words
 from pipeplan.errors import InputError
 from pipeplan.explanation.explain import STATING_S
 from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_figures
@@ -19,7 +21,6 @@ from pipeplan.planning.fast import ScoredPlan, best_plan
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts
 from pipeplan.report.document import Comparison, table_columns
-from pipeplan.report.labels import short_config
 from pipeplan.report.source import ProfiledProblem, ReportSource
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import one_line
@@ -27,8 +28,23 @@ from pipeplan.util.typed import Amount, decode
 
 BEST = "best "
 """Begins the name of a baseline that plan.json states to be the best of its kind."""
+MAX_CONFIG_LENGTH = 24
+"""Most characters of a configuration. A longer one is described by its number of stages."""
 MAX_WORKERS = 8192
 """Most workers of a larger cluster that is planned for."""
+UNCHECKED = "The profile is not available, so nothing that plan.json states was checked."
+SEARCHED_SPACE = (
+    "The searched space has all pipelines whose stages follow the order of the worker numbers, each on consecutive "
+    "workers, and copies of such a pipeline in all components of a level."
+)
+COVERED = (
+    "`pipeplan solve` writes a certificate for asynchronous schedules and for inference, on equal servers, where "
+    "checking it takes seconds."
+)
+LIMITS = (
+    "This is about the predicted times: the profile's figures, the cluster's rates and the cost model. "
+    "It says nothing about the times that a run will measure."
+)
 _NAMES = ("servers", "workers", "minibatch_s", "samples_per_s", "config", "data_parallelism_s", "fits")
 
 
@@ -137,3 +153,28 @@ def _other_sizes(cluster: Cluster) -> Iterator[Cluster]:
 
 def _counts(own: int, most: int) -> list[int]:
     return sorted({own, *(2**power for power in range(most.bit_length()) if 2**power <= most)})
+
+
+def certificate_section(source: ReportSource) -> dict[str, Any]:
+    """The section `certificate` of the report: `proven`, `gap`, `bound_s` and the sentences.
+
+    All of it is what the check of plan.json establishes. What the file itself says about a proof is not repeated.
+    """
+    checked = source.checked
+    shown = None if checked is None else checked.shown
+    sentences = [UNCHECKED if checked is None else f"{checked.proof[:1].upper()}{checked.proof[1:]}."]
+    if shown is not None:
+        sentences += [SEARCHED_SPACE, "`pipeplan check` verifies this without the solvers."]
+    elif checked is None or checked.wrong is None:
+        sentences.append(COVERED)
+    return {
+        "proven": shown is not None and shown.optimal,
+        "gap": None if shown is None else shown.gap,
+        "bound_s": None if shown is None else shown.bound_s,
+        "sentences": [*sentences, LIMITS],
+    }
+
+
+def short_config(config: str) -> str:
+    """A configuration, or its number of stages if it is long."""
+    return words.short_config(one_line(config), MAX_CONFIG_LENGTH)

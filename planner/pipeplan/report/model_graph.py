@@ -27,8 +27,8 @@ NODE_DISTANCE = (182.0, 50.0)
 """Distance between ranks, and between the nodes of a rank."""
 LINE_GAP = 44.0
 """Distance between two lines of ranks."""
-ASPECT = 2.2
-"""Approximate ratio of width to height of the whole drawing."""
+RANKS_IN_LINE = 6
+"""Ranks side by side, which are as wide as the page."""
 _NAMES = ("name", "op", "layers", "stage", "x", "y", "forward_s", "backward_s", "parameter_bytes", "output_bytes")
 
 
@@ -139,7 +139,7 @@ def model_graph(source: ReportSource) -> ModelGraph | None:
     stage_of = {name: index for index, stage in enumerate(source.plan.stages) for name in stage.layers}
     nodes, note = layer_groups(profile, stage_of)
     placed = layout_dag(groups_as_profile(profile, nodes))
-    lines = _lines(placed.ranks, placed.width)
+    lines = _Lines(RANKS_IN_LINE, placed.width)
     bends = []
     for edge, points in enumerate(placed.paths.values()):
         passed: list[tuple[float, float]] = []
@@ -159,13 +159,6 @@ def model_graph(source: ReportSource) -> ModelGraph | None:
         bends=bends,
         note=note,
     )
-
-
-def _lines(ranks: int, places: int) -> _Lines:
-    """Choose the number of ranks in a line so that the drawing has about the ratio `ASPECT`."""
-    height = (places - 1) * NODE_DISTANCE[1] + NODE_SIZE[1] + LINE_GAP
-    lines = max(1, round(math.sqrt(ranks * NODE_DISTANCE[0] / (ASPECT * height))))
-    return _Lines(math.ceil(ranks / lines), places)
 
 
 def _rows(

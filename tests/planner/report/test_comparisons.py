@@ -73,7 +73,6 @@ def test_a_plan_is_shown_to_be_the_fastest_by_its_certificate_alone() -> None:
         bare = report_of(plain)
         assert not bare["certificate"]["proven"]
         assert bare["certificate"]["gap"] is None
-        assert "It is not shown whether another plan of the searched space is faster." in bare["words"]["summary"]
         certified = report_of(source_of(branching(4), small_cluster(), solver=solver, certify=True))
         assert certified["certificate"]["proven"]
         assert any("verifies this without the solvers" in text for text in certified["certificate"]["sentences"])
@@ -105,5 +104,3 @@ def test_a_plan_that_a_faster_one_may_beat_is_not_called_the_fastest() -> None:
     assert gap > 0.2
     assert not told["certificate"]["proven"]
     assert told["certificate"]["gap"] == pytest.approx(gap, rel=1e-4)
-    summary = "It is not shown to be the fastest: no plan of the searched space is more than 22.2% faster."
-    assert summary in told["words"]["summary"]

@@ -95,8 +95,8 @@ def test_every_field_of_the_document_is_described(document: Document) -> None:
     names = {name for name in document if name != "words"}
     for part in ("made", "prediction", "timeline", "graph", "scaling", "certificate"):
         names |= document[part].keys()
-    for part in ("stages", "links", "memory", "comparisons", "placement"):
+    for part in ("stages", "loads", "memory", "comparisons", "placement"):
         names |= document[part][0].keys()
-    names |= document["prediction"]["bounds"][0].keys() | document["graph"]["nodes"].keys()
+    names |= document["graph"]["nodes"].keys()
     names |= document["scaling"]["points"].keys() | document["timeline"]["predicted"].keys()
     assert not {name for name in names if f"`{name}`" not in text}
