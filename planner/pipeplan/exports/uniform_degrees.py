@@ -7,6 +7,7 @@ as its links need. The order of passes is written in the format of torch.distrib
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.links import Links
@@ -75,6 +76,35 @@ def grid_degrees(target: ExportTarget, problem: Problem, plan: Plan, *, several:
         idle = next(worker for worker in range(grid.count) if worker not in busy)
         raise refusal(target, plan, f"worker {idle} has nothing to do, and only the last ones can be left out")
     return grid
+
+
+def refuse_irregular(
+    target: ExportTarget,
+    plan: Plan,
+    grid: GridDegrees,
+    parts: Mapping[str, Collection[str]],
+    *,
+    unknown: Collection[str] = (),
+    recompute: bool = False,
+) -> None:
+    """Raise `InputError` for plans that trainers with a rank for each place of a grid cannot express.
+
+    `parts` are the layers of the model, by names of parts that no cut separates, and `unknown` the schedules that the
+    target does not have. `recompute`: whether single stages may recompute.
+    """
+    if plan.schedule in unknown and grid.stages > 1:
+        raise refusal(target, plan, f"it has no schedule {plan.schedule}")
+    if plan.schedule == INTERLEAVED and grid.microbatches % grid.stages:
+        reason = f"its interleaved schedule needs a multiple of {grid.stages} microbatches, not {grid.microbatches}"
+        raise refusal(target, plan, reason)
+    if not grid.stage_major:
+        raise refusal(target, plan, "the replicas of a stage must be neighbours, one stage after another")
+    for number, stage in enumerate(plan.stages, start=1):
+        if stage.recompute and not recompute:
+            raise refusal(target, plan, f"stage {number} recomputes, where all stages would have to")
+        for part, names in parts.items():
+            if 0 < len(set(names) & set(stage.layers)) < len(names):
+                raise refusal(target, plan, f"stage {number} holds a part of {part} only")
 
 
 def restrict_to_synchronous_grid(target: ExportTarget, options: Options, *, several: bool = False) -> Options:

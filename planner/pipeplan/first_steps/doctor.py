@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeplan.first_steps import doctor_machine
 from pipeplan.first_steps.doctor_executor import check_plan_here, check_torch
-from pipeplan.first_steps.finding import OK, WARNING, DoctorFinding
+from pipeplan.first_steps.doctor_machine import OK, WARNING, DoctorFinding
 from pipeplan.replay.requirements import missing_requirement
 
 

@@ -1,4 +1,7 @@
-"""Checks that need torch. They run in a process of their own, because the planner works without torch."""
+"""Checks that need torch, and the executor's self-test: small plans that are trained on this machine.
+
+They run in processes of their own, because the planner works without torch.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.cluster_data.local import local_gpus
-from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
+from pipeplan.first_steps.doctor_machine import MISSING, OK, WARNING, DoctorFinding
 
 PATIENCE_S = 60.0
 """Seconds to wait for the other process."""
+SELFTEST_PATIENCE_S = 240.0
+"""Seconds after which the self-test is given up. It begins no further run after 115."""
+RUNS, MESSAGES = "launch.sh", "messages between stages"
 TRAINING = "profile and launch.sh (planning needs no torch)"
 
 
@@ -121,9 +127,46 @@ def _as_first(environment: Mapping[str, str]) -> dict[str, str]:
     return first | {name: value for name, value in environment.items() if value or name not in first}
 
 
-def _run(arguments: list[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str] | None:
+def _run(
+    arguments: list[str], environment: Mapping[str, str] | None = None, patience_s: float = PATIENCE_S
+) -> subprocess.CompletedProcess[str] | None:
     command = [sys.executable, *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment)
+        return subprocess.run(command, capture_output=True, text=True, timeout=patience_s, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired):
         return None
+
+
+def run_self_test() -> list[DoctorFinding]:
+    """Findings on every small run, on messages, and on the way of messages that `launch.sh` is to use."""
+    done = _run(["-m", "pipeplan_launch.selftest"], patience_s=SELFTEST_PATIENCE_S)
+    if done is None:
+        return [_no_answer(f"no answer within {SELFTEST_PATIENCE_S:g} s")]
+    try:
+        report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return [_no_answer((done.stderr.strip().splitlines() or ["it gave no answer"])[-1])]
+    results = [_result(one) for one in report["results"]]
+    return [*results, _verdict(report, failed=sum(one.state == MISSING for one in results))]
+
+
+def _no_answer(why: str) -> DoctorFinding:
+    return DoctorFinding("self-test", MISSING, why, RUNS, "run python -m pipeplan_launch.selftest to see more")
+
+
+def _result(one: Mapping[str, Any]) -> DoctorFinding:
+    name, text = str(one["name"]), str(one["text"])
+    if name.startswith("messages"):
+        todo = "" if one["passed"] else "run python -m pipeplan_launch.selftest to see more"
+        return DoctorFinding(name, OK if one["passed"] else MISSING, text, MESSAGES, todo)
+    found = f"{text} ({one['seconds']:.0f} s)"
+    if one["passed"]:
+        return DoctorFinding(name, OK, found, RUNS)
+    return DoctorFinding(name, MISSING, found, RUNS, "do not rely on such runs here; report this line")
+
+
+def _verdict(report: Mapping[str, Any], failed: int) -> DoctorFinding:
+    way = f"messages travel by --transport {report['transport']}"
+    where = f", remembered in {report['remembered']}" if report.get("remembered") else ""
+    count = f"{failed} of {len(report['results'])} failed" if failed else f"all {len(report['results'])} passed"
+    return DoctorFinding("self-test", OK, f"{count} on {report['hardware']}; {way}{where}", RUNS)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pipeplan.replanning.migration import BatchChange, WorkerChange
 from pipeplan.replanning.replan import ReplanReport
-from pipeplan.util.text import one_line
+from pipeplan.util.text import number_ranges, one_line
 from pipeplan.util.units import show_pace, show_size, show_time
 
 MOST_COMMANDS = 16
@@ -57,8 +57,8 @@ def _workers(report: ReplanReport) -> Table:
         workers = list(group)
         first = workers[0]
         table.add_row(
-            _numbers([worker.number for worker in workers]),
-            "?" if first.was is None else _numbers([worker.was for worker in workers if worker.was is not None]),
+            number_ranges([worker.number for worker in workers]),
+            "?" if first.was is None else number_ranges([worker.was for worker in workers if worker.was is not None]),
             str(first.server),
             str(report.left.servers[first.server]) if report.left.servers else "?",
             _stages(first.stages),
@@ -72,14 +72,6 @@ def _workers(report: ReplanReport) -> Table:
 def _alike(worker: WorkerChange) -> tuple[object, ...]:
     """The properties that consecutive workers must share to be shown in one row."""
     return worker.server, worker.stages, worker.stages_was, worker.taken, worker.was is None
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    """Numbers as `0-2` if they are consecutive, else as `0,2`."""
-    first, last = numbers[0], numbers[-1]
-    if len(numbers) > 1 and list(numbers) == list(range(first, last + 1)):
-        return f"{first}-{last}"
-    return ",".join(str(number) for number in numbers)
 
 
 def _stages(indices: Sequence[int]) -> str:

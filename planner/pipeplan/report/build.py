@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 
 from pipeplan._version import __version__
 from pipeplan.cost.throughput import Throughput
-from pipeplan.drawing.words import describe_cluster
+from pipeplan.drawing.tables import describe_cluster
 from pipeplan.explanation.second_best import Alternatives
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates

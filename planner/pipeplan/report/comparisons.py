@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from pipeplan.checker.proof import NOT_SHOWN
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.drawing import words
+from pipeplan.drawing import tables
 from pipeplan.errors import InputError
 from pipeplan.explanation.explain import STATING_S
 from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_figures
@@ -177,4 +177,4 @@ def certificate_section(source: ReportSource) -> dict[str, Any]:
 
 def short_config(config: str) -> str:
     """A configuration, or its number of stages if it is long."""
-    return words.short_config(one_line(config), MAX_CONFIG_LENGTH)
+    return tables.short_config(one_line(config), MAX_CONFIG_LENGTH)

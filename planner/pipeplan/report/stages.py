@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipeplan.cost import formulas
-from pipeplan.drawing.stage_table import server_numbers
+from pipeplan.drawing.tables import server_numbers
 from pipeplan.report.document import StageMemory, StageRow, table_columns
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation

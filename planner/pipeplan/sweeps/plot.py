@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan.drawing.words import describe_cluster
+from pipeplan.drawing.tables import describe_cluster
 from pipeplan.rendering import templates
 from pipeplan.sweeps.rows import SweepRow, varying_settings
 from pipeplan.util.text import one_line

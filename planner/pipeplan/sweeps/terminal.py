@@ -8,8 +8,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.text import Text
 
-from pipeplan.drawing.fitting_table import FittingTable
-from pipeplan.drawing.words import describe_cluster, short_config
+from pipeplan.drawing.tables import FittingTable, describe_cluster, short_config
 from pipeplan.sweeps import plot
 from pipeplan.sweeps.rows import SweepRow, pareto_rows, varying_settings
 from pipeplan.util.text import one_line

@@ -371,7 +371,13 @@ def test_it_explains_in_80_columns_without_colour(run: Run) -> None:
     _save(spread=0.5)
     done = run("explain", "--cluster", "A", "--samples", "3")
     assert done.code == 0, done.err
-    for heading in ("What bounds the pace", "Where the time goes", "Second choice", "What would help", "How firmly"):
+    for heading in (
+        "What limits the step time",
+        "Where the time goes",
+        "Second choice",
+        "What would help",
+        "How firmly",
+    ):
         assert heading in done.out
     assert "again 3 times within their spread (as measured; seed 0)" in " ".join(done.out.split())
     assert max(map(len, done.out.splitlines())) <= 80

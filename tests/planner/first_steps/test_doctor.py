@@ -19,8 +19,8 @@ import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.local import Hardware
 from pipeplan.first_steps import doctor as examining
-from pipeplan.first_steps import doctor_executor, doctor_machine, doctor_selftest
-from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
+from pipeplan.first_steps import doctor_executor, doctor_machine
+from pipeplan.first_steps.doctor_machine import MISSING, OK, WARNING, DoctorFinding
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_folder import write_plan
@@ -57,7 +57,7 @@ def self_tested(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "") 
     """What is said where the self-test prints this."""
     done = subprocess.CompletedProcess([], 0, stdout, stderr)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    return doctor_selftest.run_self_test()
+    return doctor_executor.run_self_test()
 
 
 def test_a_self_test_is_a_line_for_every_run_and_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
