@@ -7,7 +7,6 @@ const PARTS = [
   ["memory", memorySection],
   ["loads", loadsSection],
   ["comparisons", comparisonsSection],
-  ["scaling", scalingSection],
   ["certificate", certificateSection],
 ];
 

@@ -47,7 +47,6 @@ def document(
         "loads": figured.loads(shape, -(-workers // per_server), run, name),
         "memory": [drawn.memory(shape, stage, end, run) for stage in range(len(replicas))],
         "comparisons": figured.comparisons(pace, name),
-        "scaling": figured.scaling(pace, workers),
         "certificate": _certificate(pace, name),
         "words": _words(len(replicas), name),
         "notes": ["The times of the layers are modelled for V100 16 GB, not measured." + name],

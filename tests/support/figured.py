@@ -82,19 +82,3 @@ def comparisons(pace: float, name: str) -> list[Document]:
         {"name": what, "config": config, "minibatch_s": gain and gain * pace, "gain": gain, "remark": remark}
         for what, config, gain, remark in rows
     ]
-
-
-def scaling(pace: float, workers: int) -> Document:
-    counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if count <= workers]
-    return {
-        "points": {
-            "servers": counts,
-            "workers": counts,
-            "minibatch_s": [pace * (workers / count) ** 0.93 for count in counts],
-            "samples_per_s": [64 / pace / (workers / count) ** 0.93 for count in counts],
-            "config": [f"{count - 1}-1" if count > 1 else "1" for count in counts],
-            "data_parallelism_s": [pace * 2.59 * (workers / count) ** 0.45 if count > 1 else None for count in counts],
-            "fits": [True for _ in counts],
-        },
-        "here": len(counts) - 1,
-    }

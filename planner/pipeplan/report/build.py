@@ -30,9 +30,9 @@ from pipeplan.util.typed import decode
 
 MAX_CUTS = 50_000
 """Most cuts that are enumerated."""
-QUICK_RUNNER_UP, QUICK_SCALING = 1_000, 5_000
-"""Largest number of cuts times workers at which the runner-up, and plans for other numbers of servers, are searched for
-without `--thorough`. The search then takes some tenths of a second."""
+QUICK_SEARCH = 1_000
+"""Largest number of cuts times workers at which the runner-up is searched for without `--thorough`. The search then
+takes some tenths of a second."""
 COMPARED_FIGURES = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
 """Figures of a stage that are both predicted and measured."""
 MEASURED_FIGURES = ("load_s", "send_s", "other_s")
@@ -49,7 +49,7 @@ def build_report(source: ReportSource, run: MeasuredRun | None = None, *, thorou
     """
     simulated = timeline.simulate_for_report(source.scenario)
     shown = timeline.pipeline_timeline(simulated, run)
-    others, curve = _searched(source, thorough)
+    others = _runner_up(source, thorough)
     made = plan_facts(source)
     report = PlanReport(
         title=f"{made['model'] or 'a model'} as {made['config']} on cluster {made['cluster']}",
@@ -64,7 +64,6 @@ def build_report(source: ReportSource, run: MeasuredRun | None = None, *, thorou
         memory=stages.memory_rows(source, simulated, shown.end_s, {} if run is None else _measured_peaks(run)),
         loads=loads.load_rows(source, simulated, {} if run is None else _allreduce_shares(run)),
         comparisons=comparisons.comparison_rows(source, others),
-        scaling=curve,
         certificate=comparisons.certificate_section(source),
         words={},
         notes=[],
@@ -73,22 +72,18 @@ def build_report(source: ReportSource, run: MeasuredRun | None = None, *, thorou
     return replace(report, words=words, notes=list(sentences.report_notes(report, source)))
 
 
-def _searched(source: ReportSource, thorough: bool) -> tuple[Alternatives | None, dict[str, Any] | None]:
-    """The runner-up and the scaling curve; None for a search that would take too long."""
+def _runner_up(source: ReportSource, thorough: bool) -> Alternatives | None:
+    """The best plan of another configuration; None for a search that would take too long."""
     known = source.known
     if known is None:
-        return None, None
+        return None
     workers = known.problem.cluster.workers
-    if not thorough and len(known.problem.units) * workers > QUICK_SCALING:
-        return None, None
+    if not thorough and len(known.problem.units) * workers > QUICK_SEARCH:
+        return None
     cuts = enumerate_cuts(known.problem, MAX_CUTS)
-    size = len(cuts.ideals) * workers
-    others = curve = None
-    if thorough or size <= QUICK_RUNNER_UP:
-        others = comparisons.find_runner_up(source, known, cuts, thorough=thorough)
-    if thorough or size <= QUICK_SCALING:
-        curve = comparisons.scaling_points(known, cuts, source.plan, source.pace_s)
-    return others, curve
+    if not thorough and len(cuts.ideals) * workers > QUICK_SEARCH:
+        return None
+    return comparisons.find_runner_up(source, known, cuts, thorough=thorough)
 
 
 def plan_facts(source: ReportSource) -> dict[str, Any]:

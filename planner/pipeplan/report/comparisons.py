@@ -1,26 +1,18 @@
-"""Comparison of the plan with other ways to use the cluster, with the best plans for clusters of other sizes, and what
-is shown of faster plans."""
+"""Comparison of the plan with other ways to use the cluster, and what is shown of faster plans."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from msgspec import Struct
 
 from pipeplan.checker.proof import NOT_SHOWN
-from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.drawing import tables
-from pipeplan.errors import InputError
 from pipeplan.explanation.explain import STATING_S
 from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_figures
-from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import data_parallelism
-from pipeplan.planning.fast import ScoredPlan, best_plan
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts
-from pipeplan.report.document import Comparison, table_columns
+from pipeplan.report.document import Comparison
 from pipeplan.report.source import ProfiledProblem, ReportSource
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import one_line
@@ -30,8 +22,6 @@ BEST = "best "
 """Begins the name of a baseline that plan.json states to be the best of its kind."""
 MAX_CONFIG_LENGTH = 24
 """Most characters of a configuration. A longer one is described by its number of stages."""
-MAX_WORKERS = 8192
-"""Most workers of a larger cluster that is planned for."""
 UNCHECKED = "The profile is not available, so nothing that plan.json states was checked."
 SEARCHED_SPACE = (
     "The searched space has all pipelines whose stages follow the order of the worker numbers, each on consecutive "
@@ -45,7 +35,6 @@ LIMITS = (
     "This is about the predicted times: the profile's figures, the cluster's rates and the cost model. "
     "It says nothing about the times that a run will measure."
 )
-_NAMES = ("servers", "workers", "minibatch_s", "samples_per_s", "config", "data_parallelism_s", "fits")
 
 
 class StatedBaseline(Struct):
@@ -99,60 +88,6 @@ def find_runner_up(source: ReportSource, known: ProfiledProblem, cuts: Cuts, *, 
     """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`."""
     found = find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
     return with_figures(found, known.problem, Deadline.after(STATING_S))
-
-
-def scaling_points(known: ProfiledProblem, cuts: Cuts, plan: Plan, pace_s: float) -> dict[str, Any] | None:
-    """The best plans that the dynamic program finds, and data parallelism; None if the cluster can have no other size.
-
-    At the size of the plan's own cluster, the plan itself is listed with its pace.
-    """
-    current, rows = known.problem.cluster, []
-    for cluster in _other_sizes(current):
-        own = cluster.workers == current.workers
-        try:
-            problem = replace(known.problem, cluster=cluster)
-            best = ScoredPlan(plan, pace_s) if own else best_plan(problem, cuts)
-        except InputError:
-            continue
-        pace = best.pace_s if best is not None else None
-        baseline = data_parallelism(problem)
-        rows.append(
-            (
-                cluster.servers,
-                cluster.workers,
-                pace,
-                known.profile.minibatch / pace if pace else None,
-                short_config(best.plan.config) if best is not None else "",
-                baseline.pace_s,
-                not baseline.remark,
-            )
-        )
-    if len(rows) < 2:
-        return None
-    return {"points": table_columns(_NAMES, rows), "here": [row[1] for row in rows].index(current.workers)}
-
-
-def _other_sizes(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with its own number of servers, and with powers of two up to twice that number.
-
-    A uniform cluster of one server has its number of workers varied instead, up to its own.
-    """
-    if cluster.servers == 1 and cluster.uniform:
-        inner, *above = cluster.levels
-        for count in _counts(inner.count, inner.count):
-            yield replace(cluster, levels=(replace(inner, count=count), *above))
-        return
-    for count in _counts(cluster.servers, 2 * cluster.servers):
-        try:
-            resized = cluster.with_servers(count)
-        except InputError:
-            continue
-        if resized.workers <= max(MAX_WORKERS, cluster.workers):
-            yield resized
-
-
-def _counts(own: int, most: int) -> list[int]:
-    return sorted({own, *(2**power for power in range(most.bit_length()) if 2**power <= most)})
 
 
 def certificate_section(source: ReportSource) -> dict[str, Any]:

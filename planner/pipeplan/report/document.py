@@ -146,7 +146,6 @@ class PlanReport:
     memory: list[StageMemory]
     loads: list[LoadRow]
     comparisons: list[Comparison]
-    scaling: dict[str, Any] | None
     certificate: dict[str, Any]
     words: dict[str, list[str]]
     """Sentences on the sections, by the section's name: what its figures do not say."""

@@ -131,7 +131,7 @@ def _loads(report: PlanReport, source: ReportSource) -> Iterator[str]:
 
 
 def _comparisons(report: PlanReport, others: Alternatives | None) -> Iterator[str]:
-    """The runner-up, and what was not searched for."""
+    """The runner-up, or that it was not searched for."""
     if others is None:
         yield "A runner-up was not searched for, because that can take long; `pipeplan report --thorough` does."
     elif others.second is None:
@@ -142,8 +142,6 @@ def _comparisons(report: PlanReport, others: Alternatives | None) -> Iterator[st
         share = "less than 0.1%" if behind < 0.001 else f"{behind:.1%}"
         slower = "as fast" if abs(behind) <= TOLERANCE else f"{share} slower"
         yield f"The runner-up, {last.config}, is {slower} ({last.remark})."
-    if report.scaling is None:
-        yield "Plans for other sizes of the cluster were not searched for; `pipeplan report --thorough` does."
 
 
 def _run(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:
@@ -180,8 +178,8 @@ def report_notes(report: PlanReport, source: ReportSource) -> Iterator[str]:
         yield f"The times of the layers are {made['profile_kind']}{f' on {device}' if device else ''}{how}."
     if known is None:
         yield (
-            "The profile is not available, so the layers, the network cards, other clusters and the runner-up are left "
-            "out: name it with --profile."
+            "The profile is not available, so the layers, the network cards and the runner-up are left out: "
+            "name it with --profile."
         )
     elif abs(known.score.pace_s / source.pace_s - 1) > STALE:
         yield (

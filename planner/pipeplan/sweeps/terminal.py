@@ -39,12 +39,6 @@ def sweep_table(rows: Sequence[SweepRow]) -> Iterator[RenderableType]:
     yield from _notes(rows)
 
 
-def scaling_plot(rows: Sequence[SweepRow]) -> list[str]:
-    """Samples per second against workers as lines not to be folded; empty if the workers do not vary."""
-    drawn = plot.scaling_lines(rows)
-    return ["", *drawn] if drawn else []
-
-
 def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
     if any(not row.point.cluster.uniform for row in rows):
         for text, points in _points_by_cluster(rows).items():

@@ -50,7 +50,7 @@ def test_every_drawing_has_a_name_and_a_table(show):
         "found => found.map(one => one.getAttribute('aria-label') || one.querySelector('title')?.textContent || '')"
     )
     assert all(len(name) > 10 for name in names)
-    for part in ("placement", "model", "timeline", "memory", "loads", "comparisons", "scaling"):
+    for part in ("placement", "model", "timeline", "memory", "loads", "comparisons"):
         page.locator(f"#{part} summary", has_text="As a table").or_(
             page.locator(f"#{part} summary", has_text="as a table")
         ).first.click()

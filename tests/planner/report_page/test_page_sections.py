@@ -7,7 +7,7 @@ from documents import KINDS
 
 pytestmark = pytest.mark.browser
 
-SECTIONS = ["placement", "model", "timeline", "memory", "loads", "comparisons", "scaling", "certificate"]
+SECTIONS = ["placement", "model", "timeline", "memory", "loads", "comparisons", "certificate"]
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -36,7 +36,7 @@ def test_nothing_is_wider_than_a_phone(show, kind, width):
 
 def test_parts_that_are_missing_are_left_out(show):
     document = KINDS["plan"]()
-    document |= {"scaling": None, "loads": [], "memory": [], "comparisons": [], "notes": [], "words": {}}
+    document |= {"loads": [], "memory": [], "comparisons": [], "notes": [], "words": {}}
     document["timeline"]["steady"] = None
     opened = show(document)
     assert opened.complaints == []
