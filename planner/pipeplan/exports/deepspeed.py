@@ -12,9 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
-from pipeplan.exports.files import header_lines, python_literal, workers_per_used_server
 from pipeplan.exports.layer_chains import ChainItem, chain_of
-from pipeplan.exports.target import ExportFile, keep_ties, ranks_text, refuse_split_ties
+from pipeplan.exports.target import (
+    ExportFile,
+    header_lines,
+    keep_ties,
+    python_literal,
+    ranks_text,
+    refuse_split_ties,
+    workers_per_used_server,
+)
 from pipeplan.exports.uniform_degrees import (
     GridDegrees,
     grid_degrees,

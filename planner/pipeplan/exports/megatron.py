@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
-from pipeplan.exports.files import header_lines, workers_per_used_server
 from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weights, stack_of
-from pipeplan.exports.target import ExportFile, ranks_text, refuse_split_ties
+from pipeplan.exports.target import ExportFile, header_lines, ranks_text, refuse_split_ties, workers_per_used_server
 from pipeplan.exports.uniform_degrees import (
     grid_degrees,
     in_flight_difference,

@@ -12,9 +12,15 @@ from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
 from pipeplan.exports import uniform_degrees
-from pipeplan.exports.files import header_lines, python_literal, torchrun_commands
 from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weights, stack_of
-from pipeplan.exports.target import ExportFile, keep_ties, refuse_split_ties
+from pipeplan.exports.target import (
+    ExportFile,
+    header_lines,
+    keep_ties,
+    python_literal,
+    refuse_split_ties,
+    torchrun_commands,
+)
 from pipeplan.exports.uniform_degrees import grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.options import Options

@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data.job_fields import located_fields
-from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
+from pipeplan.profile_data.layers import Layer, Provenance, SampleWork, Size, Tensor, edges
 from pipeplan.profile_data.profile_document import GRANULARITIES, PROFILE_FORMAT, PROFILE_VERSION, ProfileFields
 from pipeplan.profile_data.rescale import size_at
-from pipeplan.profile_data.sample_work import SampleWork
 from pipeplan.profile_data.ties import TiedWeights
-from pipeplan.profile_data.training_needs import TrainingNeed
+from pipeplan.profile_data.training_needs import TrainingNeed, located_fields
 from pipeplan.util import graph
 from pipeplan.util.files import read_document, write_json
-from pipeplan.util.numeric_fields import settle_numbers
-from pipeplan.util.typed import decode
+from pipeplan.util.typed import decode, settle_numbers
 from pipeplan_launch.job_reference import JobFile, located_reference, portable_reference
 
 LARGEST_MINIBATCH = 10**7

@@ -6,8 +6,7 @@ from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
-from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor
-from pipeplan.profile_data.sample_work import SampleWork
+from pipeplan.profile_data.layers import Layer, Provenance, SampleWork, Size, Tensor
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profile_data.training_needs import TrainingNeed
 from pipeplan.util.typed import Amount, Bytes, Positive

@@ -22,8 +22,8 @@ from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE, SPLITTING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import not_taken_because
-from pipeplan.profile_data.job_fields import located_fields
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.training_needs import located_fields
 from pipeplan.simulation.from_plan import stage_figures
 
 if TYPE_CHECKING:

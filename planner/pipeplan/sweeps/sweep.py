@@ -22,7 +22,7 @@ from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.solvers.result import Status
 from pipeplan.sweeps.points import SweepPoint
-from pipeplan.util import interrupts
+from pipeplan.util import processes
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.processes import interrupts_ignored, processors, spawned
 
@@ -137,7 +137,7 @@ def solve_points(
     time_left = None if together_s is None else SharedTime(time.monotonic() + together_s, len(points), max(1, jobs))
     try:
         if jobs <= 1:
-            with interrupts.remember_interrupt() as check, reusing():
+            with processes.remember_interrupt() as check, reusing():
                 for turn, number in enumerate(_in_order(points)):
                     answer = _solve_in_turn(turn, points[number], settings, time_left)
                     check()

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from pipeplan.cli.shared.options import json_option, quiet_option
 from pipeplan.cli.shared.output import print_answer, print_json
-from pipeplan.first_steps.doctor import examine_machine
-from pipeplan.first_steps.doctor_executor import run_self_test
+from pipeplan.first_steps.doctor import examine_machine, run_self_test
 from pipeplan.first_steps.doctor_machine import MISSING, OK, WARNING, DoctorFinding
 
 LACKING = 2
