@@ -14,7 +14,7 @@ from pipeplan.explanation.explain import Explanation
 from pipeplan.explanation.sensitivity import ChangeEffect, Robustness
 from pipeplan.explanation.time_breakdown import TimeBreakdown
 from pipeplan.planning.baselines import UNIFORM_GRID
-from pipeplan.util.text import one_line
+from pipeplan.util.text import number_ranges, one_line
 from pipeplan.util.units import show_size, show_time
 
 MOST_LOADS = 6
@@ -161,18 +161,10 @@ def _of_stages(part: str) -> bool:
 
 
 def merged_parts(parts: tuple[str, ...]) -> list[str]:
-    """The names of parts, in which consecutive numbers of stages are merged: `2 to 5 stages`."""
-    counts = sorted(int(part.split()[0]) for part in parts if _of_stages(part))
-    others = [part for part in parts if not _of_stages(part)]
-    runs: list[list[int]] = []
-    for count in counts:
-        if runs and count == runs[-1][-1] + 1:
-            runs[-1].append(count)
-        else:
-            runs.append([count])
-    names = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    stages = [f"{' and '.join(names)} stage{'s' * (counts != [1])}"] if names else []
-    return stages + others
+    """The names of parts, in which numbers of stages are merged: `2-5 stages`."""
+    counts = [int(part.split()[0]) for part in parts if _of_stages(part)]
+    stages = [f"{number_ranges(counts)} stage{'s' * (counts != [1])}"] if counts else []
+    return stages + [part for part in parts if not _of_stages(part)]
 
 
 def _effects(effects: tuple[ChangeEffect, ...]) -> Table:
@@ -196,7 +188,7 @@ def _robustness(robustness: Robustness | None) -> str:
     count = len(robustness.samples)
     if not count:
         return "In no drawing of the times did any plan fit."
-    how = "as measured" if robustness.assumed is None else f"{_percent(robustness.assumed)} of each time, assumed"
+    how = "as measured" if robustness.assumed is None else f"{robustness.assumed * 100:.3g}% of each time, assumed"
     rivals = ", ".join(f"{short_config(config, LONGEST_CONFIG)} ({times}x)" for config, times in robustness.rivals[:3])
     return (
         f"With all times drawn again {count} times within their spread ({how}; seed {robustness.seed}), this very plan "
@@ -204,7 +196,3 @@ def _robustness(robustness: Robustness | None) -> str:
         + (f" (else {rivals})" if rivals else "")
         + f". It is {robustness.median:.1%} behind the best in the median drawing, {robustness.worst:.1%} in the worst."
     )
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.3g}%"

@@ -18,7 +18,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
-STATING_S = 5.0
+SIMULATING_S = 5.0
 """Seconds to simulate a plan without the restriction."""
 
 
@@ -54,7 +54,7 @@ class TargetedProblem:
             best = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
             if best is None:
                 continue
-            ends = Deadline.after(STATING_S)
+            ends = Deadline.after(SIMULATING_S)
             start = figured(best.plan, evaluate(best.plan, problem), problem, ends)
             pace_s = improve(start, problem, ends).step_s
             gain = speedup_text(outcome.predicted_s / pace_s)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from pipeplan.checker.proof import NOT_SHOWN
 from pipeplan.drawing import tables
-from pipeplan.explanation.explain import STATING_S
+from pipeplan.explanation.explain import SIMULATING_S
 from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_figures
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts
@@ -37,7 +37,7 @@ LIMITS = (
 )
 
 
-class StatedBaseline(Struct):
+class PlanBaseline(Struct):
     """A baseline in plan.json."""
 
     name: str
@@ -60,7 +60,7 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
     No check verifies a baseline, and the remark says so.
     """
     rows = [Comparison("this plan", short_config(source.plan.config), source.step_s, 1.0, "")]
-    for one in decode(source.root["baselines"], tuple[StatedBaseline, ...]):
+    for one in decode(source.root["baselines"], tuple[PlanBaseline, ...]):
         name = one_line(one.name.removeprefix(BEST))
         rows.append(Comparison(name, short_config(one.config), one.pace_s, one.gain, _remark(one)))
     if others is not None and others.second is not None:
@@ -76,7 +76,7 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
     return rows
 
 
-def _remark(baseline: StatedBaseline) -> str:
+def _remark(baseline: PlanBaseline) -> str:
     """The remark on a baseline, with what is stated and not shown."""
     remarks = [one_line(baseline.not_taken), one_line(baseline.remark)]
     if baseline.name.startswith(BEST) and baseline.minibatch_s is not None:
@@ -87,7 +87,7 @@ def _remark(baseline: StatedBaseline) -> str:
 def find_runner_up(source: ReportSource, known: ProfiledProblem, cuts: Cuts, *, thorough: bool) -> Alternatives:
     """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`."""
     found = find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
-    return with_figures(found, known.problem, Deadline.after(STATING_S))
+    return with_figures(found, known.problem, Deadline.after(SIMULATING_S))
 
 
 def certificate_section(source: ReportSource) -> dict[str, Any]:

@@ -15,19 +15,19 @@ from typing import NamedTuple
 from rich.text import Text
 
 from pipeplan.errors import InputError
-from pipeplan.run_data.run_folder import (
+from pipeplan.run_data.run_folder import MeasuredRun
+from pipeplan.simulation.events import Pass, SimulatedEvents
+from pipeplan.simulation.scenario import Scenario
+from pipeplan_launch.plan.schedule import Action, ActionKind, group_count
+from pipeplan_launch.telemetry.run_documents import (
     ALL_REDUCE,
     BACKWARD,
     FORWARD,
     UPDATE,
     WAIT,
     WEIGHTS,
-    MeasuredRun,
     TimelineInterval,
 )
-from pipeplan.simulation.events import Pass, SimulatedEvents
-from pipeplan.simulation.scenario import Scenario
-from pipeplan_launch.plan.schedule import Action, ActionKind, group_count
 
 BRIEF_S = 2e-5
 """Shorter waits are left out, in runs and in simulations."""
@@ -54,7 +54,7 @@ class Bar(NamedTuple):
     """A period in which a worker was busy, or waited."""
 
     kind: str
-    """One of `pipeplan.run_data.run_folder.KINDS`."""
+    """One of `pipeplan_launch.telemetry.run_documents.KINDS`."""
     action: Action
     """The action that it performed, or for which it waited."""
     start_s: float

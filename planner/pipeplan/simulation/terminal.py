@@ -52,7 +52,8 @@ def print_simulation(
 
 def _headline(report: SimulationReport) -> Text:
     text = Text.assemble(
-        (f"Plan {report.config}", "bold"), f", {report.minibatches} minibatches replayed in {_long(report.total_s)}: "
+        (f"Plan {report.config}", "bold"),
+        f", {report.minibatches} minibatches replayed in {show_time(report.total_s)}: ",
     )
     if report.steady is None:
         text.append("too few for a steady state, give more with --minibatches.")
@@ -61,7 +62,7 @@ def _headline(report: SimulationReport) -> Text:
     else:
         text.append(f"{show_time(report.steady.pace_s)} each", "bold")
         text.append(f" in the steady state, {report.ratio:.3f} of the predicted {show_time(report.predicted_s)}.")
-    text.append(f"\nFill {_long(report.fill_s)}, drain {_long(report.drain_s)}. Schedule {report.schedule}")
+    text.append(f"\nFill {show_time(report.fill_s)}, drain {show_time(report.drain_s)}. Schedule {report.schedule}")
     text.append("." if report.accumulate is None else f", an update for every {report.accumulate} minibatches.")
     return text.append("" if report.transport == GLOO else f" Messages in the order of --transport {report.transport}.")
 
@@ -77,10 +78,6 @@ def _measured_line(run: MeasuredRun, report: SimulationReport) -> Text:
         if report.predicted_s > 0:
             text.append(f", {pace_s / report.predicted_s:.3f} of the prediction")
     return text.append(f". Run {run.folder}, epoch {next(iter(run.recorded.values())).epoch + 1}")
-
-
-def _long(seconds: float) -> str:
-    return show_time(seconds) if seconds < 10 else f"{seconds:.1f} s"
 
 
 def draw_timeline(

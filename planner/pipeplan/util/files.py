@@ -181,11 +181,15 @@ def read_document(path: Path, kind: str, version: int) -> Node:
     Raises an `InputError` unless its `format` is `kind` and its `version` is at most `version`.
     """
     root = read_json(path, kind)
-    stated = root.get("format")
-    if stated is None:
+    found = root.get("format")
+    if found is None:
         raise InputError(f"{path} is not a {kind} file: it has no `format`")
-    if stated.value != kind:
-        raise InputError(f"{path} is not a {kind} file: its `format` says {stated.value!r}")
+    if found.value != kind:
+        raise InputError(f"{path} is not a {kind} file: its `format` says {found.value!r}")
+    return _of_version(root, path, kind, version)
+
+
+def _of_version(root: Node, path: Path, kind: str, version: int) -> Node:
     number = root["version"].integer(minimum=1)
     if number > version:
         raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")
@@ -202,12 +206,10 @@ def read_toml(path: Path, kind: str, version: int) -> Node:
         raise InputError(f"{path} is nested too deeply to be a {kind}") from error
     except ValueError as error:
         raise InputError(f"{path} has a number with too many digits, or a wrong date") from error
-    if (stated := root.get("format")) is None or stated.value != kind:
+    if (found := root.get("format")) is None or found.value != kind:
         what = kind.removeprefix("pipeplan-")
         raise InputError(f'{path} is not a {what} file: it does not say format = "{kind}"')
-    if (number := root["version"].integer(minimum=1)) > version:
-        raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")
-    return root
+    return _of_version(root, path, kind, version)
 
 
 class Node:

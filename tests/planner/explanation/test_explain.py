@@ -195,7 +195,7 @@ def test_plain_data_parallelism_has_an_exact_second_choice() -> None:
 
 def test_what_was_searched_is_said_shortly() -> None:
     parts = ("1 stage", "3 stages", "4 stages", "2 stages of at most 14 replicas")
-    assert merged_parts(parts) == ["1 and 3 to 4 stages", "2 stages of at most 14 replicas"]
+    assert merged_parts(parts) == ["1,3,4 stages", "2 stages of at most 14 replicas"]
     assert merged_parts(("1 stage",)) == ["1 stage"]
     assert merged_parts(("at most 3 stages", "5 stages")) == ["5 stages", "at most 3 stages"]
 

@@ -419,7 +419,7 @@ def test_the_timeline_is_a_row_a_worker_in_the_columns_given() -> None:
     assert lines == [
         "w0 s1 F0----F1---..................B0=========F2----B1=========F3-",
         "w1 s2 .........F0---B0==========F1---B1==========......F2---B2====",
-        "      0                                                   10500 ms",
+        "      0                                                     10.5 s",
     ]
     assert all(len(line) <= 66 for line in lines)
 
