@@ -15,8 +15,8 @@ function comparisonsSection(report) {
     class: isOwn(row) ? "full" : /not fit/.test(row.remark || "") ? "unfit" : "",
   }));
   const others = rows.filter((row) => !isOwn(row) && row.gain);
-  const told = others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`);
-  const label = `Speed of other plans: ${told.join("; ")}`;
+  const texts = others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`);
+  const label = `Speed of other plans: ${texts.join("; ")}`;
   const columns = [
     ["plan", "text"],
     ["configuration", "text"],

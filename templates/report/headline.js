@@ -104,7 +104,7 @@ function stepBars(report) {
 }
 
 /* One time relative to another, in words: longer by a share, or by a factor. */
-function beside(ratio) {
+function relativeTime(ratio) {
   if (Math.abs(ratio - 1) < 0.005) return "as long as";
   if (ratio > 1.5 || ratio < 0.5) return `${digits(ratio)} times as long as`;
   return `${showShare(Math.abs(ratio - 1))} ${ratio > 1 ? "longer" : "less"} than`;
@@ -113,7 +113,7 @@ function beside(ratio) {
 function runBox(report) {
   const { measured, prediction } = report;
   if (!measured) return null;
-  const words = beside(measured.minibatch_s / prediction.minibatch_s);
+  const words = relativeTime(measured.minibatch_s / prediction.minibatch_s);
   return el(
     "div",
     { class: "run", id: "run" },

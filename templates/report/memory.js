@@ -199,8 +199,8 @@ function partsBar(stage, names, most) {
 
 function partsWords(rows) {
   const one = ([name, bytes]) => `${name} ${showSize(bytes)}`;
-  const told = rows.slice(0, 12).map((stage) => `${stageName(stage.index)}: ${stage.memory_parts.map(one).join(", ")}`);
-  return `What memory is for: ${told.join("; ")}`;
+  const texts = rows.slice(0, 12).map((stage) => `${stageName(stage.index)}: ${stage.memory_parts.map(one).join(", ")}`);
+  return `What memory is for: ${texts.join("; ")}`;
 }
 
 function scaleOf(from, to, start, end) {

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -100,7 +101,8 @@ def _with_efficiencies(
     for number, level in enumerate(cluster.levels):
         before = getattr(level, field)
         after = statistics.median(samples[number]) if number in samples else before
-        levels.append(replace(level, **{field: after}))
+        changed: dict[str, Any] = {field: after}
+        levels.append(replace(level, **changed))
         if level.count > 1:
             fitted.append(FittedEfficiency(level.name, operation, before, after, reasons[number]))
     return (replace(cluster, levels=tuple(levels)) if samples else cluster), fitted

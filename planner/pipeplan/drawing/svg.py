@@ -28,13 +28,13 @@ def dag_svg(profile: Profile) -> str:
     largest = max(shares.values()) or 1.0
     boxes = []
     for layer in profile.layers:
-        column, rank = placed.place[layer.name]
+        name, (column, rank) = one_line(layer.name), placed.place[layer.name]
         boxes.append(
             {
                 "x": f"{column * COLUMN:.0f}",
                 "y": rank * ROW,
                 "fill": _colour(shares[layer.name] / largest),
-                "name": _shortened(layer.name),
+                "name": name if len(name) <= MAX_NAME_LENGTH else "…" + name[1 - MAX_NAME_LENGTH :],
                 "line": _time_label(layer, shares[layer.name]),
                 "title": one_line(f"{layer.name}: {_tooltip(layer, shares[layer.name])}"),
             }
@@ -104,11 +104,6 @@ def _tooltip(layer: Layer, share: float) -> str:
         f"{layer.op}, forward {show_time(layer.forward_s)}, backward {show_time(layer.backward_s)} ({share:.1%}), "
         f"weights {show_size(layer.parameter_bytes)}, kept {show_size(layer.saved_bytes)}"
     )
-
-
-def _shortened(name: str) -> str:
-    name = one_line(name)
-    return name if len(name) <= MAX_NAME_LENGTH else "…" + name[1 - MAX_NAME_LENGTH :]
 
 
 def _colour(share: float) -> str:

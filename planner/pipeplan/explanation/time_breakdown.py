@@ -57,7 +57,8 @@ def break_down_time(name: str, plan: Plan, problem: Problem, step_s: float | Non
     """Break the time of a plan for a problem down, under a name for tables; `step_s` is its stated pace, if known."""
     score = evaluate(plan, problem)
     free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).pace_s
-    computing = ideal_pace(problem) / score.pace_s
+    # Seconds per minibatch if all workers computed all the time, which no plan can beat, over those of this plan.
+    computing = problem.work_s / problem.cluster.total_speed / score.pace_s
     boundary, allreduce = _traffic(plan, score)
     samples = problem.profile.minibatch
     return TimeBreakdown(
@@ -75,11 +76,6 @@ def break_down_time(name: str, plan: Plan, problem: Problem, step_s: float | Non
         memory_bytes=max(stage.memory_bytes for stage in score.stages),
         fits=score.fits,
     )
-
-
-def ideal_pace(problem: Problem) -> float:
-    """Seconds per minibatch if all workers computed all the time, which no plan can beat."""
-    return problem.work_s / problem.cluster.total_speed
 
 
 def without_communication(cluster: Cluster) -> Cluster:

@@ -87,7 +87,8 @@ class ModuleBoundaries:
         for index, layer in enumerate(self.profile.layers):
             for path in _around(layer.module):
                 inside.setdefault(path, []).append(index)
-        calls = Counter(layer.module for layer in self.profile.layers if _is_call(layer))
+        # A layer may be a whole call of its module, or an operator inside one.
+        calls = Counter(layer.module for layer in self.profile.layers if layer.name.partition("#")[0] == layer.module)
         repeated = {path for layer, count in calls.items() if count > 1 for path in _around(layer)}
         return {
             path: (places[0], places[-1])
@@ -104,11 +105,6 @@ def _around(path: str) -> Iterator[str]:
     parts = path.split(".") if path else []
     for count in range(1, len(parts) + 1):
         yield ".".join(parts[:count])
-
-
-def _is_call(layer: Layer) -> bool:
-    """Whether a layer is a whole call of its module, rather than an operator inside one."""
-    return layer.name.partition("#")[0] == layer.module
 
 
 def cut_places(target: ExportTarget, boundaries: ModuleBoundaries, problem: Problem, plan: Plan) -> list[int]:

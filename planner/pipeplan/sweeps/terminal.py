@@ -48,7 +48,9 @@ def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
             yield f"Point {number}: {one_line(row.answer.why)}"
     solved = {row.answer.proven for row in rows if not row.answer.why}
     if len(solved) == 1:
-        yield f"Every plan: {_proof(solved.pop())}."
+        proven = solved.pop()
+        gap = f"at most {proven.removeprefix('gap ')} behind the best"
+        yield f"Every plan: {gap if 'gap' in proven else f'optimal by {proven}'}."
     yield from _choices(rows)
     if not all(row.answer.parallelism_fits for row in rows):
         yield "(…) data parallelism does not fit in memory there."
@@ -73,10 +75,6 @@ def _points_by_cluster(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
     for number, row in enumerate(rows, start=1):
         points.setdefault(describe_cluster(row.point.cluster), []).append(number)
     return points
-
-
-def _proof(proven: str) -> str:
-    return f"at most {proven.removeprefix('gap ')} behind the best" if "gap" in proven else f"optimal by {proven}"
 
 
 def _shown(rows: Sequence[SweepRow]) -> list[str]:
