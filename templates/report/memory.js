@@ -199,7 +199,9 @@ function partsBar(stage, names, most) {
 
 function partsWords(rows) {
   const one = ([name, bytes]) => `${name} ${showSize(bytes)}`;
-  const texts = rows.slice(0, 12).map((stage) => `${stageName(stage.index)}: ${stage.memory_parts.map(one).join(", ")}`);
+  const texts = rows
+    .slice(0, 12)
+    .map((stage) => `${stageName(stage.index)}: ${stage.memory_parts.map(one).join(", ")}`);
   return `What memory is for: ${texts.join("; ")}`;
 }
 

@@ -72,7 +72,7 @@ def _scores(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> 
     scores = [evaluate(run.plan, Problem(profile, cluster, run.options)) for run in runs]
     for run, score in zip(runs, scores, strict=True):
         if not 0 < score.pace_s < math.inf:
-            raise InputError(f"the plan of run {run.name} keeps no pace at its depths: solve again with --force")
+            raise InputError(f"the plan of run {run.name} has no steady state at its depths: solve again with --force")
     return scores
 
 

@@ -87,7 +87,7 @@ def fit_messages(
             before = cluster.levels[number].sendrecv_efficiency
             samples.setdefault(number, []).append(min(1.0, max(LEAST, before * score.pace_s / run.pace_s)))
     reasons = {
-        number: "the boundary that bounded the pace" if number in samples else "no boundary bounded the pace"
+        number: "the boundary that limited the step time" if number in samples else "no boundary limited the step time"
         for number in range(len(cluster.levels))
     }
     return _with_efficiencies(cluster, "send/recv", "sendrecv_efficiency", samples, reasons)

@@ -42,7 +42,7 @@ def _pace(report: ReplanReport) -> Text:
     return Text.assemble(
         f"Before {old.plan.config}, {show_time(old.pace_s)} a minibatch, {show_pace(before)} samples/s; now "
         f"{outcome.plan.config}, {show_time(outcome.predicted_s)}, {show_pace(now)} samples/s: ",
-        (f"{now / before:.0%} of the pace", "bold"),
+        (f"{now / before:.0%} of the throughput", "bold"),
         f" on {workers:.0%} of the workers.",
     )
 

@@ -13,13 +13,15 @@ from msgspec.structs import asdict
 
 from pipeplan._version import __version__
 from pipeplan.cost.throughput import Throughput
+from pipeplan.drawing.model_graph import ModelGraph, layer_groups, model_graph
+from pipeplan.drawing.svg import graph_svg
 from pipeplan.drawing.tables import describe_cluster
 from pipeplan.explanation.second_best import Alternatives
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.rendering import templates
-from pipeplan.report import comparisons, loads, model_graph, sentences, stages, timeline
+from pipeplan.report import comparisons, loads, sentences, stages, timeline
 from pipeplan.report.comparisons import short_config
 from pipeplan.report.document import PlanReport
 from pipeplan.report.source import ReportSource
@@ -59,7 +61,7 @@ def build_report(source: ReportSource, run: MeasuredRun | None = None, *, thorou
         prediction=predicted_figures(source),
         measured=None if run is None else _measured(run),
         stages=stages.stage_rows(source),
-        graph=model_graph.model_graph(source),
+        graph=_graph(source),
         placement=stages.placement_rows(source),
         timeline=shown,
         memory=stages.memory_rows(source, simulated, shown.end_s, {} if run is None else _measured_peaks(run)),
@@ -71,6 +73,14 @@ def build_report(source: ReportSource, run: MeasuredRun | None = None, *, thorou
     )
     words = sentences.section_sentences(report, source, simulated, run, others)
     return replace(report, words=words, notes=list(sentences.report_notes(report, source)))
+
+
+def _graph(source: ReportSource) -> ModelGraph | None:
+    """The drawing of the model, whose layers are grouped by stage; None without the profile."""
+    if source.known is None:
+        return None
+    stage_of = {name: index for index, stage in enumerate(source.plan.stages) for name in stage.layers}
+    return model_graph(source.known.profile, *layer_groups(source.known.profile, stage_of))
 
 
 def _runner_up(source: ReportSource, thorough: bool) -> Alternatives | None:
@@ -190,5 +200,8 @@ def report_page(document: dict[str, Any]) -> str:
         for kind in ("css", "js")
     }
     return templates.load_template("report.html.j2").render(
-        title=document["title"], document=script_safe_json(document), **parts
+        title=document["title"],
+        document=script_safe_json(document),
+        graph=graph_svg(document["graph"], "The layers of the model") if document["graph"] else "",
+        **parts,
     )

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from pipeplan.drawing.model_graph import ModelGraph
+
 REPORT_FORMAT, REPORT_VERSION = "pipeplan-report", 1
 SIGNIFICANT_DIGITS = 6
 """Significant digits of numbers that are not integers."""
@@ -62,23 +64,6 @@ class StageRow:
     """None if memory does not limit the plan."""
     memory_parts: list[tuple[str, int]]
     """Names and bytes of the parts of `memory_bytes`, which add up to it."""
-
-
-@dataclass(frozen=True)
-class ModelGraph:
-    """The layers, or groups of layers, with their positions in the drawing."""
-
-    width: float
-    height: float
-    w: float
-    h: float
-    """Width (`w`) and height (`h`) of every node."""
-    nodes: Columns
-    """Columns: name, op, layers (their number), stage, x, y, forward_s, backward_s, parameter_bytes, output_bytes."""
-    edges: list[tuple[int, int]]
-    bends: list[list[float]]
-    """For edges with bends: [edge, x1, y1, x2, y2, …], from producer to consumer."""
-    note: str
 
 
 @dataclass(frozen=True)

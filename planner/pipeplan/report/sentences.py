@@ -90,7 +90,7 @@ def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulat
     """How the pipeline fills, when it is steady, and how busy its workers are from then on."""
     shown, metrics = report.timeline, simulated.report
     yield "This is a simulation of the schedule that the executor runs, with the predicted times."
-    yield "`pipeplan simulate` can write all of it as a trace for Perfetto."
+    yield "A trace for Perfetto has all of a long one."
     if simulated.remark:
         yield simulated.remark
     if metrics.fill_s > 0:
@@ -148,7 +148,7 @@ def _run(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:
     """The run, compared with the prediction."""
     figures = report.measured
     if figures is None:
-        yield "No run is shown: `pipeplan report PLAN RUN` puts one beside the prediction."
+        yield "No run is shown: `pipeplan report PLAN RUN` compares one with the prediction."
         return
     if not figures["minibatch_s"]:
         yield "The run was too short to measure a step time."

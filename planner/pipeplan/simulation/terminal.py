@@ -71,7 +71,7 @@ def _measured_line(run: MeasuredRun, report: SimulationReport) -> Text:
     pace_s = run.summary.minibatch_s.measured
     text = Text("Measured")
     if pace_s is None:
-        text.append(": too few minibatches for a pace")
+        text.append(": too few minibatches for a step time")
     else:
         text.append(f": {show_time(pace_s)} each", "bold")
         if report.predicted_s > 0:

@@ -10,13 +10,13 @@ import pytest
 from reported import branching, report_of, small_cluster, source_of
 
 from pipeplan.drawing.fold_chains import layer_time_s
+from pipeplan.drawing.model_graph import MAX_NODES, MAX_SINGLE_LAYERS, NODE_SIZE, layer_groups
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer, Tensor, edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.report import timeline as replayed
 from pipeplan.report import timeline as timeline_module
 from pipeplan.report.build import report_page
-from pipeplan.report.model_graph import MAX_NODES, MAX_SINGLE_LAYERS, NODE_SIZE, layer_groups
 from pipeplan.report.stages import MAX_MEMORY_POINTS
 from pipeplan.report.timeline import MAX_LANES, pipeline_timeline, shown_lanes, simulate_for_report
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad

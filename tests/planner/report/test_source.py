@@ -72,7 +72,7 @@ def test_depths_that_keep_no_pace_are_refused() -> None:
     found = source_of(branching(4), small_cluster(), Options(schedule="gpipe", accumulate=4, max_replicas=1))
     root = json.loads(json.dumps(found.root.value))
     root["plan"]["accumulate"] = 80
-    with pytest.raises(InputError, match="allow no steady pace"):
+    with pytest.raises(InputError, match="allow no steady state"):
         read_report_source(Node(root, "plan.json"), branching(4))
 
 
