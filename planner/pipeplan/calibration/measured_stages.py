@@ -21,8 +21,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED
 from pipeplan.problem.options import Options
-from pipeplan.run_data.run_folder import MeasuredRun
-from pipeplan_launch.telemetry.run_documents import StageSummary
+from pipeplan.run_data.run_folder import MeasuredRun, StageSummary
 
 FILLING = 2
 """Updates at the beginning of an epoch that are left out."""

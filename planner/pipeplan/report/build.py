@@ -25,11 +25,10 @@ from pipeplan.report import comparisons, loads, sentences, stages, timeline
 from pipeplan.report.comparisons import short_config
 from pipeplan.report.document import PlanReport
 from pipeplan.report.source import ReportSource
-from pipeplan.run_data.run_folder import MeasuredRun
+from pipeplan.run_data.run_folder import ALL_REDUCE, MeasuredRun, StageSummary
 from pipeplan.util import files
 from pipeplan.util.text import one_line
 from pipeplan.util.typed import decode
-from pipeplan_launch.telemetry.run_documents import ALL_REDUCE, StageSummary
 
 MAX_CUTS = 50_000
 """Most cuts that are enumerated."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeplan.errors import InputError
 from pipeplan.util.files import read_document
 from pipeplan.util.typed import decode
+from pipeplan_launch.telemetry.run_documents import ALL_REDUCE as ALL_REDUCE
 from pipeplan_launch.telemetry.run_documents import (
     SUMMARY_FORMAT,
     SUMMARY_VERSION,
@@ -19,6 +20,7 @@ from pipeplan_launch.telemetry.run_documents import (
     TimelineFile,
     TimelineInterval,
 )
+from pipeplan_launch.telemetry.run_documents import StageSummary as StageSummary
 
 SUMMARY = "summary.json"
 

@@ -26,7 +26,7 @@ from pipeplan.explanation.explain import RobustnessSettings, explain_plan, expla
 from pipeplan.explanation.second_best import find_alternatives
 from pipeplan.explanation.sensitivity import change_effects
 from pipeplan.explanation.terminal import baseline_reasons, merged_parts
-from pipeplan.explanation.time_breakdown import break_down_time, ideal_pace, resource_loads
+from pipeplan.explanation.time_breakdown import break_down_time, resource_loads
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.fast import best_plan
 from pipeplan.planning.settings import Settings
@@ -83,7 +83,7 @@ def test_the_shares_of_time_add_up_and_the_first_load_is_the_bound(seed: int, ov
         anatomy, score = break_down_time("it", plan, problem), evaluate(plan, problem)
         assert anatomy.computing + anatomy.communication + anatomy.idle == pytest.approx(1.0)
         assert min(anatomy.computing, anatomy.communication, anatomy.idle) >= 0
-        assert anatomy.computing == pytest.approx(ideal_pace(problem) / score.pace_s)
+        assert anatomy.computing == pytest.approx(problem.work_s / problem.cluster.total_speed / score.pace_s)
         found = resource_loads(plan, problem, score)
         assert found[0].name == score.bound
         assert found[0].seconds == max(load.seconds for load in found)
