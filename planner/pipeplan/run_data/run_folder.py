@@ -11,6 +11,8 @@ from pipeplan.errors import InputError
 from pipeplan.util.files import read_document
 from pipeplan.util.typed import decode
 from pipeplan_launch.telemetry.run_documents import ALL_REDUCE as ALL_REDUCE
+from pipeplan_launch.telemetry.run_documents import BACKWARD as BACKWARD
+from pipeplan_launch.telemetry.run_documents import FORWARD as FORWARD
 from pipeplan_launch.telemetry.run_documents import (
     SUMMARY_FORMAT,
     SUMMARY_VERSION,
@@ -18,9 +20,12 @@ from pipeplan_launch.telemetry.run_documents import (
     TIMELINE_VERSION,
     SummaryFile,
     TimelineFile,
-    TimelineInterval,
 )
+from pipeplan_launch.telemetry.run_documents import UPDATE as UPDATE
+from pipeplan_launch.telemetry.run_documents import WAIT as WAIT
+from pipeplan_launch.telemetry.run_documents import WEIGHTS as WEIGHTS
 from pipeplan_launch.telemetry.run_documents import StageSummary as StageSummary
+from pipeplan_launch.telemetry.run_documents import TimelineInterval as TimelineInterval
 
 SUMMARY = "summary.json"
 

@@ -15,19 +15,19 @@ from typing import NamedTuple
 from rich.text import Text
 
 from pipeplan.errors import InputError
-from pipeplan.run_data.run_folder import MeasuredRun
-from pipeplan.simulation.events import Pass, SimulatedEvents
-from pipeplan.simulation.scenario import Scenario
-from pipeplan_launch.plan.schedule import Action, ActionKind, group_count
-from pipeplan_launch.telemetry.run_documents import (
+from pipeplan.run_data.run_folder import (
     ALL_REDUCE,
     BACKWARD,
     FORWARD,
     UPDATE,
     WAIT,
     WEIGHTS,
+    MeasuredRun,
     TimelineInterval,
 )
+from pipeplan.simulation.events import Pass, SimulatedEvents
+from pipeplan.simulation.scenario import Scenario
+from pipeplan_launch.plan.schedule import Action, ActionKind, group_count
 
 BRIEF_S = 2e-5
 """Shorter waits are left out, in runs and in simulations."""

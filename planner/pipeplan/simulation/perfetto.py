@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeplan.run_data.run_folder import MeasuredRun
+from pipeplan.run_data.run_folder import ALL_REDUCE, BACKWARD, FORWARD, WAIT, WEIGHTS, MeasuredRun
 from pipeplan.simulation import lanes
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.events import SimulatedEvents, Transfer
@@ -19,7 +19,6 @@ from pipeplan.simulation.lanes import Bar, Lane
 from pipeplan.simulation.memory import memory_over_time
 from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.plan.schedule import ActionKind
-from pipeplan_launch.telemetry.run_documents import ALL_REDUCE, BACKWARD, FORWARD, WAIT, WEIGHTS
 
 PREDICTED, MEASURED = "predicted", "measured"
 Event = dict[str, Any]
