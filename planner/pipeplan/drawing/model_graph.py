@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeplan.drawing.dag_layout import layout_dag
 from pipeplan.drawing.fold_chains import Chain, fold_chains, most_expensive_layers, repeated_blocks
-from pipeplan.profile_data.layers import Layer, Tensor, edges
+from pipeplan.profile_data.layers import Layer, edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.text import one_line
 
@@ -99,18 +99,6 @@ def _packed(nodes: Sequence[LayerGroup], most: int) -> Iterator[LayerGroup]:
             yield LayerGroup(tuple(layer for group in members[at : at + most] for layer in group.layers), stage)
 
 
-def groups_as_profile(profile: Profile, nodes: Sequence[LayerGroup]) -> Profile:
-    """A profile whose layers are the groups, named by their index, for the layout of the drawing."""
-    node_of = {layer.name: str(number) for number, group in enumerate(nodes) for layer in group.layers}
-    arrows = dict.fromkeys((node_of[source], node_of[target]) for source, target in edges(profile.tensors))
-    joined = [arrow for arrow in arrows if arrow[0] != arrow[1]]
-    return Profile(
-        layers=tuple(Layer(str(number), 0.0, 0.0, 0, 0) for number in range(len(nodes))),
-        tensors=tuple(Tensor(f"{at}", source, (target,), 0, 0) for at, (source, target) in enumerate(joined)),
-        minibatch=1,
-    )
-
-
 @dataclass(frozen=True)
 class _Lines:
     """Coordinates of ranks and places in a drawing that wraps after a number of ranks."""
@@ -149,7 +137,9 @@ class _Lines:
 
 def model_graph(profile: Profile, nodes: Sequence[LayerGroup], note: str = "") -> ModelGraph:
     """The drawing of these groups of a profile's layers."""
-    placed = layout_dag(groups_as_profile(profile, nodes))
+    node_of = {layer.name: str(number) for number, group in enumerate(nodes) for layer in group.layers}
+    arrows = dict.fromkeys((node_of[source], node_of[target]) for source, target in edges(profile.tensors))
+    placed = layout_dag(list(map(str, range(len(nodes)))), [arrow for arrow in arrows if arrow[0] != arrow[1]])
     lines = _Lines(RANKS_IN_LINE, placed.width)
     bends = []
     for edge, points in enumerate(placed.paths.values()):
