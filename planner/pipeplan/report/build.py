@@ -16,7 +16,8 @@ from pipeplan.cost.throughput import Throughput
 from pipeplan.drawing.model_graph import ModelGraph, layer_groups, model_graph
 from pipeplan.drawing.svg import graph_svg
 from pipeplan.drawing.tables import describe_cluster
-from pipeplan.explanation.second_best import Alternatives
+from pipeplan.explanation.explain import SIMULATING_S
+from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_figures
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
 from pipeplan.problem.cuts import enumerate_cuts
@@ -27,6 +28,7 @@ from pipeplan.report.document import PlanReport
 from pipeplan.report.source import ReportSource
 from pipeplan.run_data.run_folder import ALL_REDUCE, MeasuredRun, StageSummary
 from pipeplan.util import files
+from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import one_line
 from pipeplan.util.typed import decode
 
@@ -83,7 +85,10 @@ def _graph(source: ReportSource) -> ModelGraph | None:
 
 
 def _runner_up(source: ReportSource, thorough: bool) -> Alternatives | None:
-    """The best plan of another configuration; None for a search that would take too long."""
+    """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`.
+
+    None for a search that would take too long.
+    """
     known = source.known
     if known is None:
         return None
@@ -93,7 +98,8 @@ def _runner_up(source: ReportSource, thorough: bool) -> Alternatives | None:
     cuts = enumerate_cuts(known.problem, MAX_CUTS)
     if not thorough and len(cuts.ideals) * workers > QUICK_SEARCH:
         return None
-    return comparisons.find_runner_up(source, known, cuts, thorough=thorough)
+    found = find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
+    return with_figures(found, known.problem, Deadline.after(SIMULATING_S))
 
 
 def plan_facts(source: ReportSource) -> dict[str, Any]:

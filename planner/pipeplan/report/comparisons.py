@@ -8,13 +8,10 @@ from msgspec import Struct
 
 from pipeplan.checker.proof import NOT_SHOWN
 from pipeplan.drawing import tables
-from pipeplan.explanation.explain import SIMULATING_S
-from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_figures
+from pipeplan.explanation.second_best import Alternatives
 from pipeplan.planning.verdict import TOLERANCE
-from pipeplan.problem.cuts import Cuts
 from pipeplan.report.document import Comparison
-from pipeplan.report.source import ProfiledProblem, ReportSource
-from pipeplan.util.deadline import Deadline
+from pipeplan.report.source import ReportSource
 from pipeplan.util.text import one_line
 from pipeplan.util.typed import Amount, decode
 
@@ -82,12 +79,6 @@ def _remark(baseline: PlanBaseline) -> str:
     if baseline.name.startswith(BEST) and baseline.minibatch_s is not None:
         remarks.append("stated to be the best")
     return "; ".join([*filter(None, remarks), NOT_SHOWN])
-
-
-def find_runner_up(source: ReportSource, known: ProfiledProblem, cuts: Cuts, *, thorough: bool) -> Alternatives:
-    """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`."""
-    found = find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
-    return with_figures(found, known.problem, Deadline.after(SIMULATING_S))
 
 
 def certificate_section(source: ReportSource) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from reported import Document, branching, report_of, rows, small_cluster, source_of, vgg
 
 from pipeplan.problem.options import Options
+from pipeplan.report.build import report_page
 from pipeplan.report.source import ReportSource
 from pipeplan.report.stages import stage_rows
 from pipeplan.simulation.engine import simulate_schedule
@@ -154,6 +155,15 @@ def test_a_link_of_its_own_is_busy_for_what_it_carries() -> None:
     assert len(links) == len(alone.plan.stages) - 1 > 0
     for link in links:
         assert link["simulated_busy"] == pytest.approx(link["share"], rel=0.01)
+
+
+def test_the_page_has_a_card_for_each_layer_and_a_line_for_each_edge(document: Document) -> None:
+    graph = document["graph"]
+    drawing = report_page(document).split('<div id="graph" hidden>')[1].split("</svg>")[0]
+    assert drawing.count('<g class="card stage-') == len(graph["nodes"]["name"])
+    assert drawing.count('class="card stage-1"') == graph["nodes"]["stage"].count(1) > 0
+    path = drawing.split('<path class="edge" d="')[1].split('"')[0]
+    assert path.count("M") == len(graph["edges"])
 
 
 def test_every_worker_is_placed_once(source: ReportSource, document: Document) -> None:
