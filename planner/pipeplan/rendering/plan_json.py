@@ -22,6 +22,7 @@ from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE, SPLITTING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import not_taken_because
+from pipeplan.problem.plan_file import PLAN_FORMAT
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.training_needs import located_fields
 from pipeplan.simulation.from_plan import stage_figures
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     from pipeplan.planning.outcome import Outcome
     from pipeplan.solvers.result import Result
 
-PLAN_FORMAT, STAGE_FORMAT = "pipeplan-plan", "pipeplan-stage"
-FORMAT_VERSION = 1
+STAGE_FORMAT, FORMAT_VERSION = "pipeplan-stage", 1
 
 
 def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any]:

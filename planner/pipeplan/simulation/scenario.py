@@ -20,12 +20,13 @@ from pipeplan.cost.virtual_stages import check_devices
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE, update_share
+from pipeplan.problem.plan_file import PLAN_FORMAT, PLAN_VERSION, read_plan_document
 from pipeplan.simulation.fair_share import SharedCards
-from pipeplan.util.files import Node, read_document
+from pipeplan.util.files import Node
 from pipeplan.util.typed import Amount, Bytes, decode
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
 
-FORMAT, VERSION = "pipeplan-plan", 1
+FORMAT, VERSION = PLAN_FORMAT, PLAN_VERSION
 
 
 @dataclass(frozen=True)
@@ -172,11 +173,10 @@ class Scenario:
 
 def read_scenario(folder: Path) -> Scenario:
     """The scenario of a plan folder. Raises an `InputError` that says which file or field is missing or wrong."""
-    path = folder / "plan.json"
-    if not path.is_file():
-        why = "has no plan.json" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
+    if not folder.is_dir():
+        why = "is not a folder" if folder.exists() else "does not exist"
         raise InputError(f"{folder} {why}; `pipeplan solve` writes plan folders")
-    scenario = scenario_from_document(read_document(path, FORMAT, VERSION))
+    scenario = scenario_from_document(read_plan_document(folder))
     for index in range(len(scenario.stages)):
         if not (folder / "stages" / f"stage-{index}.json").is_file():
             raise InputError(f"{folder}/stages/stage-{index}.json is missing: solve again with --force")

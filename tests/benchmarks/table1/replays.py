@@ -14,6 +14,7 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.planning.figure import Figure
 from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome
+from pipeplan.problem import plan_file
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.util.files import read_document, write_json
@@ -116,7 +117,7 @@ def _replay(row: Row, plan_name: str, predicted: Predicted, folder: Path, run: R
 def _holds(folder: Path, wanted: dict[str, Any]) -> bool:
     """Whether a folder holds the wanted plan, with the same predicted time."""
     try:
-        stored = read_document(folder / PLAN_FILE, plan_json.PLAN_FORMAT, plan_json.FORMAT_VERSION)
+        stored = plan_file.read_plan_document(folder)
         same_time = stored["prediction"]["minibatch_s"].number() == wanted["prediction"]["minibatch_s"]
         return same_time and all(
             stored[part].value == json.loads(json.dumps(wanted[part])) for part in ("plan", "profile", "cluster")
