@@ -99,8 +99,9 @@ function memoryChart(row, end) {
     grid(frame, memoryTicks(1.08 * most), y, showSize),
     svg("path", { class: "area", d: area }),
     svg("path", { class: "curve", d: path }),
-    row.measured_peak_bytes ? measuredLine(row, frame, y) : null,
-    row.capacity_bytes ? capacityLine(row, frame, y, most) : null,
+    row.measured_peak_bytes ? levelLine("measured-peak", row.measured_peak_bytes, "measured", frame, y) : null,
+    // Far above the picture the title states the capacity.
+    row.capacity_bytes && row.capacity_bytes <= most ? levelLine("capacity", row.capacity_bytes, "there", frame, y) : null,
     footer(frame, times, x, timeLabels(times, times[1] || end)),
   );
 }
@@ -110,29 +111,12 @@ function chartTitle(row, most) {
   return `worker ${row.worker}, at most ${showSize(peak(row.predicted))}${far}`;
 }
 
-/* Draws no line if it would lie far above the picture. The title then states the value. */
-function capacityLine(row, frame, y, most) {
-  if (most < row.capacity_bytes) return null;
-  const at = y(row.capacity_bytes);
+function levelLine(kind, bytes, word, frame, y) {
+  const [at, right] = [y(bytes), kind === "capacity"];
+  const place = { x: right ? frame.right : frame.left + 4, y: at - 5, "text-anchor": right ? "end" : "start" };
   return [
-    svg("line", { class: "capacity", x1: frame.left, x2: frame.right, y1: at, y2: at }),
-    svg(
-      "text",
-      { class: "tick strong", x: frame.right, y: at - 5, "text-anchor": "end" },
-      `${showSize(row.capacity_bytes)} there`,
-    ),
-  ];
-}
-
-function measuredLine(row, frame, y) {
-  const at = y(row.measured_peak_bytes);
-  return [
-    svg("line", { class: "measured-peak", x1: frame.left, x2: frame.right, y1: at, y2: at }),
-    svg(
-      "text",
-      { class: "tick strong", x: frame.left + 4, y: at - 4 },
-      `${showSize(row.measured_peak_bytes)} measured`,
-    ),
+    svg("line", { class: kind, x1: frame.left, x2: frame.right, y1: at, y2: at }),
+    svg("text", { class: "tick strong", ...place }, `${showSize(bytes)} ${word}`),
   ];
 }
 
