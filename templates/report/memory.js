@@ -101,7 +101,9 @@ function memoryChart(row, end) {
     svg("path", { class: "curve", d: path }),
     row.measured_peak_bytes ? levelLine("measured-peak", row.measured_peak_bytes, "measured", frame, y) : null,
     // Far above the picture the title states the capacity.
-    row.capacity_bytes && row.capacity_bytes <= most ? levelLine("capacity", row.capacity_bytes, "there", frame, y) : null,
+    0 < row.capacity_bytes && row.capacity_bytes <= most
+      ? levelLine("capacity", row.capacity_bytes, "there", frame, y)
+      : null,
     footer(frame, times, x, timeLabels(times, times[1] || end)),
   );
 }
