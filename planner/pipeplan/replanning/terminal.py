@@ -101,14 +101,11 @@ def _state(report: ReplanReport) -> list[str]:
 
 def _update(batch: BatchChange) -> str:
     samples = f"{batch.samples} samples, before {batch.samples_was}"
+    now = f"{batch.minibatches} minibatch{'es' * (batch.minibatches != 1)}"
     return (
-        f"an update of {layer_span(batch.layers)} averages {_minibatches(batch.minibatches)} instead of "
-        f"{batch.minibatches_was} ({samples}): learning rate × {batch.rate:.3g}"
+        f"an update of {layer_span(batch.layers)} averages {now} instead of {batch.minibatches_was} ({samples}): "
+        f"learning rate × {batch.rate:.3g}"
     )
-
-
-def _minibatches(count: int) -> str:
-    return f"{count} minibatch{'es' * (count != 1)}"
 
 
 def resume_lines(report: ReplanReport) -> Iterator[str]:
