@@ -21,8 +21,7 @@ from typing import Any
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.errors import InputError
 from pipeplan.util.files import LARGEST
-from pipeplan.util.numeric_fields import settle_numbers
-from pipeplan.util.typed import Amount, Bytes, Natural
+from pipeplan.util.typed import Amount, Bytes, Natural, settle_numbers
 
 MAXIMUM_WORKERS = 1 << 20
 LONGEST_LATENCY_S = 3600.0

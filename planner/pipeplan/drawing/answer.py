@@ -9,8 +9,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from pipeplan.drawing.stage_table import server_numbers
-from pipeplan.drawing.words import describe_cluster, short_config
+from pipeplan.drawing.tables import describe_cluster, server_numbers, short_config
 from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pipeplan.cluster_data.cluster import Cluster, Level
 from pipeplan.cluster_data.links import Links
@@ -56,7 +57,8 @@ def break_down_time(name: str, plan: Plan, problem: Problem, step_s: float | Non
     """Break the time of a plan for a problem down, under a name for tables; `step_s` is its stated pace, if known."""
     score = evaluate(plan, problem)
     free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).pace_s
-    computing = ideal_pace(problem) / score.pace_s
+    # Seconds per minibatch if all workers computed all the time, which no plan can beat, over those of this plan.
+    computing = problem.work_s / problem.cluster.total_speed / score.pace_s
     boundary, allreduce = _traffic(plan, score)
     samples = problem.profile.minibatch
     return TimeBreakdown(
@@ -74,11 +76,6 @@ def break_down_time(name: str, plan: Plan, problem: Problem, step_s: float | Non
         memory_bytes=max(stage.memory_bytes for stage in score.stages),
         fits=score.fits,
     )
-
-
-def ideal_pace(problem: Problem) -> float:
-    """Seconds per minibatch if all workers computed all the time, which no plan can beat."""
-    return problem.work_s / problem.cluster.total_speed
 
 
 def without_communication(cluster: Cluster) -> Cluster:
@@ -107,8 +104,7 @@ def _traffic(plan: Plan, score: Evaluation) -> tuple[float, float]:
     return float(boundary), allreduce
 
 
-@dataclass(frozen=True)
-class ResourceLoad:
+class ResourceLoad(NamedTuple):
     """A resource, and how long one minibatch occupies it."""
 
     name: str
@@ -116,9 +112,9 @@ class ResourceLoad:
 
 
 def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[ResourceLoad]:
-    """The resources of a plan, busiest first; with a flush, the parts of a batch, whose sum is the pace."""
+    """The resources of a plan, busiest first; with a flush, the parts of a batch, whose sum is the step time."""
     if score.batch is not None:
-        loads = _parts(plan, score.batch)
+        loads = batch_parts(plan, score.batch)
     else:
         loads = _resources(plan, score)
         if problem.options.contention:
@@ -134,7 +130,7 @@ def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Reso
     )
 
 
-def _parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
+def batch_parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
     """The parts of a batch, in seconds per minibatch."""
     minibatches = batch.minibatches * plan.copies
     return [

@@ -29,9 +29,14 @@ class BlockStack:
     after: tuple[str, ...]
     """The head and the loss."""
 
-    def parts(self) -> tuple[tuple[str, ...], ...]:
-        """The groups of layers in order. Cuts are possible between them only."""
-        return (self.before, *self.blocks, self.after)
+    def named_parts(self) -> dict[str, tuple[str, ...]]:
+        """The groups of layers in order, by names for messages. Cuts are possible between them only."""
+        blocks = {f"{self.path}.{index}": names for index, names in enumerate(self.blocks)}
+        return {"the embedding": self.before, **blocks, "the head": self.after}
+
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The parts of more than one layer, which share a stage."""
+        return tuple(names for names in self.named_parts().values() if len(names) > 1)
 
 
 def list_member(layer: Layer) -> tuple[str, int] | None:

@@ -15,9 +15,8 @@ from pipeplan.plan.schedules import (
     STASHING,
     update_share,
 )
-from pipeplan.util.numeric_fields import settle_numbers
 from pipeplan.util.text import did_you_mean
-from pipeplan.util.typed import Amount, Positive
+from pipeplan.util.typed import Amount, Positive, settle_numbers
 
 BOUNDARIES = ("single", "parallel")
 """Models of the traffic between two stages (`Options.boundary`)."""

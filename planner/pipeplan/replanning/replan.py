@@ -192,19 +192,12 @@ def helpful_options(problem: Problem, deadline: Deadline = NO_DEADLINE) -> list[
     options = [
         f"--relax {name}"
         for name in RELAXED
-        if _changes(problem.options, name) and _fits(_without(problem, name), deadline)
+        if (free := relax_options(problem.options, [name])) != problem.options
+        and _fits(replace(problem, options=free), deadline)
     ]
     if problem.profile.dynamic_batch:
         options += [f"--microbatch {size}" for size in _first_that_fits(problem, deadline)]
     return options
-
-
-def _changes(options: Options, name: str) -> bool:
-    return relax_options(options, [name]) != options
-
-
-def _without(problem: Problem, name: str) -> Problem:
-    return replace(problem, options=relax_options(problem.options, [name]))
 
 
 def _first_that_fits(problem: Problem, deadline: Deadline) -> Iterator[int]:

@@ -8,8 +8,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.text import Text
 
-from pipeplan.drawing.fitting_table import FittingTable
-from pipeplan.drawing.words import describe_cluster, short_config
+from pipeplan.drawing.tables import FittingTable, describe_cluster, short_config
 from pipeplan.sweeps import plot
 from pipeplan.sweeps.rows import SweepRow, pareto_rows, varying_settings
 from pipeplan.util.text import one_line
@@ -40,12 +39,6 @@ def sweep_table(rows: Sequence[SweepRow]) -> Iterator[RenderableType]:
     yield from _notes(rows)
 
 
-def scaling_plot(rows: Sequence[SweepRow]) -> list[str]:
-    """Samples per second against workers as lines not to be folded; empty if the workers do not vary."""
-    drawn = plot.scaling_lines(rows)
-    return ["", *drawn] if drawn else []
-
-
 def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
     if any(not row.point.cluster.uniform for row in rows):
         for text, points in _points_by_cluster(rows).items():
@@ -55,7 +48,9 @@ def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
             yield f"Point {number}: {one_line(row.answer.why)}"
     solved = {row.answer.proven for row in rows if not row.answer.why}
     if len(solved) == 1:
-        yield f"Every plan: {_proof(solved.pop())}."
+        proven = solved.pop()
+        gap = f"at most {proven.removeprefix('gap ')} behind the best"
+        yield f"Every plan: {gap if 'gap' in proven else f'optimal by {proven}'}."
     yield from _choices(rows)
     if not all(row.answer.parallelism_fits for row in rows):
         yield "(…) data parallelism does not fit in memory there."
@@ -80,10 +75,6 @@ def _points_by_cluster(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
     for number, row in enumerate(rows, start=1):
         points.setdefault(describe_cluster(row.point.cluster), []).append(number)
     return points
-
-
-def _proof(proven: str) -> str:
-    return f"at most {proven.removeprefix('gap ')} behind the best" if "gap" in proven else f"optimal by {proven}"
 
 
 def _shown(rows: Sequence[SweepRow]) -> list[str]:

@@ -18,8 +18,8 @@ from small_plans import outcome
 import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.local import Hardware
-from pipeplan.first_steps import doctor_executor, doctor_machine, doctor_selftest
-from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
+from pipeplan.first_steps import doctor, doctor_machine
+from pipeplan.first_steps.doctor_machine import MISSING, OK, WARNING, DoctorFinding
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_folder import write_plan
@@ -32,9 +32,9 @@ def asked(
     monkeypatch: pytest.MonkeyPatch, cards: list[Hardware] | None = None, **answer: Any
 ) -> dict[str, DoctorFinding]:
     """What is said where the executor answers this."""
-    monkeypatch.setattr(doctor_executor, "_ask", lambda: WELL | answer)
-    monkeypatch.setattr(doctor_executor, "local_gpus", lambda: cards or [])
-    return {one.name: one for one in doctor_executor.check_torch()}
+    monkeypatch.setattr(doctor, "_ask", lambda: WELL | answer)
+    monkeypatch.setattr(doctor, "local_gpus", lambda: cards or [])
+    return {one.name: one for one in doctor.check_torch()}
 
 
 def test_a_machine_without_gpus_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def self_tested(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "") 
     """What is said where the self-test prints this."""
     done = subprocess.CompletedProcess([], 0, stdout, stderr)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    return doctor_selftest.run_self_test()
+    return doctor.run_self_test()
 
 
 def test_a_self_test_is_a_line_for_every_run_and_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,11 +167,11 @@ def test_a_plan_s_part_here(tmp_path: Path) -> None:
         settings=pipeplan.Settings(solver="dp", simulate=False),
     )
     pipeplan.render(made, tmp_path / "plan")
-    empty = doctor_executor.check_plan_here(tmp_path)
+    empty = doctor.check_plan_here(tmp_path)
     assert (empty.state, "pipeplan solve" in empty.todo) == (MISSING, True)
     damaged = tmp_path / "plan" / "stages" / "stage-0.json"
     damaged.write_text("{")
-    found = doctor_executor.check_plan_here(tmp_path / "plan")
+    found = doctor.check_plan_here(tmp_path / "plan")
     assert found.state == MISSING
     assert "stage-0.json" in found.found
     assert not found.found.startswith("error")
@@ -184,10 +184,10 @@ def test_a_plan_for_several_servers_is_looked_at_as_the_first_of_them(
         monkeypatch.delenv(name, raising=False)
     cluster = Cluster("two", Device("core", "cpu", 10_000), (Level("server", 1, 100.0), Level("cluster", 2, 10.0)))
     write_plan(solve(Problem(outcome().problem.profile, cluster), pipeplan.Settings()), tmp_path / "plan")
-    found = doctor_executor.check_plan_here(tmp_path / "plan")
+    found = doctor.check_plan_here(tmp_path / "plan")
     assert (found.state, found.found) == (OK, f"{tmp_path}/plan can run here")
     monkeypatch.setenv("NODE_RANK", "7")
-    assert "NODE_RANK is '7'" in doctor_executor.check_plan_here(tmp_path / "plan").found
+    assert "NODE_RANK is '7'" in doctor.check_plan_here(tmp_path / "plan").found
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
-from pipeplan.simulation.update_time import simulated_update_s
+from pipeplan.simulation.simulate import simulated_update_s
 
 ROUNDING = 1 - 1e-9
 AT_ONCE = 25

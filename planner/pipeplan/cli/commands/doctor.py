@@ -11,9 +11,8 @@ from rich.text import Text
 
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import print_answer, print_json
-from pipeplan.first_steps.doctor import examine_machine
-from pipeplan.first_steps.doctor_selftest import run_self_test
-from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
+from pipeplan.first_steps.doctor import examine_machine, run_self_test
+from pipeplan.first_steps.doctor_machine import MISSING, OK, WARNING, DoctorFinding
 
 LACKING = 2
 """The exit code if something that is needed is missing."""

@@ -25,7 +25,7 @@ from pipeplan.planning.infeasibility import Diagnosis, diagnose
 from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Problem
 from pipeplan.questions import SEARCH
-from pipeplan.util import interrupts
+from pipeplan.util import processes
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import parse_share
 
@@ -78,7 +78,7 @@ def command(
             profile_option, arguments, Deadline.after(settings.time_limit_s)
         )
     try:
-        with status("") as show_status, interrupts.remember_interrupt() as interrupted:
+        with status("") as show_status, processes.remember_interrupt() as interrupted:
 
             def progress(text: str) -> None:
                 interrupted()

@@ -22,13 +22,13 @@ from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.candidates import microbatches
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
-from pipeplan.profile_data.job_fields import job_notes
+from pipeplan.profile_data.training_needs import job_notes
 from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
 from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, replanned_problem, solve_again
 from pipeplan.replanning.replan import RELAXED, ReplanReport, relax_options
 from pipeplan.replanning.terminal import changes_table, resume_lines
 from pipeplan.run_data import latest_run
-from pipeplan.util import interrupts
+from pipeplan.util import processes
 
 MOST_NAMES = 64
 """Most servers, and most workers, that a completion lists."""
@@ -119,7 +119,7 @@ def command(
         refuse_to_overwrite_plan(output, force)  # after what may be mistyped, as in `solve`
     note(f"plan: {plan_file.plan_file(plan_folder)}; profile: {problem.profile.model_name}", dim=True)
     with (
-        interrupts.remember_interrupt() as interrupted,
+        processes.remember_interrupt() as interrupted,
         keep_disagreement(None if no_write else output),
         solve_line() as progress,
     ):

@@ -35,9 +35,7 @@ MARK = b'<meta name="generator" content="pipeplan report">'
 @output_file(note=f"{REPORT} in the plan's folder")
 @force_option
 @plan_profile_option
-@click.option(
-    "--thorough", is_flag=True, help="Search for a runner-up and plans for other clusters even if that is slow."
-)
+@click.option("--thorough", is_flag=True, help="Search for a runner-up even if that is slow.")
 @json_option
 @quiet_option
 def command(

@@ -36,15 +36,14 @@ from pipeplan.planning.choose_order import OrderChoice
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.job_fields import job_notes
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import describe_rescaling
 from pipeplan.profile_data.ties import APART, held_layers
-from pipeplan.profile_data.training_needs import lacking_text, unchecked_text
+from pipeplan.profile_data.training_needs import job_notes, lacking_text, unchecked_text
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.rendering.launchers import LAUNCHERS
-from pipeplan.util import interrupts
+from pipeplan.util import processes
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import shell_path, shell_program
 
@@ -109,7 +108,7 @@ def command(
         # After everything that may be mistyped, so that --force is not the first thing that a user has to add.
         before_search=lambda: None if no_write else plan_folder.refuse_to_overwrite_plan(output, replaces),
     )
-    with interrupts.remember_interrupt() as interrupted, solve_line() as report:
+    with processes.remember_interrupt() as interrupted, solve_line() as report:
         built = build_problem(request)
         with keep_disagreement(None if no_write else output):
             outcome = solve(built.problem, settings, report=report, deadline=deadline, known=built.known)

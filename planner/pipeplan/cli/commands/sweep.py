@@ -23,7 +23,7 @@ from pipeplan.sweeps import plot, rows
 from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_points
 from pipeplan.sweeps.rows import SweepRow
 from pipeplan.sweeps.sweep import PointAnswer, solve_points
-from pipeplan.sweeps.terminal import scaling_plot, sweep_table
+from pipeplan.sweeps.terminal import sweep_table
 from pipeplan.util.files import write_text
 from pipeplan.util.units import parse_rate, parse_size
 
@@ -185,7 +185,6 @@ def _write_and_print(solved: list[SweepRow], planned: int, outputs: _Outputs) ->
         print_json(rows.sweep_json(solved, planned=planned))
         return
     print_answer(sweep_table(solved), fold=True, narrow=True)
-    print_answer(scaling_plot(solved))
     if len(solved) < planned:
         note(f"{len(solved)} of {planned} points were solved")
 

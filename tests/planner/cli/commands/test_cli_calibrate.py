@@ -173,10 +173,10 @@ def broken(what: str, plan_folder: Path, tmp_path: Path) -> str:
     [
         ("nothing", "nothing does not exist"),
         ("unfinished", "has no summary.json"),
-        ("short", "too few minibatches to measure a pace (3 after the fill"),
+        ("short", "too few minibatches to measure a step time (3 after the fill"),
         ("fill", "too few minibatches"),
         ("unmeasured", "too few minibatches"),
-        ("still", "the measured pace is zero"),
+        ("still", "the measured step time is zero"),
         ("emulated", "is a run of emulated stages"),
         ("other", "is a run of another plan than"),
         ("stages", "measured 1 stages, and"),

@@ -110,14 +110,14 @@ def test_files_have_their_modes_and_folders_are_made(tmp_path: Path) -> None:
 
 
 def test_all_files_are_written_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeplan.exports import target as written
+    write_text = Path.write_text
 
-    def full(path: Path, text: str, *, mode: int) -> None:
+    def full(path: Path, text: str, **given: str) -> int:
         if path.name == "b.sh":
             raise OSError(28, "No space left on device")
-        path.write_text(text)
+        return write_text(path, text, **given)
 
-    monkeypatch.setattr(written, "write_text", full)
+    monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(InputError, match=r"cannot write .*x/y: No space left"):
         write_export(tmp_path / "x" / "y", TEXTS)
     assert not (tmp_path / "x").exists()
@@ -131,7 +131,7 @@ def test_all_files_are_written_or_none(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_file_or_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"file is not a folder; an export is written to one"):
+    with pytest.raises(InputError, match=r"file is not a folder: give another one with -o"):
         write_export(tmp_path / "file" / "inner", TEXTS, force=True)
     (tmp_path / "in" / "b.sh").mkdir(parents=True)
     with pytest.raises(InputError, match=r"b\.sh is a folder"):

@@ -10,9 +10,8 @@ import pytest
 from commandline import Run
 
 import pipeplan
-from pipeplan.profile_data.layers import Layer, Provenance
+from pipeplan.profile_data.layers import Layer, Provenance, SampleFlops, SampleWork
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.sample_work import SampleFlops, SampleWork
 
 DP = pipeplan.Settings(solver="dp", certify=False)
 CLUSTER = """

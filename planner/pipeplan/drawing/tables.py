@@ -1,22 +1,49 @@
-"""The stages of a plan as a table and a picture, for `pipeplan explain`."""
+"""Tables and words that several answers share: a plan's stages, its servers, a cluster and a configuration in short."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
 from rich.text import Text
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import Evaluation
-from pipeplan.drawing.fitting_table import FittingTable
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Problem
+from pipeplan.util.text import number_ranges, one_line
 from pipeplan.util.units import show_size, show_time
 
 EXPENDABLE = ("link", "to next", "servers", "sync", "depth")
 """Columns of the stages that are left out, the first one first, where a terminal is too narrow."""
+
+
+class FittingTable(Table):
+    """A table of which the columns with the headings `expendable` may be left out, the first one first."""
+
+    def __init__(self, *, expendable: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(**options)
+        self.expendable = tuple(expendable)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, and below it a line that names the columns that were left out."""
+        shown, left_out = copy.copy(self), []
+        unlimited = options.update(max_width=10_000)
+        for heading in self.expendable:
+            if Table.__rich_measure__(shown, console, unlimited).maximum <= options.max_width:
+                break
+            kept = [column for column in shown.columns if column.header != heading]
+            if len(kept) < len(shown.columns):
+                shown.columns = kept
+                left_out.append(" ".join(str(heading).replace("-\n", "").split()))
+        yield from Table.__rich_console__(shown, console, options)
+        if left_out:
+            yield Text(f"Not shown in {options.max_width} columns: {', '.join(left_out)}.", "dim")
 
 
 def stage_table(plan: Plan, score: Evaluation, problem: Problem) -> FittingTable:
@@ -50,10 +77,7 @@ def stage_table(plan: Plan, score: Evaluation, problem: Problem) -> FittingTable
 
 def server_numbers(workers: Iterable[int], cluster: Cluster) -> str:
     """The numbers of the servers that hold the workers, as `0-2` or `0,3`."""
-    numbers = sorted({cluster.server_of(worker) for worker in workers})
-    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]}-{numbers[-1]}"
-    return ",".join(str(number) for number in numbers)
+    return number_ranges({cluster.server_of(worker) for worker in workers})
 
 
 def server_picture(plan: Plan, cluster: Cluster) -> Text:
@@ -80,3 +104,17 @@ def server_picture(plan: Plan, cluster: Cluster) -> Text:
 
 def _own_stages(numbers: Sequence[int]) -> str:
     return "+".join(map(str, numbers)) or "."
+
+
+def describe_cluster(cluster: Cluster) -> str:
+    """A cluster in a few words: `2 servers × 8 V100 16 GB`, or `3 servers: 2 × 8 V100 16 GB + 4 T4`."""
+    (first, devices, name), *others = cluster.kinds
+    if others:
+        counted = [f"{'' if count == 1 else f'{count} × '}{devices} {name}" for count, devices, name in cluster.kinds]
+        return one_line(f"{cluster.servers} servers: {' + '.join(counted)}")
+    return one_line(f"{devices} {name}" if first == 1 else f"{first} servers × {devices} {name}")
+
+
+def short_config(config: str, most: int) -> str:
+    """The configuration, or the number of its stages if it is longer than `most` characters."""
+    return config if len(config) <= most else f"{config.count('-') + 1} stages"

@@ -1,4 +1,4 @@
-"""The drawing of the model as a DAG, coloured by stage. It runs from left to right, and wraps like lines of text.
+"""The drawing of a model as a DAG. It runs from left to right, and wraps like lines of text.
 
 Layers are drawn in groups: chains if a model has many layers, equal blocks if it has very many. The layers of a group
 are consecutive in a topological order and in one stage, so that no arrow can point backwards.
@@ -10,13 +10,12 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeplan.drawing.dag_layout import layout_dag
 from pipeplan.drawing.fold_chains import Chain, fold_chains, most_expensive_layers, repeated_blocks
-from pipeplan.profile_data.layers import Layer, Tensor, edges
+from pipeplan.profile_data.layers import Layer, edges
 from pipeplan.profile_data.profile import Profile
-from pipeplan.report.document import ModelGraph, table_columns
-from pipeplan.report.source import ReportSource
 from pipeplan.util.text import one_line
 
 MAX_SINGLE_LAYERS, MAX_NODES = 120, 400
@@ -27,9 +26,26 @@ NODE_DISTANCE = (182.0, 50.0)
 """Distance between ranks, and between the nodes of a rank."""
 LINE_GAP = 44.0
 """Distance between two lines of ranks."""
-ASPECT = 2.2
-"""Approximate ratio of width to height of the whole drawing."""
+RANKS_IN_LINE = 6
+"""Ranks side by side, which are as wide as the page."""
 _NAMES = ("name", "op", "layers", "stage", "x", "y", "forward_s", "backward_s", "parameter_bytes", "output_bytes")
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """The layers, or groups of layers, with their positions in the drawing."""
+
+    width: float
+    height: float
+    w: float
+    h: float
+    """Width (`w`) and height (`h`) of every node."""
+    nodes: dict[str, list[Any]]
+    """Columns: name, op, layers (their number), stage, x, y, forward_s, backward_s, parameter_bytes, output_bytes."""
+    edges: list[tuple[int, int]]
+    bends: list[list[float]]
+    """For edges with bends: [edge, x1, y1, x2, y2, …], from producer to consumer."""
+    note: str
 
 
 @dataclass(frozen=True)
@@ -83,18 +99,6 @@ def _packed(nodes: Sequence[LayerGroup], most: int) -> Iterator[LayerGroup]:
             yield LayerGroup(tuple(layer for group in members[at : at + most] for layer in group.layers), stage)
 
 
-def groups_as_profile(profile: Profile, nodes: Sequence[LayerGroup]) -> Profile:
-    """A profile whose layers are the groups, named by their index, for the layout of the drawing."""
-    node_of = {layer.name: str(number) for number, group in enumerate(nodes) for layer in group.layers}
-    arrows = dict.fromkeys((node_of[source], node_of[target]) for source, target in edges(profile.tensors))
-    joined = [arrow for arrow in arrows if arrow[0] != arrow[1]]
-    return Profile(
-        layers=tuple(Layer(str(number), 0.0, 0.0, 0, 0) for number in range(len(nodes))),
-        tensors=tuple(Tensor(f"{at}", source, (target,), 0, 0) for at, (source, target) in enumerate(joined)),
-        minibatch=1,
-    )
-
-
 @dataclass(frozen=True)
 class _Lines:
     """Coordinates of ranks and places in a drawing that wraps after a number of ranks."""
@@ -131,15 +135,12 @@ class _Lines:
         ]
 
 
-def model_graph(source: ReportSource) -> ModelGraph | None:
-    """The drawing; None without the profile."""
-    if source.known is None:
-        return None
-    profile = source.known.profile
-    stage_of = {name: index for index, stage in enumerate(source.plan.stages) for name in stage.layers}
-    nodes, note = layer_groups(profile, stage_of)
-    placed = layout_dag(groups_as_profile(profile, nodes))
-    lines = _lines(placed.ranks, placed.width)
+def model_graph(profile: Profile, nodes: Sequence[LayerGroup], note: str = "") -> ModelGraph:
+    """The drawing of these groups of a profile's layers."""
+    node_of = {layer.name: str(number) for number, group in enumerate(nodes) for layer in group.layers}
+    arrows = dict.fromkeys((node_of[source], node_of[target]) for source, target in edges(profile.tensors))
+    placed = layout_dag(list(map(str, range(len(nodes)))), [arrow for arrow in arrows if arrow[0] != arrow[1]])
+    lines = _Lines(RANKS_IN_LINE, placed.width)
     bends = []
     for edge, points in enumerate(placed.paths.values()):
         passed: list[tuple[float, float]] = []
@@ -154,18 +155,11 @@ def model_graph(source: ReportSource) -> ModelGraph | None:
         height=math.ceil(placed.ranks / lines.ranks) * lines.height - LINE_GAP,
         w=NODE_SIZE[0],
         h=NODE_SIZE[1],
-        nodes=table_columns(_NAMES, _rows(profile, nodes, corners)),
+        nodes=dict(zip(_NAMES, map(list, zip(*_rows(profile, nodes, corners), strict=True)), strict=True)),
         edges=[(int(producer), int(consumer)) for producer, consumer in placed.paths],
         bends=bends,
         note=note,
     )
-
-
-def _lines(ranks: int, places: int) -> _Lines:
-    """Choose the number of ranks in a line so that the drawing has about the ratio `ASPECT`."""
-    height = (places - 1) * NODE_DISTANCE[1] + NODE_SIZE[1] + LINE_GAP
-    lines = max(1, round(math.sqrt(ranks * NODE_DISTANCE[0] / (ASPECT * height))))
-    return _Lines(math.ceil(ranks / lines), places)
 
 
 def _rows(

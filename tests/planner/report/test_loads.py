@@ -1,4 +1,4 @@
-"""What bounds the pace in a report, with the profile at hand and without."""
+"""The loads in a report, with the profile at hand and without."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def test_the_pace_is_the_plans_and_its_slowest_resource_has_all_of_it(source: Re
     said = document["prediction"]
     assert said["minibatch_s"] == pytest.approx(source.pace_s, rel=1e-5)
     assert said["samples_per_s"] == pytest.approx(64 / source.pace_s, rel=1e-5)
-    first = said["bounds"][0]
-    assert first["what"] == said["bound_by"]
+    loads = document["loads"]
+    first = loads[0]
+    assert first["name"] == said["bound_by"]
     assert first["binds"] is True
     assert first["share"] == pytest.approx(1, rel=1e-5)
-    seconds = [bound["seconds"] for bound in said["bounds"]]
+    seconds = [load["seconds"] for load in loads]
     assert seconds == sorted(seconds, reverse=True)
 
 
@@ -42,17 +43,20 @@ def test_one_resource_binds_however_its_name_begins() -> None:
     profile = Profile(layers=layers, tensors=tensors, minibatch=1)
     found = source_of(profile, small_cluster(6, 2), Options(stages=12, max_replicas=1))
     for known in (profile, None):
-        bounds = report_of(read_report_source(found.root, known))["prediction"]["bounds"]
-        assert [bound["what"] for bound in bounds if bound["binds"]] == ["compute of stage 1"]
+        loads = report_of(read_report_source(found.root, known))["loads"]
+        assert [load["name"] for load in loads if load["binds"]] == ["compute of stage 1"]
 
 
 def test_with_a_flush_the_parts_add_up() -> None:
     found = source_of(branching(4), small_cluster(), Options(schedule="1f1b-flush", accumulate=2, stages=2))
     for profile in (branching(4), None):
-        bounds = report_of(read_report_source(found.root, profile))["prediction"]["bounds"]
-        assert sum(bound["share"] for bound in bounds) == pytest.approx(1, rel=1e-4)
+        loads = report_of(read_report_source(found.root, profile))["loads"]
+        parts = [load for load in loads if load["part"]]
+        assert loads[: len(parts)] == parts
+        assert sum(load["share"] for load in parts) == pytest.approx(1, rel=1e-4)
+        assert "traffic from stage 1 to stage 2" in [load["name"] for load in loads[len(parts) :]]
         assert found.root.value["prediction"]["bound_by"] == "filling and draining the pipeline"
-        assert [b["what"] for b in bounds if b["binds"]] == [
+        assert [load["name"] for load in loads if load["binds"]] == [
             "the first minibatch's passes: filling and draining",
             "its transfers",
         ]
@@ -61,11 +65,11 @@ def test_with_a_flush_the_parts_add_up() -> None:
 def test_without_the_profile_computing_and_links_are_those_of_plan_json(
     source: ReportSource, document: Document
 ) -> None:
-    alone = report_of(read_report_source(source.root, None))["prediction"]["bounds"]
-    known = {bound["what"]: bound["seconds"] for bound in document["prediction"]["bounds"]}
+    alone = report_of(read_report_source(source.root, None))["loads"]
+    known = {load["name"]: load["seconds"] for load in document["loads"]}
     assert len(alone) >= 4
-    for bound in alone:
-        assert bound["seconds"] == pytest.approx(known[bound["what"]], rel=1e-4)
+    for load in alone:
+        assert load["seconds"] == pytest.approx(known[load["name"]], rel=1e-4)
 
 
 def test_without_the_profile_the_wait_of_plain_data_parallelism_still_binds() -> None:
@@ -84,13 +88,12 @@ def test_without_the_profile_the_wait_of_plain_data_parallelism_still_binds() ->
     found = source_of(Profile(layers, tensors, 1), cluster)
     assert found.plan.config == "4"
     told = report_of(read_report_source(found.root, None))
-    first, *others = told["prediction"]["bounds"]
-    assert first["what"] == "gradient synchronisation of stage 1, for which the next forward pass waits"
+    first, *others = told["loads"]
+    assert first["name"] == "gradient synchronisation of stage 1, for which the next forward pass waits"
     assert first["seconds"] == pytest.approx((3 + 6 + 1 + 5.5) / 4, rel=1e-5)
     assert (first["share"], first["binds"]) == (1, True)
-    assert [one["what"] for one in others] == ["compute of stage 1", "gradient synchronisation of stage 1"]
+    assert [one["name"] for one in others] == ["compute of stage 1", "gradient synchronisation of stage 1"]
     assert not any(one["binds"] for one in others)
-    assert told["words"]["bounds"][0].endswith("waits: 3.88 s a minibatch, 100% of the pace.")
 
 
 @pytest.mark.slow
@@ -106,9 +109,12 @@ def test_without_the_profile_a_card_that_stages_share_still_binds() -> None:
     found = read_report_source(
         Node(json.loads(json.dumps(plan_json.plan_document(crossing))), "plan.json"), problem.profile
     )
-    first, *others = report_of(read_report_source(found.root, None))["prediction"]["bounds"]
-    assert first["what"].startswith("network card of server")
+    first, *others = report_of(read_report_source(found.root, None))["loads"]
+    assert first["name"].startswith("network card of server")
     assert (first["share"], first["binds"]) == (1, True)
-    assert first == report_of(found)["prediction"]["bounds"][0]
+    known = report_of(found)["loads"][0]
+    assert [first[key] for key in ("name", "seconds", "share", "binds")] == [
+        known[key] for key in ("name", "seconds", "share", "binds")
+    ]
     assert len(others) >= 3
     assert not any(one["binds"] for one in others)
