@@ -86,8 +86,7 @@ def _solved(point: SweepPoint, settings: Settings) -> Outcome:
     deadline = Deadline.after(settings.time_limit_s)
     request = replace(point.request, maximum_cuts=settings.maximum_cuts, deadline=deadline, simulate=settings.simulate)
     built = build_problem(request)
-    outcome = solve(built.problem, settings, deadline=deadline, known=built.known)
-    return replace(outcome, choice=built.choice)
+    return solve(built.problem, settings, deadline=deadline, known=built.known, choice=built.choice)
 
 
 def _over_parallelism(outcome: Outcome) -> tuple[float | None, bool]:

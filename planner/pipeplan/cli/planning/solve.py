@@ -105,8 +105,7 @@ def command(
     with interrupts.remember_interrupt() as interrupted, solve_line() as report:
         built = build_problem(request)
         with keep_disagreement(None if no_write else output):
-            outcome = solve(built.problem, settings, report=report, deadline=deadline, known=built.known)
-    outcome = replace(outcome, choice=built.choice)
+            outcome = solve(built.problem, settings, report=report, deadline=deadline, known=built.known, choice=built.choice)
     if built.targeted is not None:
         # Raises for what the trainer cannot express or cannot be written, before anything is written.
         files = built.targeted.files(outcome)
