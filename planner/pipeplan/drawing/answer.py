@@ -226,12 +226,10 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
     """The rivals that are shown: the best of every kind but the plan's own."""
     sharded = best_of([one for one in choice.rivals if one.sharding.divides_weights])
-    usual = [
-        one
-        for one in choice.rivals
-        if one is not choice.taken and one.kind in USUAL and (one is sharded or not one.sharding.divides_weights)
-    ]
-    pipelines = [one for one in choice.rivals if one.plan != plan and one.kind not in USUAL and len(plan.stages) == 1]
+    others = [one for one in choice.rivals if (one.plan, one.sharding) != (plan, choice.taken.sharding)]
+    usual = [one for one in others if one.kind in USUAL and (one is sharded or not one.sharding.divides_weights)]
+    usual = [one for one in usual if one.kind != UNIFORM or len(one.plan.stages) > 1]
+    pipelines = [one for one in others if one.kind not in USUAL and len(plan.stages) == 1]
     yield from [*usual, *sorted(pipelines, key=lambda one: one.sample_s)[:1]]
 
 
