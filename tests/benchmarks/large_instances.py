@@ -63,7 +63,7 @@ def with_cost(problem: Problem, kind: str) -> Problem:
     """
     profile, cluster, options = problem.profile, problem.cluster, problem.options
     if kind == "sharding":
-        options = replace(options, shard_optimizer=True)
+        options = replace(options, sharding=Sharding.OPTIMIZER)
     elif kind == "executor":
         cluster = replace(cluster, executor=_EXECUTOR)
     elif kind == "tied":

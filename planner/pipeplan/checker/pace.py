@@ -85,7 +85,9 @@ def slowest_batches(
 ) -> tuple[BatchParts, ...]:
     """The parts of one batch of a schedule with a flush; several, with other parts, where they are equally long."""
     waits = [update_wait_s(document, model, figure) for figure in figures]
-    batches = virtual_batches(document, figures, waits) if document.virtual else _batches(document, model, figures, waits)
+    batches = (
+        virtual_batches(document, figures, waits) if document.virtual else _batches(document, model, figures, waits)
+    )
     found = list(batches)
     longest = max(parts.total_s for parts in found)
     return tuple(parts for parts in found if parts.total_s >= longest * (1 - ROUNDING))

@@ -5,6 +5,7 @@ An independent implementation of docs/cost-model.md, "Divided weights", as a wal
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -96,7 +97,9 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
 def _groups(document: PlanDocument) -> list[list[int]]:
     """The workers by the group that holds the weights once: all of them, or those of each server."""
     workers, cluster = document.stages[0].workers, document.cluster
-    servers = {worker: 0 if document.options.sharding == FULLY_SHARDED else cluster.server_of(worker) for worker in workers}
+    servers = {
+        worker: 0 if document.options.sharding == FULLY_SHARDED else cluster.server_of(worker) for worker in workers
+    }
     groups = [[worker for worker in workers if servers[worker] == server] for server in dict.fromkeys(servers.values())]
     if len({len(group) for group in groups}) > 1 or len(workers) < 2 or len(document.stages) > 1:
         raise InputError("the weights are not divided among equally many workers of one stage")
@@ -126,7 +129,7 @@ def _weights_bytes(document: PlanDocument, model: CheckedModel, units: Sequence[
     """Bytes of weights, gradients and the optimiser's state, divided and gathered."""
     whole = float(model.parameters.sum())
     root = whole - sum(unit.weights for unit in units)
-    pairs = [unit.weights + following.weights for unit, following in zip(units, units[1:], strict=False)]
+    pairs = [unit.weights + following.weights for unit, following in itertools.pairwise(units)]
     gathered = root + max([units[-1].weights, *pairs])
     several = (document.accumulate or 1) > len(document.stages[0].workers)
     return whole * (2 + model.state_ratio) / shards + gathered + (whole if several else gathered)

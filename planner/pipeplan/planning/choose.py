@@ -97,8 +97,8 @@ class Choice:
     stale: Candidate | None
     """The fastest plan with old gradients, if it is faster than the synchronous ones by more than the tolerance."""
     bound_sample_s: float
-    """No synchronous plan takes fewer seconds per sample: a bound on pipelines, or the figure of a plan that divides the
-    weights, all of which are tried."""
+    """No synchronous plan takes fewer seconds per sample: the least of a bound on plans that keep whole weights, and of
+    the figures of those that divide them, all of which are tried."""
     finished: bool
     """Whether all searches ended before the time limit."""
 

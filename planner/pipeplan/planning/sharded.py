@@ -1,4 +1,4 @@
-"""The plan of a problem whose replicas divide the weights: one stage on as many workers as possible, without a search."""
+"""The plan of a problem whose replicas divide the weights: one stage, without a search."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The rule by which a plan is taken: the simplest one within 3% of the fastest, by the figure.
 
 Data parallelism is simplest: plain, then with a divided optimiser, then with divided weights. A uniform pipeline, which
-has the same number of replicas in every stage, is simpler than one of unequal replicas. Of two plans of one kind the one
-with fewer busy workers is simpler, then the one with fewer stages, then the one whose stages lie in fewer servers, then
-the one whose idle workers come last.
+has the same number of replicas in every stage, is simpler than one of unequal replicas. Of two plans of one kind the
+one with fewer busy workers is simpler, then the one with fewer stages, then the one whose stages lie in fewer servers,
+then the one whose idle workers come last.
 """
 
 from __future__ import annotations

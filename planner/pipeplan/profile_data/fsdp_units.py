@@ -7,6 +7,7 @@ list is divided into runs of consecutive layers with weights of about 25 MB.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ def fsdp_units(layers: Sequence[Layer]) -> tuple[FsdpUnit, ...]:
     if not starts:
         return _runs(layers)
     parts = [FsdpUnit(tuple(layers[: starts[0]]), wrapped=False)]
-    parts += [FsdpUnit(tuple(layers[first:stop])) for first, stop in zip(starts, starts[1:], strict=False)]
+    parts += [FsdpUnit(tuple(layers[first:stop])) for first, stop in itertools.pairwise(starts)]
     parts.append(FsdpUnit(tuple(layers[starts[-1] :]), wrapped=False))
     return tuple(part for part in parts if part.layers)
 
@@ -93,5 +94,5 @@ def _are_alike(layers: Sequence[Layer], members: dict[int, list[int]]) -> bool:
     """Whether there are several members, one after another, with weights of about the same size."""
     sizes = [sum(layers[place].parameter_bytes for place in places) for places in members.values()]
     ends = [(places[0], places[-1]) for places in members.values()]
-    apart = all(before[1] < behind[0] for before, behind in zip(ends, ends[1:], strict=False))
+    apart = all(before[1] < behind[0] for before, behind in itertools.pairwise(ends))
     return len(sizes) > 1 and apart and 0 < LEAST_SHARE * max(sizes) <= min(sizes)
