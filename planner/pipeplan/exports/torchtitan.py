@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.errors import InputError
 from pipeplan.exports import uniform_degrees
 from pipeplan.exports.files import header_lines, python_literal, torchrun_commands
@@ -77,6 +78,7 @@ class Torchtitan:
             order="" if torch_order else uniform_degrees.FILE,
             too_few=uniform_degrees.too_few_microbatches(plan, grid),
             degrees=grid,
+            shards=len(shard_groups(plan, problem)[0]) if problem.options.sharding.divides_weights else 1,
             # Without a pipeline torchtitan loads the microbatches of an update one by one.
             local=grid.microbatch * (grid.microbatches if grid.stages > 1 else 1),
             python=python_literal,
@@ -98,7 +100,7 @@ class Torchtitan:
 
     def _degrees(self, problem: Problem, plan: Plan) -> GridDegrees:
         """torchtitan's stages may go round the workers, or down them and back up, as its schedules ask."""
-        return grid_degrees(self, problem, plan, several=True)
+        return grid_degrees(self, problem, plan, several=True, divided=True)
 
     def _stack(self, profile: Profile, *, stages: int) -> BlockStack:
         """The model as a list of blocks. Raises `InputError`, also if its ends share weights and `stages` exceeds 1."""

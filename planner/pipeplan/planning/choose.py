@@ -179,8 +179,10 @@ class _Chooser:
         kinds = [(DDP, alone)]
         if options.sharding == Sharding.NONE:
             kinds.append((ZERO_1, alone | {"sharding": Sharding.OPTIMIZER}))
-        kinds += [(FSDP, alone | {"sharding": Sharding.FULL}), (HSDP, alone | {"sharding": Sharding.HYBRID})]
+        kinds.append((FSDP, alone | {"sharding": Sharding.FULL}))
         server = max(cluster.server_sizes)
+        if 1 < server < cluster.workers:
+            kinds.append((HSDP, alone | {"sharding": Sharding.HYBRID}))
         if server < min(cluster.workers, options.max_workers or cluster.workers):
             kinds.append((ONE_SERVER, alone | {"max_workers": server}))
         for kind, changes in kinds:

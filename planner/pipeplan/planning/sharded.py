@@ -38,7 +38,7 @@ def _on_most_workers(problem: Problem) -> Plan | None:
             continue
         plan = plain_data_parallel(problem, workers)
         sizes = {len(group) for group in shard_groups(plan, problem)}
-        alike = problem.options.sharding == Sharding.FULL or (len(sizes) == 1 and 1 < max(sizes) < workers)
+        alike = problem.options.sharding == Sharding.FULL or (len(sizes) == 1 and max(sizes) > 1)
         if alike and satisfies_options(plan, problem):
             return plan
     return None

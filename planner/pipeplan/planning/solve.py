@@ -92,7 +92,7 @@ def _sharded_outcome(problem: Problem, settings: Settings, deadline: Deadline, c
         one.score,
         results,
         state_verdict(problem, one.step_s, bound_s, results),
-        (baselines.data_parallelism(replace(problem, options=replace(problem.options, sharding=Sharding.NONE))),),
+        (),
         {},
         bound_s,
         certificate if settings.certify else NO_CERTIFICATE,
