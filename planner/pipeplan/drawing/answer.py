@@ -202,7 +202,8 @@ def _gain(outcome: Outcome, rate: float) -> str:
     rival = choice.rival(DDP)
     if rival is None:
         return "DDP does not fit"
-    return "" if len(outcome.plan.stages) == 1 else f"{rate * rival.sample_s:.2f}x DDP"
+    whole = len(outcome.plan.stages) == 1 and not outcome.problem.options.sharding.divides_weights
+    return "" if whole else f"{rate * rival.sample_s:.2f}x DDP"
 
 
 def _also(writer: _Writer, outcome: Outcome) -> None:
@@ -225,8 +226,8 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
     """The rivals that are shown: the best of every kind but the plan's own."""
-    sharded = best_of([one for one in choice.rivals if one.sharding.divides_weights])
     others = [one for one in choice.rivals if (one.plan, one.sharding) != (plan, choice.taken.sharding)]
+    sharded = best_of([one for one in others if one.sharding.divides_weights])
     usual = [one for one in others if one.kind in USUAL and (one is sharded or not one.sharding.divides_weights)]
     usual = [one for one in usual if one.kind != UNIFORM or len(one.plan.stages) > 1]
     pipelines = [one for one in others if one.kind not in USUAL and len(plan.stages) == 1]

@@ -30,7 +30,7 @@ MOST_STAGES = 16
 def improve(start: FiguredPlan, problem: Problem, deadline: Deadline) -> FiguredPlan:
     """The best plan that hill climbing finds from a plan; the plan itself where nothing near it is faster."""
     best, tried, left = start, {start.plan}, MOST_SIMULATIONS
-    if start.figure.simulated_s is None or start.plan.virtual or problem.options.sharding.divides_weights:
+    if start.figure.simulated_s is None or start.plan.virtual:
         return start
     improved = True
     while improved and left > 0:

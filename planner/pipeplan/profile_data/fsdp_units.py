@@ -1,8 +1,8 @@
-"""The units of a model whose weights FSDP gathers together: the repeated blocks, or else runs of consecutive layers.
+"""The units of a model whose weights FSDP gathers together: its repeated blocks, as the executor wraps them.
 
 The members of the largest list of modules that are alike are a unit each, such as `transformer.h.0`, `transformer.h.1`,
-… The weights of all other layers belong to the root, which is gathered for the whole pass. A profile that shows no such
-list is divided into runs of consecutive layers with weights of about 25 MB.
+… The weights of all other layers belong to the root, which is gathered for the whole pass. A profile that names no
+modules, as imported ones, is divided into runs of consecutive layers with weights of about 25 MB.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pipeplan.profile_data.layers import Layer
 
 LEAST_BYTES = 25 * 10**6
 """A run of consecutive layers is closed when it has so many bytes of weights."""
-LEAST_SHARE = 0.5
-"""Members of a list are alike if the smallest has at least this share of the weights of the largest."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,8 @@ def fsdp_units(layers: Sequence[Layer]) -> tuple[FsdpUnit, ...]:
     """The units of a model in the order of its layers, which they hold all."""
     starts = _starts_of_blocks(layers)
     if not starts:
-        return _runs(layers)
+        named = any(layer.module for layer in layers)
+        return (FsdpUnit(tuple(layers), wrapped=False),) if named else _runs(layers)
     parts = [FsdpUnit(tuple(layers[: starts[0]]), wrapped=False)]
     parts += [FsdpUnit(tuple(layers[first:stop])) for first, stop in itertools.pairwise(starts)]
     parts.append(FsdpUnit(tuple(layers[starts[-1] :]), wrapped=False))
@@ -91,8 +90,9 @@ def _bytes(layers: Sequence[Layer], members: dict[int, list[int]]) -> int:
 
 
 def _are_alike(layers: Sequence[Layer], members: dict[int, list[int]]) -> bool:
-    """Whether there are several members, one after another, with weights of about the same size."""
-    sizes = [sum(layers[place].parameter_bytes for place in places) for places in members.values()]
+    """Whether there are several members, one after another, that have weights and, as single layers, the same class."""
+    weights = all(any(layers[place].parameter_bytes for place in places) for places in members.values())
+    kinds = {len(places) == 1 and layers[places[0]].op.partition("(")[0] for places in members.values()}
     ends = [(places[0], places[-1]) for places in members.values()]
     apart = all(before[1] < behind[0] for before, behind in itertools.pairwise(ends))
-    return len(sizes) > 1 and apart and 0 < LEAST_SHARE * max(sizes) <= min(sizes)
+    return len(members) > 1 and weights and apart and len(kinds) == 1

@@ -150,9 +150,27 @@ def test_units_are_the_repeated_blocks_or_runs_of_layers() -> None:
         ["head"],
     ]
     assert [unit.gathered_bytes for unit in blocks] == [0, 20, 20, 20, 0]
-    runs = fsdp_units(_layers(("features.0", 10), ("features.1", LEAST_BYTES), ("fc.0", 0), ("fc.1", 5)))
+    runs = fsdp_units(_layers(("a", 10), ("b", LEAST_BYTES), ("c", 0), ("d", 5)))
     assert [unit.gathered_bytes for unit in runs] == [LEAST_BYTES + 10, 5]
     assert all(unit.wrapped for unit in runs)
+
+
+def test_a_list_of_different_modules_makes_no_units() -> None:
+    """The executor would wrap the whole model: all of its weights are the root's."""
+    named = [
+        Layer(name, 1.0, 1.0, size, 0, module=name, op=op)
+        for name, size, op in (
+            ("features.0", LEAST_BYTES, "Conv2d(3, 64)"),
+            ("features.1", 0, "ReLU"),
+            ("head.0", LEAST_BYTES, "Linear(4, 4)"),
+            ("head.1", LEAST_BYTES, "BatchNorm1d(4)"),
+        )
+    ]
+    (whole,) = fsdp_units(named)
+    assert not whole.wrapped
+    assert len(whole.layers) == 4
+    same = [replace(layer, op="Linear(4, 4)") for layer in named]
+    assert [unit.gathered_bytes for unit in fsdp_units(same)] == [0, LEAST_BYTES, LEAST_BYTES]
 
 
 def test_weights_outside_of_blocks_are_gathered_for_the_whole_pass() -> None:
