@@ -225,9 +225,13 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 
 
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
-    """The rivals that are shown: the best of every kind but the plan's own."""
+    """The rivals that are shown: the best of every kind but the plan's own.
+
+    On CPUs nobody would divide the weights of a model that fits whole.
+    """
     others = [one for one in choice.rivals if (one.plan, one.sharding) != (plan, choice.taken.sharding)]
-    sharded = best_of([one for one in others if one.sharding.divides_weights])
+    matters = choice.taken.cluster.device.kind == "cuda" or choice.rival(DDP) is None
+    sharded = best_of([one for one in others if matters and one.sharding.divides_weights])
     usual = [one for one in others if one.kind in USUAL and (one is sharded or not one.sharding.divides_weights)]
     usual = [one for one in usual if one.kind != UNIFORM or len(one.plan.stages) > 1]
     pipelines = [one for one in others if one.kind not in USUAL and len(plan.stages) == 1]

@@ -10,8 +10,9 @@ import click
 from pipeplan.api import simulate
 from pipeplan.cli.inspecting.trace import TRACE_MARK
 from pipeplan.cli.shared.options import complete_words, force_option, json_option, quiet_option, refuse_output
-from pipeplan.cli.shared.output import answer_console, answer_width, note, print_json
+from pipeplan.cli.shared.output import answer_console, answer_width, note, print_json, print_line
 from pipeplan.errors import InputError
+from pipeplan.problem.plan_file import read_plan_document
 from pipeplan.run_data.run_folder import read_run_of_plan
 from pipeplan.simulation import terminal
 from pipeplan.simulation.message_order import GLOO, TRANSPORTS
@@ -82,5 +83,8 @@ def command(
         print_json(report.to_json())
         return
     terminal.print_simulation(plan, replayed, report, answer_console(), width or answer_width(), run)
+    engine = read_plan_document(plan_folder).get("data_parallel")
+    if engine is not None and engine.value in ("fsdp", "hsdp"):
+        print_line("Gathering weights is drawn as part of the passes.")
     if trace_file is not None:
         note(f"written: {trace_file} (open it at ui.perfetto.dev)")
