@@ -214,8 +214,9 @@ def solve(
         settings.simulate,
     )
     built = build_problem(request)
-    outcome = solve_problem(built.problem, settings, report=progress, deadline=deadline, known=built.known)
-    return replace(outcome, choice=built.choice, run_size=size)
+    found = built.problem, settings
+    outcome = solve_problem(*found, report=progress, deadline=deadline, known=built.known, choice=built.choice)
+    return replace(outcome, run_size=size)
 
 
 def simulate(

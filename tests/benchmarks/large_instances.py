@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
+from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
@@ -63,7 +64,7 @@ def with_cost(problem: Problem, kind: str) -> Problem:
     """
     profile, cluster, options = problem.profile, problem.cluster, problem.options
     if kind == "sharding":
-        options = replace(options, shard_optimizer=True)
+        options = replace(options, sharding=Sharding.OPTIMIZER)
     elif kind == "executor":
         cluster = replace(cluster, executor=_EXECUTOR)
     elif kind == "tied":

@@ -49,6 +49,7 @@ class PlanFile(Struct):
     plan: PlanFields
     prediction: PredictionFields
     baselines: tuple[PlanBaseline, ...]
+    data_parallel: Literal["", "ddp", "zero1", "fsdp", "hsdp"] = ""
 
 
 def schemas() -> dict[str, dict[str, Any]]:

@@ -13,10 +13,11 @@ from pipeplan.drawing.tables import describe_cluster, server_numbers, short_conf
 from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.candidates import Candidate
-from pipeplan.planning.choose import DDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
+from pipeplan.planning.candidates import Candidate, best_of
+from pipeplan.planning.choose import DDP, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.simplicity import TOLERANCE
+from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace
@@ -27,8 +28,8 @@ MOST_LINES = 20
 DETAILS = ((6, 5), (4, 5), (4, 3), (2, 2), (2, 1))
 """(stages, rivals) that are listed at most. Of longer pipelines the first stages and the last one are listed. The first
 pair with which the answer has at most `MOST_LINES` lines is taken."""
-USUAL = (DDP, ZERO_1, ONE_SERVER, ONE_WORKER, UNIFORM)
-"""Kinds that a user would run without a planner."""
+USUAL = (DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM)
+"""Kinds that a user would run without a planner. Of FSDP and HSDP the faster one is shown."""
 LONGEST_CONFIG = 20
 
 
@@ -169,7 +170,10 @@ def _name(outcome: Outcome, config: str) -> str:
     plan = outcome.plan
     if plan.inference:
         return f"{short_config(config, LONGEST_CONFIG)}, inference"
-    sharded = " with ZeRO-1" if outcome.problem.options.shard_optimizer else ""
+    sharding = outcome.problem.options.sharding
+    if sharding.divides_weights:
+        return f"{sharding.upper()} on {plan.busy} workers"
+    sharded = " with ZeRO-1" if sharding == Sharding.OPTIMIZER else ""
     name = f"{short_config(config, LONGEST_CONFIG)}, {plan.schedule}"
     if len(plan.stages) == 1 and Updates.of(plan, outcome.problem.profile.minibatch).synchronous:
         name = f"DDP on {plan.busy} workers" if plan.busy > 1 else "one worker"
@@ -197,7 +201,8 @@ def _gain(outcome: Outcome, rate: float) -> str:
     rival = choice.rival(DDP)
     if rival is None:
         return "DDP does not fit"
-    return "" if len(outcome.plan.stages) == 1 else f"{rate * rival.sample_s:.2f}x DDP"
+    whole = len(outcome.plan.stages) == 1 and not outcome.problem.options.sharding.divides_weights
+    return "" if whole else f"{rate * rival.sample_s:.2f}x DDP"
 
 
 def _also(writer: _Writer, outcome: Outcome) -> None:
@@ -219,9 +224,16 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 
 
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
-    """The rivals that are shown: the best of every kind but the plan's own."""
-    usual = [one for one in choice.rivals if one.plan != plan and one.kind in USUAL]
-    pipelines = [one for one in choice.rivals if one.plan != plan and one.kind not in USUAL and len(plan.stages) == 1]
+    """The rivals that are shown: the best of every kind but the plan's own.
+
+    On CPUs nobody would divide the weights of a model that fits whole.
+    """
+    others = [one for one in choice.rivals if (one.plan, one.sharding) != (plan, choice.taken.sharding)]
+    matters = choice.taken.cluster.device.kind == "cuda" or choice.rival(DDP) is None
+    sharded = best_of([one for one in others if matters and one.sharding.divides_weights])
+    usual = [one for one in others if one.kind in USUAL and (one is sharded or not one.sharding.divides_weights)]
+    usual = [one for one in usual if one.kind != UNIFORM or len(one.plan.stages) > 1]
+    pipelines = [one for one in others if one.kind not in USUAL and len(plan.stages) == 1]
     yield from [*usual, *sorted(pipelines, key=lambda one: one.sample_s)[:1]]
 
 
@@ -231,7 +243,7 @@ def _rival(rival: Candidate) -> str:
     size = f"microbatch {rival.problem.profile.minibatch}"
     if rival.kind == ONE_WORKER:
         return f"{rival.kind}, {size}"
-    if rival.kind in (DDP, ZERO_1) or len(rival.plan.stages) == 1:
+    if len(rival.plan.stages) == 1:
         return f"{rival.kind}, {workers}, {size}"
     name = rival.kind if rival.kind == UNIFORM else f"{rival.plan.schedule}"
     return f"{name} {config}, {workers}, {size}"

@@ -10,6 +10,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, Evaluation, evaluate
 from pipeplan.cost.flush import BatchTime
+from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.problem import Problem
@@ -59,7 +60,7 @@ def break_down_time(name: str, plan: Plan, problem: Problem, step_s: float | Non
     free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).pace_s
     # Seconds per minibatch if all workers computed all the time, which no plan can beat, over those of this plan.
     computing = problem.work_s / problem.cluster.total_speed / score.pace_s
-    boundary, allreduce = _traffic(plan, score)
+    boundary, allreduce = _traffic(plan, problem, score)
     samples = problem.profile.minibatch
     return TimeBreakdown(
         name=name,
@@ -88,14 +89,20 @@ def without_communication(cluster: Cluster) -> Cluster:
     return replace(cluster, levels=tuple(instant(level) for level in cluster.levels), machines=machines)
 
 
-def _traffic(plan: Plan, score: Evaluation) -> tuple[float, float]:
-    """Bytes sent for one minibatch by all workers together: between stages, and for gradients.
+def _traffic(plan: Plan, problem: Problem, score: Evaluation) -> tuple[float, float]:
+    """Bytes sent for one minibatch by all workers together: between stages, and for gradients and gathered weights.
 
-    In a ring of m members each sends 2 (m-1)/m of the gradient, so that all of them send 2 (m-1) of it.
+    In a ring of m members each sends 2 (m-1)/m of the gradient, so that all of them send 2 (m-1) of it. A gather takes
+    half of that, as does the reduction among workers that divide the weights.
     """
     boundary = sum(stage.boundary_bytes + stage.boundary_gradient_bytes for stage in score.stages)
     if plan.inference:
         return float(boundary), 0.0
+    if problem.options.sharding.divides_weights:
+        groups = shard_groups(plan, problem)
+        gathered = (len(groups[0]) - 1) * score.stages[0].parameter_bytes
+        across = 2 * (len(groups) - 1) * score.stages[0].parameter_bytes
+        return 0.0, 2 * gathered / len(groups[0]) + (len(groups) * gathered + across) / (plan.accumulate or 1)
     allreduce = 0.0
     for stage, costs in zip(plan.stages, score.stages, strict=True):
         # As in the executor, the replicas of all copies of a stage form one ring.

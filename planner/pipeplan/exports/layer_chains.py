@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pipeplan.errors import InputError
-from pipeplan.exports.module_stacks import list_member
 from pipeplan.exports.target import ExportTarget, refusal
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.fsdp_units import list_member
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeplan.errors import InputError
+from pipeplan.profile_data.fsdp_units import list_member
 from pipeplan.profile_data.layers import Layer, edges
 from pipeplan.profile_data.profile import Profile
 
@@ -37,23 +38,6 @@ class BlockStack:
     def groups(self) -> tuple[tuple[str, ...], ...]:
         """The parts of more than one layer, which share a stage."""
         return tuple(names for names in self.named_parts().values() if len(names) > 1)
-
-
-def list_member(layer: Layer) -> tuple[str, int] | None:
-    """The path of the list of modules that a layer belongs to, and its index there. None if there is no list.
-
-    If lists are nested directly, it is the inner one (`stages.0.1`). A list further inside a member does not count
-    (`layers.3.experts.2`).
-    """
-    parts = (layer.module or layer.name.partition("#")[0]).split(".")
-    for index, part in enumerate(parts):
-        if _is_index(part) and not (index + 1 < len(parts) and _is_index(parts[index + 1])):
-            return ".".join(parts[:index]), int(part)
-    return None
-
-
-def _is_index(part: str) -> bool:
-    return part.isascii() and part.isdecimal()
 
 
 def stack_of(profile: Profile) -> BlockStack:

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.errors import InputError
 from pipeplan.exports import uniform_degrees
 from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weights, stack_of
@@ -21,7 +22,7 @@ from pipeplan.exports.target import (
     refuse_split_ties,
     torchrun_commands,
 )
-from pipeplan.exports.uniform_degrees import grid_degrees, restrict_to_synchronous_grid
+from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
@@ -73,6 +74,7 @@ class Torchtitan:
             order="" if torch_order else uniform_degrees.FILE,
             too_few=uniform_degrees.too_few_microbatches(plan, grid),
             degrees=grid,
+            shards=len(shard_groups(plan, problem)[0]) if problem.options.sharding.divides_weights else 1,
             # Without a pipeline torchtitan loads the microbatches of an update one by one.
             local=grid.microbatch * (grid.microbatches if grid.stages > 1 else 1),
             python=python_literal,
@@ -88,9 +90,13 @@ class Torchtitan:
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
         """How to start training."""
-        job, grid = JOBS.get(len(stack_of(problem.profile).blocks)), grid_degrees(self, problem, plan, several=True)
+        job = JOBS.get(len(stack_of(problem.profile).blocks))
         whose = f"it extends {job}; name your own" if job else "name your job"
-        return f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, grid.count, folder))}"
+        return f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, self._degrees(problem, plan).count, folder))}"
+
+    def _degrees(self, problem: Problem, plan: Plan) -> GridDegrees:
+        """torchtitan's stages may go round the workers, or down them and back up, as its schedules ask."""
+        return grid_degrees(self, problem, plan, several=True, divided=True)
 
     def _stack(self, profile: Profile, *, stages: int) -> BlockStack:
         """The model as a list of blocks. Raises `InputError`, also if its ends share weights and `stages` exceeds 1."""

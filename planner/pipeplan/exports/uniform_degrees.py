@@ -54,11 +54,16 @@ class GridDegrees:
         return [worker for stage in self.workers for worker in stage] == list(range(self.count))
 
 
-def grid_degrees(target: ExportTarget, problem: Problem, plan: Plan, *, several: bool = False) -> GridDegrees:
+def grid_degrees(
+    target: ExportTarget, problem: Problem, plan: Plan, *, several: bool = False, divided: bool = False
+) -> GridDegrees:
     """The degrees of a plan. Raises `InputError` unless it trains synchronously on a grid of workers 0, 1, 2 …
 
     With `several` workers may have several stages each; `GridDegrees.stages` then counts positions of the pipeline.
+    With `divided` the target can divide the weights among replicas.
     """
+    if problem.options.sharding.divides_weights and not divided:
+        raise refusal(target, plan, "its replicas divide the weights, which this export does not write")
     if plan.inference:
         raise InputError(f"the plan {plan.config} is for inference, and the export to {target.title} is for training")
     # A single stage always computes with the newest weights, unless it accumulates gradients.

@@ -22,6 +22,7 @@ from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE, SPLITTING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import not_taken_because
+from pipeplan.problem.options import Sharding
 from pipeplan.problem.plan_file import PLAN_FORMAT
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.training_needs import located_fields
@@ -61,6 +62,7 @@ def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any
         "cluster": outcome.problem.cluster.to_json() | {"digest": outcome.problem.cluster.digest()},
         "options": _options(outcome),
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
+        "data_parallel": outcome.problem.options.data_parallel(outcome.plan),
         "updates": None if outcome.plan.inference else _updates(outcome),
         "choice": None if outcome.choice is None else outcome.choice.to_json(),
         "stated": {
@@ -109,8 +111,8 @@ def _options(outcome: Outcome) -> dict[str, Any]:
         del options["correction"]
     if options["virtual_stages"] is None:
         del options["virtual_stages"]
-    if not options["shard_optimizer"]:
-        del options["shard_optimizer"]
+    if options["sharding"] == Sharding.NONE:
+        del options["sharding"]
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
 
 
@@ -210,6 +212,7 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
             for stage in plan.stages
         ],
         "links": planned_links(outcome, sum(sizes)),
+        "data_parallel": problem.options.data_parallel(plan),
         **({"shard_optimizer": True} if problem.options.shard_optimizer else {}),
     }
     return [

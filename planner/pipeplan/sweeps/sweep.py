@@ -73,7 +73,7 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
         parallelism_fits=fits,
         config=outcome.plan.config,
         minibatch=outcome.problem.profile.minibatch,
-        schedule=point.schedule if outcome.plan.inference else outcome.plan.schedule,
+        schedule=_schedule(point, outcome),
         synchronous=outcome.plan.inference or Updates.of(outcome.plan, outcome.problem.profile.minibatch).synchronous,
         bound=outcome.evaluation.bound,
         busy=outcome.plan.busy,
@@ -86,8 +86,15 @@ def _solved(point: SweepPoint, settings: Settings) -> Outcome:
     deadline = Deadline.after(settings.time_limit_s)
     request = replace(point.request, maximum_cuts=settings.maximum_cuts, deadline=deadline, simulate=settings.simulate)
     built = build_problem(request)
-    outcome = solve(built.problem, settings, deadline=deadline, known=built.known)
-    return replace(outcome, choice=built.choice)
+    return solve(built.problem, settings, deadline=deadline, known=built.known, choice=built.choice)
+
+
+def _schedule(point: SweepPoint, outcome: Outcome) -> str:
+    """The schedule of the answer, or how its replicas divide the weights."""
+    sharding = outcome.problem.options.sharding
+    if sharding.divides_weights:
+        return str(sharding)
+    return point.schedule if outcome.plan.inference else outcome.plan.schedule
 
 
 def _over_parallelism(outcome: Outcome) -> tuple[float | None, bool]:

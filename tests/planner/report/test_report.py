@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from reported import Document, branching, report_of, rows, small_cluster, source_of, vgg
 
-from pipeplan.problem.options import Options
+from pipeplan.problem.options import Options, Sharding
 from pipeplan.report.build import report_page
 from pipeplan.report.source import ReportSource
 from pipeplan.report.stages import stage_rows
@@ -197,10 +197,10 @@ def test_copies_of_a_pipeline_share_the_traffic_of_a_boundary() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        Options(shard_optimizer=True),
+        Options(sharding=Sharding.OPTIMIZER),
         Options(schedule="zb-h1", accumulate=8, stages=3),
-        Options(schedule="zb-h1", accumulate=8, stages=2, shard_optimizer=True),
-        Options(schedule="2bw", accumulate=8, correction="ef", shard_optimizer=True),
+        Options(schedule="zb-h1", accumulate=8, stages=2, sharding=Sharding.OPTIMIZER),
+        Options(schedule="2bw", accumulate=8, correction="ef", sharding=Sharding.OPTIMIZER),
         Options(schedule="gpipe", accumulate=4, recompute=True),
     ],
     ids=lambda options: f"{options.schedule} {options.shard_optimizer}",

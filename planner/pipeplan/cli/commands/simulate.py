@@ -9,7 +9,7 @@ import click
 
 from pipeplan.api import simulate
 from pipeplan.cli.options import complete_words, force_option, json_option, quiet_option, refuse_output
-from pipeplan.cli.output import answer_console, answer_width, note, print_json, print_warning
+from pipeplan.cli.output import answer_console, answer_width, note, print_json, print_line, print_warning
 from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
@@ -95,5 +95,8 @@ def command(
         print_json(report.to_json())
         return
     terminal.print_simulation(plan, replayed, report, answer_console(), width or answer_width(), run)
+    engine = root.get("data_parallel")
+    if engine is not None and engine.value in ("fsdp", "hsdp"):
+        print_line("Gathering weights is drawn as part of the passes.")
     if trace_file is not None:
         note(f"written: {trace_file} (open it at ui.perfetto.dev)")

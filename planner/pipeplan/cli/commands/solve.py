@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +110,9 @@ def command(
     with processes.remember_interrupt() as interrupted, solve_line() as report:
         built = build_problem(request)
         with keep_disagreement(None if no_write else output):
-            outcome = solve(built.problem, settings, report=report, deadline=deadline, known=built.known)
-    outcome = replace(outcome, choice=built.choice)
+            outcome = solve(
+                built.problem, settings, report=report, deadline=deadline, known=built.known, choice=built.choice
+            )
     if built.targeted is not None:
         # Raises for what the trainer cannot express or cannot be written, before anything is written.
         files = built.targeted.files(outcome)
