@@ -58,9 +58,7 @@ class Device:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON, `cores` and `memory_reserve` only where they are not 0."""
-        return {
-            name: value for name, value in asdict(self).items() if name not in ("cores", "memory_reserve") or value
-        }
+        return {name: value for name, value in asdict(self).items() if name not in ("cores", "memory_reserve") or value}
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,7 @@ class Hardware:
         if self.kind == "cuda":
             return Device(self.name, self.kind, self.memory_bytes, memory_reserve=MEMORY_RESERVE)
         shared = self.cores if workers > self.cores else 0
-        return Device(
-            self.name, self.kind, self.memory_bytes // workers, cores=shared, memory_reserve=MEMORY_RESERVE
-        )
+        return Device(self.name, self.kind, self.memory_bytes // workers, cores=shared, memory_reserve=MEMORY_RESERVE)
 
 
 def local_cluster(workers: int | None) -> Cluster:

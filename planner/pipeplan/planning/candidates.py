@@ -123,14 +123,15 @@ def candidate_of(
     least_s = max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
     if least_s >= useful_s:
         return None, useful_s
-    best, in_time = best_in_time(problem, maximum_cuts, deadline, CHOICE_GAP, useful_s)
+    best, searched_all = best_in_time(problem, maximum_cuts, deadline, CHOICE_GAP, useful_s)
     if best is None:
-        return None, useful_s if in_time else least_s
+        return None, useful_s if searched_all else least_s
+    bound_s = min(max(best.bound_s, least_s), useful_s)
     if best.pace_s >= useful_s:
-        return None, useful_s
+        return None, bound_s
     start = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
     found = improve(start, problem, deadline)
-    return Candidate(kind, problem, found.plan, found.figure, extrapolated), best.pace_s
+    return Candidate(kind, problem, found.plan, found.figure, extrapolated), min(bound_s, best.pace_s)
 
 
 def candidate_from(kind: str, plan: Plan, problem: Problem, deadline: Deadline) -> Candidate | None:

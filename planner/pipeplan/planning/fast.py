@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import satisfies_options, uniform_grid
 from pipeplan.planning.charge_results import deepened
-from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.problem.blocks import block_cuts
+from pipeplan.problem.cuts import Cuts, Flags, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.result import Result, Status
@@ -21,6 +24,11 @@ USEFUL = 1 + 1e-6
 MANY_CUTS = 96
 """With more cuts than this, the proof of a best plan takes much longer than finding one that is nearly as fast."""
 
+NEAR = 1.05
+"""A plan with cuts between blocks that is this much slower than is useful may have a useful one near it."""
+NEAREST_CUTS = 12
+"""The number of cuts that are searched around each cut of the best plan between blocks."""
+
 
 @dataclass(frozen=True)
 class ScoredPlan:
@@ -28,6 +36,8 @@ class ScoredPlan:
 
     plan: Plan
     pace_s: float
+    bound_s: float = 0.0
+    """Lower bound on the pace of every plan of the problem; 0 where none was sought."""
 
 
 def best_of_known(plans: Iterable[Plan], problem: Problem) -> ScoredPlan | None:
@@ -60,7 +70,7 @@ def best_plan(
     Raises `OutOfTime` where no plan is found before the deadline.
     """
     result = _solved(problem, cuts, deadline, gap, useful_s, near=near)
-    return None if result.plan is None else _scored(result.plan, problem)
+    return None if result.plan is None else _scored(result.plan, problem, result.bound_s)
 
 
 def best_in_time(
@@ -70,17 +80,56 @@ def best_in_time(
     gap_of_many_cuts: float = 0.0,
     useful_s: float = float("inf"),
 ) -> tuple[ScoredPlan | None, bool]:
-    """`best_plan` of a problem whose cuts are still to be listed, and whether there was time to know it.
+    """`best_plan` of a problem whose cuts are still to be listed, and whether all plans of the problem were searched.
 
-    With more than `MANY_CUTS` cuts the search may stop at a plan within the relative `gap_of_many_cuts` of the best.
+    With more than `MANY_CUTS` cuts the search may stop at a plan within the relative `gap_of_many_cuts` of the best. If
+    the model has repeated blocks, a search of plans between these may then stand for the search of all plans.
     """
     try:
         cuts = enumerate_cuts(problem, maximum_cuts, deadline.share(0.5))
         if len(cuts.ideals) <= MANY_CUTS:
             return best_plan(problem, cuts, deadline, useful_s=useful_s), True
+        if gap_of_many_cuts and (between := block_cuts(problem, cuts)) is not None:
+            found = _in_blocks(problem, cuts, between, gap_of_many_cuts, deadline, useful_s)
+            if found is not None or useful_s < float("inf"):
+                return found, False
         return _or_grid(problem, cuts, gap_of_many_cuts, deadline, useful_s), True
     except OutOfTime:
         return None, False
+
+
+def _in_blocks(
+    problem: Problem, cuts: Cuts, between: Flags, gap: float, deadline: Deadline, useful_s: float
+) -> ScoredPlan | None:
+    """The best plan that cuts between blocks, improved by a search of the cuts near its own; None where none is found.
+
+    Plans that cut inside blocks may be faster than `useful_s` where those between blocks are not by more than `NEAR`.
+    """
+    coarse = _solved(problem, replace(cuts.only(between), complete=False), deadline.share(0.5), gap, useful_s * NEAR)
+    if coarse.plan is None:
+        return None
+    best = _scored(coarse.plan, problem, coarse.bound_s)
+    fine = replace(cuts.only(_near_cuts(problem, cuts, between, best.plan)), complete=False)
+    limit_s = min(best.pace_s, useful_s)
+    try:
+        finer = _solved(problem, fine, deadline.share(0.5), gap, limit_s, near=True)
+    except OutOfTime:
+        finer = coarse
+    found = [best] if finer.plan is None else [best, _scored(finer.plan, problem, coarse.bound_s)]
+    return min(found, key=lambda one: one.pace_s)
+
+
+def _near_cuts(problem: Problem, cuts: Cuts, between: Flags, plan: Plan) -> Flags:
+    """A mask of the cuts between blocks, and of those with nearly the work of the cuts of a plan."""
+    mask, work_s = (
+        between.copy(),
+        {name: unit.forward_s + unit.backward_s for unit in problem.units for name in unit.layers[:1]},
+    )
+    inside_s = 0.0
+    for stage in plan.stages[:-1]:
+        inside_s += sum(work_s.get(name, 0.0) for name in stage.layers)
+        mask[np.argsort(np.abs(cuts.work_s - inside_s), kind="stable")[:NEAREST_CUTS]] = True
+    return mask
 
 
 def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, useful_s: float) -> ScoredPlan | None:
@@ -91,7 +140,7 @@ def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, usefu
     best = None
     try:
         result = _solved(problem, cuts, deadline.share(0.7), gap, useful_s)
-        best = None if result.plan is None else _scored(result.plan, problem)
+        best = None if result.plan is None else _scored(result.plan, problem, result.bound_s)
         if result.status in (Status.OPTIMAL, Status.INFEASIBLE):
             return best
     except OutOfTime:
@@ -100,16 +149,16 @@ def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, usefu
     if not problem.options.grid and problem.options.stages is None and not problem.options.pins:
         found = uniform_grid(problem, cuts, deadline, useful_s)
         if found.plan is not None and found.pace_s is not None and satisfies_options(found.plan, problem):
-            grid = ScoredPlan(found.plan, found.pace_s)
+            grid = ScoredPlan(found.plan, found.pace_s, 0.0 if best is None else best.bound_s)
             return grid if best is None else min(best, grid, key=lambda one: one.pace_s)
     if best is None:
         raise OutOfTime
     return best
 
 
-def _scored(plan: Plan, problem: Problem) -> ScoredPlan:
+def _scored(plan: Plan, problem: Problem, bound_s: float) -> ScoredPlan:
     plan, score = deepened(plan, problem)
-    return ScoredPlan(plan, score.pace_s)
+    return ScoredPlan(plan, score.pace_s, bound_s)
 
 
 def _solved(
