@@ -89,7 +89,8 @@ def best_in_time(
         cuts = enumerate_cuts(problem, maximum_cuts, deadline.share(0.5))
         if len(cuts.ideals) <= MANY_CUTS:
             return best_plan(problem, cuts, deadline, useful_s=useful_s), True
-        if gap_of_many_cuts and (between := block_cuts(problem, cuts)) is not None:
+        several = 1 not in (problem.options.stages, problem.options.max_stages)
+        if gap_of_many_cuts and several and (between := block_cuts(problem, cuts)) is not None:
             found = _in_blocks(problem, cuts, between, gap_of_many_cuts, deadline, useful_s)
             if found is not None or useful_s < float("inf"):
                 return found, False

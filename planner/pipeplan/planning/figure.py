@@ -29,7 +29,7 @@ as `pipeplan simulate` does. With shared cards a thousand passes take 0.1 to 0.6
 MOST_PASSES = 4_000
 """The most passes of one simulation of the steady state. A plan that needs more is simulated for two updates."""
 MOST_PASSES_OF_UPDATES = 48_000
-"""The most passes of simulations of two updates, which take up to two seconds. A larger plan has the formula's figure."""
+"""The most passes of simulations of two updates, of one to two seconds. A larger plan has the formula's figure."""
 LEAST_TURNS = 5
 """The least length of a simulation, as a multiple of the microbatches in flight."""
 LEAST_FLUSHES = 3
@@ -102,7 +102,7 @@ def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadlin
         return Figure(score.pace_s, note="the plan is too large to simulate")
     try:
         if count is None:
-            known = Figure(score.pace_s, _by_updates_s(scenario, lengths, deadline), UPDATES * sum(lengths))
+            known = Figure(score.pace_s, by_updates_s(scenario, lengths, deadline), UPDATES * sum(lengths))
         else:
             steady = simulate(scenario, count, deadline).report.steady
             note = "" if steady is not None else "too few microbatches for a steady state"
@@ -158,12 +158,13 @@ def lengths_of_updates(scenario: Scenario, plan: Plan) -> tuple[int, ...]:
     least = LEAST_UPDATE * scenario.in_flight
     short = least + (group - least) % turn
     longer = short + turn * math.ceil(scenario.in_flight / turn)
-    lengths = (short, longer) if short + longer < group else (group,)
-    passes = 2 * len(plan.stages) * UPDATES * sum(lengths)
-    return lengths if passes <= MOST_PASSES_OF_UPDATES else ()
+    most = MOST_PASSES_OF_UPDATES // (2 * len(plan.stages) * UPDATES)
+    if short + longer < group and not (plan.virtual and group <= most):
+        return (short, longer) if short + longer <= most else ()
+    return (group,) if group <= most else ()
 
 
-def _by_updates_s(scenario: Scenario, lengths: Sequence[int], deadline: Deadline) -> float:
+def by_updates_s(scenario: Scenario, lengths: Sequence[int], deadline: Deadline) -> float:
     """Seconds per microbatch of a plan with a flush, from simulations of updates of these lengths."""
     group, times = scenario.accumulate or 1, [simulated_update_s(with_update(scenario, n), deadline) for n in lengths]
     if len(lengths) == 1:

@@ -1,10 +1,10 @@
 """Finds the repeated blocks of a model, such as the layers of a transformer, and the cuts between them.
 
-Units repeat with a period where their sizes do: parameters, buffers, and what they save for the backward pass. Times are
-not compared, as measurements of equal layers differ. Within each repetition the cuts that the fewest bytes cross are
-kept. In a transformer they lie before attention and before the feed-forward layers, where only the residual stream
-crosses. Plans that cut there are found much sooner than plans with any cuts, and are nearly as fast where a stage has
-several blocks. What is proven about them holds for these cuts alone.
+Units repeat with a period where their sizes do: parameters, buffers, and what they save for the backward pass. Times
+are not compared, as measurements of equal layers differ. Within each repetition the cuts that the fewest bytes cross
+are kept. In a transformer only the residual stream crosses them. Plans that cut there are found much sooner than plans
+with any cuts, and are nearly as fast where a stage has several blocks. What is proven about them holds for these cuts
+alone.
 """
 
 from __future__ import annotations
@@ -50,9 +50,12 @@ def _between_blocks(regions: Sequence[tuple[int, int, int]], crossing: Floats) -
     """Whether each cut along the order of the units is kept; `crossing` has the bytes that cross them."""
     kept = np.ones(len(crossing), dtype=bool)
     for start, stop, period in regions:
+        least = np.inf
         for first in range(start + 1, stop, period):
             inside = slice(first, min(first + period, stop))
-            kept[inside] = crossing[inside] <= crossing[inside].min()
+            if first + period <= stop:  # of the rest behind the last whole repetition, no more cuts are kept than there
+                least = crossing[inside].min()
+            kept[inside] = crossing[inside] <= least
     kept[[0, -1]] = True
     return kept
 
