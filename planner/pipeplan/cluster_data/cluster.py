@@ -411,8 +411,8 @@ def _check_device(where: str, device: Device) -> None:
         raise InputError(f"{where}: its device has no memory")
     if not 0 <= device.memory_reserve <= MOST_RESERVED:
         raise InputError(
-            f"{where}: a memory_reserve of {device.memory_reserve:g} is out of range, which is 0 to {MOST_RESERVED:g} "
-            "(0.05 leaves 5% of the memory free)"
+            f"{where}: a memory_reserve of {device.memory_reserve:.0%} leaves too little to plan with: give at most "
+            f"{MOST_RESERVED:.0%}"
         )
     if not 1e-6 <= device.speed <= 1e6:
         raise InputError(f"{where}: the device's speed must lie between 1e-6 and 1e6")
