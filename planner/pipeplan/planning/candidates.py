@@ -114,12 +114,10 @@ def candidate_of(
     *,
     extrapolated: bool = False,
     simulates: bool = True,
-    improves: bool = True,
 ) -> tuple[Candidate | None, float]:
     """(the best plan of a problem or None, a lower bound on the seconds per microbatch of all its plans).
 
-    The dynamic program finds the best plan by the formulas, and unless `improves` is False the local search the best
-    one near it by the figure.
+    The dynamic program finds the best plan by the formulas, and the local search the best one near it by the figure.
     Plans that take `useful_s` seconds per microbatch or more by the formulas, which are lower bounds, are of no use.
     """
     least_s = max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
@@ -132,7 +130,7 @@ def candidate_of(
     if best.pace_s >= useful_s:
         return None, bound_s
     start = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
-    found = improve(start, problem, deadline) if improves else start
+    found = improve(start, problem, deadline)
     return Candidate(kind, problem, found.plan, found.figure, extrapolated), min(bound_s, best.pace_s)
 
 

@@ -311,9 +311,7 @@ class _Chooser:
     def _stale_plan(self, problem: Problem, useful_sample_s: float) -> Candidate | None:
         useful_s, cuts = useful_sample_s * problem.profile.minibatch, self.question.maximum_cuts
         simulates, ends = self.question.simulates, self.deadline.share(0.4)
-        # A plan that is only told about need not be the very best.
-        improves = self.question.staleness > 0
-        return candidate_of(STALE, problem, cuts, ends, useful_s, simulates=simulates, improves=improves)[0]
+        return candidate_of(STALE, problem, cuts, ends, useful_s, simulates=simulates)[0]
 
     def _stale_problems(self, tolerated: float) -> Iterator[Problem]:
         """The problems whose plans may have gradients up to so many updates old.

@@ -22,7 +22,7 @@ from pipeplan.util.deadline import Deadline
 LEAST_GAIN = 1e-3
 """Relative. A neighbour replaces the plan if its figure is smaller by this share."""
 MOST_SIMULATIONS = 48
-MOST_PASSES = 100_000
+MOST_PASSES = 200_000
 """The most simulations of one search, and the most passes of all of them. A limit in time would make answers depend on
 the machine."""
 MOST_STAGES = 16
