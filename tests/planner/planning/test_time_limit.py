@@ -130,9 +130,9 @@ def test_a_certificate_for_which_there_is_no_time_says_so() -> None:
     problem = _problem()
     cuts = enumerate_cuts(problem, 1000)
     pace_s = dynamic_program.solve(problem, cuts).objective_s
-    made = certificate.make_certificate(problem, cuts, pace_s, PASSED, charged=True)
+    made = certificate.make_certificate(problem, cuts, pace_s, PASSED)
     assert (made.document, made.note) == (None, certificate.NO_TIME)
-    assert certificate.make_certificate(problem, cuts, pace_s, charged=True).document is not None
+    assert certificate.make_certificate(problem, cuts, pace_s).document is not None
 
 
 def test_a_program_that_takes_too_long_to_build_leaves_a_bound() -> None:

@@ -28,7 +28,7 @@ def charged_result(task: SearchTask, alone: BestSoFar) -> Result:
     exact = charges(task.problem)
     if task.price is None and not exact:
         return replace(alone_result(task, alone), note=note)
-    levels, alone_bound_s = passed_levels(task.problem, task.cuts), alone.bound if task.cuts.complete else None
+    levels = passed_levels(task.problem, task.cuts)
     if alone.finished and alone.regions:
         least_s = max((one.bound_s for one in levels), default=0.0)
         raised = [replace(one, low_s=max(one.low_s, least_s * (one.space.copies == 1))) for one in alone.regions]
@@ -39,7 +39,7 @@ def charged_result(task: SearchTask, alone: BestSoFar) -> Result:
         assert task.price is not None
         result = _best_of_few(task, alone, levels, task.price)
         result = replace(result, note="" if result.status == Status.OPTIMAL else note)
-    return replace(result, charged=True, alone_bound_s=alone_bound_s)
+    return replace(result, charged=True)
 
 
 def _searched(task: SearchTask, alone: BestSoFar) -> Result:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from pipeplan.cost import contention, depths
 from pipeplan.plan.plan import Plan, Stage
@@ -43,8 +42,7 @@ def alone_result(task: SearchTask, so_far: BestSoFar) -> Result:
         return Result("DP", status, None, float("inf"), least, 0.0, _note(cuts, finished), interrupted=interrupted)
     pace, space, pipeline = so_far.best
     plan = plan_of(task.problem, space, pipeline.stages(), pace)
-    result = found_result(task, BisectionResult(so_far.bound, pace, plan, finished, interrupted))
-    return replace(result, alone_bound_s=result.bound_s if cuts.complete else None)
+    return found_result(task, BisectionResult(so_far.bound, pace, plan, finished, interrupted))
 
 
 def found_result(task: SearchTask, interval: BisectionResult[Plan]) -> Result:

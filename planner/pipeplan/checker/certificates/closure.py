@@ -1,4 +1,4 @@
-"""Checks that the states of a certificate with everything charged are closed. docs/check.md proves the rules.
+"""Checks that the states of a certificate are closed. docs/check.md proves the rules.
 
 Wherever a stage that keeps within the threshold may stand in front of a listed state, a listed state must cover the
 state that it leads to. No stage may complete a pipeline.
@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.certificates.charged_stages import ChargedSpace, LeadingStages, StagesAtCut
-from pipeplan.checker.certificates.charged_states import ChargedStates, CountedLimits, covered, read_states
 from pipeplan.checker.certificates.flush_stages import FlushSpace
 from pipeplan.checker.certificates.shared_loads import CardLevel, CoreLevel, card_levels, core_levels
-from pipeplan.checker.certificates.transitions import MOST_CUTS, stage_words
+from pipeplan.checker.certificates.stages import LeadingStages, StagesAtCut, StageSpace
+from pipeplan.checker.certificates.states import CertificateStates, CountedLimits, covered, read_states
 from pipeplan.checker.certificates.worker_runs import WorkerRuns
 from pipeplan.checker.document import FLUSHING, CheckedOptions, PlanDocument
 from pipeplan.checker.model import CheckedModel, Flags, Totals
@@ -26,11 +25,13 @@ from pipeplan.util.files import Node
 
 Ints = NDArray[np.intp]
 
+MOST_CUTS = 5000
+"""Largest number of cuts of a model for which a certificate is checked."""
 MOST_WORKERS = 256
 """Largest number of workers of one copy, for all pairs of which there are tables."""
 
 
-def charged_space(
+def stage_space(
     document: PlanDocument,
     model: CheckedModel,
     place: tuple[int, range],
@@ -39,7 +40,7 @@ def charged_space(
     among_s: float,
     paces: tuple[float, float],
     grid: int | None = None,
-) -> ChargedSpace:
+) -> StageSpace:
     """A space of plans: pipelines in one component of a level, with `copies` of them side by side.
 
     `place` has the level and the workers of all copies; `among_s` is the time of one all-reduce among the copies;
@@ -54,17 +55,17 @@ def charged_space(
     (level, workers), options = place, document.options
     cluster = document.cluster.inner(level, bisect_right(document.network.starts[level], workers[0]) - 1)
     if cluster.workers > MOST_WORKERS:
-        raise InputError(f"a certificate with everything charged is checked for at most {MOST_WORKERS} workers")
+        raise InputError(f"a certificate is checked for at most {MOST_WORKERS} workers")
     runs = WorkerRuns.of(cluster, options.max_replicas, grid)
     levels: list[CardLevel | CoreLevel] = []
     if options.contention:
         levels = [*card_levels(cluster, runs, limit), *core_levels(document.cluster, runs, limit, workers)]
     totals = Totals.of(model, MOST_CUTS)
-    kind = FlushSpace if document.schedule in FLUSHING else ChargedSpace
+    kind = FlushSpace if document.schedule in FLUSHING else StageSpace
     return kind(document, model, totals, cluster, runs, tuple(levels), copies, workers, threshold, limit, among_s)
 
 
-def check_charged_closure(space: ChargedSpace, entry: Node, options: CheckedOptions, grid: int | None = None) -> int:
+def check_closure(space: StageSpace, entry: Node, options: CheckedOptions, grid: int | None = None) -> int:
     """Check the states of one space of plans, and return their number.
 
     `grid` is the number of replicas of every stage of a uniform grid, which begins at the first worker. Raises an
@@ -75,7 +76,7 @@ def check_charged_closure(space: ChargedSpace, entry: Node, options: CheckedOpti
     if start > space.runs.workers or not len(space.runs.start):
         entry.fail(f"a uniform grid of {start} workers is larger than the cluster, or has more replicas than asked for")
     listed, as_stated = read_states(entry, space, counts, start)
-    closure = ChargedClosure(space, counts, listed, as_stated, entry)
+    closure = Closure(space, counts, listed, as_stated, entry)
     for cut in np.unique(listed.cut)[::-1].tolist():
         if cut:
             closure.check_cut(cut)
@@ -83,12 +84,12 @@ def check_charged_closure(space: ChargedSpace, entry: Node, options: CheckedOpti
 
 
 @dataclass(frozen=True)
-class ChargedClosure:
+class Closure:
     """The certificate's claim for one space of plans."""
 
-    space: ChargedSpace
+    space: StageSpace
     counts: CountedLimits
-    listed: ChargedStates
+    listed: CertificateStates
     as_stated: list[Any]
     entry: Node
 
@@ -99,7 +100,7 @@ class ChargedClosure:
         for leads in self.space.leads(stages, states.at_cut):
             self._check_leads(stages, states, leads, rows)
 
-    def _check_leads(self, stages: StagesAtCut, states: ChargedStates, leads: LeadingStages, rows: Ints) -> None:
+    def _check_leads(self, stages: StagesAtCut, states: CertificateStates, leads: LeadingStages, rows: Ints) -> None:
         found, allowed = self._resulting(stages, states, leads)
         leads, found = leads.take(allowed), found.take(allowed)
         done = found.cut == 0
@@ -117,22 +118,22 @@ class ChargedClosure:
                 self._fail(stages, leads, rows, int(missing[0]), what)
 
     def _resulting(
-        self, stages: StagesAtCut, states: ChargedStates, leads: LeadingStages
-    ) -> tuple[ChargedStates, Flags]:
+        self, stages: StagesAtCut, states: CertificateStates, leads: LeadingStages
+    ) -> tuple[CertificateStates, Flags]:
         """The states that stages lead to, and whether these are within the user's limits."""
         run, counts = stages.traffic.run[leads.stage], self.counts
         replicas, before = self.space.runs.replicas[run], stages.before[leads.stage]
         number = states.stages[leads.state] + (counts.most_stages is not None)
         busy = states.busy[leads.state] + replicas * (counts.most_busy is not None)
         first = self.space.runs.start[run]
-        found = ChargedStates(before, first, replicas, leads.demand, leads.loads, leads.times, number, busy)
+        found = CertificateStates(before, first, replicas, leads.demand, leads.loads, leads.times, number, busy)
         allowed = (number <= (counts.most_stages or 0)) & (busy <= (counts.most_busy or 0))
         for layer, stage in counts.pins:
             # The layers inside the cut are those of the stages still to be placed.
             allowed &= self.space.totals.holds(before, layer) == (stage <= (counts.most_stages or 0) - number)
         return found, allowed
 
-    def _hopeless(self, found: ChargedStates) -> Flags:
+    def _hopeless(self, found: CertificateStates) -> Flags:
         """Whether each state is one in front of which no pipeline can exist."""
         room = found.first if self.counts.most_busy is None else self.counts.most_busy - found.busy
         lost = self.space.hopeless(found.cut, found.first, room, found.times)
@@ -147,7 +148,7 @@ class ChargedClosure:
         self.entry.fail(f"{words} {what} state {self.as_stated[int(rows[leads.state[lead]])]}")
 
 
-def _least(found: ChargedStates, counts: CountedLimits) -> Ints:
+def _least(found: CertificateStates, counts: CountedLimits) -> Ints:
     """Rows without those that another row covers trivially: the same place and counts, no less demand and load."""
     place = np.stack([found.cut, found.first, found.replicas, found.stages, found.busy])
     costs = np.stack([found.demand, *found.times.T, *found.loads.T])
@@ -156,3 +157,10 @@ def _least(found: ChargedStates, counts: CountedLimits) -> Ints:
     begins[1:] = (np.diff(place[:, order], axis=1) != 0).any(axis=0)
     best = order[np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))]
     return np.asarray(order[begins | (costs[:, best] > costs[:, order]).any(axis=0)])
+
+
+def stage_words(model: CheckedModel, members: int, first: int, last: int) -> str:
+    """A stage of some layers, a bit set, in words, for error messages."""
+    names = [name for index, name in enumerate(model.names) if members >> index & 1]
+    layers = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+    return f"a stage of {layers} on worker {first}" + (f" to {last}" if last > first else "")

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from pipeplan.checker import figures
 from pipeplan.checker.certificates.shared_loads import Behind, CardLevel, CoreLevel, StageTraffic, ports_suffice
-from pipeplan.checker.certificates.transitions import worker_memory
 from pipeplan.checker.certificates.worker_runs import WorkerRuns
 from pipeplan.checker.ddp_overlap import ddp_pace, waits_for_update
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, STASHING, CheckedStage, PlanDocument
@@ -125,7 +124,7 @@ class LeadingStages:
 
 
 @dataclass(frozen=True)
-class ChargedSpace:
+class StageSpace:
     """All stages of the pipelines of one space of plans, `copies` of which run side by side."""
 
     document: PlanDocument
@@ -396,3 +395,37 @@ class ChargedSpace:
         demand = depth * replicas + mine.wait if self.covers else np.zeros(len(chosen))
         times = self._times(mine, states.times[state], hops)
         return LeadingStages(state, chosen, demand, found, times).take(fits & self._in_time(mine, times))
+
+
+def worker_memory(
+    model: CheckedModel,
+    totals: Totals,
+    cut: int,
+    before: Ints,
+    several: Flags,
+    *,
+    late: bool,
+    kept: int,
+    again: bool,
+) -> tuple[Floats, Floats]:
+    """Memory of one worker of stages from the cuts `before` to `cut`: fixed bytes, and bytes a minibatch in flight.
+
+    `several` says which stages have replicas, `late` whether their updates then take one more version of the weights;
+    `kept` is the number of versions where it does not depend on the minibatches in flight, otherwise 0, and `again`
+    stands for recomputation.
+    """
+    weights = totals.weights(cut, before)
+    buffers, saved = (total[cut] - total[before] for total in (totals.buffers, totals.saved))
+    crossing = totals.sent + totals.returned
+    fixed = buffers + crossing[cut] + crossing[before] + weights
+    if not model.training:
+        return fixed, np.zeros(len(before))
+    delayed = several & ~((before == 0) & (cut == len(totals.cuts) - 1)) & late
+    # Optimiser state, flat all-reduce buckets, and the weight versions that do not belong to a minibatch in flight.
+    # A correction keeps a step of the optimiser for each version, but for one.
+    each = 1 + model.corrects
+    fixed = fixed + weights * (model.state_ratio + several + each * (kept or delayed) - model.corrects)
+    fixed = fixed + totals.largest_workspace(cut, before)
+    growing = totals.sent[before] + weights * each * (not kept)
+    once = saved + totals.sent[cut]
+    return (fixed + once, growing) if again else (fixed, growing + once)
