@@ -32,7 +32,8 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.dp import certificate
 from pipeplan.solvers.dp.certificate import make_certificate
-from pipeplan.solvers.dp.charged.charged_search import ChargedFlushSearch, ChargedSearch
+from pipeplan.solvers.dp.flush.heterogeneous_flush import PlacementFlushSearch
+from pipeplan.solvers.dp.steady.placement_search import PlacementSearch
 from pipeplan.solvers.result import Status
 from pipeplan.util.files import Node
 
@@ -138,14 +139,14 @@ def test_honest_certificates_hold_at_length(start: int, monkeypatch: pytest.Monk
     assert flushing >= 10
 
 
-class _Lying(ChargedSearch):
+class _Lying(PlacementSearch):
     """A search that finds a plan, and hides it."""
 
     def run(self) -> None:
         super().run()
 
 
-class _LyingFlush(ChargedFlushSearch):
+class _LyingFlush(PlacementFlushSearch):
     """The same for a batch."""
 
     def run(self) -> None:
@@ -155,8 +156,8 @@ class _LyingFlush(ChargedFlushSearch):
 def _forged(outcome: Outcome, pace_s: float, monkeypatch: pytest.MonkeyPatch) -> Document:
     """A certificate of a pace that a plan beats: all states below it, but for those that complete a plan."""
     with monkeypatch.context() as patch:
-        patch.setattr(certificate, "ChargedSearch", _Lying)
-        patch.setattr(certificate, "ChargedFlushSearch", _LyingFlush)
+        patch.setattr(certificate, "PlacementSearch", _Lying)
+        patch.setattr(certificate, "PlacementFlushSearch", _LyingFlush)
         made = make_certificate(outcome.problem, enumerate_cuts(outcome.problem, 10_000), pace_s)
     document = plan_json.plan_document(outcome) | {"certificate": made.document}
     return json.loads(json.dumps(document))  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.pipelines import choose_search
 from pipeplan.solvers.dp.states import search_states
-from pipeplan.solvers.dp.steady import heterogeneous_search
+from pipeplan.solvers.dp.steady import placement_search
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.solvers.result import Status
 
@@ -94,7 +94,7 @@ def test_the_integer_program_finds_what_brute_force_finds_at_length(start: int) 
 def test_few_stages_at_a_time_give_the_same_answer(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds:
         expected, problem = _drawn(seed)
-        monkeypatch.setattr(heterogeneous_search, "_AT_ONCE", 5)
+        monkeypatch.setattr(placement_search, "AT_ONCE", 5)
         monkeypatch.setattr(search_states, "_KEPT_PIECE", 3)
         assert_proves(solve_by_dp(problem), expected, problem)
 

@@ -18,12 +18,10 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, limits_of
-from pipeplan.solvers.dp.charged.charged_search import ChargedFlushSearch, ChargedSearch
-from pipeplan.solvers.dp.charged.charging_search import SharedLimit
 from pipeplan.solvers.dp.charged.shared_resources import SharedResources
-from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
+from pipeplan.solvers.dp.flush.heterogeneous_flush import PlacementFlushSearch
 from pipeplan.solvers.dp.pipelines.pipeline_searches import PipelineSearches
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch
+from pipeplan.solvers.dp.steady.placement_search import PlacementSearch, SharedLimit
 from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
@@ -162,13 +160,13 @@ class _SpaceProof:
             "states": _states(search),
         }
 
-    def _search(self, resources: SharedResources, limits: SearchLimits, threshold: float) -> HeterogeneousSearch:
+    def _search(self, resources: SharedResources, limits: SearchLimits, threshold: float) -> PlacementSearch:
         """The search for a pipeline within the threshold, with everything charged that the options charge."""
-        terms, flushes = resources.terms, self.problem.options.flushes
-        if not self.problem.options.contention:
-            return (HeterogeneousFlushSearch if flushes else HeterogeneousSearch)(terms, threshold, limits)
-        shared = SharedLimit(resources, self.space.pace(self.problem, threshold))
-        return (ChargedFlushSearch if flushes else ChargedSearch)(terms, threshold, limits, shared)
+        shared = None
+        if self.problem.options.contention:
+            shared = SharedLimit(resources, self.space.pace(self.problem, threshold))
+        kind = PlacementFlushSearch if self.problem.options.flushes else PlacementSearch
+        return kind(resources.terms, threshold, limits, shared)
 
 
 def _named(space: PlanSpace) -> dict[str, int]:
@@ -177,7 +175,7 @@ def _named(space: PlanSpace) -> dict[str, int]:
     return {"level": space.level, "copies": space.copies, **place}
 
 
-def _layers(problem: Problem, cuts: Cuts, search: HeterogeneousSearch) -> list[int]:
+def _layers(problem: Problem, cuts: Cuts, search: PlacementSearch) -> list[int]:
     """The cuts that have states, as bit sets of layers in the profile's order."""
     position = {layer.name: index for index, layer in enumerate(problem.profile.layers)}
     masks = [sum(1 << position[name] for name in unit.layers) for unit in problem.units]
@@ -188,7 +186,7 @@ def _layers(problem: Problem, cuts: Cuts, search: HeterogeneousSearch) -> list[i
     return masks_of_cuts
 
 
-def _states(search: HeterogeneousSearch) -> list[list[float | int]]:
+def _states(search: PlacementSearch) -> list[list[float | int]]:
     """The rows of a search's states, in the form of the certificate."""
     rows: list[list[float | int]] = []
     counting = search.limits.counting

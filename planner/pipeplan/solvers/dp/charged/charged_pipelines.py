@@ -1,6 +1,6 @@
 """Finds the fastest plan with everything charged, from the bounds that a search without shared resources has proven.
 
-A search over candidate placements (`charged_search`) decides whether any plan keeps within a pace, its shared cards,
+A search over candidate placements (`placement_search`) decides whether any plan keeps within a pace, its shared cards,
 ports and cores included. Bisection between the bound without them and the pace of the best plan known so far finds the
 fastest plan and proves it.
 """
@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, StateCounts
-from pipeplan.solvers.dp.charged.charged_search import find_charged_pipeline
-from pipeplan.solvers.dp.charged.charging_search import SharedLimit
 from pipeplan.solvers.dp.charged.shared_resources import SharedResources
-from pipeplan.solvers.dp.pipelines.choose_search import pipeline_pace
+from pipeplan.solvers.dp.pipelines.choose_search import find_pipeline, pipeline_pace
 from pipeplan.solvers.dp.pipelines.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.spaces.best_so_far import Region
 from pipeplan.solvers.dp.spaces.search_task import SearchTask
+from pipeplan.solvers.dp.steady.placement_search import SharedLimit
 from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.solvers.plan_space import PlanSpace
@@ -150,7 +149,7 @@ class ChargedPipelines:
             return None
         for limits in self._limits(region, terms, memory=memory):
             chosen = limits if counting is None else replace(limits, counting=counting)
-            steps = find_charged_pipeline(terms, inner_s, chosen, SharedLimit(resources, pace_s))
+            steps = find_pipeline(terms, inner_s, chosen, SharedLimit(resources, pace_s))
             if steps is not None:
                 depths = limits.memory or terms.accumulate is not None
                 alone = region.space.pace(self.task.problem, pipeline_pace(terms, steps, depths=depths))

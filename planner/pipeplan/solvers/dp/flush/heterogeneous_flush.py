@@ -12,20 +12,22 @@ import numpy as np
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SearchLimits
-from pipeplan.solvers.dp.states.search_states import SearchStates, thinned_rows
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch
+from pipeplan.solvers.dp.states.search_states import SearchStates
+from pipeplan.solvers.dp.steady.placement_search import AT_ONCE, PlacementSearch, SharedLimit
 from pipeplan.solvers.dp.terms.batch_limit import BatchLimit, Placed
 from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 
 
-class HeterogeneousFlushSearch(HeterogeneousSearch):
+class PlacementFlushSearch(PlacementSearch):
     """The search for the fastest batch within a limit, in seconds from one update to the next."""
 
     batch: BatchLimit
 
-    def __init__(self, terms: HeterogeneousTerms, limit_s: float, limits: SearchLimits) -> None:
-        super().__init__(terms, 1.0, limits)
+    def __init__(
+        self, terms: HeterogeneousTerms, limit_s: float, limits: SearchLimits, shared: SharedLimit | None = None
+    ) -> None:
+        super().__init__(terms, 1.0, limits, shared)
         self.batch = BatchLimit(terms, limit_s)
         self.need = self.lowest = self.batch.workers_in_front
 
@@ -34,17 +36,24 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
         """False for GPipe, which holds all minibatches of a replica: its depth follows from the replicas."""
         return self.limits.memory and not self.batch.holds_all
 
-    def _thinned(self, states: SearchStates) -> Ints:
-        """Rows that have less demand, or a smaller part of the batch, than others with their position and counts."""
-        assert states.times is not None
-        return thinned_rows(self._keys(states), np.stack([states.demand, *states.times.T]))
-
     def _quick_boundary(self, cut: int, bandwidth: Floats, links: Ints) -> Flags:
         return np.asarray(self.batch.crossing_s(cut, bandwidth, links) <= self.batch.budget_s)
 
-    def _sizes(
-        self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats
-    ) -> Iterator[tuple[Floats, Floats]]:
+    def _useful(self, stages: list[StageTerms], kinds: tuple[Floats, Ints, Floats]) -> Flags:
+        return np.ones(len(kinds[1]), dtype=bool)
+
+    def _stages(
+        self, stage: StageTerms, kinds: tuple[Floats, Ints, Floats], kind: Ints
+    ) -> Iterator[tuple[Ints, Ints, Floats, Floats]]:
+        size = max(1, AT_ONCE // len(kind))
+        for begin in range(0, len(stage.targets), size):
+            some = stage.take(np.arange(begin, min(begin + size, len(stage.targets))))
+            self.limits.step(len(kind) * len(some.targets) / 8)
+            depth, demand = self._sizes(some, kinds[0], kinds[1])
+            target, pair = np.nonzero(np.isfinite(demand)[:, kind])
+            yield begin + target, pair, depth[target, kind[pair]], demand[target, kind[pair]]
+
+    def _sizes(self, stage: StageTerms, behind: Floats, runs: Ints) -> tuple[Floats, Floats]:
         """Depth and demand of stages (rows: cuts I) on placements, infinite where a stage is too slow or too large."""
         replicas, speed = self.terms.runs.replicas[runs], self.terms.runs.speed[runs]
         work = self.batch.passes_s(stage)[:, None] / speed
@@ -59,7 +68,7 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
         if self.limits.memory:
             chosen &= self._fits(stage, runs, depth)
         demand = depth * replicas if self.counts_depths else np.zeros(chosen.shape)
-        yield np.where(chosen, depth, np.inf), np.where(chosen, demand, np.inf)
+        return np.where(chosen, depth, np.inf), np.where(chosen, demand, np.inf)
 
     def _placed_times(
         self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
@@ -77,23 +86,3 @@ class HeterogeneousFlushSearch(HeterogeneousSearch):
         bandwidth, latency, links = self._rates(stage.cut, states, which, runs)
         placed = Placed(stage, target, replicas, speed, allreduce, bandwidth, latency, links)
         return self.batch.in_front(before, placed)
-
-    def _new_states(
-        self,
-        stage: StageTerms,
-        states: SearchStates,
-        rows: Ints,
-        which: Ints,
-        runs: Ints,
-        depth: Floats,
-        demand: Floats,
-    ) -> Iterator[tuple[Ints, SearchStates]]:
-        """Every new state that may become a batch within the limit."""
-        target, column = np.nonzero(np.isfinite(demand))
-        if not len(target):
-            return
-        chosen = which[column], runs[column]
-        found = self._columns(stage, states, rows, *chosen)
-        times = self._placed_times(stage, states, target, *chosen, depth[target, column])
-        new_states = SearchStates(found.numbers, demand[target, column], times)
-        yield from self._completable(stage.targets[target], new_states, depth[target, column])

@@ -10,10 +10,10 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchLimits, Step
 from pipeplan.solvers.dp.flush import batch_plans
-from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
+from pipeplan.solvers.dp.flush.heterogeneous_flush import PlacementFlushSearch
 from pipeplan.solvers.dp.flush.uniform_flush import FlushSearch
 from pipeplan.solvers.dp.steady import placed_steps, vertical_sync
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch
+from pipeplan.solvers.dp.steady.placement_search import PlacementSearch, SharedLimit
 from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
 from pipeplan.solvers.dp.terms.batch_limit import BatchLimit
 from pipeplan.solvers.dp.terms.cost_terms import CostTerms
@@ -50,20 +50,23 @@ def limits_range(terms: CostTerms) -> tuple[float, float]:
     return terms.floor, terms.most
 
 
-def find_pipeline(terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
+def find_pipeline(
+    terms: CostTerms, limit: float, limits: SearchLimits, shared: SharedLimit | None = None
+) -> list[Step] | None:
     """A pipeline within the limit, input to output, or None. Raises `OutOfTime`.
 
     In the steady state it is any pipeline that has every resource within the limit, in seconds per minibatch. With a
     flush it is the one whose batch is the fastest, if that is within the limit, in seconds from one update to the next.
+    With `shared`, which takes terms of all placements, what workers share keeps within its limit as well.
     """
     if terms.problem.options.flushes:
         if isinstance(terms, HeterogeneousTerms):
-            return HeterogeneousFlushSearch(terms, limit, limits).run()
+            return PlacementFlushSearch(terms, limit, limits, shared).run()
         return FlushSearch(terms, limit, limits).run()
 
     def once(assumed: CostTerms) -> list[Step] | None:
         if isinstance(assumed, HeterogeneousTerms):
-            return HeterogeneousSearch(assumed, limit, limits).run()
+            return PlacementSearch(assumed, limit, limits, shared).run()
         return (vertical_sync.VerticalSearch if assumed.first else UniformSearch)(assumed, limit, limits).run()
 
     if terms.training and terms.schedule == VERTICAL and limits.memory:

@@ -90,22 +90,13 @@ class HeterogeneousTerms(CostTerms):
         table, crossing = self.runs, np.maximum(self.cuts.sent, self.cuts.returned)
         return np.asarray(formulas.transfer_time(crossing, table.message[1:].max(), table.latency[1:].min()))
 
-    def stage_s(self, stage: StageTerms, runs: Ints, *, pairs: bool = False) -> tuple[Floats, Floats]:
-        """Seconds per minibatch of stages on placements, and of one all-reduce of each.
-
-        With `pairs` every stage is on the placement of the same index, else stages are rows and placements columns.
-        """
-        table, rows = self.runs, stage_rows(pairs)
-        replicas = table.replicas[runs]
-        compute = formulas.compute_time(stage.work_s[rows], replicas, table.speed[runs])
+    def stage_s(self, stage: StageTerms, runs: Ints) -> tuple[Floats, Floats]:
+        """Seconds per minibatch of stages on the placements of the same index, and of one all-reduce of each."""
+        table, replicas = self.runs, self.runs.replicas[runs]
+        compute = formulas.compute_time(stage.work_s, replicas, table.speed[runs])
         if not self.training:
             return compute, np.zeros(compute.shape)
         group = formulas.ring_allreduce_time(
-            replicas, stage.parameters[rows], table.allreduce_bandwidth[runs], table.allreduce_latency[runs]
+            replicas, stage.parameters, table.allreduce_bandwidth[runs], table.allreduce_latency[runs]
         )
         return formulas.overlapped(compute, group / (self.accumulate or replicas), stage.overlap), group
-
-
-def stage_rows(pairs: bool) -> tuple[slice | None, ...]:
-    """The index that gives arrays over stages a further dimension for placements, if they are not in pairs."""
-    return (slice(None),) if pairs else (slice(None), None)

@@ -8,24 +8,26 @@ import numpy as np
 import pytest
 from instances import crowded_instance, drawn, mixed_instance, unequal_instance
 
-from pipeplan.problem.cuts import Floats, enumerate_cuts
+from pipeplan.problem.cuts import Floats, Ints, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import limits_of
-from pipeplan.solvers.dp.charged.charged_search import ChargedSearch
-from pipeplan.solvers.dp.charged.charging_search import ChargingSearch, SharedLimit
 from pipeplan.solvers.dp.charged.shared_resources import SharedResources
+from pipeplan.solvers.dp.steady.placement_search import PlacementSearch, SharedLimit
 from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
+from pipeplan.solvers.dp.terms.stage_terms import StageTerms
 from pipeplan.solvers.plan_space import plan_spaces
 
 
-class _Thorough(ChargedSearch):
+class _Thorough(PlacementSearch):
     """The search that sizes every stage on every placement."""
 
-    _stages, _useful = ChargingSearch._stages, ChargingSearch._useful
+    def _windows(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Ints, Ints, Ints]:
+        count = len(stage.targets)
+        return np.arange(count), np.zeros(len(runs), dtype=np.intp), np.full(len(runs), count)
 
 
-class _Unaware(ChargedSearch):
+class _Unaware(PlacementSearch):
     """The search that counts the minibatches of an update only where they are in flight."""
 
     def _most_demand(self) -> Floats:
@@ -37,7 +39,7 @@ def _drawn(seed: int, schedule: str) -> Problem:
     return drawn(seed, lambda number: replace(draw(number, layers=6, schedule=schedule), contention=True))[1]
 
 
-def _search(kind: type[ChargedSearch], problem: Problem, pace_s: float, *, memory: bool) -> ChargedSearch:
+def _search(kind: type[PlacementSearch], problem: Problem, pace_s: float, *, memory: bool) -> PlacementSearch:
     """A search for a plan within a pace, once it has run."""
     space = plan_spaces(problem)[0]
     resources = SharedResources.of(problem, space, enumerate_cuts(problem, 1000), memory=memory)
@@ -57,7 +59,8 @@ def test_stages_that_are_not_sized_lead_to_no_states(schedule: str) -> None:
         for factor in (0.95, 1.0, 1.5) if best.plan is not None else ():
             for memory in (False, True):
                 pace_s = best.objective_s * factor
-                quick, thorough = (_search(kind, problem, pace_s, memory=memory) for kind in (ChargedSearch, _Thorough))
+                kinds = PlacementSearch, _Thorough
+                quick, thorough = (_search(kind, problem, pace_s, memory=memory) for kind in kinds)
                 assert quick.kept.keys() == thorough.kept.keys(), seed
                 for cut, states in quick.kept.items():
                     assert np.array_equal(states.numbers, thorough.kept[cut].numbers), (seed, cut)
@@ -73,7 +76,7 @@ def test_states_that_leave_an_update_too_few_minibatches_become_no_plan() -> Non
         best = dynamic_program.solve(problem, enumerate_cuts(problem, 1000))
         for factor in (0.95, 1.0, 1.5) if best.plan is not None else ():
             pace_s = best.objective_s * factor
-            aware, unaware = (_search(kind, problem, pace_s, memory=True) for kind in (ChargedSearch, _Unaware))
+            aware, unaware = (_search(kind, problem, pace_s, memory=True) for kind in (PlacementSearch, _Unaware))
             assert (0 in aware.kept) == (0 in unaware.kept), (seed, factor)
             counts = [sum(map(len, search.kept.values())) for search in (aware, unaware)]
             assert counts[0] <= counts[1], (seed, factor)

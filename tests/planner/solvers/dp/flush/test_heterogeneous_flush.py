@@ -18,7 +18,7 @@ from pipeplan.plan import schedules
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, Step
-from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
+from pipeplan.solvers.dp.flush.heterogeneous_flush import PlacementFlushSearch
 from pipeplan.solvers.dp.flush.uniform_flush import FlushSearch
 from pipeplan.solvers.dp.states.search_states import SearchStates
 from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
@@ -67,7 +67,7 @@ def test_vertical_sync_keeps_no_fewer_versions_than_stashing(copies: int) -> Non
 def _stop_after(searches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the searches run out of time after so many of them."""
     done = itertools.count()
-    for kind in (FlushSearch, HeterogeneousFlushSearch):
+    for kind in (FlushSearch, PlacementFlushSearch):
 
         def run(self: FlushSearch, whole: Callable[[FlushSearch], list[Step] | None] = kind.run) -> list[Step] | None:
             if next(done) >= searches:
@@ -109,7 +109,7 @@ def test_of_one_place_only_states_that_no_other_beats_are_compared() -> None:
     """`_thinned` against its definition, on random states with many ties: it may keep more, but never loses one."""
     _, problem = _problem(3, "1f1b-flush", "both")
     terms = HeterogeneousTerms(problem, enumerate_cuts(problem, 10_000))
-    search = HeterogeneousFlushSearch(terms, 1.0, SearchLimits(memory=True))
+    search = PlacementFlushSearch(terms, 1.0, SearchLimits(memory=True))
     rng = np.random.default_rng(0)
     thinned = 0
     for _ in range(50):

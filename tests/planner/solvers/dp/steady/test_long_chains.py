@@ -15,7 +15,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp.budget import SearchLimits
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch
+from pipeplan.solvers.dp.steady.placement_search import PlacementSearch
 from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
 from pipeplan.solvers.dp.terms.cost_terms import CostTerms
 from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
@@ -55,7 +55,7 @@ def test_both_searches_answer_alike_at_every_threshold(seed: int) -> None:
     for _ in range(8):
         threshold = one.floor * rng.uniform(1.0, 8.0) ** rng.choice([0.5, 1, 2])
         found = UniformSearch(one, threshold, limits).run() is not None
-        assert found == (HeterogeneousSearch(other, threshold, limits).run() is not None), threshold
+        assert found == (PlacementSearch(other, threshold, limits).run() is not None), threshold
         answers.append(found)
     # Without a limit on memory, whatever was found is found as well.
     free = CostTerms(replace(problem, options=replace(problem.options, memory=False)), cuts)
