@@ -32,8 +32,8 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_json
 from pipeplan.solvers.dp import certificate
 from pipeplan.solvers.dp.certificate import make_certificate
-from pipeplan.solvers.dp.flush.heterogeneous_flush import PlacementFlushSearch
-from pipeplan.solvers.dp.steady.placement_search import PlacementSearch
+from pipeplan.solvers.dp.search.flush_search import PlacementFlushSearch
+from pipeplan.solvers.dp.search.placement_search import PlacementSearch
 from pipeplan.solvers.result import Status
 from pipeplan.util.files import Node
 

@@ -268,7 +268,7 @@ def test_ctrl_c_in_any_phase_after_the_dp_keeps_its_plan(
     ("target", "line"),
     [
         ("pipeplan.planning.solve.enumerate_cuts", "interrupted: the model's cuts were still being listed"),
-        ("pipeplan.solvers.dp.pipelines.pipeline_searches.terms_of", "interrupted: no plan was found until then"),
+        ("pipeplan.solvers.dp.pipeline_searches.terms_of", "interrupted: no plan was found until then"),
     ],
 )
 def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(

@@ -14,8 +14,7 @@ from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.solvers.dp import dynamic_program
-from pipeplan.solvers.dp.charged import charged_pipelines, charged_result
+from pipeplan.solvers.dp import charged, dynamic_program
 from pipeplan.solvers.passed_components import passed_levels
 from pipeplan.solvers.result import Status
 
@@ -65,7 +64,7 @@ def test_no_pipeline_is_faster_than_the_bound(monkeypatch: pytest.MonkeyPatch) -
         cuts = enumerate_cuts(problem, 1000)
         bound_s = max((one.bound_s for one in passed_levels(problem, cuts)), default=0.0)
         with monkeypatch.context() as patch:
-            patch.setattr(charged_result, "passed_levels", lambda problem, cuts: [])
+            patch.setattr(charged, "passed_levels", lambda problem, cuts: [])
             best = dynamic_program.solve(problem, cuts)
         assert best.status == Status.OPTIMAL
         assert best.objective_s >= bound_s * (1 - 1e-9)
@@ -75,7 +74,7 @@ def test_no_pipeline_is_faster_than_the_bound(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_on_many_workers_it_proves_plans_whose_stages_straddle_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charged_pipelines, "MOST_PLACEMENTS", 0)
+    monkeypatch.setattr(charged, "MOST_PLACEMENTS", 0)
     problem = _even()
     cuts = enumerate_cuts(problem, 1000)
     best = dynamic_program.solve(problem, cuts, price=lambda plan: evaluate(plan, problem).pace_s)

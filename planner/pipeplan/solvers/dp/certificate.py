@@ -18,11 +18,11 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, limits_of
-from pipeplan.solvers.dp.charged.shared_resources import SharedResources
-from pipeplan.solvers.dp.flush.heterogeneous_flush import PlacementFlushSearch
-from pipeplan.solvers.dp.pipelines.pipeline_searches import PipelineSearches
-from pipeplan.solvers.dp.steady.placement_search import PlacementSearch, SharedLimit
-from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
+from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
+from pipeplan.solvers.dp.search.flush_search import PlacementFlushSearch
+from pipeplan.solvers.dp.search.heterogeneous_terms import HeterogeneousTerms
+from pipeplan.solvers.dp.search.placement_search import PlacementSearch, SharedLimit
+from pipeplan.solvers.dp.search.shared_resources import SharedResources
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
