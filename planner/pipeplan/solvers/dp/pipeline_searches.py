@@ -125,9 +125,7 @@ class PipelineSearches:
 
     def feasible(self) -> bool:
         """Whether any pipeline satisfies the constraints, however slow. Raises `OutOfTime` where that is not known."""
-        if self.limited.most_replicas < 1:
-            return False
-        return self._search(self.limited, limits_range(self.limited)[1], self.limits(memory=True)) is not None
+        return self.fitting(self.deadline) is not None
 
     def best(self) -> BisectionResult[FoundPipeline]:
         """The fastest pipeline. The result's `best` is None where none exists or none was found in time.
@@ -226,6 +224,14 @@ class PipelineSearches:
     def most(self, *, memory: bool) -> float:
         """A limit that excludes no pipeline."""
         return limits_range(self.limited if memory else self.unlimited)[1]
+
+    def fitting(self, deadline: float | None) -> tuple[float, FoundPipeline] | None:
+        """Any pipeline that fits in memory, with its pace or the time of its batch; None where there is none.
+
+        Raises `OutOfTime` where that is not known.
+        """
+        limits = replace(self.limits(memory=True), fitting=True, deadline=deadline)
+        return None if self.limited.most_replicas < 1 else self._found(self.limited, self.most(memory=True), limits)
 
     def within(self, limit: float, *, memory: bool, coarse: bool = False) -> tuple[float, FoundPipeline] | None:
         """A pipeline within a limit with its pace, or None; with a flush the fastest one. Raises `OutOfTime`.

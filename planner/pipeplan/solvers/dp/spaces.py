@@ -12,6 +12,7 @@ from functools import cached_property
 
 from pipeplan.plan.schedules import ACCUMULATING, VERTICAL
 from pipeplan.solvers.dp import threshold
+from pipeplan.solvers.dp.budget import OutOfTime
 from pipeplan.solvers.dp.cut_selection import cheap_cuts
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.results import BestSoFar, Region, SearchTask, tell_nobody
@@ -91,6 +92,9 @@ def search_batches(task: SearchTask) -> BestSoFar:
 # Of more cuts, a part of them is searched first, and of these a part in turn.
 _FEW_CUTS, _PART, _SHARE = 48, 4, 0.5
 
+# The share of the time for a search for any plans that fit in memory.
+_FITTING_SHARE = 0.2
+
 # The bound that plans without the memory limit give is searched for to this relative distance first, because it mostly
 # is no plan.
 _BOUND_GAP = 0.01
@@ -140,7 +144,31 @@ class BatchSpaces:
             return bound if fits or bound.finished else replace(bound, high=float("inf"), best=None)
         if fits and bound.best is not None:
             return self._least(bound.low, (bound.high, bound.best), memory=True)
-        return self._refined(bound.low, memory=True)
+        fitting = self._fitting(bound.low)
+        result = self._refined(bound.low, memory=True)
+        if result.best is not None or result.finished or fitting is None:
+            return result
+        return replace(result, high=fitting[0], best=fitting[1])
+
+    def _fitting(self, low: float) -> tuple[float, FoundBatch] | None:
+        """The fastest of any plans that fit in memory, one of each space, in case the search ends before it finds one.
+
+        Where memory leaves few plans, all of them may be far above the bound `low`, where the search begins.
+        """
+        if self.task.deadline is None or self.task.near:
+            return None
+        found, ends = list[tuple[float, FoundBatch]](), Deadline(self.task.deadline).share(_FITTING_SHARE).at
+        try:
+            for space, search in self.searches.items():
+                if (one := search.fitting(ends)) is not None:
+                    found.append((space.pace(self.task.problem, one[0]), (space, one[1])))
+        except OutOfTime:
+            pass
+        if not found:
+            return None
+        best = min(found, key=lambda one: one[0])
+        self.task.report(low, best[0])
+        return best
 
     def _is_open(self, result: BisectionResult[FoundBatch]) -> bool:
         """Whether a result is less close to the bound than is asked for."""

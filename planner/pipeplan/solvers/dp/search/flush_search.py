@@ -175,6 +175,8 @@ class FlushSearch(UniformSearch):
         self, stage: StageTerms, states: SearchStates, candidates: CandidateStages, replicas: Floats, depth: Floats
     ) -> Floats | None:
         assert states.times is not None
+        if self.limits.fitting:
+            return np.zeros((len(replicas), 2))
         before = states.times[candidates.state]
         allreduce = stage.allreduce(candidates.target, replicas, candidates.level)
         if stage.is_last:
@@ -242,6 +244,8 @@ class PlacementFlushSearch(PlacementSearch):
     ) -> Floats:
         """The parts of the batches that new states belong to: pairs of a state and a placement, with a cut each."""
         assert states.times is not None
+        if self.limits.fitting:
+            return np.zeros((len(target), 2))
         assert isinstance(stage.cut, int)
         table, before = self.terms.runs, states.times[which]
         replicas, speed = table.replicas[runs], table.speed[runs]
