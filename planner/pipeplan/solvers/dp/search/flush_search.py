@@ -217,7 +217,7 @@ class PlacementFlushSearch(PlacementSearch):
         size = max(1, AT_ONCE // len(kind))
         for begin in range(0, len(stage.targets), size):
             some = stage.take(np.arange(begin, min(begin + size, len(stage.targets))))
-            self.limits.step(len(kind) * len(some.targets) / 8)
+            self._count(some, len(kind) * len(some.targets) / 8)
             depth, demand = self._sizes(some, kinds[0], kinds[1])
             target, pair = np.nonzero(np.isfinite(demand)[:, kind])
             yield begin + target, pair, depth[target, kind[pair]], demand[target, kind[pair]]

@@ -144,7 +144,7 @@ class PlacementSearch(UniformSearch):
         pairs = _Groups.of(kind, len(runs))
         chunks = np.flatnonzero(np.diff(np.cumsum(counts) // AT_ONCE, prepend=-1, append=-1)).tolist()
         for begin, stop in itertools.pairwise(chunks):
-            self.limits.step(int(counts[begin:stop].sum()))
+            self._count(stage, int(counts[begin:stop].sum()))
             which, place = _ranges(begins[begin:stop], counts[begin:stop])
             row, one = order[place], begin + which
             depth, demand = self._sized(stage.take(row), behind[one], runs[one], transfer[one])
@@ -154,6 +154,11 @@ class PlacementSearch(UniformSearch):
             sort = np.lexsort((pair, row[element]))
             element, pair = element[sort], pair[sort]
             yield row[element], pair, depth[element], demand[element]
+
+    def _count(self, stage: StageTerms, rows: float) -> None:
+        """Count a step through so many rows; stages with recomputation are counted with those without it."""
+        if not stage.recompute:
+            self.limits.step(rows)
 
     def _windows(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Ints, Ints, Ints]:
         """The cuts at which a stage on each placement may begin: an order of all, and begins and lengths in it.
