@@ -151,24 +151,22 @@ class BatchSpaces:
         return replace(result, high=fitting[0], best=fitting[1])
 
     def _fitting(self, low: float) -> tuple[float, FoundBatch] | None:
-        """The fastest of any plans that fit in memory, one of each space, in case the search ends before it finds one.
+        """Any plan that fits in memory, in case the search ends before it finds one; None where none is found in time.
 
         Where memory leaves few plans, all of them may be far above the bound `low`, where the search begins.
         """
         if self.task.deadline is None or self.task.near:
             return None
-        found, ends = list[tuple[float, FoundBatch]](), Deadline(self.task.deadline).share(_FITTING_SHARE).at
+        ends = Deadline(self.task.deadline).share(_FITTING_SHARE).at
         try:
             for space, search in self.searches.items():
-                if (one := search.fitting(ends)) is not None:
-                    found.append((space.pace(self.task.problem, one[0]), (space, one[1])))
+                if (found := search.fitting(ends)) is not None:
+                    pace_s = space.pace(self.task.problem, found[0])
+                    self.task.report(low, pace_s)
+                    return pace_s, (space, found[1])
         except OutOfTime:
-            pass
-        if not found:
             return None
-        best = min(found, key=lambda one: one[0])
-        self.task.report(low, best[0])
-        return best
+        return None
 
     def _is_open(self, result: BisectionResult[FoundBatch]) -> bool:
         """Whether a result is less close to the bound than is asked for."""
