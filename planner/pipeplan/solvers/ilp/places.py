@@ -1,0 +1,140 @@
+"""The places that a stage may have: runs of consecutive workers, and the workers that may be idle between two stages.
+
+A uniform cluster does not need idle workers everywhere. Suppose that a stage starts in a server behind idle workers of
+the same server. Moved towards them within the server, it spans no more components of any level, and neither do its
+boundaries. So only the last workers of a server need ever be idle. With at most two levels, idle servers may change
+places with those behind them until they are at the end of the cluster. Where servers differ, or their workers share
+cores, every worker may be idle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.problem.grid_shapes import GridShape
+from pipeplan.problem.problem import Problem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+Flags = NDArray[np.bool_]
+
+
+class Places:
+    """The places of one copy of the pipeline, in ascending order of their first worker, with figures as arrays."""
+
+    def __init__(self, problem: Problem, shape: GridShape | None) -> None:
+        """With a `shape` the stages are those of this uniform grid."""
+        self.problem, self.shape, self.cluster = problem, shape, problem.cluster
+        self.workers = shape.workers if shape else problem.cluster.workers
+        self.parallel = problem.options.boundary == "parallel"
+        self.links = Links.of(problem.cluster)
+        self.runs = self._runs()
+        """The workers of every place."""
+        self.start: Ints = np.array([run.start for run in self.runs], dtype=np.intp)
+        self.stop: Ints = np.array([run.stop for run in self.runs], dtype=np.intp)
+        self.replicas: Ints = self.stop - self.start
+        self.speed: Floats = np.array([self.cluster.speed_of(run) for run in self.runs])
+        self.capacity: Floats = np.array([problem.capacity_of(run) for run in self.runs])
+        self.ring_rate, self.ring_latency_s = np.array([self._ring(run) for run in self.runs]).reshape(-1, 2).T
+        """Bandwidth and latency of the all-reduces among the replicas, under a flush in all copies."""
+        fastest = np.array([self._fastest(run) for run in self.runs]).reshape(-1, 3).T
+        self.fastest_rate, self.fastest_latency_s, self.most_links = fastest
+        """The fastest boundary that a stage may have behind it: bandwidth and latency of a link, and the links."""
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def _runs(self) -> list[range]:
+        if self.shape is not None:
+            count = self.shape.replicas
+            return [range(start, start + count) for start in range(0, self.workers, count)]
+        most = self.problem.most_replicas
+        runs = (
+            range(start, stop)
+            for start in range(self.workers)
+            for stop in range(start + 1, min(start + most, self.workers) + 1)
+        )
+        return [run for run in runs if self.problem.unused.isdisjoint(run)]
+
+    def _ring(self, run: range) -> tuple[float, float]:
+        ways = self.problem.copy_ways
+        if not (self.problem.options.flushes and self.problem.copies > 1):
+            return self.links.allreduce_among(run)
+        mine = run if len(ways.bandwidth) > 1 else range(1)
+        return min(ways.bandwidth[one] for one in mine), max(ways.latency_s[one] for one in mine)
+
+    def _fastest(self, run: range) -> tuple[float, float, int]:
+        count = max(1, min(len(run), self.workers - run.stop)) if self.parallel else 1
+        if run.stop == self.workers or not self.cluster.uniform:
+            return math.inf, 0.0, count
+        return *self.links.sendrecv_among(range(run.start, run.stop + 1)), count
+
+    def boundary(self, before: int, behind: int) -> tuple[float, float, int]:
+        """Bandwidth and latency of a link, and the links, of the boundary between stages on two places."""
+        links = min(self.replicas[before], self.replicas[behind]) if self.parallel else 1
+        return *self.links.sendrecv_among([*self.runs[before], *self.runs[behind]]), int(links)
+
+    @cached_property
+    def before(self) -> Ints:
+        """By place, the first place with the same end whose stages have the same boundaries behind them."""
+        return self._alike(lambda run: run.stop)
+
+    @cached_property
+    def behind(self) -> Ints:
+        """By place, the first place with the same start whose stages have the same boundaries before them."""
+        return self._alike(lambda run: run.start)
+
+    def _alike(self, edge: Callable[[range], int]) -> Ints:
+        """Equal places have the same edge, span as many levels, and with parallel links have as many replicas."""
+        if not self.cluster.uniform:
+            return np.arange(len(self))
+        first: dict[tuple[int, ...], int] = {}
+        level_of = self.cluster.level_between
+        keys = [(edge(run), level_of(run[0], run[-1]), len(run) * self.parallel) for run in self.runs]
+        return np.array([first.setdefault(key, place) for place, key in enumerate(keys)], dtype=np.intp)
+
+    # -- idle workers --
+
+    @cached_property
+    def _idle_anywhere(self) -> bool:
+        shared = self.problem.options.contention and bool(self.cluster.shared_cores)
+        return not self.cluster.uniform or shared
+
+    @cached_property
+    def firsts(self) -> Sequence[int]:
+        """The workers at which the first stage may start."""
+        if self.shape is not None:
+            return [0]
+        return self._edges_from(0)
+
+    def starts_behind(self, stop: int) -> Sequence[int]:
+        """The workers at which the next stage may start, behind one that ends at worker `stop`."""
+        if self.shape is not None:
+            return [stop]
+        return sorted({stop, *self._edges_from(stop)} - {self.workers})
+
+    def _edges_from(self, worker: int) -> Sequence[int]:
+        if self._idle_anywhere:
+            return range(worker, self.workers)
+        edges = [edge for edge in self.cluster.starts(1)[:-1] if edge >= worker]
+        return edges[:1] if len(self.cluster.levels) <= 2 else edges
+
+    @cached_property
+    def stops_before(self) -> list[list[int]]:
+        """By worker, where the stage before one that starts there may end."""
+        found: list[list[int]] = [[] for _ in range(self.workers + 1)]
+        for stop in range(1, self.workers):
+            for start in self.starts_behind(stop):
+                found[start].append(stop)
+        return found
+
+    def by_start(self, place: Ints) -> list[slice]:
+        """By worker, the entries of ascending places that start there."""
+        bounds = np.searchsorted(self.start[place], np.arange(self.workers + 1)).tolist()
+        return [slice(first, stop) for first, stop in zip(bounds[:-1], bounds[1:], strict=True)]
