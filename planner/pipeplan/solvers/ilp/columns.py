@@ -23,7 +23,7 @@ from pipeplan.plan.schedules import ACCUMULATING, GPIPE, TRAITS, VERTICAL, updat
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.problem.shared_weights import SharedInCuts
-from pipeplan.solvers.ilp.places import Flags, Floats, Ints, Places
+from pipeplan.solvers.ilp.places import CardShares, Flags, Floats, Ints, Places
 from pipeplan.solvers.plan_space import PlanSpace
 
 
@@ -85,6 +85,7 @@ class ColumnFactory:
         self.problem = places.problem
         self.last = len(cuts.ideals) - 1
         self.minibatches = minibatches_per_update(self.problem)
+        self.cards = CardShares(problem, space, places)
         self.shared = SharedInCuts.of(self.problem.shared, cuts.ideals, exchange_times(self.problem))
         recomputing = self.problem.training and self.problem.options.memory and self.problem.options.recompute
         self.recomputes = (False, True) if recomputing else (False,)
@@ -174,17 +175,40 @@ class ColumnFactory:
         return np.asarray(formulas.ring_allreduce_time(members, parameters, rate, latency))
 
     def _charged_s(self, place: Ints, begin: Ints, end: Ints, recompute: bool) -> Floats:
-        """The wait of plain data parallelism for its update; 0 for other stages."""
+        """The wait of plain data parallelism for its update, and the load of a worker's port and of cards with rings."""
         found, options = np.zeros(len(place)), self.problem.options
-        if not options.contention or not self.problem.training or options.schedule in ACCUMULATING:
+        if not options.contention:
+            return found
+        if len(place):
+            found = self._port_s(place, begin, end)
+        if not self.problem.training or options.schedule in ACCUMULATING:
             return found
         for row in np.flatnonzero((begin == 0) & (end == self.last)).tolist():
             stage = Stage(self.whole.layer_names, tuple(self.places.runs[place[row]]), 1, 1, recompute)
             plan = self.space.plan(self.whole, [stage])
             work = self.whole.work_s + recompute * float(self.cuts.forward_s[-1]) + executor_work_s(plan, self.whole, 0)
             pass_s = work / self.whole.cluster.speed_of(plan.stages[0].workers)
-            found[row] = ddp_pace_s(plan, self.whole, self._whole_links, pass_s)
+            found[row] = max(found[row], ddp_pace_s(plan, self.whole, self._whole_links, pass_s))
         return found
+
+    def _port_s(self, place: Ints, begin: Ints, end: Ints) -> Floats:
+        """The load of the busiest port of a stage's workers, or of a card with the stage's rings."""
+        sent, returned = self.cuts.sent, self.cuts.returned
+        out, back = sent[end] + returned[begin], returned[end] + sent[begin]
+        everyone = self.places.replicas[place] * self.problem.copies
+        rings, ports = self._ring_loads[place].T
+        parameters = self._parameters(begin, end)
+        message_s = np.maximum(out, back) / everyone * ports
+        return np.asarray(np.maximum(rings * parameters, message_s))
+
+    @cached_property
+    def _ring_loads(self) -> Floats:
+        """By place: the largest load of a card with rings, per byte of parameters, and the slowest port, per byte."""
+        found = []
+        for place, run in enumerate(self.places.runs):
+            rings = max(self.cards.rings(place).values(), default=0.0)
+            found.append((rings, max(1 / self.places.links.card(0, worker)[0] for worker in run)))
+        return np.array(found).reshape(-1, 2)
 
     @cached_property
     def _whole_links(self) -> Links:

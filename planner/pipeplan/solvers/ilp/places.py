@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.cluster_data.links import Links
+from pipeplan.cost import contention
+from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
+from pipeplan.solvers.plan_space import PlanSpace
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -92,7 +96,7 @@ class Places:
 
     def _alike(self, edge: Callable[[range], int]) -> Ints:
         """Equal places have the same edge, span as many levels, and with parallel links have as many replicas."""
-        if not self.cluster.uniform:
+        if not self.cluster.uniform or self.problem.options.contention:
             return np.arange(len(self))
         first: dict[tuple[int, ...], int] = {}
         level_of = self.cluster.level_between
@@ -138,3 +142,49 @@ class Places:
         """By worker, the entries of ascending places that start there."""
         bounds = np.searchsorted(self.start[place], np.arange(self.workers + 1)).tolist()
         return [slice(first, stop) for first, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+Card = tuple[int, int, int]
+"""The level and the number of a component, and the direction in which its card is used."""
+
+
+class CardShares:
+    """The seconds for which one byte keeps cards busy, per minibatch of all copies, by `pipeplan.cost.contention`."""
+
+    def __init__(self, problem: Problem, space: PlanSpace, places: Places) -> None:
+        """`problem` is the whole problem."""
+        self._problem, self._space, self._places, self._cluster = problem, space, places, problem.cluster
+        links, cluster = Links.of(problem.cluster), problem.cluster
+        firsts = [cluster.starts(level)[:-1] for level in range(len(cluster.levels))]
+        self._rates = [np.array([links.card(level, first) for first in mine]).T for level, mine in enumerate(firsts)]
+        self._rings, self._messages = cache(self._find_rings), cache(self._find_messages)
+
+    def rings(self, place: int) -> dict[Card, float]:
+        """For a byte of the parameters of a stage."""
+        return self._rings(place)
+
+    def messages(self, before: int, behind: int) -> dict[Card, float]:
+        """For a byte that a stage sends to the next one. Of a byte sent back the directions are exchanged."""
+        return self._messages(before, behind)
+
+    def _find_rings(self, place: int) -> dict[Card, float]:
+        return self._loads(self._plan(place), (1.0, 0.0), 1)
+
+    def _find_messages(self, before: int, behind: int) -> dict[Card, float]:
+        return self._loads(self._plan(before, behind), (0.0, 1.0), 0)
+
+    def _plan(self, *places: int) -> Plan:
+        options = self._problem.options
+        plan = self._space.plan(self._problem, [Stage((), tuple(self._places.runs[one]), 1, 1) for one in places])
+        return replace(plan, schedule=options.schedule, accumulate=options.accumulate)
+
+    def _loads(self, plan: Plan, bytes_of: tuple[float, float], kind: int) -> dict[Card, float]:
+        parameters, forward = (np.full(len(plan.stages), size) for size in bytes_of)
+        found: dict[Card, float] = {}
+        for level, rates in enumerate(self._rates):
+            sizes = parameters, forward, np.zeros(len(forward))
+            moved = contention.bytes_across_cards(plan, self._cluster, level, sizes, self._problem.training)[kind]
+            busy = moved / rates[kind]
+            for way, component in zip(*(axis.tolist() for axis in np.nonzero(busy)), strict=True):
+                found[level, component, way] = float(busy[way, component])
+        return found

@@ -15,6 +15,7 @@ from pipeplan.plan.schedules import ACCUMULATING, GPIPE, TRAITS, VERTICAL
 from pipeplan.solvers.ilp.backend import LinearProgram, Term, Variable, solution_value
 from pipeplan.solvers.ilp.columns import ColumnFactory, Columns
 from pipeplan.solvers.ilp.enumeration import TooManyColumnsError, older_versions
+from pipeplan.solvers.ilp.places import Card
 from pipeplan.util.deadline import Deadline
 
 MOST_COLUMNS = 40_000
@@ -64,7 +65,9 @@ class ColumnProgram:
             self._charge_batch()
         else:
             self._charge_steady()
-        self._charge_cores()
+        if self.factory.whole.options.contention:
+            self._charge_cards()
+            self._charge_cores()
         self._add_user_constraints()
         if deep and self.options.schedule == VERTICAL:
             self._keep_versions()
@@ -131,7 +134,8 @@ class ColumnProgram:
         taken = self.program.number(f"x_{cut}_{before}_{behind}", 0, 1)
         transfer_s = float(formulas.transfer_time(max(sent, returned), rate, latency_s))
         ways_s = float(formulas.transfer_time(sent, rate, latency_s) + formulas.transfer_time(returned, rate, latency_s))
-        return _Boundary(taken, int(self.places.stop[before]), busy if counts else 0.0, transfer_s, ways_s)
+        stop = int(self.places.stop[before])
+        return _Boundary(taken, before, behind, stop, sent, returned, busy if counts else 0.0, transfer_s, ways_s)
 
     # -- (5): minibatches in flight --
 
@@ -239,11 +243,24 @@ class ColumnProgram:
                     late = [(self.taken[number], float(columns.exposed_s[number]) / unit) for number in mine]
                     self.program.at_most([*busy, *ahead, *late, (self.time, -1.0)], most)
 
+    def _charge_cards(self) -> None:
+        """Add (9): the rings and the messages on every card."""
+        loads: dict[Card, list[Term]] = defaultdict(list)
+        cards, unit, columns = self.factory.cards, self.limits.pace_s, self.columns
+        _, parameters = self.factory.core_work(columns)
+        for number, place in enumerate(columns.place.tolist()):
+            for card, busy_s in cards.rings(place).items():
+                loads[card].append((self.taken[number], busy_s * float(parameters[number]) / unit))
+        for boundary in self.boundaries:
+            for (level, component, way), busy_s in cards.messages(boundary.before, boundary.behind).items():
+                for direction, size in ((way, boundary.sent), (1 - way, boundary.returned)):
+                    loads[level, component, direction].append((boundary.taken, busy_s * size / unit))
+        for terms in loads.values():
+            self.program.at_most([*terms, (self.pace, -1.0)])
+
     def _charge_cores(self) -> None:
         """Add (6): the cores of every server whose workers share them."""
         whole = self.factory.whole
-        if not whole.options.contention or not len(self.columns):
-            return
         times = self._core_times() if whole.cluster.shared_cores else []
         for first, stop, cores in whole.cluster.shared_cores:
             inside = [
@@ -353,7 +370,12 @@ class _Boundary:
     """A boundary behind stages that end at worker `stop`. Times are for one minibatch, `busy_s` as those of columns."""
 
     taken: Variable
+    before: int
+    """The place of the stage before it, or one that is alike."""
+    behind: int
     stop: int
+    sent: float
+    returned: float
     busy_s: float
     transfer_s: float
     ways_s: float
