@@ -175,12 +175,11 @@ class ColumnFactory:
         return np.asarray(formulas.ring_allreduce_time(members, parameters, rate, latency))
 
     def _charged_s(self, place: Ints, begin: Ints, end: Ints, recompute: bool) -> Floats:
-        """The wait of plain data parallelism for its update, and the load of a worker's port and of cards with rings."""
+        """The wait of plain data parallelism for its update, and `_card_s`."""
         found, options = np.zeros(len(place)), self.problem.options
         if not options.contention:
             return found
-        if len(place):
-            found = self._port_s(place, begin, end)
+        found = self._card_s(place, begin, end)
         if not self.problem.training or options.schedule in ACCUMULATING:
             return found
         for row in np.flatnonzero((begin == 0) & (end == self.last)).tolist():
@@ -191,24 +190,17 @@ class ColumnFactory:
             found[row] = max(found[row], ddp_pace_s(plan, self.whole, self._whole_links, pass_s))
         return found
 
-    def _port_s(self, place: Ints, begin: Ints, end: Ints) -> Floats:
-        """The load of the busiest port of a stage's workers, or of a card with the stage's rings."""
+    def _card_s(self, place: Ints, begin: Ints, end: Ints) -> Floats:
+        """What stages alone put on the busiest card around their workers: their rings, and the messages of boundaries
+        whose other stage is outside."""
         sent, returned = self.cuts.sent, self.cuts.returned
-        out, back = sent[end] + returned[begin], returned[end] + sent[begin]
-        everyone = self.places.replicas[place] * self.problem.copies
-        rings, ports = self._ring_loads[place].T
-        parameters = self._parameters(begin, end)
-        message_s = np.maximum(out, back) / everyone * ports
-        return np.asarray(np.maximum(rings * parameters, message_s))
-
-    @cached_property
-    def _ring_loads(self) -> Floats:
-        """By place: the largest load of a card with rings, per byte of parameters, and the slowest port, per byte."""
-        found = []
-        for place, run in enumerate(self.places.runs):
-            rings = max(self.cards.rings(place).values(), default=0.0)
-            found.append((rings, max(1 / self.places.links.card(0, worker)[0] for worker in run)))
-        return np.array(found).reshape(-1, 2)
+        parameters, busiest = self._parameters(begin, end), np.zeros(len(place))
+        for ring, message, at_end, at_start in self.places.own_cards(self.cards):
+            out = at_end[place] * sent[end] + at_start[place] * returned[begin]
+            back = at_end[place] * returned[end] + at_start[place] * sent[begin]
+            busy = ring[place] * parameters + message[place] * np.maximum(out, back)
+            busiest = np.maximum(busiest, busy)
+        return busiest
 
     @cached_property
     def _whole_links(self) -> Links:
