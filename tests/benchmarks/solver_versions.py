@@ -49,7 +49,7 @@ from instances import drawn, random_instance
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.ilp import integer_program
-from pipeplan.solvers.ilp.milp import backend
+from pipeplan.solvers.ilp import backend
 
 print(f"PuLP {version('pulp')}, highspy {version('highspy')}")
 

@@ -17,12 +17,11 @@ import numpy as np
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.ddp_overlap import ddp_pace_s
-from pipeplan.cost.stage_times import exchange_times, executor_work_s
+from pipeplan.cost.stage_times import executor_work_s
 from pipeplan.plan.plan import Stage
 from pipeplan.plan.schedules import ACCUMULATING, GPIPE, TRAITS, VERTICAL, update_lag, update_share
-from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.problem.shared_weights import SharedInCuts
+from pipeplan.solvers.ilp.cut_table import CutTable
 from pipeplan.solvers.ilp.places import CardShares, Flags, Floats, Ints, Places
 from pipeplan.solvers.plan_space import PlanSpace
 
@@ -69,7 +68,9 @@ class Columns:
     @staticmethod
     def joined(parts: Sequence[Columns]) -> Columns:
         """All columns of several parts."""
-        return Columns(**{one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(Columns)})
+        return Columns(
+            **{one.name: np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(Columns)}
+        )
 
     def take(self, kept: Flags | Ints | slice) -> Self:
         """The columns with these flags or indices."""
@@ -79,14 +80,13 @@ class Columns:
 class ColumnFactory:
     """Makes the columns of one copy of the pipeline in a space of plans."""
 
-    def __init__(self, problem: Problem, space: PlanSpace, cuts: Cuts, places: Places) -> None:
+    def __init__(self, problem: Problem, space: PlanSpace, cuts: CutTable, places: Places) -> None:
         """`problem` is the whole problem, `places` those of one copy."""
         self.whole, self.space, self.cuts, self.places = problem, space, cuts, places
         self.problem = places.problem
-        self.last = len(cuts.ideals) - 1
+        self.last = cuts.last
         self.minibatches = minibatches_per_update(self.problem)
         self.cards = CardShares(problem, space, places)
-        self.shared = SharedInCuts.of(self.problem.shared, cuts.ideals, exchange_times(self.problem))
         recomputing = self.problem.training and self.problem.options.memory and self.problem.options.recompute
         self.recomputes = (False, True) if recomputing else (False,)
 
@@ -118,8 +118,7 @@ class ColumnFactory:
             drained_s = time_s - (backward_s - update_s) / 2 if splits else time_s
             exposed_s = formulas.flush_exposed(group_s, backward_s - update_s, problem.hidden_share)
             exposed_s = exposed_s + update_s / update_share(options.accumulate)
-            if problem.shared:
-                exposed_s = exposed_s + 2 * self.shared.exchanged_s(begin, end)
+            exposed_s = exposed_s + 2 * cuts.exchanged_s(begin, end)
         else:
             compute = formulas.compute_time(forward_s + backward_s, replicas, 1.0)
             synchronisation = group_s / (self.minibatches or replicas)
@@ -152,7 +151,7 @@ class ColumnFactory:
     def _parameters(self, begin: Ints, end: Ints) -> Floats:
         """Bytes of the parameters of stages, with copies of shared weights."""
         found = self.cuts.parameters[end] - self.cuts.parameters[begin]
-        return found + self.shared.copied(begin, end) if self.problem.shared else found
+        return found + self.cuts.copied(begin, end)
 
     def _executor_s(self, begin: Ints, end: Ints) -> Floats:
         """The executor's own work, in seconds on a device of speed 1 (`stage_times.executor_work_s`)."""
@@ -221,7 +220,7 @@ class ColumnFactory:
         everyone = self.places.replicas[place] * problem.copies
         fixed = fixed + formulas.replica_memory(parameters, everyone)
         fixed = fixed - formulas.divided_state(parameters, everyone, problem.divided_ratio)
-        fixed = fixed + formulas.recompute_memory(saved, sent, recompute) + cuts.workspaces.between(end, begin)
+        fixed = fixed + formulas.recompute_memory(saved, sent, recompute) + cuts.workspace(begin, end)
         each = formulas.memory_per_depth(0, saved, received, sent, recompute=recompute)
         version = formulas.version_memory(parameters, 1, options.copies_per_version)
         lag = update_lag(everyone, (begin == 0) & (end == self.last)) * version

@@ -70,7 +70,7 @@ class ColumnEnumeration:
         pending: list[tuple[Ints, Ints, Ints]] = []
         waiting = looked = 0
         for place, begin, end in self._pairs(limit_s):
-            nested = self._nested(begin, end)
+            nested = self.cuts.larger[begin, end]
             pending.append((np.full(int(nested.sum()), place), begin[nested], end[nested]))
             looked, waiting = looked + len(begin), waiting + len(begin)
             if looked > MOST_PAIRS:
@@ -91,21 +91,15 @@ class ColumnEnumeration:
             begin = np.flatnonzero((work <= doable[worker]) & (np.arange(len(work)) < self.last))
             begin = begin[(begin > 0) | (worker in places.firsts)] if worker else begin[:1]
             for place in range(mine.start, mine.stop):
+                first = 1 if worker and places.movable[place] and len(begin) and begin[0] == 0 else 0
                 stop = int(places.stop[place])
                 enough = work[-1] - work <= doable[-1] - doable[stop] + work[-1] * formulas.ROUNDING
                 ends = by_work[enough[by_work] & (by_work > 0)] if stop < places.workers else by_work[-1:]
-                low = np.searchsorted(work[ends], work[begin] - work[-1] * formulas.ROUNDING)
-                high = np.searchsorted(work[ends], work[begin] + most[place], "right")
+                low = np.searchsorted(work[ends], work[begin[first:]] - work[-1] * formulas.ROUNDING)
+                high = np.searchsorted(work[ends], work[begin[first:]] + most[place], "right")
                 counts = np.maximum(0, high - low)
                 ahead = np.repeat(low - np.cumsum(counts) + counts, counts)
-                yield place, np.repeat(begin, counts), ends[ahead + np.arange(len(ahead))]
-
-    def _nested(self, begin: Ints, end: Ints) -> Flags:
-        """Whether each end has all layers of its begin, and more."""
-        if self.cuts.chain:
-            return begin < end
-        words = self.cuts.words
-        return np.asarray(~(words[begin] & ~words[end]).any(axis=1) & (begin != end))
+                yield place, np.repeat(begin[first:], counts), ends[ahead + np.arange(len(ahead))]
 
     # -- what holds for a stage alone --
 
@@ -124,7 +118,9 @@ class ColumnEnumeration:
         place = columns.place
         each = formulas.boundary_time(self.busier[columns.end], self.places.fastest_rate[place])
         links = self.places.most_links[place]
-        return np.asarray(columns.ahead_s + formulas.flush_busy(each, self.rounds, links) if self.flushes else each / links)
+        return np.asarray(
+            columns.ahead_s + formulas.flush_busy(each, self.rounds, links) if self.flushes else each / links
+        )
 
     # -- what holds on paths --
 
@@ -145,15 +141,18 @@ class ColumnEnumeration:
         """With a flush, the least by which a stage and the boundary behind it delay the stages behind them."""
         if not self.flushes:
             return np.zeros(len(columns))
-        rate, latency_s = (figure[columns.place] for figure in (self.places.fastest_rate, self.places.fastest_latency_s))
+        rate, latency_s = (
+            figure[columns.place] for figure in (self.places.fastest_rate, self.places.fastest_latency_s)
+        )
         ways = self.round_trip[columns.end] / rate + 2 * latency_s
         half = 2 if TRAITS[self.problem.options.schedule].splits else 1
         return columns.ahead_s + np.where(columns.end == self.last, 0.0, ways / half)
 
     def to_the_output(self, columns: Columns, limit_s: float, older: Floats) -> tuple[Flags, Floats]:
         """Which columns are on a path to the output, and the least depth of each."""
-        places, factory, count = self.places, self.factory, len(self.cuts.ideals)
-        longest, in_flight = np.full((2, count, places.workers + 1), np.inf)
+        places, factory, count = self.places, self.factory, len(self.cuts)
+        # Of the columns that start at a worker; of those that directly follow another stage in the second half.
+        longest, in_flight = np.full((2, 2, count, places.workers + 1), np.inf)
         behind_s, behind = np.full((2, count, places.workers + 1), np.inf)
         behind_s[self.last], behind[self.last] = 0.0, 0.0
         most = factory.most_depth(columns, limit_s, older[places.replicas[columns.place]])
@@ -167,21 +166,20 @@ class ColumnEnumeration:
             needed = factory.depth_for(here, np.where(np.isfinite(behind[at]), behind[at], 0.0), limit_s)
             kept[mine] = (awaited <= limit_s * _SLACK) & np.isfinite(behind[at]) & (needed <= most[mine])
             least[mine] = needed
-            good = kept[mine]
-            np.minimum.at(longest[:, worker], here.begin[good], late[good])
-            asked = factory.asked(here, needed, limit_s)
-            np.minimum.at(in_flight[:, worker], here.begin[good], asked[good])
+            good, asked = kept[mine], factory.asked(here, needed, limit_s)
+            at = places.movable[here.place[good]].astype(np.intp), here.begin[good], worker
+            np.minimum.at(longest, at, late[good])
+            np.minimum.at(in_flight, at, asked[good])
             starts = list(places.starts_behind(worker)) if worker else []
             if starts:
-                behind_s[: self.last, worker] = longest[: self.last, starts].min(axis=1)
-                behind[: self.last, worker] = in_flight[: self.last, starts].min(axis=1)
+                for found, by_start in ((behind_s, longest), (behind, in_flight)):
+                    least_of = np.minimum(by_start[0][:, starts].min(axis=1), by_start[1][:, worker])
+                    found[: self.last, worker] = least_of[: self.last]
         return kept, least
 
-    def from_the_input(
-        self, columns: Columns, limit_s: float, least: Floats, older: Floats
-    ) -> tuple[Flags, Floats]:
+    def from_the_input(self, columns: Columns, limit_s: float, least: Floats, older: Floats) -> tuple[Flags, Floats]:
         """Which columns are on a path from the input, and the largest depth that fits and that the path can cover."""
-        places, factory, count = self.places, self.factory, len(self.cuts.ideals)
+        places, factory, count = self.places, self.factory, len(self.cuts)
         ahead_s, cover = np.full((count, places.workers + 1), np.inf), np.full((count, places.workers + 1), -np.inf)
         most = factory.most_depth(columns, limit_s, older[places.replicas[columns.place]])
         wait, stop = factory.wait(columns, limit_s), places.stop[columns.place]
@@ -193,21 +191,24 @@ class ColumnEnumeration:
             before_s = ahead_s[:, stops].min(axis=1) if stops else np.full(count, np.inf)
             covered = cover[:, stops].max(axis=1) if stops else np.full(count, -np.inf)
             before_s[0], covered[0] = (0.0, np.inf) if worker in places.firsts else (np.inf, -np.inf)
-            begin = columns.begin[mine]
+            begin, follows = columns.begin[mine], places.movable[columns.place[mine]] & (columns.begin[mine] > 0)
+            path_before_s = np.where(follows, ahead_s[begin, worker], before_s[begin])
             if self.problem.training:
-                allowed = np.floor((covered[begin] - wait[mine]) / replicas[mine] + 1e-6)
+                mine_covered = np.where(follows, cover[begin, worker], covered[begin])
+                allowed = np.floor((mine_covered - wait[mine]) / replicas[mine] + 1e-6)
                 most[mine] = np.minimum(most[mine], allowed)
-            kept[mine] = before_s[begin] + columns.drained_s[mine] <= limit_s * _SLACK
+            kept[mine] = path_before_s + columns.drained_s[mine] <= limit_s * _SLACK
             kept[mine] &= most[mine] >= least[mine]
-            row = mine.start + np.flatnonzero(kept[mine])
+            good = np.flatnonzero(kept[mine])
+            row = mine.start + good
             at = columns.end[row], stop[row]
-            np.minimum.at(ahead_s, at, before_s[columns.begin[row]] + path_s[row])
+            np.minimum.at(ahead_s, at, path_before_s[good] + path_s[row])
             np.maximum.at(cover, at, factory.covered(columns.take(row), most[row], limit_s) - away[row] + 1e-6)
         return kept, most
 
     def most_needed(self, columns: Columns, limit_s: float, most: Floats) -> Floats:
         """The largest depths that columns need on any path behind them, and `most` at the most."""
-        places, factory, count = self.places, self.factory, len(self.cuts.ideals)
+        places, factory, count = self.places, self.factory, len(self.cuts)
         in_flight, behind = np.full((2, count, places.workers + 1), 0.0)
         stop, most = places.stop[columns.place], np.minimum(most, factory.everything(columns))
         slowest = places.links.sendrecv_among(range(self.problem.cluster.workers))
@@ -271,9 +272,13 @@ def older_versions(first_replicas: Ints, depth: Ints, replicas: Ints, copies: in
 
 def _concatenated(parts: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
     nothing = np.zeros(0, dtype=np.intp)
-    place, begin, end = (np.concatenate([nothing, *arrays]) for arrays in zip(*parts, strict=True)) if parts else (
-        nothing,
-        nothing,
-        nothing,
+    place, begin, end = (
+        (np.concatenate([nothing, *arrays]) for arrays in zip(*parts, strict=True))
+        if parts
+        else (
+            nothing,
+            nothing,
+            nothing,
+        )
     )
     return place, begin, end

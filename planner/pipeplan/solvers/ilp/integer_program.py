@@ -1,6 +1,6 @@
 """The integer linear program for the fastest plan, over columns, solved through PuLP.
 
-It shares the cuts, the cost formulas and the spaces of plans with the dynamic program, and no search.
+It shares the cost formulas and the spaces of plans with the dynamic program, and neither cuts nor a search.
 
 Columns
 -------
@@ -50,11 +50,11 @@ from pipeplan.cost import contention, formulas
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import exchange_times, plain_data_parallel
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.grid_shapes import GridShape, data_parallel_grid_size, grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp import backend
 from pipeplan.solvers.ilp.columns import minibatches_per_update
+from pipeplan.solvers.ilp.cut_table import MOST_CUTS, CutTable
 from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, PRECISION, IlpLimits, SpaceAnswer, SpaceSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
@@ -62,8 +62,6 @@ from pipeplan.util.deadline import Deadline, OutOfTime
 
 __all__ = ["IlpLimits", "solve"]
 
-MOST_CUTS = 2_000
-"""The most cuts of a model. A chain has one more than it has layers."""
 MOST_WORKERS = 256
 """The most workers of one copy of the pipeline."""
 
@@ -116,13 +114,12 @@ class _IlpSearch:
         """Search all spaces. Below another solver's pace all lower bounds are raised before the first program, which
         may take all of the time."""
         self.deadline.check()
-        cuts = enumerate_cuts(self.problem, MOST_CUTS, self.deadline)
-        spaces = plan_spaces(self.problem)
-        if not cuts.complete or self.problem.cluster.workers > MOST_WORKERS:
-            what = f"{MOST_WORKERS} workers" if cuts.complete else f"{MOST_CUTS:,} cuts"
+        cuts = CutTable.of(self.problem)
+        if cuts is None or self.problem.cluster.workers > MOST_WORKERS:
+            what = f"{MOST_CUTS:,} cuts" if cuts is None else f"{MOST_WORKERS} workers"
             self.refusal, self.proven = f"the integer program would be too large: more than {what}", False
             return
-        self.left = [found for space in spaces for found in self._prepared(space, cuts)]
+        self.left = [found for space in plan_spaces(self.problem) for found in self._prepared(space, cuts)]
         while self.left:
             self._search_next()
 
@@ -137,7 +134,7 @@ class _IlpSearch:
         self.bound = min([self.bound, self.floor_s, *(max(self.floor_s, search.low_s) for search in self.left)])
         self.left = []
 
-    def _prepared(self, space: PlanSpace, cuts: Cuts) -> list[SpaceSearch]:
+    def _prepared(self, space: PlanSpace, cuts: CutTable) -> list[SpaceSearch]:
         """The searches of a space, one for each shape of a grid; none where it has no plan below the upper bound."""
         inner = space.inner(self.problem)
         low_s = max(space.floor(self.problem), 0.0 if inner.options.flushes else space.synchronisation(self.problem))

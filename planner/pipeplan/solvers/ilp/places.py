@@ -3,12 +3,14 @@
 A uniform cluster does not need idle workers everywhere. Suppose that a stage starts in a server behind idle workers of
 the same server. Moved towards them within the server, it spans no more components of any level, and neither do its
 boundaries. So only the last workers of a server need ever be idle. With at most two levels, idle servers may change
-places with those behind them until they are at the end of the cluster. Where servers differ, or their workers share
-cores, every worker may be idle.
+places with those behind them until they are at the end of the cluster. If servers share network cards or cores, a
+move changes their loads unless the stage is inside one server before and after, so idle workers may then also be in
+front of a stage that spans servers; where servers differ, anywhere in front of one.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -139,27 +141,46 @@ class Places:
 
     @cached_property
     def _idle_anywhere(self) -> bool:
-        shared = self.problem.options.contention and bool(self.cluster.shared_cores)
-        return not self.cluster.uniform or shared
+        several = len(self.cluster.starts(1)) > 2
+        return not self.cluster.uniform or (self.problem.options.contention and several)
+
+    @cached_property
+    def _interchangeable(self) -> bool:
+        return self.cluster.uniform and len(self.cluster.levels) <= 2
+
+    @cached_property
+    def movable(self) -> Flags:
+        """By place, whether a stage there may be moved to idle workers before it without any change of the cost: it is
+        inside one server, and not at its beginning. So it directly follows another stage."""
+        if not self._idle_anywhere or self.shape is not None:
+            return np.zeros(len(self), dtype=bool)
+        edges = np.array(self.cluster.starts(1))
+        server = np.searchsorted(edges, self.start, side="right")
+        return np.asarray((self.start > edges[server - 1]) & (self.stop <= edges[server]))
 
     @cached_property
     def firsts(self) -> Sequence[int]:
         """The workers at which the first stage may start."""
         if self.shape is not None:
             return [0]
+        if self._idle_anywhere:
+            return range(self.cluster.span(1) if self._interchangeable else self.workers)
         return self._edges_from(0)
 
     def starts_behind(self, stop: int) -> Sequence[int]:
         """The workers at which the next stage may start, behind one that ends at worker `stop`."""
         if self.shape is not None:
             return [stop]
-        return sorted({stop, *self._edges_from(stop)} - {self.workers})
+        edges = self._edges_from(stop)
+        if not self._idle_anywhere:
+            return sorted({stop, *edges} - {self.workers})
+        # Not a whole server may be idle: the workers behind the edge of this one, and all but the last of the next.
+        last = edges[0] + self.cluster.span(1) if edges and self._interchangeable else self.workers
+        return range(stop, min(last, self.workers))
 
     def _edges_from(self, worker: int) -> Sequence[int]:
-        if self._idle_anywhere:
-            return range(worker, self.workers)
         edges = [edge for edge in self.cluster.starts(1)[:-1] if edge >= worker]
-        return edges[:1] if len(self.cluster.levels) <= 2 else edges
+        return edges[:1] if self._interchangeable else edges
 
     @cached_property
     def stops_before(self) -> list[list[int]]:
@@ -173,7 +194,7 @@ class Places:
     def by_start(self, place: Ints) -> list[slice]:
         """By worker, the entries of ascending places that start there."""
         bounds = np.searchsorted(self.start[place], np.arange(self.workers + 1)).tolist()
-        return [slice(first, stop) for first, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [slice(first, stop) for first, stop in itertools.pairwise(bounds)]
 
 
 Card = tuple[int, int, int]

@@ -15,7 +15,7 @@ from pipeplan.plan.schedules import ACCUMULATING, GPIPE, TRAITS, VERTICAL
 from pipeplan.solvers.ilp.backend import LinearProgram, Term, Variable, solution_value
 from pipeplan.solvers.ilp.columns import ColumnFactory, Columns
 from pipeplan.solvers.ilp.enumeration import TooManyColumnsError, older_versions
-from pipeplan.solvers.ilp.places import Card
+from pipeplan.solvers.ilp.places import Card, Floats
 from pipeplan.util.deadline import Deadline
 
 MOST_COLUMNS = 40_000
@@ -72,7 +72,7 @@ class ColumnProgram:
         if deep and self.options.schedule == VERTICAL:
             self._keep_versions()
 
-    def _sum(self, numbers: Iterable[int], amounts: Sequence[float] | None = None) -> list[Term]:
+    def _sum(self, numbers: Iterable[int], amounts: Sequence[float] | Floats | None = None) -> list[Term]:
         if amounts is None:
             return [(self.taken[number], 1.0) for number in numbers]
         return [(self.taken[number], float(amounts[number])) for number in numbers if amounts[number]]
@@ -106,6 +106,8 @@ class ColumnProgram:
         for place in ending:
             for start in self.places.starts_behind(int(self.places.stop[place])):
                 for other in by_start.get(start, ()):
+                    if start > self.places.stop[place] and self.places.movable[other]:
+                        continue
                     if (found := self._boundary(cut, place, other)) is not None:
                         leaving[place].append(found)
                         entering[other].append(found)
@@ -133,7 +135,9 @@ class ColumnProgram:
             return None
         taken = self.program.number(f"x_{cut}_{before}_{behind}", 0, 1)
         transfer_s = float(formulas.transfer_time(max(sent, returned), rate, latency_s))
-        ways_s = float(formulas.transfer_time(sent, rate, latency_s) + formulas.transfer_time(returned, rate, latency_s))
+        ways_s = float(
+            formulas.transfer_time(sent, rate, latency_s) + formulas.transfer_time(returned, rate, latency_s)
+        )
         stop = int(self.places.stop[before])
         return _Boundary(taken, before, behind, stop, sent, returned, busy if counts else 0.0, transfer_s, ways_s)
 
@@ -312,8 +316,7 @@ class ColumnProgram:
     def _pin(self, unit: int, number: int) -> None:
         """Add the part of (7) that pins a unit to stage `number`: so many stages start by the worker of its stage."""
         cuts, columns = self.factory.cuts, self.columns
-        inside = np.array([ideal >> unit & 1 for ideal in cuts.ideals], dtype=bool)
-        holds = inside[columns.end] & ~inside[columns.begin]
+        holds = cuts.has[columns.end, unit] & ~cuts.has[columns.begin, unit]
         before: list[Term] = []
         for numbers in self.starting:
             mine = [one for one in numbers if holds[one]]

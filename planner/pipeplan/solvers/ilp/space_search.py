@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp import backend
 from pipeplan.solvers.ilp.backend import MilpOutcome
 from pipeplan.solvers.ilp.columns import ColumnFactory, Columns
+from pipeplan.solvers.ilp.cut_table import CutTable
 from pipeplan.solvers.ilp.enumeration import ColumnEnumeration, TooManyColumnsError, without_twins
 from pipeplan.solvers.ilp.places import Places
 from pipeplan.solvers.ilp.program import ColumnProgram, ProgramLimits
@@ -32,8 +32,10 @@ PRECISION = 1e-8
 """A plan is optimal where no plan is faster by more than this, relative."""
 # Depths are those for a pace that is longer by this, relative, so that rounding asks for no minibatch more.
 _DEPTH_ROUNDING = 1e-12
-# Share of the time left that one program may take.
-_SEARCHING = 0.9
+# Share of the time left that one program may take. If it does not suffice, the rest goes to lower bounds.
+_SEARCHING = 0.75
+# Paces to refute in that rest, relative to the upper bound.
+_REFUTED = (0.8, 0.9, 0.95, 0.98, 0.99)
 # Relative distance of the first limit above the lower bound. It doubles until some columns make a pipeline.
 _FIRST_STEP = 0.002
 # Where another solver's objective is the limit, how far below it columns are asked for, in turn.
@@ -80,7 +82,7 @@ class SpaceSearch:
 
     problem: Problem
     space: PlanSpace
-    cuts: Cuts
+    cuts: CutTable
     shape: GridShape | None
     low_s: float
     """Lower bound on the pace."""
@@ -190,6 +192,7 @@ class SpaceSearch:
                 if not self._settle(program, limit_s, proven=outcome.proven):
                     return
             elif not outcome.proven:
+                self._refute()
                 return
             else:
                 self._raise_low(limit_s)
@@ -199,7 +202,18 @@ class SpaceSearch:
         if self.low_s >= self.high_s and self.answer.best is None:
             self.answer.bound_s = math.inf
 
-    def _solve_once(self, limit_s: float) -> tuple[ColumnProgram | None, MilpOutcome]:
+    def _refute(self) -> None:
+        """Raise the lower bound in the time that is left, where there was too little for a proof: programs with a lower
+        limit have fewer columns."""
+        for share in _REFUTED if self.is_bounded and self.deadline.at is not None else ():
+            limit_s = share * self.high_s
+            if self.low_s < limit_s and not self.answer.interrupted and not self.deadline.passed:
+                _, outcome = self._solve_once(limit_s, share=1.0)
+                if outcome.found or not outcome.proven:
+                    return
+                self._raise_low(limit_s)
+
+    def _solve_once(self, limit_s: float, share: float = _SEARCHING) -> tuple[ColumnProgram | None, MilpOutcome]:
         """Write down the program of a limit and run the solver on it; no program where no columns make a pipeline."""
         columns, time_s = self._columns(limit_s), self._time_s(limit_s)
         if columns is None or time_s is None:
@@ -209,7 +223,7 @@ class SpaceSearch:
         program = ColumnProgram(self.factory, chosen, limits, self.deadline, deep=self._deep)
         self.answer.size = max(self.answer.size, program.program.size)
         left_s, settings = self.deadline.left_s, self.limits
-        left_s = None if left_s is None else max(0.1, _SEARCHING * left_s)
+        left_s = None if left_s is None else max(0.1, share * left_s)
         return program, backend.run(program.program.lp, settings.solver, left_s, settings.gap)
 
     def _settle(self, program: ColumnProgram, limit_s: float, *, proven: bool) -> bool:
@@ -248,7 +262,11 @@ class SpaceSearch:
             quick_score = evaluate(quick, self.problem)
             if quick_score.fits and (not score.fits or quick_score.pace_s <= score.pace_s):
                 deepest, score = quick, quick_score
-        if score.fits and math.isfinite(score.pace_s) and (self.answer.best is None or score.pace_s < self.answer.best[0]):
+        if (
+            score.fits
+            and math.isfinite(score.pace_s)
+            and (self.answer.best is None or score.pace_s < self.answer.best[0])
+        ):
             self.answer.best = score.pace_s, deepest
         return score
 

@@ -17,8 +17,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.solvers.ilp import integer_program, space_search
-from pipeplan.solvers.ilp.milp import backend
+from pipeplan.solvers.ilp import backend, integer_program, space_search
 from pipeplan.solvers.result import Status
 
 EXPRESSED = ("1f1b-stashing", "2bw", "gpipe", "1f1b-flush")
@@ -136,7 +135,7 @@ def test_ctrl_c_while_the_program_is_written_down_ends_the_search(monkeypatch: p
 
     problem = Problem(chain(6), cluster((2, 1e6), (2, 1e5)))
     best = solve_by_ilp(problem)
-    monkeypatch.setattr(space_search, "PipelineModel", interrupted)
+    monkeypatch.setattr(space_search, "ColumnProgram", interrupted)
     result = solve_by_ilp(problem)
     assert result.interrupted
     assert result.status == Status.FEASIBLE
