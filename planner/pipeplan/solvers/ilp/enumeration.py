@@ -167,9 +167,9 @@ class ColumnEnumeration:
             kept[mine] = (awaited <= limit_s * _SLACK) & np.isfinite(behind[at]) & (needed <= most[mine])
             least[mine] = needed
             good, asked = kept[mine], factory.asked(here, needed, limit_s)
-            at = places.movable[here.place[good]].astype(np.intp), here.begin[good], worker
-            np.minimum.at(longest, at, late[good])
-            np.minimum.at(in_flight, at, asked[good])
+            rows = places.movable[here.place[good]].astype(np.intp), here.begin[good], worker
+            np.minimum.at(longest, rows, late[good])
+            np.minimum.at(in_flight, rows, asked[good])
             starts = list(places.starts_behind(worker)) if worker else []
             if starts:
                 for found, by_start in ((behind_s, longest), (behind, in_flight)):

@@ -133,13 +133,27 @@ class ColumnProgram:
         busy = float(formulas.flush_busy(each, rounds, links)) if self.options.flushes else float(each / links)
         if counts and busy > self.limits.high_s * (1 + formulas.ROUNDING):
             return None
-        taken = self.program.number(f"x_{cut}_{before}_{behind}", 0, 1)
-        transfer_s = float(formulas.transfer_time(max(sent, returned), rate, latency_s))
-        ways_s = float(
-            formulas.transfer_time(sent, rate, latency_s) + formulas.transfer_time(returned, rate, latency_s)
+        cards = self._cards_of(before, behind, sent, returned) if self.options.contention else {}
+        if max(cards.values(), default=0.0) > 1 + formulas.ROUNDING:
+            return None
+        return _Boundary(
+            taken=self.program.number(f"x_{cut}_{before}_{behind}", 0, 1),
+            stop=int(self.places.stop[before]),
+            busy_s=busy if counts else 0.0,
+            transfer_s=float(formulas.transfer_time(max(sent, returned), rate, latency_s)),
+            ways_s=float(
+                formulas.transfer_time(sent, rate, latency_s) + formulas.transfer_time(returned, rate, latency_s)
+            ),
+            cards=cards,
         )
-        stop = int(self.places.stop[before])
-        return _Boundary(taken, before, behind, stop, sent, returned, busy if counts else 0.0, transfer_s, ways_s)
+
+    def _cards_of(self, before: int, behind: int, sent: float, returned: float) -> dict[Card, float]:
+        """The load of every card by the messages of a boundary, as a share of the largest C."""
+        loads: dict[Card, float] = defaultdict(float)
+        for (level, component, way), busy_s in self.factory.cards.messages(before, behind).items():
+            loads[level, component, way] += busy_s * sent / self.limits.pace_s
+            loads[level, component, 1 - way] += busy_s * returned / self.limits.pace_s
+        return loads
 
     # -- (5): minibatches in flight --
 
@@ -256,9 +270,8 @@ class ColumnProgram:
             for card, busy_s in cards.rings(place).items():
                 loads[card].append((self.taken[number], busy_s * float(parameters[number]) / unit))
         for boundary in self.boundaries:
-            for (level, component, way), busy_s in cards.messages(boundary.before, boundary.behind).items():
-                for direction, size in ((way, boundary.sent), (1 - way, boundary.returned)):
-                    loads[level, component, direction].append((boundary.taken, busy_s * size / unit))
+            for card, load in boundary.cards.items():
+                loads[card].append((boundary.taken, load))
         for terms in loads.values():
             self.program.at_most([*terms, (self.pace, -1.0)])
 
@@ -373,15 +386,12 @@ class _Boundary:
     """A boundary behind stages that end at worker `stop`. Times are for one minibatch, `busy_s` as those of columns."""
 
     taken: Variable
-    before: int
-    """The place of the stage before it, or one that is alike."""
-    behind: int
     stop: int
-    sent: float
-    returned: float
     busy_s: float
     transfer_s: float
     ways_s: float
+    cards: dict[Card, float]
+    """The load of every card, as a share of the largest C."""
     covers: Variable | None = None
     """The minibatches behind the boundary that the stage before it covers."""
 

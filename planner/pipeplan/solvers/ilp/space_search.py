@@ -34,6 +34,8 @@ PRECISION = 1e-8
 _DEPTH_ROUNDING = 1e-12
 # Share of the time left that one program may take. If it does not suffice, the rest goes to lower bounds.
 _SEARCHING = 0.75
+# Seconds for which it is worth while to begin a program.
+_LEAST_S = 0.5
 # Paces to refute in that rest, relative to the upper bound.
 _REFUTED = (0.8, 0.9, 0.95, 0.98, 0.99)
 # Relative distance of the first limit above the lower bound. It doubles until some columns make a pipeline.
@@ -41,7 +43,7 @@ _FIRST_STEP = 0.002
 # Where another solver's objective is the limit, how far below it columns are asked for, in turn.
 _BELOW = (0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95)
 # Relative distance of the bounds at which the enumeration stops and the program begins.
-_NARROW = 0.001
+_NARROW = 2e-7
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ class SpaceSearch:
         limit have fewer columns."""
         for share in _REFUTED if self.is_bounded and self.deadline.at is not None else ():
             limit_s = share * self.high_s
-            if self.low_s < limit_s and not self.answer.interrupted and not self.deadline.passed:
+            if self.low_s < limit_s and not self.answer.interrupted and (self.deadline.left_s or 0) > _LEAST_S:
                 _, outcome = self._solve_once(limit_s, share=1.0)
                 if outcome.found or not outcome.proven:
                     return
