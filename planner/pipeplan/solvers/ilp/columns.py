@@ -90,13 +90,8 @@ class ColumnFactory:
         recomputing = self.problem.training and self.problem.options.memory and self.problem.options.recompute
         self.recomputes = (False, True) if recomputing else (False,)
 
-    def columns(self, place: Ints, begin: Ints, end: Ints) -> Columns:
-        """The columns of stages on places between cuts; those that may recompute come once more."""
-        parts = [self._columns(place, begin, end, again) for again in self.recomputes]
-        joined = Columns.joined(parts)
-        return joined.take(np.argsort(joined.place, kind="stable"))
-
-    def _columns(self, place: Ints, begin: Ints, end: Ints, recompute: bool) -> Columns:
+    def columns(self, place: Ints, begin: Ints, end: Ints, *, recompute: bool) -> Columns:
+        """The columns of stages on places between cuts, not yet `charged`."""
         problem, options, cuts = self.problem, self.problem.options, self.cuts
         speed, replicas = self.places.speed[place], self.places.replicas[place]
         forward = cuts.forward_s[end] - cuts.forward_s[begin]
@@ -134,7 +129,7 @@ class ColumnFactory:
             ahead_s=ahead_s,
             drained_s=drained_s,
             exposed_s=exposed_s,
-            charged_s=self._charged_s(place, begin, end, recompute),
+            charged_s=nothing,
             group_s=group_s,
             fixed_bytes=fixed,
             each_bytes=each,
@@ -173,28 +168,29 @@ class ColumnFactory:
         rate, latency = self.places.ring_rate[place], self.places.ring_latency_s[place]
         return np.asarray(formulas.ring_allreduce_time(members, parameters, rate, latency))
 
-    def _charged_s(self, place: Ints, begin: Ints, end: Ints, recompute: bool) -> Floats:
-        """The wait of plain data parallelism for its update, and `_card_s`."""
-        found, options = np.zeros(len(place)), self.problem.options
+    def charged(self, columns: Columns) -> Columns:
+        """The columns with `charged_s`: the wait of plain data parallelism for its update, and `_card_s`."""
+        options, place, begin, end = self.problem.options, columns.place, columns.begin, columns.end
         if not options.contention:
-            return found
+            return columns
         found = self._card_s(place, begin, end)
         if not self.problem.training or options.schedule in ACCUMULATING:
-            return found
+            return replace(columns, charged_s=found)
         for row in np.flatnonzero((begin == 0) & (end == self.last)).tolist():
-            stage = Stage(self.whole.layer_names, tuple(self.places.runs[place[row]]), 1, 1, recompute)
+            again = bool(columns.again[row])
+            stage = Stage(self.whole.layer_names, tuple(self.places.runs[place[row]]), 1, 1, again)
             plan = self.space.plan(self.whole, [stage])
-            work = self.whole.work_s + recompute * float(self.cuts.forward_s[-1]) + executor_work_s(plan, self.whole, 0)
+            work = self.whole.work_s + again * float(self.cuts.forward_s[-1]) + executor_work_s(plan, self.whole, 0)
             pass_s = work / self.whole.cluster.speed_of(plan.stages[0].workers)
             found[row] = max(found[row], ddp_pace_s(plan, self.whole, self._whole_links, pass_s))
-        return found
+        return replace(columns, charged_s=found)
 
     def _card_s(self, place: Ints, begin: Ints, end: Ints) -> Floats:
         """What stages alone put on the busiest card around their workers: their rings, and the messages of boundaries
         whose other stage is outside."""
         sent, returned = self.cuts.sent, self.cuts.returned
         parameters, busiest = self._parameters(begin, end), np.zeros(len(place))
-        for ring, message, at_end, at_start in self.places.own_cards(self.cards):
+        for ring, message, at_end, at_start in self.places.own_cards:
             out = at_end[place] * sent[end] + at_start[place] * returned[begin]
             back = at_end[place] * returned[end] + at_start[place] * sent[begin]
             busy = ring[place] * parameters + message[place] * np.maximum(out, back)

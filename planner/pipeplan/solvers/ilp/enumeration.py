@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -57,11 +58,15 @@ class ColumnEnumeration:
         kept: list[Columns] = []
         for pairs in self._batches(limit_s):
             self.deadline.check()
-            columns = self.factory.columns(*pairs)
-            kept.append(columns.take(self._alone(columns, limit_s, pace_s)))
+            quick = self._may_fit(*pairs, limit_s)
+            for recompute in self.factory.recomputes:
+                columns = self.factory.columns(*(part[quick] for part in pairs), recompute=recompute)
+                columns = self.factory.charged(columns.take(self._alone(columns, limit_s, pace_s)))
+                kept.append(columns.take(columns.charged_s <= pace_s * _SLACK))
             if sum(map(len, kept)) > MOST_COLUMNS:
                 raise TooManyColumnsError(f"more than {MOST_COLUMNS:,} stages are fast enough")
-        return self._on_paths(Columns.joined(kept), limit_s)
+        columns = Columns.joined(kept)
+        return self._on_paths(columns.take(np.argsort(columns.place, kind="stable")), limit_s)
 
     # -- pairs of cuts on places --
 
@@ -83,17 +88,16 @@ class ColumnEnumeration:
     def _pairs(self, limit_s: float) -> Iterator[tuple[int, Ints, Ints]]:
         """For every place, the pairs of a begin and an end between which there is no more work than it can do."""
         places, work, limit_s = self.places, self.work, limit_s * _SLACK
-        doable = limit_s * self.speeds / self.rounds
         by_work = np.argsort(work, kind="stable")
         servers = formulas.rounds(self.rounds, places.replicas.astype(float)) if self.flushes else 1 / places.replicas
         most = limit_s * places.speed / servers
         for worker, mine in enumerate(places.by_start(np.arange(len(places)))):
-            begin = np.flatnonzero((work <= doable[worker]) & (np.arange(len(work)) < self.last))
+            begin = np.flatnonzero((work <= self._doable(0, worker, limit_s)) & (np.arange(len(work)) < self.last))
             begin = begin[(begin > 0) | (worker in places.firsts)] if worker else begin[:1]
             for place in range(mine.start, mine.stop):
                 first = 1 if worker and places.movable[place] and len(begin) and begin[0] == 0 else 0
                 stop = int(places.stop[place])
-                enough = work[-1] - work <= doable[-1] - doable[stop] + work[-1] * formulas.ROUNDING
+                enough = work[-1] - work <= self._doable(stop, places.workers, limit_s) + work[-1] * formulas.ROUNDING
                 ends = by_work[enough[by_work] & (by_work > 0)] if stop < places.workers else by_work[-1:]
                 low = np.searchsorted(work[ends], work[begin[first:]] - work[-1] * formulas.ROUNDING)
                 high = np.searchsorted(work[ends], work[begin[first:]] + most[place], "right")
@@ -101,7 +105,47 @@ class ColumnEnumeration:
                 ahead = np.repeat(low - np.cumsum(counts) + counts, counts)
                 yield place, np.repeat(begin[first:], counts), ends[ahead + np.arange(len(ahead))]
 
+    def _doable(self, first: int, stop: int, limit_s: float) -> float:
+        """The most work on one minibatch that these workers can do within a limit."""
+        speed = float(self.speeds[stop] - self.speeds[first])
+        return limit_s * speed / self.rounds if speed else 0.0
+
     # -- what holds for a stage alone --
+
+    def _may_fit(self, place: Ints, begin: Ints, end: Ints, limit_s: float) -> Flags:
+        """Whether stages may fit in memory, with one minibatch in flight at every worker that must be busy behind them.
+
+        So many workers must also be allowed. A quick test that leaves few stages for the exact ones.
+        """
+        problem, options, replicas = self.problem, self.problem.options, self.places.replicas[place]
+        fastest_s = max(device.speed for device in problem.cluster.devices) * limit_s * _SLACK / self.rounds
+        busy = np.ceil((self.work[-1] - self.work) / fastest_s - 1e-6)
+        before = np.ceil(self.work / fastest_s - 1e-6)
+        allowed = options.max_workers // problem.copies if options.max_workers else np.inf
+        quick = before[begin] + replicas + busy[end] <= min(allowed, problem.minibatches_in_flight or np.inf)
+        if not options.memory:
+            return np.asarray(quick)
+        each = self.cuts.sent[begin] * problem.training
+        depth = np.ones(len(place))
+        if problem.training and not self.flushes:
+            depth = np.where(end == self.last, 1.0, 1.0 + np.ceil(busy[end] / replicas))
+            if TRAITS[options.schedule].versions == 0:
+                each = each + self.cuts.parameters[end] - self.cuts.parameters[begin]
+        fixed = self._least_bytes[end] - self._least_bytes[begin]
+        return np.asarray(quick & (fixed + (depth - 1) * each <= self.places.capacity[place] * _SLACK))
+
+    @cached_property
+    def _least_bytes(self) -> Floats:
+        """By cut, the bytes that its layers take of a worker at least, whatever the depth and the replicas."""
+        cuts, problem = self.cuts, self.problem
+        # Where replicas divide the state, any part of it may be on another worker.
+        ratio = problem.state_ratio - problem.divided_ratio
+        size = formulas.fixed_memory(cuts.parameters, cuts.buffers, 0.0, ratio, problem.training)
+        if not problem.training:
+            return np.asarray(size)
+        versions = max(1, TRAITS[problem.options.schedule].versions)
+        copies = problem.options.copies_per_version
+        return np.asarray(size + formulas.version_memory(cuts.parameters, versions, copies) + cuts.saved)
 
     def _alone(self, columns: Columns, limit_s: float, pace_s: float) -> Flags:
         """Which columns keep to the limit, and fit in memory at depth 1, whatever the other stages are."""

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.cluster_data.links import Links
-from pipeplan.cost import contention
+from pipeplan.cost import contention, formulas
 from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.plan_space import PlanSpace
@@ -52,7 +53,6 @@ class Places:
         fastest = np.array([self._fastest(run) for run in self.runs]).reshape(-1, 3).T
         self.fastest_rate, self.fastest_latency_s, self.most_links = fastest
         """The fastest boundary that a stage may have behind it: bandwidth and latency of a link, and the links."""
-        self._own_cards: list[tuple[Floats, ...]] | None = None
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -106,35 +106,35 @@ class Places:
         keys = [(edge(run), level_of(run[0], run[-1]), len(run) * self.parallel) for run in self.runs]
         return np.array([first.setdefault(key, place) for place, key in enumerate(keys)], dtype=np.intp)
 
-    def own_cards(self, cards: CardShares) -> list[tuple[Floats, ...]]:
+    @cached_property
+    def own_cards(self) -> list[tuple[Floats, ...]]:
         """The cards around every place that its stage loads by itself, as columns of four arrays over the places.
 
         The seconds per byte of parameters and per byte of messages, and whether the next stage is outside the card's
         component, and the stage before it.
         """
-        if self._own_cards is None:
-            rows = [sorted(self._cards_of(place, cards)) for place in range(len(self))]
-            most = max(map(len, rows), default=0)
-            padded = [row + [(0.0, 0.0, False, False)] * (most - len(row)) for row in rows]
-            self._own_cards = [
-                tuple(np.array(part, dtype=np.float64) for part in zip(*column, strict=True))
-                for column in zip(*padded, strict=True)
-            ]
-        return self._own_cards
+        rows = [sorted(self._cards_of(run)) for run in self.runs]
+        most = max(map(len, rows), default=0)
+        padded = [row + [(0.0, 0.0, False, False)] * (most - len(row)) for row in rows]
+        columns = zip(*padded, strict=True)
+        return [tuple(np.array(part, dtype=np.float64) for part in zip(*column, strict=True)) for column in columns]
 
-    def _cards_of(self, place: int, cards: CardShares) -> set[tuple[float, float, bool, bool]]:
-        run, rings, found = self.runs[place], cards.rings(place), set()
-        offset = cards.first
+    def _cards_of(self, run: range) -> set[tuple[float, float, bool, bool]]:
+        found, options = set(), self.problem.options
+        everyone = len(run) * self.problem.copies
+        interval = (options.accumulate or 1) if options.schedule in ACCUMULATING else everyone
+        ring_bytes = float(formulas.ring_allreduce_time(len(run), 1.0, 1.0, 0.0)) / interval
+        if options.flushes or not self.problem.training:
+            ring_bytes = 0.0
         for level in range(len(self.cluster.levels)):
             edges = self.cluster.starts(level)
             for number in range(self.cluster.component(level, run[0]), self.cluster.component(level, run[-1]) + 1):
                 first, behind = edges[number], edges[number + 1]
                 inside = min(run.stop, behind) - max(run.start, first)
-                message = inside / len(run) / self.problem.copies / self.links.card(level, first)[0]
-                above = cards.component(level, first + offset)
-                ring = max(rings.get((level, above, way), 0.0) for way in (0, 1))
-                if ring or message:
-                    found.add((ring, message, run.stop >= behind, run.start <= first))
+                send, reduce = self.links.card(level, first)
+                ring = ring_bytes / reduce if inside < len(run) else 0.0
+                if ring or math.isfinite(send):
+                    found.add((ring, inside / everyone / send, run.stop >= behind, run.start <= first))
         return found
 
     # -- idle workers --
@@ -210,13 +210,7 @@ class CardShares:
         links, cluster = Links.of(problem.cluster), problem.cluster
         firsts = [cluster.starts(level)[:-1] for level in range(len(cluster.levels))]
         self._rates = [np.array([links.card(level, first) for first in mine]).T for level, mine in enumerate(firsts)]
-        self.first = cluster.starts(space.level)[space.first]
-        """The first worker of the first copy."""
         self._rings, self._messages = cache(self._find_rings), cache(self._find_messages)
-
-    def component(self, level: int, worker: int) -> int:
-        """The component of a level that holds a worker of the whole cluster."""
-        return self._cluster.component(level, worker)
 
     def rings(self, place: int) -> dict[Card, float]:
         """For a byte of the parameters of a stage."""
