@@ -93,7 +93,7 @@ class ColumnFactory:
     def columns(self, place: Ints, begin: Ints, end: Ints, *, recompute: bool) -> Columns:
         """The columns of stages on places between cuts, not yet `charged`."""
         problem, options, cuts = self.problem, self.problem.options, self.cuts
-        speed, replicas = self.places.speed[place], self.places.replicas[place]
+        speed = self.places.speed[place]
         forward = cuts.forward_s[end] - cuts.forward_s[begin]
         backward = cuts.work_s[end] - cuts.work_s[begin] - forward
         update_s = (cuts.update_s[end] - cuts.update_s[begin]) / speed
@@ -103,21 +103,9 @@ class ColumnFactory:
         backward_s = backward_s + own * (problem.passes - 1) / problem.passes / speed
         parameters = self._parameters(begin, end)
         group_s = self._group_s(place, parameters)
-        nothing = np.zeros(len(place))
-        ahead_s = drained_s = exposed_s = nothing
-        if options.flushes and self.minibatches is not None:
-            splits = TRAITS[options.schedule].splits
-            passes = forward_s + backward_s - update_s
-            time_s = formulas.flush_busy(passes, float(self.minibatches), replicas)
-            ahead_s = forward_s if splits else passes
-            drained_s = time_s - (backward_s - update_s) / 2 if splits else time_s
-            exposed_s = formulas.flush_exposed(group_s, backward_s - update_s, problem.hidden_share)
-            exposed_s = exposed_s + update_s / update_share(options.accumulate)
-            exposed_s = exposed_s + 2 * cuts.exchanged_s(begin, end)
-        else:
-            compute = formulas.compute_time(forward_s + backward_s, replicas, 1.0)
-            synchronisation = group_s / (self.minibatches or replicas)
-            time_s = formulas.overlapped(compute, synchronisation, options.overlap)
+        times = self._times(place, group_s, forward_s, backward_s, update_s)
+        if options.flushes:
+            times["exposed_s"] = times["exposed_s"] + 2 * cuts.exchanged_s(begin, end)
         fixed, each, version = self._memory(place, begin, end, parameters, recompute)
         return Columns(
             place=place,
@@ -125,11 +113,8 @@ class ColumnFactory:
             end=end,
             again=np.full(len(place), recompute),
             depth=np.zeros(len(place), dtype=np.intp),
-            time_s=time_s,
-            ahead_s=ahead_s,
-            drained_s=drained_s,
-            exposed_s=exposed_s,
-            charged_s=nothing,
+            charged_s=np.zeros(len(place)),
+            **times,
             group_s=group_s,
             fixed_bytes=fixed,
             each_bytes=each,
@@ -167,6 +152,26 @@ class ColumnFactory:
         members = self.places.replicas[place] * (self.problem.copies if self.problem.options.flushes else 1)
         rate, latency = self.places.ring_rate[place], self.places.ring_latency_s[place]
         return np.asarray(formulas.ring_allreduce_time(members, parameters, rate, latency))
+
+    def _times(
+        self, place: Ints, group_s: Floats, forward_s: Floats, backward_s: Floats, update_s: Floats
+    ) -> dict[str, Floats]:
+        """The fields of `Columns` that are times, but for exchanges of shared weights."""
+        options, replicas, nothing = self.problem.options, self.places.replicas[place], np.zeros(len(place))
+        if not options.flushes or self.minibatches is None:
+            compute = formulas.compute_time(forward_s + backward_s, replicas, 1.0)
+            time_s = formulas.overlapped(compute, group_s / (self.minibatches or replicas), options.overlap)
+            return {"time_s": time_s, "ahead_s": nothing, "drained_s": nothing, "exposed_s": nothing}
+        splits = TRAITS[options.schedule].splits
+        backward_s = backward_s - update_s
+        time_s = formulas.flush_busy(forward_s + backward_s, float(self.minibatches), replicas)
+        exposed_s = formulas.flush_exposed(group_s, backward_s, self.problem.hidden_share)
+        return {
+            "time_s": time_s,
+            "ahead_s": forward_s if splits else forward_s + backward_s,
+            "drained_s": time_s - backward_s / 2 if splits else time_s,
+            "exposed_s": exposed_s + update_s / update_share(options.accumulate),
+        }
 
     def charged(self, columns: Columns) -> Columns:
         """The columns with `charged_s`: the wait of plain data parallelism for its update, and `_card_s`."""

@@ -31,13 +31,11 @@ Constraints
     sum of a is at least what the columns behind it ask for: `formulas.in_flight_depth`.
 (6) C is at least the work of a server's workers over the cores that they share.
 (7) The user's numbers of stages and workers. A layer is pinned to stage n: n stages start up to that of its column.
-(8) Under vertical sync, a stage whose memory has no room for n versions excludes input stages that ask for n.
+(8) C is at least the load of every card: rings of columns, and messages of boundaries.
+(9) Under vertical sync, a stage whose memory has no room for n versions excludes input stages that ask for n.
 
 Depths and (5) are added only if the plan of the program without them does not fit. They are those for U, so the
 optimum is a lower bound: a plan that does not attain it lowers U to its own pace, until nothing is within U.
-
-What network cards are shared for is left out. Where it makes the best plan slower, the result has that plan's pace with
-everything charged, and the optimum as its bound.
 """
 
 from __future__ import annotations
@@ -204,7 +202,7 @@ class _IlpSearch:
         found = replace(nothing, plan=plan, objective_s=pace_s, bound_s=min(bound, pace_s))
         if self.proven and self.limits.gap == 0:
             return replace(found, status=Status.OPTIMAL, bound_s=min(self.bound, pace_s), note=reason or limited)
-        return replace(found, status=Status.FEASIBLE, note=reason or "it leaves out what network cards are shared for")
+        return replace(found, status=Status.FEASIBLE, note=reason)
 
 
 def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:

@@ -262,7 +262,7 @@ class ColumnProgram:
                     self.program.at_most([*busy, *ahead, *late, (self.time, -1.0)], most)
 
     def _charge_cards(self) -> None:
-        """Add (9): the rings and the messages on every card."""
+        """Add (8): the rings and the messages on every card."""
         loads: dict[Card, list[Term]] = defaultdict(list)
         cards, unit, columns = self.factory.cards, self.limits.pace_s, self.columns
         _, parameters = self.factory.core_work(columns)
@@ -339,10 +339,10 @@ class ColumnProgram:
                 self.program.at_most([*before, *((self.taken[one], most) for one in mine)], number - 1.0 + most)
             before = [*before, *self._sum(numbers)]
 
-    # -- (8): versions under vertical sync --
+    # -- (9): versions under vertical sync --
 
     def _keep_versions(self) -> None:
-        """Add (8)."""
+        """Add (9)."""
         columns, places, copies = self.columns, self.places, self.problem.copies
         room = self.places.capacity[columns.place] * (1 + formulas.ROUNDING) - columns.fixed_bytes
         room = room - columns.depth * columns.each_bytes

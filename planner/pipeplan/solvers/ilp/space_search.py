@@ -234,22 +234,21 @@ class SpaceSearch:
         `proven`: whether the solution is optimal.
         """
         score = self._take(program.stages(), limit_s)
-        value_s, precision = program.pace_s(), PRECISION / (1 - self.limits.gap)
-        if score.fits and score.alone_s <= value_s * (1 + PRECISION):
-            # All that the program leaves out is what cards are shared for.
-            self.answer.proven = proven and score.pace_s * (1 - self.limits.gap) <= self.low_s * (1 + precision)
+        value_s, gap = program.pace_s(), self.limits.gap
+        if score.fits and score.pace_s <= value_s * (1 + PRECISION):
+            self.answer.proven = proven and score.pace_s * (1 - gap) <= self.low_s * (1 + PRECISION)
             return False
         if not proven:
             return False
         if not self._deep:
             self._deep = True
             return True
-        if not score.fits or not score.alone_s <= limit_s * (1 + PRECISION):
+        if not score.fits or not score.pace_s <= limit_s * (1 + PRECISION):
             self.answer.refusal = "its plan does not keep to its own constraints"
             return False
-        # The depths at this pace may be too small for a faster plan, and too large for one that is slower.
+        # The depths at this pace may be too small for a faster plan.
         self.is_bounded = True
-        self.high_s = min(score.alone_s, limit_s) * (1 - PRECISION / 10)
+        self.high_s = min(score.pace_s, limit_s) * (1 - PRECISION / 10)
         return True
 
     def _take(self, stages: list[Stage], limit_s: float) -> Evaluation:
