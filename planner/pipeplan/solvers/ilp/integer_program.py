@@ -60,7 +60,7 @@ from pipeplan.util.deadline import Deadline, OutOfTime
 
 __all__ = ["IlpLimits", "solve"]
 
-MOST_WORKERS = 256
+MOST_WORKERS = 128
 """The most workers of one copy of the pipeline."""
 
 
