@@ -118,6 +118,9 @@ class _IlpSearch:
             self.refusal, self.proven = f"the integer program would be too large: more than {what}", False
             return
         self.left = [found for space in plan_spaces(self.problem) for found in self._prepared(space, cuts)]
+        if self.cutoff_s is not None:
+            for search in self.left:
+                search.narrow()
         while self.left:
             self._search_next()
 

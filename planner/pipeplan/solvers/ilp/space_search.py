@@ -96,6 +96,7 @@ class SpaceSearch:
     answer: SpaceAnswer = field(init=False)
     _low_time_s: float = 0.0
     """Lower bound on T."""
+    _is_narrowed: bool = False
     _deep: bool = False
     """Whether programs have depths."""
     _known: list[tuple[float, Columns]] = field(default_factory=list)
@@ -108,14 +109,17 @@ class SpaceSearch:
         self.factory = ColumnFactory(self.problem, self.space, self.cuts, self.places)
         self.enumeration = ColumnEnumeration(self.factory, self.deadline)
 
-    def run(self) -> SpaceAnswer:
-        """Search the space. Raises `OutOfTime`; `answer` then has what is known."""
+    def run(self) -> None:
+        """Search the space, with the result in `answer`. Raises `OutOfTime`; `answer` then has what is known."""
+        self.narrow()
         try:
-            self.narrow()
-            self._search()
+            if not self.answer.refusal:
+                self._search()
         except TooManyColumnsError as error:
-            self.answer.refusal = f"the integer program would be too large: {error}"
-        return self.answer
+            self._refuse(error)
+
+    def _refuse(self, error: TooManyColumnsError) -> None:
+        self.answer.refusal = f"the integer program would be too large: {error}"
 
     # -- limits --
 
@@ -148,10 +152,17 @@ class SpaceSearch:
         self._low_time_s = max(self._low_time_s, self._time_s(pace_s) or 0.0)
 
     def narrow(self) -> None:
-        """Raise the lower bound as far as the enumeration alone goes."""
-        if not self.is_bounded:
-            self._narrow_from_below()
+        """Raise the lower bound as far as the enumeration alone goes, if that is still to do."""
+        if self._is_narrowed:
             return
+        self._is_narrowed = True
+        try:
+            (self._narrow_from_above if self.is_bounded else self._narrow_from_below)()
+        except TooManyColumnsError as error:
+            self._refuse(error)
+
+    def _narrow_from_above(self) -> None:
+        """Narrow below another solver's objective."""
         high = self.high_s
         for share in (0.0, *_BELOW):
             pace_s = self.high_s * (1 - share)
