@@ -8,8 +8,8 @@ from dataclasses import replace
 import brute_force
 import pytest
 from extents import first_few
-from instances import drawn, mixed_instance, random_instance
-from solver_contract import assert_proves, solve_by_ilp
+from instances import crowded_instance, drawn, mixed_instance, random_instance
+from solver_contract import assert_proves, check_ilp, solve_by_ilp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
@@ -82,6 +82,14 @@ def test_vertical_sync_is_solved_where_memory_limits_the_versions(seeds: range) 
         limited += not math.isinf(instance.memory)
         assert_proves(solve_by_ilp(problem), brute_force.best(instance), problem)
     assert limited
+
+
+@pytest.mark.parametrize(("schedule", "seed"), [("vertical-sync", 137), ("1f1b-flush", 119)])
+def test_a_stage_covers_the_minibatches_in_flight_behind_it(schedule: str, seed: int) -> None:
+    """The fastest stages do not fit in memory with the depths that the stages behind them ask for."""
+    instance, problem = drawn(seed, lambda number: crowded_instance(number, layers=5, schedule=schedule))
+    free = replace(instance, contention=False), replace(problem, options=replace(problem.options, contention=False))
+    check_ilp(*free, ["cold", "bounded"])
 
 
 def test_parallel_links_are_those_of_the_boundary_not_of_the_workers_before_it() -> None:
