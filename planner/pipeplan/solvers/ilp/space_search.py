@@ -32,6 +32,8 @@ PRECISION = 1e-8
 """A plan is optimal where no plan is faster by more than this, relative."""
 # Depths are those for a pace that is longer by this, relative, so that rounding asks for no minibatch more.
 _DEPTH_ROUNDING = 1e-12
+# The next limit is below the pace of the best plan by this, relative: more than the solver's tolerances are worth.
+_TELLING = 1e-7
 # Share of the time left that one program may take. If it does not suffice, the rest goes to lower bounds.
 _SEARCHING = 0.75
 # Seconds for which it is worth while to begin a program.
@@ -259,7 +261,7 @@ class SpaceSearch:
             return False
         # The depths at this pace may be too small for a faster plan.
         self.is_bounded = True
-        self.high_s = min(score.pace_s, limit_s) * (1 - PRECISION / 10)
+        self.high_s = min(score.pace_s, limit_s) * (1 - _TELLING)
         return True
 
     def _take(self, stages: list[Stage], limit_s: float) -> Evaluation:
