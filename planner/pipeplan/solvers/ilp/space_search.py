@@ -8,6 +8,7 @@ optimal; otherwise the next program has depths, and after that a lower limit.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pipeplan.cost import depths
@@ -159,7 +160,11 @@ class SpaceSearch:
             return
         self._is_narrowed = True
         try:
-            (self._narrow_from_above if self.is_bounded else self._narrow_from_below)()
+            if self.is_bounded:
+                with suppress(TooManyColumnsError):
+                    self._narrow_from_above()
+                    return
+            self._narrow_from_below()
         except TooManyColumnsError as error:
             self._refuse(error)
 
