@@ -22,7 +22,7 @@ it would gain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,6 +101,25 @@ class Choice:
     the figures of those that divide them, all of which are tried."""
     finished: bool
     """Whether all searches ended before the time limit."""
+    bounds: Mapping[int, float] = field(default_factory=dict)
+    """By microbatch size: no plan of 1f1b-flush takes fewer seconds per sample."""
+    searched_all: bool = False
+    """Whether the problem of the plan that is taken holds all plans of 1f1b-flush with its microbatch size."""
+
+    def bound_s(self, solved_s: float) -> float:
+        """Seconds per microbatch of the taken plan's size that no plan of the question undercuts.
+
+        `solved_s` is what the solvers have proven for the problem of the taken plan, which may be a part of the
+        question: one stage, another schedule, one microbatch size. A plan with old gradients is compared with others of
+        its schedule alone.
+        """
+        size = self.taken.problem.profile.minibatch
+        if self.taken.delay > 0 or not self.bounds:
+            return min(solved_s, self.sharded_sample_s * size)
+        bounds = dict(self.bounds)
+        if self.searched_all:
+            bounds[size] = max(bounds.get(size, 0.0), solved_s / size)
+        return min(solved_s, self.sharded_sample_s * size, *(bound * size for bound in bounds.values()))
 
     @property
     def sharded_sample_s(self) -> float:
@@ -153,8 +172,8 @@ class _Chooser:
     stale: Candidate | None = None
     steady: list[Plan] = field(default_factory=list)
     """The best plans without a flush."""
-    bounds: list[float] = field(default_factory=list)
-    """Lower bounds on the seconds per sample of the plans of each problem that holds all synchronous plans."""
+    bounds: dict[int, float] = field(default_factory=dict)
+    """By microbatch size, a lower bound on the seconds per sample of all plans of 1f1b-flush."""
     finished: bool = True
     refused: TooFewLayersError | None = None
 
@@ -272,7 +291,7 @@ class _Chooser:
                 useful_sample_s = min(useful_sample_s, *(one.sample_s for one in self._allowed))
             bound_s = self._add(kind, problem, useful_sample_s * size, extrapolated=extrapolated, allowed=allowed)
             if bounds:
-                self.bounds.append(bound_s / size)
+                self.bounds[size] = max(self.bounds.get(size, 0.0), bound_s / size)
             best_sample_s = min((one.sample_s for one in self.found if one.kind == kind), default=best_sample_s)
 
     @property
@@ -376,6 +395,8 @@ class _Chooser:
         stale = self.stale
         if stale is not None and fastest is not None and stale.sample_s * (1 + TOLERANCE) >= fastest.sample_s:
             stale = None
+        size, options = taken.problem.profile.minibatch, taken.problem.options
+        everything = problem_of(question.machines, question.options, size, question.samples).options
         return Choice(
             samples=question.samples,
             assumed=question.batch is None,
@@ -383,6 +404,8 @@ class _Chooser:
             taken=taken,
             rivals=tuple(one for one in rivals if one is not None),
             stale=stale,
-            bound_sample_s=min([min(self.bounds, default=0.0), *sharded]),
+            bound_sample_s=min([min(self.bounds.values(), default=0.0), *sharded]),
             finished=self.finished,
+            bounds=self.bounds,
+            searched_all=options == everything,
         )

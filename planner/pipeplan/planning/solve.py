@@ -235,8 +235,8 @@ class _Search:
             self._figured = FiguredPlan(plan, score, Figure(score.pace_s, note="Ctrl-C came before"))
         found = self._figured
         certificate = self._certificate if self._means.settings.certify else NO_CERTIFICATE
-        sharded_s = math.inf if self._choice is None else self._choice.sharded_sample_s * problem.profile.minibatch
-        bound = min(max(result.bound_s for result in self._results), found.step_s, sharded_s)
+        bound = max(result.bound_s for result in self._results)
+        bound = min(bound if self._choice is None else self._choice.bound_s(bound), found.step_s)
         bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
         return Outcome(
             problem,
