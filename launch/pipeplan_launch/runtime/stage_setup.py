@@ -32,6 +32,7 @@ from pipeplan_launch.runtime.data import MinibatchSizes, minibatch_sizes, order_
 from pipeplan_launch.runtime.data_check import check_order, data_fingerprint, minibatch_fingerprint
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
+from pipeplan_launch.runtime.pipeline_training import PipelineTraining
 from pipeplan_launch.runtime.self_check.at_start import check_at_start, say_unchecked
 from pipeplan_launch.runtime.sleeping_stage import load_emulated_stages
 from pipeplan_launch.runtime.training import TrainingEngine
@@ -276,7 +277,7 @@ def build_stage(
         training = None
         if trains:
             arguments = replicas, options.averaging, flush, options.staleness
-            training = TrainingEngine(place, own_transport, recorder, *arguments)
+            training = PipelineTraining(place, own_transport, recorder, *arguments)
         built.append(
             WorkerStage(
                 place=place,
