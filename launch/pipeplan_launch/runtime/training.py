@@ -17,12 +17,13 @@ from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.hidden_state import check_loss
-from pipeplan_launch.job.hooks import hooked_gradients
+from pipeplan_launch.job.hooks import GradientHook, hooked_gradients, parameter_hooks
 from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
 from pipeplan_launch.job.loss_weight import weight_of
 from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members, own_members
 from pipeplan_launch.runtime.engine import ActionHandler, Engine, WorkerPlace
 from pipeplan_launch.runtime.nested_tensors import bytes_of_tensors
+from pipeplan_launch.runtime.optimizer_shards import DividedState
 from pipeplan_launch.runtime.recompute import preserved_random_state
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
@@ -60,6 +61,8 @@ class TrainingEngine(Engine):
         self._optimiser = optimiser
         self.shards, self.updated = optimiser.shards, optimiser.updated
         self.correction = optimiser.correction
+        self.divided: DividedState | None = optimiser.shards
+        """The state that is divided among the replicas; None where each of them has all."""
         self.trained, self.optimizer = optimiser.trained, optimiser.optimizer
         self.rates = optimiser.rates
         self._versions = optimiser.versions
@@ -126,6 +129,10 @@ class TrainingEngine(Engine):
         """Wait for the mean of the present group's gradients; returns it by parameter name."""
         raise NotImplementedError
 
+    def hooks(self) -> Mapping[str, Mapping[int, GradientHook]]:
+        """The user's hooks on the gradients of parameters, by parameter name."""
+        return parameter_hooks(self.trained)
+
     def wait_for_gradients(self, group: int, lap: Stopwatch) -> dict[str, Tensor]:
         """The averaged gradients of a group, by parameter name, once its all-reduce is done, as the hooks of their
         parameters return them.
@@ -138,7 +145,7 @@ class TrainingEngine(Engine):
         if own:
             self.step_of(own[-1]).sync_s += synchronised
         with self.calling("a hook on a parameter", own[-1] if own else group * self._group_size):
-            return hooked_gradients(averaged, self.trained)
+            return hooked_gradients(averaged, self.hooks())
 
     def clip(self, averaged: Mapping[str, Tensor]) -> None:
         """Clip the gradients of an update, of all stages of this worker, in place."""
