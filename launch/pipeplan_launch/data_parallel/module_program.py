@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Job, call_model
 from pipeplan_launch.job.loss_state import loss_state
+from pipeplan_launch.runtime.nested_tensors import own_part
 from pipeplan_launch.tracing.split import StateDictNames
-
-Mark = tuple[int, int]
-"""(id of a tensor, its version): another one after the tensor was written or replaced."""
 
 
 class Whole(nn.Module):
@@ -71,9 +69,14 @@ class ModuleProgram:
         frozen = {name: one for name, one in self.parameters_by_name().items() if not one.requires_grad}
         return self.buffers_by_name() | frozen
 
-    def marks(self) -> dict[str, Mark]:
-        """A mark for every tensor of `changing_state`, by name."""
-        return {name: (id(tensor), tensor._version) for name, tensor in self.changing_state().items()}
+    def frozen_sums(self) -> dict[str, complex]:
+        """The sum of the elements of every frozen parameter, which tells whether something has written it."""
+        parameters = self.parameters_by_name()
+        return {
+            name: complex(own_part(one.detach()).sum().item())
+            for name, one in parameters.items()
+            if not one.requires_grad
+        }
 
     @contextmanager
     def preserved(self, names: Collection[str]) -> Iterator[None]:

@@ -12,7 +12,7 @@ share is its part of the samples, or of what the job's `loss_weight` counts; tot
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipeplan_launch.comm.buckets import refuse_sparse
-from pipeplan_launch.comm.p2p import connection_loss_explained
 from pipeplan_launch.data_parallel.blocks import recompute_blocks
 from pipeplan_launch.data_parallel.divided_weights import DividedWeights
 from pipeplan_launch.data_parallel.module_program import ModuleProgram
@@ -81,7 +80,10 @@ class DataParallelTraining(TrainingEngine):
         """Passes of the present group that this replica has run."""
         self._share_sum = self._expected = 0.0
         """Shares of this replica's minibatches of the present group, and the sum over all replicas without weights."""
-        self._marks = program.marks()
+        self._written = {*program.buffers_by_name()}
+        """Names of what forward passes may write: buffers, and the frozen parameters that the first one writes."""
+        self._frozen_sums: dict[str, complex] | None = program.frozen_sums()
+        """Those before the first pass; None after it."""
 
     @property
     def sharded_root(self) -> torch.nn.Module | None:
@@ -98,24 +100,17 @@ class DataParallelTraining(TrainingEngine):
         self._updates_before = self._versions.number
         with super().running(segment):
             yield
-        self.agree_on_buffers(self._changed_anywhere())
-        self._marks = self._program.marks()
+        self.agree_on_buffers(self._written_anywhere())
 
-    def _changed_anywhere(self) -> list[Tensor]:
-        """What a forward pass has written at any replica since they last agreed. They may hold frozen backbones and
-        constants, which need not travel.
-        """
+    def _written_anywhere(self) -> list[Tensor]:
+        """What forward passes write at any replica: not a frozen backbone, which need not travel."""
         state = self._program.changing_state()
-        changed = self._changed()
         if self._group is None or not state:
             return []
-        flags = torch.tensor([name in changed for name in state], dtype=torch.uint8)
+        flags = torch.tensor([name in self._written for name in state], dtype=torch.uint8)
         with self._replica_loss_explained("buffers"):
             dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
         return [tensor for tensor, flag in zip(state.values(), flags.tolist(), strict=True) if flag]
-
-    def _changed(self) -> set[str]:
-        return {name for name, mark in self._program.marks().items() if self._marks.get(name) != mark}
 
     def _forward(self, index: int) -> None:
         step, lap = self.begin_step(index), Stopwatch()
@@ -124,6 +119,10 @@ class DataParallelTraining(TrainingEngine):
         step.weight = self._weigh(index, target)
         self._losses[index] = loss = self._compute(index, inputs, target, counts=step.weight > 0)
         step.loss = loss.item() if step.weight else 0.0
+        if self._frozen_sums:
+            present = self._program.frozen_sums().items()
+            self._written |= {name for name, total in present if total != self._frozen_sums[name]}
+        self._frozen_sums = None
         step.forward_s += lap()
         self.note(FORWARD, index, lap)
 
@@ -137,7 +136,7 @@ class DataParallelTraining(TrainingEngine):
             loss = self._loss(index, {}, output, target)
             return loss if counts else self._zero(output)
 
-        with self._passing("the model's forward", index):
+        with self.passing("the model's forward", index), self._exchanging(index):
             loss: Tensor = self._wrapper.module(run)
         return loss
 
@@ -160,7 +159,7 @@ class DataParallelTraining(TrainingEngine):
     def _differentiate(self, index: int, loss: Tensor, share: float) -> None:
         self._expected = self._update_group(index // self._group_size).total
         if loss.requires_grad:
-            with self._passing("the model's backward", index):
+            with self.passing("the model's backward", index), self._exchanging(index):
                 torch.autograd.backward(loss, torch.full_like(loss, share * self.place.replicas / self._expected))
         self._rounds += 1
 
@@ -169,7 +168,7 @@ class DataParallelTraining(TrainingEngine):
         index = group * self._group_size
         while self._rounds < self._rounds_of(group):
             inputs, target = self.read(index)
-            with self._program.preserved({*self._changed(), *self._program.buffers_by_name()}):
+            with self._program.preserved(self._written):
                 loss = self._compute(index, inputs, target, counts=False)
                 self._differentiate(index, loss, 1.0)
         self._rounds = 0
@@ -178,18 +177,9 @@ class DataParallelTraining(TrainingEngine):
         """Rounds of a group. A segment that is asked to end does so after a whole group."""
         return -(-len(group_members(group, self._group_size, self.segment.count)) // self.place.replicas)
 
-    @contextmanager
-    def _passing(self, what: str, index: int) -> Iterator[None]:
-        """Context of a forward or a backward pass, in which replicas may exchange weights and gradients."""
-        place = self.place
-        peers = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
-        last = self._rounds == self._rounds_of(index // self._group_size) - 1
-        with ExitStack() as stack:
-            stack.enter_context(self.calling(what, index))
-            lost = f"stage {place.stage} (rank {place.rank}) lost ranks {peers} in a pass that they run together"
-            stack.enter_context(connection_loss_explained(lost, *peers))
-            stack.enter_context(self._wrapper.exchanging(last))
-            yield
+    def _exchanging(self, index: int) -> AbstractContextManager[None]:
+        """Context of a pass, which averages gradients in the last round of the group."""
+        return self._wrapper.exchanging(self._rounds == self._rounds_of(index // self._group_size) - 1)
 
     def averaged_gradients(self) -> dict[str, Tensor]:
         """The mean of the present group's gradients, by parameter name. They have been averaged by the last backward
@@ -232,11 +222,14 @@ class ShardedEvaluation(ForwardEngine):
             replicas = self.place.replicas
             first = (self.count - 1) // replicas * replicas
             if self.place.replica >= self.count - first and self.limit(first) is None:
-                self._root(lambda: self.output(first, [], self.read(first)[0]))
+                inputs, _ = self.read(first)
+                with self.passing("the model's forward", first):
+                    self._root(lambda: self.output(first, [], inputs))
 
     def evaluate(self, index: int, received: Sequence[Tensor], inputs: Sequence[Tensor], target: Any) -> Any:
         """The model's output, of which the score is noted, while the weights of the loss are gathered too."""
-        return self._root(lambda: super(ShardedEvaluation, self).evaluate(index, received, inputs, target))
+        with self.passing("the model's forward", index):
+            return self._root(lambda: super(ShardedEvaluation, self).evaluate(index, received, inputs, target))
 
 
 def _wrapped(

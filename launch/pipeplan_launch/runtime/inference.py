@@ -126,7 +126,7 @@ class ForwardEngine(Engine):
     def output(self, index: int, received: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
         """The stage's output for a minibatch."""
         program = self.place.program
-        with self.calling("the model's forward", index):
+        with self.passing("the model's forward", index):
             return program.call(program.parameters_by_name(), received, inputs, self.size(index))
 
     def _judge(self, index: int, output: object, target: object) -> None:
