@@ -77,7 +77,7 @@ class Sharded:
 
         Raises `LaunchError` for parameters that FSDP2 cannot divide.
         """
-        _check_divisible(program)
+        refuse_indivisible(program)
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
         for block in repeated_blocks(program.model):
             fully_shard(block, **options)
@@ -91,7 +91,7 @@ class Sharded:
         yield
 
 
-def _check_divisible(program: ModuleProgram) -> None:
+def refuse_indivisible(program: ModuleProgram) -> None:
     """Raise `LaunchError` for a parameter that cannot be in parts."""
     parameters = program.parameters_by_name()
     refuse_accumulation_hooks(parameters)

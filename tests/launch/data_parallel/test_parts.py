@@ -1,0 +1,176 @@
+"""The parts of the data-parallel engine, without workers."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from toy_workers import stage_contents, write_plan
+
+from pipeplan_launch import Data, Job
+from pipeplan_launch.data_parallel.batch_sizes import takes_any_size
+from pipeplan_launch.data_parallel.blocks import recompute_blocks, repeated_blocks
+from pipeplan_launch.data_parallel.module_program import ModuleProgram
+from pipeplan_launch.data_parallel.wrapping import refuse_indivisible
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.plan.averaging_options import GradientAveraging, check_averaging_options, parse_compression
+from pipeplan_launch.plan.stage_files import load_plan
+from pipeplan_launch.runtime.stage_setup import RunOptions
+
+CPU = torch.device("cpu")
+
+
+def plan(folder: Path, replicas: list[int], schedule: str = "1f1b-flush", **fields: Any) -> Path:
+    contents = stage_contents(replicas, schedule=schedule, accumulate=2 if schedule == "1f1b-flush" else None)
+    return write_plan(folder, [content | fields for content in contents])
+
+
+def test_a_stage_file_says_how_a_plan_is_data_parallel(tmp_path: Path) -> None:
+    assert load_plan(plan(tmp_path / "old", [2])).data_parallel == ""
+    found = load_plan(plan(tmp_path / "zero1", [2], data_parallel="zero1"))
+    assert (found.data_parallel, found.shard_optimizer) == ("zero1", True)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "schedule", "fields", "says"),
+    [
+        ([1, 1], "1f1b-flush", {"data_parallel": "ddp"}, "this one has 2 stages under 1f1b-flush"),
+        ([2], "1f1b-stashing", {"data_parallel": "fsdp"}, "this one has 1 stages under 1f1b-stashing"),
+        ([2], "1f1b-flush", {"data_parallel": "ddp2"}, "data_parallel"),
+        (
+            [3],
+            "1f1b-flush",
+            {"data_parallel": "hsdp", "servers": 2, "workers_per_server": 2, "server_sizes": [2, 1]},
+            "needs as many workers on every server, and the plan has 1 and 2",
+        ),
+    ],
+)
+def test_what_is_no_data_parallel_plan(
+    tmp_path: Path, replicas: list[int], schedule: str, fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(LaunchError, match=says):
+        load_plan(plan(tmp_path, replicas, schedule, **fields))
+
+
+def test_who_runs_a_plan(tmp_path: Path) -> None:
+    kinds = ("", "ddp", "fsdp")
+    pipeline, ddp, fsdp = (load_plan(plan(tmp_path / f"plan{one}", [2], data_parallel=one)) for one in kinds)
+    plain = RunOptions(tmp_path)
+    compressed = RunOptions(tmp_path, averaging=GradientAveraging(parse_compression("bf16")))
+    assert [plain.runs_own_module(one) for one in (pipeline, ddp, fsdp)] == [False, True, True]
+    assert [compressed.runs_own_module(one) for one in (pipeline, ddp)] == [False, False]
+    assert not RunOptions(tmp_path, compile_backend="eager").runs_own_module(ddp)
+    for averaging in (compressed.averaging, GradientAveraging(shards_optimizer=True)):
+        check_averaging_options(averaging, ddp)
+        with pytest.raises(LaunchError, match="each holds a part: leave it out"):
+            check_averaging_options(averaging, fsdp)
+    with pytest.raises(LaunchError, match="--compile is for workers"):
+        check_averaging_options(GradientAveraging(), fsdp, "eager")
+
+
+class Model(nn.Module):
+    """Two lists of blocks, the larger of which has a block that shares its weight with the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.mixed = nn.Sequential(nn.Linear(4, 90), nn.ReLU(), nn.Linear(90, 4))
+        self.large = nn.ModuleList(
+            [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(3)]
+        )
+        self.head = nn.Linear(4, 4)
+        self.head.weight = self.large[1][0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.large:
+            x = x + block(x)
+        result: Tensor = self.head(self.mixed(self.small(x)))
+        return result
+
+
+def test_the_repeated_blocks_of_a_model() -> None:
+    model = Model()
+    assert repeated_blocks(model) == [model.large[0], model.large[2]]
+    assert repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
+
+
+def test_recomputing_changes_neither_gradients_nor_statistics() -> None:
+    plain = Model()
+    again = copy.deepcopy(plain)
+    recompute_blocks(again)
+    held = []
+    for model in (plain, again):
+        saved: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda one, to=saved: to.append(one) or one, lambda one: one):
+            torch.manual_seed(1)
+            model(torch.ones(5, 4)).square().sum().backward()
+        held.append(len(saved))
+    assert all(torch.equal(*pair) for pair in zip(plain.buffers(), again.buffers(), strict=True))
+    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    assert plain.large[0][1].num_batches_tracked == 1
+    assert held[1] < held[0]
+
+
+def job(model: nn.Module, samples: int = 9, **more: Any) -> Job:
+    data = TensorDataset(torch.randn(samples, 4), torch.randn(samples, 4))
+    return Job(model, data=lambda: Data(data, data), loss=nn.functional.mse_loss, minibatch=4, **more)
+
+
+class Fixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(4, 2, 2).flatten(1)
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("model", "samples", "any_size"),
+    [
+        (nn.Linear(4, 4), 9, True),
+        (Fixed(), 9, False),
+        (Fixed(), 8, True),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), 9, False),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), 10, True),
+        (Branching(), 9, True),
+    ],
+    ids=["linear", "fixed", "fixed without a rest", "one sample in BatchNorm", "two samples", "branching"],
+)
+def test_whether_a_model_takes_a_short_minibatch(model: nn.Module, samples: int, any_size: bool) -> None:
+    before = copy.deepcopy(model.state_dict())
+    assert takes_any_size(job(model, samples), 4) == any_size
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def with_hook() -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.weight.register_hook(lambda gradient: gradient)
+    return model
+
+
+class Odd(nn.Module):
+    def __init__(self, parameter: Tensor) -> None:
+        super().__init__()
+        self.odd = nn.Parameter(parameter)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (Odd(torch.tensor(1.0)), "'odd' has no dimensions, which FSDP cannot divide: give it one, as in torch.ones"),
+        (Odd(torch.ones(2, dtype=torch.complex64)), "'odd' is complex, which FSDP cannot divide"),
+        (with_hook(), r"'weight' has a hook \(register_hook\)"),
+    ],
+    ids=["scalar", "complex", "hook"],
+)
+def test_parameters_that_fsdp_cannot_divide(model: nn.Module, says: str) -> None:
+    with pytest.raises(LaunchError, match=says):
+        refuse_indivisible(ModuleProgram(job(model), CPU))
