@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -49,15 +50,19 @@ class Replicated:
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
         """`group`: the replicas, which have the same weights."""
-        self.module = self._ddp = DistributedDataParallel(
-            module,
-            process_group=group,
-            broadcast_buffers=False,  # replicas average them at the end of a segment
-            init_sync=False,  # the weights have been compared
-            gradient_as_bucket_view=True,
-            find_unused_parameters=True,  # a parameter that no replica has used is not updated
-            bucket_cap_mb=buckets.BUCKET_BYTES // 2**20,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # the new name of `broadcast_buffers` is unknown to torch 2.8
+            self.module = self._ddp = DistributedDataParallel(
+                module,
+                process_group=group,
+                broadcast_buffers=False,  # replicas average them at the end of a segment
+                init_sync=False,  # the weights have been compared
+                gradient_as_bucket_view=True,
+                find_unused_parameters=True,  # a parameter that no replica has used is not updated
+                bucket_cap_mb=buckets.BUCKET_BYTES // 2**20,
+            )
 
     @contextmanager
     def exchanging(self, last: bool) -> Iterator[None]:

@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch import Data, Job
-from pipeplan_launch.data_parallel.batch_sizes import takes_any_size
 from pipeplan_launch.data_parallel.blocks import recompute_blocks, repeated_blocks
+from pipeplan_launch.data_parallel.fake_runs import takes_any_size, written_parameters
 from pipeplan_launch.data_parallel.module_program import ModuleProgram
 from pipeplan_launch.data_parallel.wrapping import refuse_indivisible
 from pipeplan_launch.errors import LaunchError
@@ -148,6 +148,27 @@ def test_whether_a_model_takes_a_short_minibatch(model: nn.Module, samples: int,
     before = copy.deepcopy(model.state_dict())
     assert takes_any_size(job(model, samples), 4) == any_size
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Clipping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.other = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner.weight.data.clamp_(-0.1, 0.1)
+        with torch.no_grad():
+            self.other.bias += 1
+        result: Tensor = self.other(self.norm(self.inner(x)))
+        return result
+
+
+def test_the_parameters_that_a_forward_pass_writes() -> None:
+    model = Clipping()
+    before = copy.deepcopy(model.state_dict())
+    assert written_parameters(job(model), 4) == ["inner.weight", "other.bias"]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert written_parameters(job(Model()), 4) == []
 
 
 def with_hook() -> nn.Module:
