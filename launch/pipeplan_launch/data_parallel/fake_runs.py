@@ -1,7 +1,7 @@
 """Runs of the user's module on fake tensors, to learn which inputs it takes and which parameters it writes.
 
-They have shapes and no data, so neither time nor memory depends on the size of the model. A model that cannot run so, such as one that branches on
-values, is trusted.
+They have shapes and no data, so neither time nor memory depends on the size of the model. A model that cannot run so,
+such as one that branches on values, is trusted.
 """
 
 from __future__ import annotations

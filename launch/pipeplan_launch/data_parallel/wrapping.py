@@ -51,9 +51,7 @@ class Replicated:
     def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
         """`group`: the replicas, which have the same weights."""
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # the new name of `broadcast_buffers` is unknown to torch 2.8
+            warnings.simplefilter("ignore", FutureWarning)  # torch 2.8 does not know the new name of an option
             self.module = self._ddp = DistributedDataParallel(
                 module,
                 process_group=group,
