@@ -70,7 +70,7 @@ class Case:
         """The run folder of a run that ends well."""
         ended = self.start(self.write(folder, **shared), *options, run=run)
         assert ended.statuses == [0] * self.replicas, ended.err
-        assert "arning" not in ended.err
+        assert "FutureWarning" not in ended.err
         return folder / run
 
 

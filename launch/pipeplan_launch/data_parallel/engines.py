@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from pipeplan_launch.data_parallel.fake_runs import takes_any_size, written_parameters
+from pipeplan_launch.data_parallel.fake_runs import refuse_written_parameters, takes_any_size
 from pipeplan_launch.data_parallel.module_program import ModuleProgram
 from pipeplan_launch.data_parallel.training import DataParallelTraining, ShardedEvaluation
-from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
@@ -38,14 +37,11 @@ class DataParallelEngines(Engines):
         """
         job = with_data(load_job(plan.model_ref, seed), plan.minibatch)
         any_size = takes_any_size(job, plan.minibatch)
+        if plan.data_parallel in SHARDED:
+            refuse_written_parameters(job, plan.minibatch)
         program = ModuleProgram(job, device)
-        if plan.data_parallel not in SHARDED:
+        if plan.data_parallel not in SHARDED:  # FSDP2 moves one unit at a time
             program.to_device()
-        elif written := written_parameters(job, plan.minibatch):
-            raise LaunchError(
-                f"forward() changes the parameter {written[0]!r}, and under FSDP it has a copy that is dropped: solve "
-                "for a plan without FSDP, or change the weights after each update, in an optimiser of your own"
-            )
         return replace(job, model=nn.Module()), [program], plan.graph_hash or _state_hash(program), any_size
 
     def training(self, place: WorkerPlace, transport: AnyTransport, recorder: Recorder) -> TrainingEngine:

@@ -104,6 +104,8 @@ def refuse_indivisible(program: ModuleProgram) -> None:
             f"the parameter {hooked!r} has a hook (register_hook), which takes a whole gradient, and under FSDP each "
             "worker has a part: remove the hook, or solve for a plan without FSDP"
         )
+    if any(getattr(module, "sparse", None) is True for module in program.whole.modules()):
+        raise LaunchError("FSDP cannot divide sparse gradients: build the embedding with sparse=False")
     for name, parameter in parameters.items():
         if not parameter.ndim or parameter.is_complex():
             what, remedy = (

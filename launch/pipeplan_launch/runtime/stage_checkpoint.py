@@ -98,8 +98,7 @@ def _state_of(stage: WorkerStage, groups: Groups) -> _StageState:
     divided: dict[int, str] = {}
     tensors = model_state(stage.place.program) | moments
     if division is not None:
-        assert training.optimizer is not None
-        divided = division.divided_state(training.optimizer)
+        divided = {} if training.optimizer is None else division.divided_state(training.optimizer)
         if correction is not None:
             divided |= {id(step): name for name, steps in correction.steps.items() for step in steps}
         parts = {name: tensor for name, tensor in tensors.items() if division.is_divided(tensor, divided)}

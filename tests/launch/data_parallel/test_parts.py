@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch import Data, Job
 from pipeplan_launch.data_parallel.blocks import recompute_blocks, repeated_blocks
-from pipeplan_launch.data_parallel.fake_runs import takes_any_size, written_parameters
+from pipeplan_launch.data_parallel.fake_runs import refuse_written_parameters, takes_any_size
 from pipeplan_launch.data_parallel.module_program import ModuleProgram
 from pipeplan_launch.data_parallel.wrapping import refuse_indivisible
 from pipeplan_launch.errors import LaunchError
@@ -150,25 +151,44 @@ def test_whether_a_model_takes_a_short_minibatch(model: nn.Module, samples: int,
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-class Clipping(nn.Module):
-    def __init__(self) -> None:
+class Changing(nn.Module):
+    """Writes its weight in forward(), and keeps its last input."""
+
+    def __init__(self, write: Callable[[nn.Parameter], object]) -> None:
         super().__init__()
-        self.inner, self.norm, self.other = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.inner, self.norm, self.write = nn.Linear(4, 4), nn.BatchNorm1d(4), write
 
     def forward(self, x: Tensor) -> Tensor:
-        self.inner.weight.data.clamp_(-0.1, 0.1)
-        with torch.no_grad():
-            self.other.bias += 1
-        result: Tensor = self.other(self.norm(self.inner(x)))
+        self.last = x
+        self.write(self.inner.weight)
+        result: Tensor = self.norm(self.inner(x))
         return result
 
 
-def test_the_parameters_that_a_forward_pass_writes() -> None:
-    model = Clipping()
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.data.clamp_(-0.1, 0.1),
+        lambda weight: weight.detach().add_(1),
+        lambda weight: setattr(weight, "data", weight.data * 2),
+        lambda weight: torch._foreach_mul_([weight.detach()], 2),
+    ],
+    ids=["through .data", "in place", "by assignment", "in a list"],
+)
+def test_fsdp_refuses_a_forward_pass_that_writes_parameters(write: Callable[[nn.Parameter], object]) -> None:
+    model = Changing(write)
     before = copy.deepcopy(model.state_dict())
-    assert written_parameters(job(model), 4) == ["inner.weight", "other.bias"]
+    with pytest.raises(LaunchError, match=r"^forward\(\) changes the parameter 'inner.weight', and under FSDP"):
+        refuse_written_parameters(job(model), 4)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert written_parameters(job(Model()), 4) == []
+    assert not hasattr(model, "last")
+
+
+def test_fsdp_needs_the_same_parameters_for_all_inputs() -> None:
+    refuse_written_parameters(job(Model()), 4)
+    refuse_written_parameters(job(Changing(lambda weight: weight.abs())), 4)
+    with pytest.raises(LaunchError, match="so it may use other weights on each worker"):
+        refuse_written_parameters(job(Branching()), 4)
 
 
 def with_hook() -> nn.Module:
