@@ -83,7 +83,7 @@ def _run(job: Job, samples: int, training: bool) -> _Run:
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]

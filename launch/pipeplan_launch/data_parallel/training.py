@@ -144,9 +144,8 @@ class DataParallelTraining(TrainingEngine):
         """A number through which the model's output and the loss's parameters get gradients of 0."""
         own = () if self._program.loss_state is None else self._program.loss_state.parameters().values()
         parts = [(one * 0).sum().real for one in tensors_in(output) if one.requires_grad]
-        return sum(
-            [*parts, *(one.reshape(-1)[:0].sum().real for one in own)], torch.zeros((), device=self.place.device)
-        )
+        parts += [one.reshape(-1)[:0].sum().real for one in own]
+        return sum(parts, torch.zeros((), device=self.place.device))
 
     def _backward(self, index: int) -> None:
         step, lap = self.step_of(index), Stopwatch()
