@@ -8,7 +8,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, is_grad_enabled, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.runtime.nested_tensors import map_tensors
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
@@ -43,6 +46,28 @@ def recompute_blocks(model: nn.Module) -> None:
     """
     for block in repeated_blocks(model) or [model]:
         _recompute(block)
+
+
+@contextmanager
+def recomputation_explained() -> Iterator[None]:
+    """Context of a backward pass: raises `LaunchError` for a block whose second forward pass differs from its first."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise LaunchError(
+            "a repeated block of the model does other work when its forward pass runs a second time, such as one that "
+            "fills a cache: solve with --no-recompute"
+        ) from error
+
+
+def return_own_memory(block: nn.Module) -> None:
+    """Have a block return no views. FSDP2 puts hooks on its outputs, and writing into a view would silently drop them."""
+    forward = block.forward
+
+    def copying_views(*arguments: Any, **named: Any) -> Any:
+        return map_tensors(forward(*arguments, **named), lambda one: one.clone() if one._is_view() else one)
+
+    block.forward = copying_views
 
 
 def _recompute(block: nn.Module) -> None:

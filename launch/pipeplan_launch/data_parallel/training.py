@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipeplan_launch.comm.buckets import refuse_sparse
-from pipeplan_launch.data_parallel.blocks import recompute_blocks
+from pipeplan_launch.data_parallel.blocks import recomputation_explained, recompute_blocks
 from pipeplan_launch.data_parallel.divided_weights import DividedWeights
 from pipeplan_launch.data_parallel.module_program import ModuleProgram
 from pipeplan_launch.data_parallel.wrapping import Alone, Replicated, Sharded, Wrapper
@@ -160,7 +160,7 @@ class DataParallelTraining(TrainingEngine):
     def _differentiate(self, index: int, loss: Tensor, share: float) -> None:
         self._expected = self._update_group(index // self._group_size).total
         if loss.requires_grad:
-            with self.passing("the model's backward", index), self._exchanging(index):
+            with self.passing("the model's backward", index), recomputation_explained(), self._exchanging(index):
                 torch.autograd.backward(loss, torch.full_like(loss, share * self.place.replicas / self._expected))
         self._rounds += 1
 

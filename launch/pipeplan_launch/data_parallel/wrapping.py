@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeplan_launch.comm import buckets
-from pipeplan_launch.data_parallel.blocks import repeated_blocks
+from pipeplan_launch.data_parallel.blocks import repeated_blocks, return_own_memory
 from pipeplan_launch.data_parallel.module_program import ModuleProgram
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hooks import parameter_hooks, refuse_accumulation_hooks
@@ -83,6 +83,7 @@ class Sharded:
         refuse_indivisible(program)
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
         for block in repeated_blocks(program.model):
+            return_own_memory(block)
             fully_shard(block, **options)
         self._root = fully_shard(program.whole, **options)
         self.module: nn.Module = program.whole

@@ -14,7 +14,12 @@ from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch import Data, Job
-from pipeplan_launch.data_parallel.blocks import recompute_blocks, repeated_blocks
+from pipeplan_launch.data_parallel.blocks import (
+    recomputation_explained,
+    recompute_blocks,
+    repeated_blocks,
+    return_own_memory,
+)
 from pipeplan_launch.data_parallel.fake_runs import refuse_written_parameters, takes_any_size
 from pipeplan_launch.data_parallel.module_program import ModuleProgram
 from pipeplan_launch.data_parallel.wrapping import refuse_indivisible
@@ -116,6 +121,41 @@ def test_recomputing_changes_neither_gradients_nor_statistics() -> None:
         assert torch.equal(one.grad, other.grad)
     assert plain.large[0][1].num_batches_tracked == 1
     assert held[1] < held[0]
+
+
+class Caching(nn.Module):
+    """A block whose second forward pass takes a short cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.cache = nn.Linear(4, 4), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache is None:
+            self.cache = torch.tanh(self.inner(x)).square()
+        return self.cache
+
+
+def test_a_block_that_does_not_repeat_its_work_is_named() -> None:
+    model = nn.Sequential(Caching(), Caching())
+    recompute_blocks(model)
+    loss = model(torch.ones(2, 4)).sum()
+    with pytest.raises(LaunchError, match="does other work when its forward pass runs a second time"):
+        _explained_backward(loss)
+
+
+def _explained_backward(loss: Tensor) -> None:
+    with recomputation_explained():
+        loss.backward()
+
+
+def test_a_block_returns_no_view() -> None:
+    block = nn.Unflatten(1, (2, 2))
+    given = torch.ones(3, 4, requires_grad=True)
+    return_own_memory(block)
+    assert not block(given)._is_view()
+    block(given).sum().backward()
+    assert torch.equal(given.grad, torch.ones(3, 4))
 
 
 def job(model: nn.Module, samples: int = 9, **more: Any) -> Job:
