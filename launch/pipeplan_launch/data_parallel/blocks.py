@@ -61,7 +61,7 @@ def recomputation_explained() -> Iterator[None]:
 
 
 def return_own_memory(block: nn.Module) -> None:
-    """Have a block return no views. FSDP2 puts hooks on its outputs, and writing into a view would silently drop them."""
+    """Have a block return no views. FSDP2 puts hooks on its outputs, and a write into a view silently drops them."""
     forward = block.forward
 
     def copying_views(*arguments: Any, **named: Any) -> Any:

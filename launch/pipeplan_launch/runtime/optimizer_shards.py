@@ -276,7 +276,8 @@ class OptimizerShards:
 
 def _all_gather(everyone: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
     """`all_gather_into_tensor`, also for complex tensors, which torch refuses."""
-    dist.all_gather_into_tensor(buckets.as_real(everyone), buckets.as_real(own), group=group)
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
+    gather(buckets.as_real(everyone), buckets.as_real(own), group=group)
 
 
 def check_elementwise(optimizer: Optimizer) -> None:
