@@ -15,16 +15,17 @@ from pipeplan_launch.runtime.nested_tensors import map_tensors
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The children of the largest ModuleList or Sequential whose members are of one class; [] if there is none.
+    """The children of one class in a ModuleList or Sequential, at least two; those with the most parameters' elements.
 
-    Largest by the number of its parameters' elements. A block that shares a parameter with the rest of the model is
-    left out, because only one unit can hold the parameter.
+    [] if there are none. A block that shares a parameter with the rest of the model is left out, because only one unit
+    can hold the parameter.
     """
-    lists = [
-        list(dict.fromkeys(one.children())) for one in model.modules() if isinstance(one, nn.ModuleList | nn.Sequential)
-    ]
-    alike = [members for members in lists if len(members) > 1 and len({type(member) for member in members}) == 1]
-    largest = max(alike, key=lambda members: sum(map(_elements, members)), default=[])
+    alike: dict[tuple[nn.Module, type], list[nn.Module]] = {}
+    for one in model.modules():
+        for child in one.children() if isinstance(one, nn.ModuleList | nn.Sequential) else ():
+            alike.setdefault((one, type(child)), []).append(child)
+    several = [members for members in alike.values() if len(members) > 1]
+    largest = max(several, key=lambda members: sum(map(_elements, members)), default=[])
     counts = Counter(id(one) for _, one in model.named_parameters(remove_duplicate=False))
     return [block for block in largest if _elements(block) and not _shares(block, counts)]
 

@@ -19,7 +19,7 @@ from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
-from pipeplan_launch.runtime.stage_setup import AnyTransport, Engines, with_data
+from pipeplan_launch.runtime.stage_setup import AnyTransport, Engines, one_garbage_collection, with_data
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.tracing.stage_program import Program
@@ -35,11 +35,12 @@ class DataParallelEngines(Engines):
 
         Nothing is traced, so there is nothing to check.
         """
-        job = with_data(load_job(plan.model_ref, seed), plan.minibatch)
-        any_size = takes_any_size(job, plan.minibatch)
-        if plan.data_parallel in SHARDED:
-            refuse_written_parameters(job, plan.minibatch)
-        program = ModuleProgram(job, device)
+        with one_garbage_collection():
+            job = with_data(load_job(plan.model_ref, seed), plan.minibatch)
+            any_size = takes_any_size(job, plan.minibatch)
+            if plan.data_parallel in SHARDED:
+                refuse_written_parameters(job, plan.minibatch)
+            program = ModuleProgram(job, device)
         if plan.data_parallel not in SHARDED:  # FSDP2 moves one unit at a time
             program.to_device()
         return replace(job, model=nn.Module()), [program], plan.graph_hash or _state_hash(program), any_size

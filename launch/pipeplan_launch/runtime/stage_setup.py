@@ -173,12 +173,13 @@ def load_stages(
     if plan.emulated:
         job, emulated = load_emulated_stages({stage: plan.emulated[stage] for stage in stages})
         return job, [*emulated], "emulated", True
-    with _one_garbage_collection():
+    with one_garbage_collection():
+        importlib.import_module("torch._dynamo")  # otherwise tracing would import it later
         return _load_stages(plan, stages, seed, device, check)
 
 
 @contextmanager
-def _one_garbage_collection() -> Iterator[None]:
+def one_garbage_collection() -> Iterator[None]:
     """Context that collects garbage once at its end, and exempts all objects that exist then from later collections.
 
     Imports make hundreds of thousands of permanent objects. Python would scan all of them several times meanwhile, for
@@ -186,7 +187,6 @@ def _one_garbage_collection() -> Iterator[None]:
     """
     gc.disable()
     try:
-        importlib.import_module("torch._dynamo")  # otherwise tracing would import it later
         gc.freeze()
         yield
         gc.collect()

@@ -85,7 +85,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.small = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        self.mixed = nn.Sequential(nn.Linear(4, 90), nn.ReLU(), nn.Linear(90, 4))
+        self.mixed = nn.Sequential(nn.Linear(4, 90), nn.ReLU(), nn.LayerNorm(90))
         self.large = nn.ModuleList(
             [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(3)]
         )
@@ -95,7 +95,7 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.large:
             x = x + block(x)
-        result: Tensor = self.head(self.mixed(self.small(x)))
+        result: Tensor = self.head(self.mixed(self.small(x))[:, :4])
         return result
 
 
@@ -103,6 +103,8 @@ def test_the_repeated_blocks_of_a_model() -> None:
     model = Model()
     assert repeated_blocks(model) == [model.large[0], model.large[2]]
     assert repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
+    mixed = nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.LayerNorm(2))
+    assert repeated_blocks(mixed) == [mixed[1], mixed[3]]
 
 
 def test_recomputing_changes_neither_gradients_nor_statistics() -> None:
