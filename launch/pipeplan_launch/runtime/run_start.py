@@ -98,7 +98,8 @@ def build_own_stage(
         importlib.import_module("pipeplan_launch.checkpoint.tensor_store")
     if start.checkpoint is None and options.weights is not None:
         for one in stage.every:
-            stage_checkpoint.load_weights(checkpoint.find_checkpoint(options.weights), one)
+            division = None if one.training is None else one.training.divided
+            stage_checkpoint.load_weights(checkpoint.find_checkpoint(options.weights), one.place.program, division)
     return stage
 
 

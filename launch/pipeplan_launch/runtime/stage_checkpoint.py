@@ -21,6 +21,7 @@ from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import explain_errors
+from pipeplan_launch.runtime.optimizer_shards import DividedState
 from pipeplan_launch.runtime.stage_setup import WorkerStage
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.tracing.split import StateDictNames
@@ -196,7 +197,7 @@ def _restore_stage(stage: WorkerStage, manifest: Manifest, folder: Path) -> None
 
     training = stage.training
     assert training is not None
-    load_weights(manifest, stage)
+    load_weights(manifest, stage.place.program, training.divided)
     load: optimizer_state.TensorLoader = partial(tensor_store.load_tensors, manifest)
     if training.divided is not None:
         load = training.divided.loader(load)
@@ -213,12 +214,15 @@ def _restore_stage(stage: WorkerStage, manifest: Manifest, folder: Path) -> None
         training.correction.restore(counts, load, str(folder))
 
 
-def load_weights(manifest: Manifest, stage: WorkerStage) -> None:
-    """Load a stage's parameters and buffers from a checkpoint of any plan. Raises `LaunchError`."""
+def load_weights(manifest: Manifest, program: Program, division: DividedState | None = None) -> None:
+    """Load a stage's parameters and buffers from a checkpoint of any plan. `division`: of the stage's state, if any.
+
+    Raises `LaunchError`.
+    """
     from pipeplan_launch.checkpoint import tensor_store
 
-    state, division = model_state(stage.place.program), None if stage.training is None else stage.training.divided
-    optional = {MODEL_PREFIX + name for name in getattr(stage.place.program, "unread", ())} - manifest.tensors.keys()
+    state = model_state(program)
+    optional = {MODEL_PREFIX + name for name in getattr(program, "unread", ())} - manifest.tensors.keys()
     parts = [] if division is None else [name for name, one in state.items() if division.is_divided(one, {})]
     tensor_store.fill_tensors(manifest, {name: state[name] for name in state.keys() - optional - {*parts}})
     for name in parts:  # one whole tensor at a time
