@@ -190,7 +190,7 @@ def read_row(question: Question, folder: Path, document: dict[str, Any], seconds
         schedule=plan["schedule"],
         microbatch=document["profile"]["minibatch"],
         memory=max(cost["memory_bytes"] / cluster.memory_of(stage["workers"]) for stage, cost in stages),
-        idle=cluster.workers - sum(len(stage["workers"]) for stage, _ in stages) * plan["copies"],
+        idle=cluster.workers - len({worker for stage, _ in stages for worker in stage["workers"]}) * plan["copies"],
         rate=document["throughput"]["samples_per_s"],
         gap=document["gap"],
         cut_off=not choice["finished"],
