@@ -28,6 +28,9 @@ class InfeasibleError(PipeplanError):
 class NotFoundInTimeError(PipeplanError):
     """No plan was found within the time limit, and it is not known whether there is one."""
 
+    def __init__(self, message: str = "no plan was found in time; give more with --time-limit") -> None:
+        super().__init__(message)
+
 
 class DisagreementError(PipeplanError):
     """The solvers disagree, so one of them is wrong. This error must never be suppressed."""

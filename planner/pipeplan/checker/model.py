@@ -167,7 +167,7 @@ def checked_model(
         ties=tuple(
             (sum(1 << position[name] for name in set(tie.layers)), position[tie.layers[0]], float(tie.bytes))
             for tie in profile.tied
-            if apart
+            if apart and options.stages != 1
         ),
         corrects=options.correction == "ef",
     )

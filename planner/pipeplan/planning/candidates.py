@@ -9,7 +9,7 @@ from typing import Any
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention, depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH, VIRTUAL, ZERO_BUBBLE
 from pipeplan.plan.updates import Updates
@@ -22,7 +22,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import halved
-from pipeplan.util.deadline import Deadline, OutOfTime
+from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_pace
 
 EXTRAPOLATED = " (extrapolated)"
@@ -163,7 +163,7 @@ def virtual_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
         problem = replace(start.problem, options=replace(start.problem.options, schedule=schedule))
         try:
             best = search_virtual(problem, deadline.share(0.5)).plans[0]
-        except (InfeasibleError, InputError, OutOfTime):
+        except (InfeasibleError, InputError, NotFoundInTimeError):
             continue
         figure = Figure(best.score.pace_s, best.simulated_s, best.minibatches)
         found.append(Candidate(schedule, problem, best.plan, figure, start.extrapolated))

@@ -341,7 +341,7 @@ class _Chooser:
             if self.refused is not None:
                 raise self.refused
             if not self.finished:
-                raise NotFoundInTimeError("no plan was found in time; give more with --time-limit")
+                raise NotFoundInTimeError
             raise InfeasibleError("no plan fits in memory")
         synchronous = simplest_of(self._allowed) if self._allowed else None
         fastest = best_of(self._allowed)
@@ -364,6 +364,6 @@ class _Chooser:
             taken=taken,
             rivals=tuple(one for one in rivals if one is not None),
             stale=stale,
-            bound_sample_s=min(self.bounds, default=0.0),
+            bound_sample_s=min([*self.bounds, *(one.sample_s for one in self._allowed)]) if self.bounds else 0.0,
             finished=self.finished,
         )
