@@ -101,10 +101,15 @@ def _heading(outcome: Outcome) -> str:
     problem, plan = outcome.problem, outcome.plan
     name, cluster = one_line(problem.profile.model_name), problem.cluster
     where = f"{name} on {one_line(cluster.name)}: {describe_cluster(cluster)}."
-    cut = "" if outcome.choice is None or outcome.choice.finished else " The search was cut off by the time limit."
+    cut = " The search was cut off by the time limit." if _cut_off(outcome) else ""
     if plan.inference:
         return f"{where} Inference, minibatch {problem.profile.minibatch}.{cut}"
     return f"{where} {_batch(outcome)} {_times(outcome)}{cut}"
+
+
+def _cut_off(outcome: Outcome) -> bool:
+    """Whether the time limit ended a search that may have found a faster plan, beyond the tolerance."""
+    return outcome.choice is not None and not outcome.choice.finished and outcome.gap > TOLERANCE
 
 
 def _batch(outcome: Outcome) -> str:
@@ -150,7 +155,7 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
         writer.row("", f"stage {number}  {one_line(layers)}{recomputed}", workers, memory)
     idle = problem.cluster.workers - plan.busy
     if idle:
-        reason = "" if _beaten(outcome) else ": more gained less than 3%"
+        reason = "" if _beaten(outcome) or _cut_off(outcome) else ": more gained less than 3%"
         writer.paragraph(f"{MARGIN}{idle} of {problem.cluster.workers} workers idle{reason}", MARGIN)
     _learning(writer, plan, problem)
 
@@ -222,7 +227,8 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
     """The rivals that are shown: the best of every kind but the plan's own."""
     usual = [one for one in choice.rivals if one.plan != plan and one.kind in USUAL]
-    pipelines = [one for one in choice.rivals if one.plan != plan and one.kind not in USUAL and len(plan.stages) == 1]
+    others = [one for one in choice.rivals if one.kind not in USUAL and len(one.plan.stages) > 1]
+    pipelines = others if len(plan.stages) == 1 else []
     yield from [*usual, *sorted(pipelines, key=lambda one: one.sample_s)[:1]]
 
 

@@ -89,9 +89,21 @@ def test_a_search_that_was_cut_off_is_said_in_the_heading() -> None:
     outcome = _outcome("a pipeline with idle workers")
     assert outcome.choice is not None
     said = "The search was cut off by the time limit."
-    for finished in (True, False):
-        cut = replace(outcome, choice=replace(outcome.choice, finished=finished))
-        assert (said in " ".join(_parts(answer_lines(cut, 80, NEXT))[""])) is not finished
+    for finished, bound_s in ((True, outcome.bound_s), (False, outcome.bound_s), (False, outcome.predicted_s)):
+        cut = replace(outcome, choice=replace(outcome.choice, finished=finished), bound_s=bound_s)
+        stopped = not finished and cut.gap > TOLERANCE
+        parts = _parts(answer_lines(cut, 80, NEXT))
+        assert (said in " ".join(parts[""])) is stopped
+        idle = next((line for line in parts["RUN"] if "workers idle" in line), "")
+        assert idle.endswith("workers idle" if stopped else "idle: more gained less than 3%") or not idle
+
+
+def test_one_stage_is_no_pipeline_beside_data_parallelism() -> None:
+    outcome = _outcome("data parallelism")
+    assert outcome.choice is not None
+    same = replace(outcome.choice.rivals[0], kind="pipeline", plan=replace(outcome.plan, accumulate=1))
+    beside = replace(outcome, choice=replace(outcome.choice, rivals=(*outcome.choice.rivals, same)))
+    assert answer_lines(beside, 80, NEXT) == answer_lines(outcome, 80, NEXT)
 
 
 def test_a_solve_without_time_says_that_it_was_cut_off(run: Run) -> None:
