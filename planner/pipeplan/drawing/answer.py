@@ -226,10 +226,14 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
     """The rivals that are shown: the best of every kind but the plan's own."""
-    usual = [one for one in choice.rivals if one.plan != plan and one.kind in USUAL]
-    others = [one for one in choice.rivals if one.kind not in USUAL and len(one.plan.stages) > 1]
-    pipelines = others if len(plan.stages) == 1 else []
-    yield from [*usual, *sorted(pipelines, key=lambda one: one.sample_s)[:1]]
+    taken = choice.taken
+    own = len(plan.stages), plan.busy, taken.problem.profile.minibatch, taken.sharded
+    alone = [one for one in choice.rivals if len(one.plan.stages) == 1 and one.kind in USUAL]
+    usual = [one for one in alone if (1, one.plan.busy, one.problem.profile.minibatch, one.sharded) != own]
+    piped = [one for one in choice.rivals if len(one.plan.stages) > 1 and one.plan != plan]
+    others = [one for one in piped if one.kind not in USUAL] if len(plan.stages) == 1 else []
+    yield from [*usual, *(one for one in piped if one.kind == UNIFORM)]
+    yield from sorted(others, key=lambda one: one.sample_s)[:1]
 
 
 def _rival(rival: Candidate) -> str:

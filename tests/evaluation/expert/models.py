@@ -20,7 +20,7 @@ SAMPLES = 1024
 def gpt2_xl() -> Job:
     """GPT-2 XL: 1.6 billion parameters, 48 blocks, 1,024 tokens; embedding and head are tied."""
     config = _hf().GPT2Config(n_embd=1600, n_layer=48, n_head=25, use_cache=False)
-    return _words(_hf().GPT2LMHeadModel(config), 1024, 16, "gpt2-xl")
+    return _words(_hf().GPT2LMHeadModel(config), 1024, 8, "gpt2-xl")
 
 
 def llama3_8b() -> Job:
@@ -36,7 +36,7 @@ def llama3_8b() -> Job:
         rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
         use_cache=False,
     )
-    return _words(_hf().LlamaForCausalLM(config), 4096, 8, "llama3-8b")
+    return _words(_hf().LlamaForCausalLM(config), 4096, 2, "llama3-8b")
 
 
 def qwen25_7b() -> Job:
@@ -50,7 +50,7 @@ def qwen25_7b() -> Job:
         num_key_value_heads=4,
         use_cache=False,
     )
-    return _words(_hf().Qwen2ForCausalLM(config), 4096, 8, "qwen2.5-7b")
+    return _words(_hf().Qwen2ForCausalLM(config), 4096, 2, "qwen2.5-7b")
 
 
 def bert_large() -> Job:

@@ -98,11 +98,13 @@ def test_a_search_that_was_cut_off_is_said_in_the_heading() -> None:
         assert idle.endswith("workers idle" if stopped else "idle: more gained less than 3%") or not idle
 
 
-def test_one_stage_is_no_pipeline_beside_data_parallelism() -> None:
+def test_data_parallelism_is_listed_once() -> None:
     outcome = _outcome("data parallelism")
     assert outcome.choice is not None
-    same = replace(outcome.choice.rivals[0], kind="pipeline", plan=replace(outcome.plan, accumulate=1))
-    beside = replace(outcome, choice=replace(outcome.choice, rivals=(*outcome.choice.rivals, same)))
+    taken = outcome.choice.taken
+    deeper = replace(taken.plan, stages=tuple(replace(stage, depth=2) for stage in taken.plan.stages))
+    same = [replace(taken, kind=kind, plan=deeper) for kind in ("pipeline", "one server", "uniform pipeline")]
+    beside = replace(outcome, choice=replace(outcome.choice, rivals=(*outcome.choice.rivals, *same)))
     assert answer_lines(beside, 80, NEXT) == answer_lines(outcome, 80, NEXT)
 
 
