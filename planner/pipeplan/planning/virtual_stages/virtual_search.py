@@ -231,7 +231,7 @@ def _excess(plan: Plan, problem: Problem) -> dict[int, float]:
     """The stages whose workers lack memory, each with the bytes of its minibatches in flight."""
     if not problem.options.memory:
         return {}
-    found = {}
+    found: dict[int, float] = {}
     for workers in plan.devices:
         memory, per_minibatch = memory_of_device(plan, problem, workers)
         if memory > problem.capacity_of(workers):
