@@ -228,7 +228,7 @@ def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
     """The rivals that are shown: the best of every kind but the plan's own."""
     taken = choice.taken
     own = len(plan.stages), plan.busy, taken.problem.profile.minibatch, taken.sharded
-    alone = [one for one in choice.rivals if len(one.plan.stages) == 1 and one.kind in USUAL]
+    alone = [one for one in choice.rivals if len(one.plan.stages) == 1 and one.kind in USUAL and one.kind != UNIFORM]
     usual = [one for one in alone if (1, one.plan.busy, one.problem.profile.minibatch, one.sharded) != own]
     piped = [one for one in choice.rivals if len(one.plan.stages) > 1 and one.plan != plan]
     others = [one for one in piped if one.kind not in USUAL] if len(plan.stages) == 1 else []

@@ -106,6 +106,11 @@ def test_data_parallelism_is_listed_once() -> None:
     same = [replace(taken, kind=kind, plan=deeper) for kind in ("pipeline", "one server", "uniform pipeline")]
     beside = replace(outcome, choice=replace(outcome.choice, rivals=(*outcome.choice.rivals, *same)))
     assert answer_lines(beside, 80, NEXT) == answer_lines(outcome, 80, NEXT)
+    pipeline = _outcome("a pipeline with idle workers")
+    assert pipeline.choice is not None
+    wide = replace(taken, kind="uniform pipeline", plan=replace(taken.plan, accumulate=1))
+    beside = replace(pipeline, choice=replace(pipeline.choice, rivals=(*pipeline.choice.rivals, wide)))
+    assert answer_lines(beside, 80, NEXT) == answer_lines(pipeline, 80, NEXT)
 
 
 def test_a_solve_without_time_says_that_it_was_cut_off(run: Run) -> None:
