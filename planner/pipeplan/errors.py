@@ -8,6 +8,8 @@ PipeplanError                  one line: what is wrong, where, and how to fix it
 └── DisagreementError          two solvers, or a solver and the evaluator, do not agree (a defect of pipeplan)
 """
 
+NO_PLAN_IN_TIME = "no plan was found in time; give more with --time-limit"
+
 
 class PipeplanError(Exception):
     """Base of all errors whose message is for the user. Only the CLI prints the message and exits."""
@@ -27,9 +29,6 @@ class InfeasibleError(PipeplanError):
 
 class NotFoundInTimeError(PipeplanError):
     """No plan was found within the time limit, and it is not known whether there is one."""
-
-    def __init__(self, message: str = "no plan was found in time; give more with --time-limit") -> None:
-        super().__init__(message)
 
 
 class DisagreementError(PipeplanError):

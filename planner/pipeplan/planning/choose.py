@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError, TooFewLayersError
+from pipeplan.errors import NO_PLAN_IN_TIME, InfeasibleError, InputError, NotFoundInTimeError, TooFewLayersError
 from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING
@@ -341,7 +341,7 @@ class _Chooser:
             if self.refused is not None:
                 raise self.refused
             if not self.finished:
-                raise NotFoundInTimeError
+                raise NotFoundInTimeError(NO_PLAN_IN_TIME)
             raise InfeasibleError("no plan fits in memory")
         synchronous = simplest_of(self._allowed) if self._allowed else None
         fastest = best_of(self._allowed)

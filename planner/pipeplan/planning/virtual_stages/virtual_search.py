@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pipeplan.cost import formulas
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.virtual_stages import PLACEMENTS, memory_of_device, with_depths
-from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
+from pipeplan.errors import NO_PLAN_IN_TIME, InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import INTERLEAVED
 from pipeplan.planning.baselines import satisfies_options
@@ -91,7 +91,7 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> Virtua
             found.append(VirtualPlan(plan, evaluate(plan, problem)))
     if not found:
         if shapes and deadline.passed:
-            raise NotFoundInTimeError
+            raise NotFoundInTimeError(NO_PLAN_IN_TIME)
         raise InfeasibleError(_why_none(problem, shapes))
     found.sort(key=lambda one: one.score.pace_s)
     limit_s = found[0].score.pace_s * (1 + NEAR)
