@@ -9,6 +9,8 @@ from typing import Any
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention, depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.memory import worker_memory
+from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH, VIRTUAL, ZERO_BUBBLE
@@ -120,6 +122,8 @@ def candidate_of(
     The dynamic program finds the best plan by the formulas, and the local search the best one near it by the figure.
     Plans that take `useful_s` seconds per microbatch or more by the formulas, which are lower bounds, are of no use.
     """
+    if problem.options.stages == 1 and _never_fits(problem):
+        return None, useful_s
     least_s = max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
     if least_s >= useful_s:
         return None, useful_s
@@ -131,6 +135,15 @@ def candidate_of(
     start = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
     found = improve(start, problem, deadline)
     return Candidate(kind, problem, found.plan, found.figure, extrapolated), best.pace_s
+
+
+def _never_fits(problem: Problem) -> bool:
+    """Whether the whole model takes more memory than the largest device has, even if all workers divide its state."""
+    whole = plain_data_parallel(problem, problem.cluster.workers)
+    again = replace(whole, stages=(replace(whole.stages[0], recompute=True),))
+    ways = (whole, again) if problem.options.recompute else (whole,)
+    most = max(problem.memory_of([worker]) for worker in range(problem.cluster.workers))
+    return all(worker_memory(one, problem, 0)[0] > most for one in ways)
 
 
 def candidate_from(kind: str, plan: Plan, problem: Problem, deadline: Deadline) -> Candidate | None:
