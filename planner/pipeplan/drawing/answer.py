@@ -142,7 +142,8 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
     for number, (stage, cost) in enumerate(stages, start=1):
         if writer.stages <= number < len(stages):
             if number == writer.stages:
-                writer.row("", f"… stages {number} to {len(stages) - 1}; pipeplan explain has all")
+                hidden = f"stage {number}" if number == len(stages) - 1 else f"stages {number} to {len(stages) - 1}"
+                writer.row("", f"… {hidden}; pipeplan explain has all")
             continue
         first, last = stage.layers[0], stage.layers[-1]
         layers = first if first == last else f"{first} … {last}"

@@ -163,6 +163,13 @@ def test_no_line_contradicts_another(case: str) -> None:
     assert any(f"{idle} of " in line and "workers idle" in line for line in parts["RUN"]) is (idle > 0)
 
 
+@pytest.mark.parametrize(("count", "hidden"), [(7, "stage 6"), (8, "stages 6 to 7"), (6, None)])
+def test_the_stages_that_are_left_out_are_named(count: int, hidden: str | None) -> None:
+    outcome = _solved("vgg16-v100", "A", schedule="gpipe", stages=count, max_replicas=1, batch=64, microbatch=64)
+    text = "\n".join(answer_lines(outcome, 80, NEXT))
+    assert (f"… {hidden}; pipeplan explain has all" in text) is (hidden is not None)
+
+
 def test_the_gap_in_trust_is_that_of_the_outcome() -> None:
     outcome = _outcome("a pipeline with idle workers")
     trust = " ".join(" ".join(_parts(answer_lines(outcome, 80, NEXT))["TRUST"]).split())
