@@ -27,7 +27,7 @@ PLANNER = (
     {"checker", "problem", "profiler"},
     {"cost"},
     {"calibration", "link_fit", "simulation", "solvers"},
-    {"importers", "planning", "replay"},
+    {"importers", "planning"},
     {"first_steps", "rendering"},
     {"drawing", "exports"},
     {"from_options"},
@@ -48,7 +48,7 @@ EXECUTOR = (
     {"capabilities", "export", "link_benchmark", "preflight", "runtime", "worker_monitor"},
     {"torchrun", "worker"},
     {"__main__"},
-    {"emulation", "executor_trials", "selftest"},
+    {"executor_trials", "selftest"},
 )
 ROW = {
     f"{package}.{part}": number
@@ -89,7 +89,6 @@ TORCH_FREE_LAUNCH = (
     "elastic.signals",
     "elastic.store_gateway",
     "elastic.strangers",
-    "emulation.network_namespaces",
     "errors",
     "job.bundled_models",
     "job_reference",
@@ -258,8 +257,7 @@ def test_only_some_parts_of_the_planner_use_the_executor() -> None:
         if theirs and not module.startswith(PROFILER):
             used.setdefault(part_of(module), set()).update(theirs)
     files = {"pipeplan.profile_data", "pipeplan.rendering", "pipeplan.run_data", "pipeplan.util"}
-    replayed = {"pipeplan.replay", "pipeplan.simulation"}
-    assert set(used) == {"pipeplan.cli", "pipeplan.cost", "pipeplan.checker", *replayed, *files}
+    assert set(used) == {"pipeplan.cli", "pipeplan.cost", "pipeplan.checker", "pipeplan.simulation", *files}
     recorded = {"pipeplan_launch.job_reference"}
     assert used["pipeplan.profile_data"] == recorded, "one rule says where the file of a job is"
     assert used["pipeplan.checker"] == {"pipeplan_launch.plan.virtual_stages", *recorded}, (
@@ -277,11 +275,6 @@ def test_only_some_parts_of_the_planner_use_the_executor() -> None:
     )
     simulated = {"pipeplan_launch.plan.schedule", "pipeplan_launch.plan.one_order"}
     assert used["pipeplan.simulation"] == simulated, "what is simulated is what runs"
-    assert used["pipeplan.replay"] == {
-        "pipeplan_launch.checked_json",
-        "pipeplan_launch.emulation.network_namespaces",
-        "pipeplan_launch.telemetry.pace_model",
-    }, "a replay starts the executor as a process, and shares the attribution of what was measured"
 
 
 def test_only_the_profiler_imports_torch() -> None:
@@ -372,8 +365,7 @@ def _torch_modules_after(code: str, folder: Path) -> list[str]:
     "arguments",
     [
         ["--help"],
-        ["models"],
-        ["clusters"],
+        ["list"],
         ["profile", "show", "vgg16-v100"],
         ["solve", "mnist-v100", "--cluster", "C", "-o", "made"],
         ["explain", "mnist-v100", "--cluster", "C", "--samples", "0"],

@@ -82,7 +82,7 @@ __all__ = [
 def profile(
     model: str | Callable[[], object],
     *,
-    batch: int | Sequence[int] | None = None,
+    microbatch: int | Sequence[int] | None = None,
     halvings: int | None = None,
     device: str = "cpu",
     threads: int = 1,
@@ -99,8 +99,8 @@ def profile(
 
     `model` is a bundled name, `path/to/file.py:callable`, `package.module:callable`, or such a callable itself: a
     function defined in a file or module that takes no arguments and returns an `nn.Module` or a `pipeplan_launch.Job`.
-    `batch` is in samples; of several sizes the first is the profile's own, and these alone are measured. Of one size
-    its `halvings` (by default 3, down to an eighth) are measured as well, briefly. `device` is `cpu`, `cuda`, or a
+    `microbatch` is in samples; of several sizes the first is the profile's own, and these alone are measured. Of one
+    size its `halvings` (by default 3, down to an eighth) are measured as well, briefly. `device` is `cpu`, `cuda`, or a
     device to estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`. Before
     measuring, the model is compared with its stages in two training steps, unless `self_check` is false. `progress` is
     called with the steps done, the steps in all (0: not known) and the next step. `Profile.save(path)` writes the
@@ -110,7 +110,7 @@ def profile(
     from pipeplan.profiler.options import ProfilerOptions
     from pipeplan.profiler.profiler import profile_model
 
-    sizes = () if batch is None else (batch,) if isinstance(batch, int) else tuple(batch)
+    sizes = () if microbatch is None else (microbatch,) if isinstance(microbatch, int) else tuple(microbatch)
     measuring = ProfilerOptions(
         batches=sizes,
         halvings=halvings if halvings is not None else HALVINGS if len(sizes) <= 1 else 0,
@@ -137,17 +137,17 @@ def cluster(
 ) -> Cluster:
     """A cluster: `A`, `B` or `C` of PipeDream's paper, a TOML file, or `local`, which is this machine.
 
-    `servers` replaces the cluster's number of servers, and `workers` the number of workers of `local`. Raises
-    `InputError`.
+    `servers` replaces the cluster's number of servers, and `workers` the number of workers of a cluster of one
+    server. Raises `InputError`.
     """
     name = os.fspath(name)
     if name == "local":
         if servers not in (None, 1):
             raise InputError("the cluster local is one server: leave out --servers, or give --workers")
         return with_machine_costs(local_cluster(workers))
-    if workers is not None:
-        raise InputError("--workers goes with --cluster local; for other clusters give --servers")
     loaded = cluster_toml.load_cluster(name)
+    if workers is not None:
+        loaded = loaded.with_workers(workers)
     return loaded if servers is None else loaded.with_servers(servers)
 
 
@@ -214,16 +214,17 @@ def solve(
         settings.simulate,
     )
     built = build_problem(request)
-    outcome = solve_problem(built.problem, settings, report=progress, deadline=deadline, known=built.known)
-    return replace(outcome, choice=built.choice, run_size=size)
+    found = built.problem, settings
+    outcome = solve_problem(*found, report=progress, deadline=deadline, known=built.known, choice=built.choice)
+    return replace(outcome, run_size=size)
 
 
 def simulate(
-    plan: Outcome | str | os.PathLike[str], minibatches: int | None = None, *, transport: str = "gloo"
+    plan: Outcome | str | os.PathLike[str], microbatches: int | None = None, *, transport: str = "gloo"
 ) -> Simulated:
     """Replay a plan, given as an outcome or a folder, in simulated time, with the schedule that the executor runs.
 
-    The default number of `minibatches` is enough for a steady state. The result's `report` holds the pace and more.
+    The default number of `microbatches` is enough for a steady state. The result's `report` holds the pace and more.
     With the `transport` `nccl`, messages keep the one order that launch.sh's `--transport` has.
     Raises `InputError` if the folder holds no valid plan.
     """
@@ -232,7 +233,7 @@ def simulate(
         played = scenario.scenario_from_document(Node(plan_document(plan), "plan.json"))
     else:
         played = scenario.read_scenario(Path(plan))
-    return simulate_scenario(replace(played, transport=transport), minibatches)
+    return simulate_scenario(replace(played, transport=transport), microbatches)
 
 
 def render(outcome: Outcome, folder: str | os.PathLike[str] = "plan", *, force: bool = False) -> Path:
@@ -255,7 +256,7 @@ def render_launcher(
     """Render a script that launches the plan of a folder: `ssh`, `slurm`, `kubernetes`, `torchrun`. Returns its path.
 
     The script lies in the plan folder unless `output` names another file. `settings` are the options that
-    `pipeplan render KIND --help` lists, such as `partition="gpu"`. Raises `InputError`.
+    `pipeplan export TARGET --help` lists, such as `partition="gpu"`. Raises `InputError`.
     """
     plan, launcher = Path(folder), launcher_by_name(kind)
     path = plan_folder.launch_file_path(plan, launcher, None, None if output is None else Path(output))

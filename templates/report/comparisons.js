@@ -15,8 +15,8 @@ function comparisonsSection(report) {
     class: isOwn(row) ? "full" : /not fit/.test(row.remark || "") ? "unfit" : "",
   }));
   const others = rows.filter((row) => !isOwn(row) && row.gain);
-  const told = others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`);
-  const label = `Speed of other plans: ${told.join("; ")}`;
+  const texts = others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`);
+  const label = `Speed of other plans: ${texts.join("; ")}`;
   const columns = [
     ["plan", "text"],
     ["configuration", "text"],
@@ -35,7 +35,7 @@ function comparisonsSection(report) {
   return section(
     "comparisons",
     "Beside other plans",
-    wordsOf(report, "comparisons").filter((one) => /runner-up/i.test(one)),
+    wordsOf(report, "comparisons"),
     figure(
       "Longer bars are faster. The figures are the time of a minibatch, and how many times that of this plan it is.",
       bars(drawn, { label, class: "wide-names" }),

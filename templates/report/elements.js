@@ -1,4 +1,4 @@
-/* Creates DOM elements. Strings always become text, never markup. */
+/* Creates DOM elements: sections, tables, bars and chips. Strings always become text, never markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -57,9 +57,8 @@ function section(id, title, sentences, ...children) {
 }
 
 /* The report's sentences on a section. */
-function wordsOf(report, part, otherwise = []) {
-  const found = (report.words || {})[part];
-  return found && found.length ? found : otherwise;
+function wordsOf(report, part) {
+  return (report.words || {})[part] || [];
 }
 
 /* A chart with its caption. `table` is its text alternative. */
@@ -76,9 +75,80 @@ function stageName(stage) {
   return stage < 0 ? "idle" : "stage " + (stage + 1);
 }
 
-let lastId = 0;
+function stageLabel(stage) {
+  return el("span", { class: "stage-label" }, stageChip(stage), el("span", { class: "hidden" }, stageName(stage)));
+}
 
-function freshId(stem) {
-  lastId += 1;
-  return stem + "-" + lastId;
+/*
+ * A table. `columns` are [heading, kind], with kind "text" or "number". Cells are text or elements; the first cell
+ * names the row.
+ */
+function table(caption, columns, rows) {
+  const head = columns.map(([title, kind]) => el("th", { scope: "col", class: kind }, title));
+  const body = rows.map((row) =>
+    el(
+      "tr",
+      {},
+      row.map((cell, at) =>
+        el(at ? "td" : "th", at ? { class: columns[at][1] } : { scope: "row", class: columns[at][1] }, cell ?? "–"),
+      ),
+    ),
+  );
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)),
+  );
+}
+
+/* `make` builds the content of the <details>, and is called when it is first opened. */
+function details(summary, make) {
+  const found = el("details", {}, el("summary", {}, summary));
+  const open = () => {
+    if (found.open && found.childElementCount === 1) found.append(make());
+  };
+  found.addEventListener("toggle", open);
+  return found;
+}
+
+/* The text alternative of a chart, which is built when it is opened. */
+function chartTable(caption, columns, rows) {
+  return details("As a table", () => table(caption, columns, rows()));
+}
+
+/* Horizontal bars against a reference line: rows of { name, share, value, mark }, where share 1 reaches the line. */
+function bars(rows, options) {
+  const most = Math.max(options.line || 0, ...rows.map((row) => Math.max(row.share || 0, row.mark || 0)), 1e-9);
+  const percent = (share) => (100 * share) / most + "%";
+  return el(
+    "div",
+    { class: "bars " + (options.class || ""), role: "img", "aria-label": options.label },
+    rows.map((row) => barRow(row, percent, options.line)),
+  );
+}
+
+function barRow(row, percent, line) {
+  const known = row.mark !== null && row.mark !== undefined;
+  return el(
+    "div",
+    { class: "row" },
+    el("span", { class: "name" }, row.name, row.note ? el("small", {}, row.note) : null),
+    el(
+      "span",
+      { class: "track" },
+      row.share ? el("span", { class: "bar " + (row.class || ""), style: { width: percent(row.share) } }) : null,
+      known ? el("span", { class: "mark", style: { left: percent(row.mark) } }) : null,
+      line ? el("span", { class: "line", style: { left: percent(line) } }) : null,
+    ),
+    el("span", { class: "value" }, row.value),
+  );
+}
+
+/* The first rows of a long list, with the others inside a <details>. */
+function barList(rows, options, most = 14) {
+  if (rows.length <= most + 2) return bars(rows, options);
+  return [
+    bars(rows.slice(0, most), options),
+    details(`${showCount(rows.length - most)} more`, () => bars(rows.slice(most), options)),
+  ];
 }

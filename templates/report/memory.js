@@ -1,4 +1,4 @@
-/* Memory over time of the fullest worker of each stage, compared with its capacity. */
+/* Memory: over time of the fullest worker of each stage, compared with its capacity, and its parts. */
 
 const MEMORY_CHARTS = 12;
 
@@ -72,7 +72,7 @@ function memoryTop(capacity, used) {
 
 function memoryChart(row, end) {
   const most = memoryTop(row.capacity_bytes, Math.max(peak(row.predicted), row.measured_peak_bytes || 0));
-  const frame = frameOf(340, 186, { left: 58, right: 12, top: 30, bottom: 26 });
+  const frame = { width: 340, height: 186, left: 58, right: 328, top: 30, bottom: 160 };
   const x = scaleOf(0, end, frame.left, frame.right);
   const y = scaleOf(0, 1.08 * most, frame.bottom, frame.top);
   const times = ticks(0, end, 4);
@@ -99,8 +99,11 @@ function memoryChart(row, end) {
     grid(frame, memoryTicks(1.08 * most), y, showSize),
     svg("path", { class: "area", d: area }),
     svg("path", { class: "curve", d: path }),
-    row.measured_peak_bytes ? measuredLine(row, frame, y) : null,
-    row.capacity_bytes ? capacityLine(row, frame, y, most) : null,
+    row.measured_peak_bytes ? levelLine("measured-peak", row.measured_peak_bytes, "measured", frame, y) : null,
+    // Far above the picture the title states the capacity.
+    0 < row.capacity_bytes && row.capacity_bytes <= most
+      ? levelLine("capacity", row.capacity_bytes, "there", frame, y)
+      : null,
     footer(frame, times, x, timeLabels(times, times[1] || end)),
   );
 }
@@ -110,28 +113,118 @@ function chartTitle(row, most) {
   return `worker ${row.worker}, at most ${showSize(peak(row.predicted))}${far}`;
 }
 
-/* Draws no line if it would lie far above the picture. The title then states the value. */
-function capacityLine(row, frame, y, most) {
-  if (most < row.capacity_bytes) return null;
-  const at = y(row.capacity_bytes);
+function levelLine(kind, bytes, word, frame, y) {
+  const [at, right] = [y(bytes), kind === "capacity"];
+  const place = { x: right ? frame.right : frame.left + 4, y: at - 5, "text-anchor": right ? "end" : "start" };
   return [
-    svg("line", { class: "capacity", x1: frame.left, x2: frame.right, y1: at, y2: at }),
-    svg(
-      "text",
-      { class: "tick strong", x: frame.right, y: at - 5, "text-anchor": "end" },
-      `${showSize(row.capacity_bytes)} there`,
-    ),
+    svg("line", { class: kind, x1: frame.left, x2: frame.right, y1: at, y2: at }),
+    svg("text", { class: "tick strong", ...place }, `${showSize(bytes)} ${word}`),
   ];
 }
 
-function measuredLine(row, frame, y) {
-  const at = y(row.measured_peak_bytes);
+const PATTERNS = 8;
+
+/*
+ * The kind of a part without its count, which differs by stage: "weights, 3 versions", "activations of 2 minibatches
+ * in flight".
+ */
+function partName(name) {
+  return name.replace(/, \d.*$/, "").replace(/ of \d.*$/, "");
+}
+
+function partBytes(stage, name) {
+  return stage.memory_parts.filter(([one]) => partName(one) === name).reduce((sum, [, bytes]) => sum + bytes, 0);
+}
+
+function memoryParts(report) {
+  const rows = (report.stages || []).filter((stage) => (stage.memory_parts || []).length);
+  if (!rows.length) return null;
+  const names = [...new Set(rows.flatMap((stage) => stage.memory_parts.map(([name]) => partName(name))))];
+  const used = Math.max(...rows.map((stage) => stage.memory_bytes));
+  const most = memoryTop(Math.max(...rows.map((stage) => stage.capacity_bytes || 0)), used);
+  const legend = names.map((name, at) => el("li", {}, el("span", { class: "swatch part-" + (at % PATTERNS) }), name));
+  const chart = () =>
+    el(
+      "div",
+      { class: "bars parts", role: "img", "aria-label": partsWords(rows) },
+      rows.map((stage) => partsBar(stage, names, most)),
+    );
+  const columns = [["stage", "text"], ...names.map((name) => [name, "number"]), ["together", "number"]];
+  const cells = () =>
+    rows.map((stage) => [
+      stageName(stage.index),
+      ...names.map((name) => showSize(partBytes(stage, name))),
+      showSize(stage.memory_bytes),
+    ]);
   return [
-    svg("line", { class: "measured-peak", x1: frame.left, x2: frame.right, y1: at, y2: at }),
+    el("h3", {}, "What it is for"),
+    el("ul", { class: "legend" }, legend),
+    rows.length <= 16 ? chart() : details(`All ${rows.length} stages`, chart),
+    chartTable("What the memory of a worker of each stage is for", columns, cells),
+  ];
+}
+
+function partsBar(stage, names, most) {
+  const { memory_parts: parts, capacity_bytes: capacity } = stage;
+  const percent = (bytes) => (100 * bytes) / most + "%";
+  const piece = ([name, bytes]) =>
+    el("span", {
+      class: "part part-" + (names.indexOf(partName(name)) % PATTERNS),
+      style: { width: percent(bytes) },
+      title: `${name}: ${showSize(bytes)}`,
+    });
+  const line = capacity && capacity <= most ? el("span", { class: "line", style: { left: percent(capacity) } }) : null;
+  return el(
+    "div",
+    { class: "row" },
+    el("span", { class: "name" }, stageLabel(stage.index)),
+    el("span", { class: "track" }, parts.map(piece), line),
+    el("span", { class: "value" }, showSize(stage.memory_bytes)),
+  );
+}
+
+function partsWords(rows) {
+  const one = ([name, bytes]) => `${name} ${showSize(bytes)}`;
+  const texts = rows
+    .slice(0, 12)
+    .map((stage) => `${stageName(stage.index)}: ${stage.memory_parts.map(one).join(", ")}`);
+  return `What memory is for: ${texts.join("; ")}`;
+}
+
+function scaleOf(from, to, start, end) {
+  return (value) => start + ((value - from) / (to - from || 1)) * (end - start);
+}
+
+/* Horizontal grid lines with their values to the left. */
+function grid(frame, values, y, label) {
+  return values.flatMap((value) => [
+    svg("line", { class: "grid", x1: frame.left, x2: frame.right, y1: y(value), y2: y(value) }),
+    svg("text", { class: "tick", x: frame.left - 6, y: y(value) + 4, "text-anchor": "end" }, label(value)),
+  ]);
+}
+
+/* Values below the horizontal axis. The outermost labels stay inside the picture. */
+function footer(frame, values, x, labels) {
+  return values.flatMap((value, at) => [
+    svg("line", { class: "axis-line", x1: x(value), x2: x(value), y1: frame.bottom, y2: frame.bottom + 4 }),
     svg(
       "text",
-      { class: "tick strong", x: frame.left + 4, y: at - 4 },
-      `${showSize(row.measured_peak_bytes)} measured`,
+      {
+        class: "tick",
+        x: x(value),
+        y: frame.bottom + 16,
+        "text-anchor": x(value) > frame.right - 16 ? "end" : "middle",
+      },
+      labels[at],
     ),
-  ];
+  ]);
+}
+
+/* The path of a step function: each value holds until the time of the next. */
+function stepPath(times, values, x, y) {
+  return times
+    .map((time, at) =>
+      at ? `H${x(time).toFixed(1)}V${y(values[at]).toFixed(1)}` : `M${x(time).toFixed(1)},${y(values[at]).toFixed(1)}`,
+    )
+    .join("");
 }

@@ -34,10 +34,9 @@ from signal import SIG_DFL, SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, signal
 import faulty_time
 from faults import EPOCH, plan_mnist
 from launching import PATIENCE_S, Launch, curve, last_step
+from network_namespaces import OWN_NAMESPACES
 from rich.console import Console
 from rich.table import Table
-
-from pipeplan_launch.emulation.network_namespaces import OWN_NAMESPACES
 
 OPTIONS = ("--epochs", "1000000", "--max-minibatches", str(EPOCH), "--log-every", "0", "--restarts", "1000")
 OPTIONS += ("--checkpoint-minibatches", "10", "--evaluate-every", "1000", "--timeout", "10")

@@ -1,6 +1,6 @@
 """Whether `pipeplan profile --links` finds the levels and rates of a network that is known.
 
-    python tests/benchmarks/links.py [NAME …] [--runs N] [--keep FOLDER]
+    PYTHONPATH=tests/support python tests/benchmarks/links.py [NAME …] [--runs N] [--keep FOLDER]
 
 Networks of namespaces on this machine, with cables shaped to the rates given; every worker is a process that runs
 `pipeplan profile --links` as torchrun would start it. The table has, for every level, the rate that was set and what
@@ -27,10 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import network_namespaces as requirements
 import torch
 import torch.distributed as dist
 from links_network import run as run_in
 from links_network import several
+from network_namespaces import OWN_NAMESPACES as NAMESPACES
+from network_namespaces import Network, NetworkNode
 from rich.console import Console
 from rich.table import Table
 
@@ -40,9 +43,6 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.replay import requirements
-from pipeplan_launch.emulation.network_namespaces import OWN_NAMESPACES as NAMESPACES
-from pipeplan_launch.emulation.network_namespaces import Network, NetworkNode
 from pipeplan_launch.link_benchmark import run as _joined  # noqa: F401
 
 MBIT = 1.25e5

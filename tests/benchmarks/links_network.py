@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from pipeplan_launch.emulation.network_namespaces import Network, NetworkNode
+from network_namespaces import Network, NetworkNode
 
 
 def several(count: int, node: NetworkNode) -> tuple[NetworkNode, ...]:

@@ -47,7 +47,7 @@ CASES = {
     "mlp": Case(f"{HERE / 'prediction_jobs.py'}:mlp"),
     "resnet": Case(f"{HERE / 'prediction_jobs.py'}:resnet"),
     "lstm": Case(f"{HERE / 'prediction_jobs.py'}:lstm"),
-    "alexnet": Case("alexnet", profile=("--batch", "16")),
+    "alexnet": Case("alexnet", profile=("--microbatch", "16")),
 }
 
 

@@ -7,7 +7,8 @@ Model, cluster, schedule, minibatches per update and constraints are drawn; a pl
 stages, copies of the pipeline, slower links. The table has three ratios, less one: the step time of the answer over
 that of the formulas, the replayed one over that of the formulas, and the replayed one over that of the answer, which is
 above 0 where a plan is slower than its answer says. The first part takes some minutes. A replay takes about a minute;
-its results are kept in FOLDER, where the command goes on.
+its results are kept in FOLDER, where the command goes on. It needs
+PYTHONPATH=tests/support:tests/evaluation.
 """
 
 from __future__ import annotations
@@ -82,8 +83,9 @@ def simulated(drawn: Drawn) -> float:
 
 def replayed(drawn: Drawn, folder: Path) -> float:
     """The replayed pace over that of the formulas, less one; kept in the folder, for the same plan and prediction."""
+    from replay_run import replay_plan
+
     from pipeplan.rendering import plan_folder
-    from pipeplan.replay.run import replay_plan
 
     known, plan = folder / f"{drawn.number}.json", folder / f"plan-{drawn.number}"
     depths = [stage.depth for stage in drawn.outcome.plan.stages]

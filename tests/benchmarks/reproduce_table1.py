@@ -1,33 +1,29 @@
 """Table 1 of the PipeDream paper: the published speed-ups beside pipeplan's predictions.
 
-    python tests/benchmarks/reproduce_table1.py [--reference FOLDER] [--rows NAME,…] [-o table1.md] [--replay]
+    python tests/benchmarks/reproduce_table1.py [--reference FOLDER] [--rows NAME,…] [-o table1.md]
 
 FOLDER (or the environment variable PIPEPLAN_REFERENCE) holds PipeDream's published profiles, `pipedream/vgg16.txt` and
-so on; estimated profiles take the place of those that are missing. With --replay the plans also run on emulated
-servers. docs/table1.md explains the table.
+so on; estimated profiles take the place of those that are missing. docs/table1.md explains the table.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from table1 import profiles, replays
+from table1 import profiles
 from table1.render import print_sections, to_markdown
 from table1.sections import sections_of
-from table1.table import Report, Table, build_table, rows_named
+from table1.table import Report, build_table, rows_named
 
 from pipeplan.errors import InputError
 from pipeplan.planning.settings import Settings
-from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import write_text
 
 REFERENCE = "PIPEPLAN_REFERENCE"
@@ -42,72 +38,31 @@ REFERENCE = "PIPEPLAN_REFERENCE"
 @click.option("--rows", metavar="NAME,…", help="Only these rows: vgg16-4x4,gnmt8-3x4.")
 @click.option("--solver", type=click.Choice(["dp", "both"]), default="both", show_default=True)
 @click.option("--time-limit", type=float, default=20.0, show_default=True, help="Seconds for each solver and row.")
-@click.option("--replay", "replayed", is_flag=True, help="Replay four plans a row on emulated servers (minutes).")
-@click.option(
-    "--replay-seconds", type=click.FloatRange(min=0, min_open=True), help="Seconds of training in each new replay."
-)
-@click.option(
-    "--keep", type=click.Path(path_type=Path), help="Keep the replayed plans and their results here, and resume there."
-)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the table as Markdown.")
 def command(
     reference: Path | None,
     rows: str | None,
     solver: str,
     time_limit: float,
-    replayed: bool,
-    replay_seconds: float | None,
-    keep: Path | None,
     output: Path | None,
 ) -> None:
     """Print Table 1 of the PipeDream paper beside pipeplan's predictions."""
-    for name, value in (("--keep", keep), ("--replay-seconds", replay_seconds)):
-        if value is not None and not replayed:
-            raise click.UsageError(f"{name} goes with --replay")
     try:
         wanted = rows_named(rows)
         folder = profiles.folder_of(reference or _reference_from_environment())
-        replay_plan = _replayer(replay_seconds) if replayed else None
         with _progress() as report:
             table = build_table(wanted, folder, Settings(solver=solver, time_limit_s=time_limit), report)
-            if replay_plan is not None:
-                table = _with_replays(table, keep, replay_plan, report)
     except InputError as error:
         raise click.ClickException(str(error)) from error
     sections = sections_of(table)
     if output is not None:
         write_text(output, to_markdown(sections))
     print_sections(sections, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
-    failed = [one for one in table.replays if one.failure]
-    if failed:
-        sys.exit(f"{len(failed)} of {len(table.replays)} plans were not replayed, the first: {failed[0].failure}")
 
 
 def _reference_from_environment() -> Path | None:
     named = os.environ.get(REFERENCE)
     return Path(named) if named else None
-
-
-def _with_replays(table: Table, keep: Path | None, replay_plan: replays.Replayer, report: Report) -> Table:
-    folder = tempfile.TemporaryDirectory(prefix="pipeplan-table1-") if keep is None else nullcontext(str(keep))
-    with folder as place:
-        return replace(table, replays=tuple(replays.replay_rows(table.rows, Path(place), replay_plan, report)))
-
-
-def _replayer(seconds: float | None) -> replays.Replayer:
-    """The function that replays a plan folder on this machine."""
-    # Only --replay needs these modules.
-    from pipeplan.replay import requirements
-    from pipeplan.replay.run import SECONDS, ReplaySettings
-    from pipeplan.replay.run import replay_plan as replay
-
-    requirements.check_requirements()
-    settings = ReplaySettings(seconds=seconds or SECONDS)
-
-    def run(folder: Path, profile: Profile) -> replays.ReplayResult:
-        return replay(folder, profile, settings)
-
-    return run
 
 
 @contextmanager

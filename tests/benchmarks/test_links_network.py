@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import network_namespaces as requirements
 import pytest
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.links import Links
-from pipeplan.replay import requirements
 
 SCRIPT = Path(__file__).with_name("links.py")
 MBIT = 1.25e5

@@ -19,7 +19,7 @@ from pipeplan.cost.flush import BatchTime
 from pipeplan.plan.plan import PlanFields
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile_document import ProfileFields
-from pipeplan.report.comparisons import StatedBaseline
+from pipeplan.report.comparisons import PlanBaseline
 from pipeplan.simulation.scenario import PredictedStage
 from pipeplan.util.typed import Amount, json_schema
 from pipeplan_launch.checkpoint.manifest import ManifestFile
@@ -48,7 +48,8 @@ class PlanFile(Struct):
     options: Options
     plan: PlanFields
     prediction: PredictionFields
-    baselines: tuple[StatedBaseline, ...]
+    baselines: tuple[PlanBaseline, ...]
+    data_parallel: Literal["", "ddp", "zero1", "fsdp", "hsdp"] = ""
 
 
 def schemas() -> dict[str, dict[str, Any]]:

@@ -6,15 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeplan_launch.plan.schedule import (
-    SCHEDULES,
-    Action,
-    ActionKind,
-    StageShape,
-    one_f_one_b,
-    update_lag,
-    version_used,
-)
+from pipeplan_launch.plan.schedule import Action, ActionKind, StageShape, one_f_one_b
 
 CONCEPTS = Path(__file__).resolve().parents[2] / "docs" / "concepts.md"
 PIPELINE = (StageShape(replicas=2, depth=2), StageShape(replicas=1, depth=1))
@@ -71,38 +63,7 @@ def test_timeline_is_the_schedule() -> None:
     assert len(blocks) == 1
     drawn = [line.rstrip() for line in blocks[0].splitlines() if line.startswith("stage")]
     assert drawn == timeline()
-    assert f"`{' '.join(str(action) for action in [*one_f_one_b(PIPELINE, 0, 0, MINIBATCHES)][:10])}`" in text
-
-
-def test_versions_of_the_example() -> None:
-    """The table of versions: minibatches 0 to 5 at each stage."""
-    text = CONCEPTS.read_text(encoding="utf-8")
-    for number, shape in enumerate(PIPELINE, start=1):
-        row = re.search(rf"^\| stage {number} \|(.*)\|$", text, re.MULTILINE)
-        assert row is not None
-        late = update_lag(PIPELINE, number - 1)
-        assert [int(cell) for cell in row[1].split("|")] == [version_used(i, shape, late) for i in range(6)]
-
-
-def _two_stages(schedule: str) -> list[StageShape]:
-    return [StageShape(1, 3 if schedule == "gpipe" else depth, 3) for depth in (2, 1)]
-
-
-def test_streams_and_versions_of_the_other_schedules() -> None:
-    text = CONCEPTS.read_text(encoding="utf-8")
-    drawn = re.findall(r"^(2bw|gpipe|1f1b-flush) +(F0 .*)$", text, re.MULTILINE)
-    assert len(drawn) == 3
-    for name, stream in drawn:
-        actions = [str(action) for action in SCHEDULES[name].stream(_two_stages(name), 0, 0, 9)]
-        assert stream.split() == actions[: len(stream.split())]
-    rows = re.findall(r"^\| `(.*)`, stage ([12]) \|(.*)\|$", text, re.MULTILINE)
-    assert len(rows) == 2 * 5
-    for name, number, cells in rows:
-        used = [SCHEDULES[name].version(_two_stages(name), int(number) - 1, index) for index in range(9)]
-        assert [int(cell) for cell in cells.split("|")] == used, name
 
 
 if __name__ == "__main__":
     print("\n".join(timeline()))
-    for stage_number, stage_shape in enumerate(PIPELINE):
-        print([version_used(minibatch, stage_shape, update_lag(PIPELINE, stage_number)) for minibatch in range(6)])

@@ -11,7 +11,7 @@ from reference import REFERENCE, api, command_line, commands
 
 import pipeplan
 from pipeplan.cli import cli
-from pipeplan.cli.planning.grouped_help import GROUPS
+from pipeplan.cli.problem_options import GROUPS
 
 CONTEXTS = {context.command_path: context for context in commands()}
 STALE = "python tests/docs/reference.py writes it anew"

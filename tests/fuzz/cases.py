@@ -156,7 +156,7 @@ def importing(rng: random.Random) -> list[str]:
     """Arguments of `import` for a damaged file of another tool."""
     if rng.random() < 0.5:
         Path("graph.txt").write_bytes(damaged_text(bases.graph(rng), rng))
-        return ["import", "graph.txt", "--minibatch", rng.choice(["4", "4", "4", *INTEGERS]), "-o", "made.json"]
+        return ["import", "graph.txt", "--microbatch", rng.choice(["4", "4", "4", *INTEGERS]), "-o", "made.json"]
     _write(Path("other.json"), bases.links(rng), as_json, rng, harm=True)
     _write(Path("cluster.toml"), bases.cluster(rng), as_toml, rng, harm=rng.random() < 0.3)
     rate = ["--bandwidth", rng.choice(["12 GB/s", "12 GB/s", *WORDS])] if rng.random() < 0.3 else []
@@ -192,8 +192,7 @@ def replaying(rng: random.Random, folders: list[Path]) -> list[str]:
     else:
         _write(path, json.loads(text), as_json, rng, harm=True)
     known = commands("plan_folder")
-    # A plan that is not damaged enough is replayed for half a minute: tests/planner/replay has the damaged ones.
-    name = rng.choice([name for name in known if name != "replay"])
+    name = rng.choice(list(known))
     return [name, "plan", *options(known[name], rng, 0.15, ["a"])]
 
 
@@ -294,7 +293,7 @@ def measuring(rng: random.Random, folders: list[Path]) -> list[str]:
             path.write_bytes(damaged_text(path.read_text(encoding="utf-8", errors="replace"), rng))
         else:
             _write(path, _document(path), as_json, rng, harm=True)
-    name = rng.choice(["report", "trace", "simulate", "calibrate", "calibrate"])
+    name = rng.choice(["report", "simulate", "simulate", "calibrate", "calibrate"])
     known = options(_command(name), rng, 0.15, ["a"])
     if name == "calibrate":
         return [name, str(run), *known]

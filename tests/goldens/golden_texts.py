@@ -53,7 +53,7 @@ EXPORTED = ("torch-pipelining", "torchtitan", "megatron", "deepspeed")
 
 
 def files(every: int = 1) -> dict[str, str]:
-    """Every file of some plans: of the plan folder, of every kind of `render` and of every target of `export`.
+    """Every file of some plans: of the plan folder, of every target of `export`.
 
     With `every` n only the first of every n plans is made.
     """
@@ -69,9 +69,9 @@ def files(every: int = 1) -> dict[str, str]:
             profile = arguments.split()[0]
             beside = ("--profile", profile) if profile in given else ()  # others are found by themselves
             for kind, words in RENDERED.items():
-                code, _, complaint = command("render", *shlex.split(words))
+                code, _, complaint = command("export", *shlex.split(words))
                 if code:
-                    refused[f"render {kind}"] = complaint
+                    refused[f"export {kind}"] = complaint
             for target in EXPORTED:
                 code, _, complaint = command("export", target, "-o", f"exported/{target}", *beside)
                 if code:
@@ -88,7 +88,6 @@ def help_texts() -> dict[str, str]:
     for words in _commands(click.Context(entry_points.command_line(), info_name="pipeplan")):
         code, text, complaint = command(*words, "--help")
         found[" ".join(["pipeplan", *words])] = text if code == 0 else f"exit code {code}: {complaint}"
-    found["pipeplan render --template"] = command("render", "--template", "mine.j2", "--help")[1]
     found["no arguments"] = command()[1]
     with _environment(COLUMNS=COLUMNS):
         found["launch.sh"] = entry_points.launch_parser().format_help()

@@ -92,16 +92,12 @@ def test_torchrun_sh_of_one_server(tmp_path: Path) -> None:
     assert_closed(observe(profiled, tmp_path), listens=False)
     solved = [*PIPEPLAN, "solve", "profile.json", "--cluster", "local", "--workers", "2", "--jobs", "2", "--force"]
     assert_closed(observe(solved, tmp_path), listens=False)
-    assert_closed(observe([*PIPEPLAN, "render", "torchrun", "plan"], tmp_path), listens=False)
+    assert_closed(observe([*PIPEPLAN, "export", "torchrun", "plan"], tmp_path), listens=False)
     script = tmp_path / "plan" / "torchrun.sh"
     lines = f"PATH={Path(sys.executable).parent}:$PATH\n{script.read_text()} --epochs 1 --log-every 0 --run-dir run"
     script.write_text(lines.replace('"$PLAN"\n', '"$PLAN"'))
     assert_closed(observe(["bash", str(script)], tmp_path))
     assert_closed(observe([*PIPEPLAN, "doctor", "plan"], tmp_path))
-    replayed = observe([*PIPEPLAN, "replay", "plan", "--seconds", "2"], tmp_path)
-    assert_closed(replayed, listens=False)  # what it starts listens in namespaces of its own
-    faulty = observe([*PIPEPLAN, "replay", "plan", "--seconds", "2", "--fault", "kill:worker0@5s"], tmp_path)
-    assert faulty.doors == []
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeplan_launch.emulation.network_namespaces import Network, NetworkNode, start_in_namespace
+from network_namespaces import Network, NetworkNode, start_in_namespace
 
 VICTIM, CONTROL_PORT = "10.0.0.1", 5555
 STORE_HELLO = b"\x0b\x3c\x85\x5c\x00"

@@ -23,11 +23,11 @@ from datetime import timedelta
 from pathlib import Path
 
 from attacker import STORE_HELLO, wait_for_checkpoint
+from network_namespaces import Network, NetworkNode, start_in_namespace
 from torch.distributed import TCPStore
 
 from pipeplan_launch.elastic import handshake
 from pipeplan_launch.elastic.handshake import HandshakeFailed, Purpose
-from pipeplan_launch.emulation.network_namespaces import Network, NetworkNode, start_in_namespace
 
 VICTIM, PORT = "10.0.0.1", 29500
 SECRET, GUESS = "the secret of both servers", "a guess that is long enough"

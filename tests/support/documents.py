@@ -44,10 +44,9 @@ def document(
         "graph": drawn.graph(layers, len(replicas), name) if graph else None,
         "placement": drawn.placement(replicas, per_server),
         "timeline": timeline,
-        "links": figured.links(-(-workers // per_server), run, name),
+        "loads": figured.loads(shape, -(-workers // per_server), run, name),
         "memory": [drawn.memory(shape, stage, end, run) for stage in range(len(replicas))],
         "comparisons": figured.comparisons(pace, name),
-        "scaling": figured.scaling(pace, workers),
         "certificate": _certificate(pace, name),
         "words": _words(len(replicas), name),
         "notes": ["The times of the layers are modelled for V100 16 GB, not measured." + name],
@@ -61,7 +60,6 @@ def _prediction(shape: Shape, name: str) -> Document:
         "minibatches_per_s": 1 / pace,
         "samples_per_s": 64 / pace,
         "bound_by": "compute of stage 1",
-        "bounds": figured.bounds(shape, name),
     }
 
 
@@ -128,10 +126,8 @@ def _words(stages: int, name: str) -> dict[str, list[str]]:
         "graph",
         "timeline",
         "memory",
-        "bounds",
-        "links",
+        "loads",
         "comparisons",
-        "scaling",
         "measured",
     )
     found = {part: [f"What is to be said of {part}{name}.", f"It has {stages} stages."] for part in parts}

@@ -1,4 +1,4 @@
-"""The figures of the example documents: what bounds the pace, a run, links, and other plans."""
+"""The figures of the example documents: loads, a run, and other plans."""
 
 from __future__ import annotations
 
@@ -10,20 +10,34 @@ Document = dict[str, Any]
 GIB = 2**30
 
 
-def bounds(shape: Shape, name: str) -> list[Document]:
+def loads(shape: Shape, servers: int, run: bool, name: str) -> list[Document]:
     pace = shape.pace_s
-    found = []
+    found: list[tuple[str, float, float | None]] = []
     for index in range(shape.stages):
-        found.append((f"compute of stage {index + 1}", shape.compute_s(index) / shape.replicas[index]))
+        found.append((f"compute of stage {index + 1}", shape.compute_s(index) / shape.replicas[index], None))
         if shape.replicas[index] > 1:
-            found.append((f"synchronisation of stage {index + 1}", 0.28 * pace))
+            found.append((f"gradient synchronisation of stage {index + 1}", 0.28 * pace, 1.25e9))
         if index:
-            found.append((f"boundary between stages {index} and {index + 1}{name}", 0.25 * pace / index))
-    found.append((f"network card of server 1{name}", 0.41 * pace))
+            found.append((f"traffic from stage {index} to stage {index + 1}{name}", 0.25 * pace / index, 1.25e9))
+    found += [
+        (f"network card of server {server}, {way}{name}", share * pace, 1.25e9)
+        for server in range(servers)
+        for way, share in (("outgoing", 0.1 + 0.6 / (1 + server)), ("incoming", 0.05 + 0.4 / (1 + server)))
+    ]
     found.sort(key=lambda one: -one[1])
     return [
-        {"what": what, "seconds": seconds, "share": seconds / pace, "binds": not at}
-        for at, (what, seconds) in enumerate(found)
+        {
+            "name": what,
+            "seconds": seconds,
+            "share": seconds / pace,
+            "binds": not at,
+            "part": False,
+            "rate": rate,
+            "bytes_per_minibatch": rate and round(seconds * rate),
+            "simulated_busy": rate and seconds / pace,
+            "measured_busy": 1.1 * seconds / pace if rate and run else None,
+        }
+        for at, (what, seconds, rate) in enumerate(found)
     ]
 
 
@@ -55,23 +69,6 @@ def measured(shape: Shape) -> Document:
     }
 
 
-def links(servers: int, run: bool, name: str) -> list[Document]:
-    rate = 1.25e9
-    return [
-        {
-            "name": f"network card of server {server}, {way}{name}",
-            "kind": "card",
-            "rate": rate,
-            "busy": share,
-            "bytes_per_minibatch": round(share * 0.02 * rate),
-            "simulated": False,
-            "measured_busy": share * 1.1 if run else None,
-        }
-        for server in range(servers)
-        for way, share in (("outgoing", 0.1 + 0.6 / (1 + server)), ("incoming", 0.05 + 0.4 / (1 + server)))
-    ]
-
-
 def comparisons(pace: float, name: str) -> list[Document]:
     rows = (
         ("this plan", "15-1", 1.0, ""),
@@ -85,19 +82,3 @@ def comparisons(pace: float, name: str) -> list[Document]:
         {"name": what, "config": config, "minibatch_s": gain and gain * pace, "gain": gain, "remark": remark}
         for what, config, gain, remark in rows
     ]
-
-
-def scaling(pace: float, workers: int) -> Document:
-    counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if count <= workers]
-    return {
-        "points": {
-            "servers": counts,
-            "workers": counts,
-            "minibatch_s": [pace * (workers / count) ** 0.93 for count in counts],
-            "samples_per_s": [64 / pace / (workers / count) ** 0.93 for count in counts],
-            "config": [f"{count - 1}-1" if count > 1 else "1" for count in counts],
-            "data_parallelism_s": [pace * 2.59 * (workers / count) ** 0.45 if count > 1 else None for count in counts],
-            "fits": [True for _ in counts],
-        },
-        "here": len(counts) - 1,
-    }

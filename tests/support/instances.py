@@ -15,7 +15,7 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.problem.options import Options
+from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
@@ -298,7 +298,7 @@ def to_problem(instance: Instance) -> Problem:
         schedule=instance.schedule,
         accumulate=instance.accumulate,
         correction="ef" if instance.corrected else "none",
-        shard_optimizer=instance.divided,
+        sharding=Sharding.OPTIMIZER if instance.divided else Sharding.NONE,
         recompute=instance.recompute,
         contention=instance.contention,
         boundary=instance.boundary,

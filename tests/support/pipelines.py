@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-FORWARD, BACKWARD, UPDATE, WAIT, ALL_REDUCE = range(5)
+FORWARD, BACKWARD, _, UPDATE, ALL_REDUCE = range(5)
 Intervals = dict[str, list[float]]
 
 
@@ -86,10 +86,8 @@ def intervals(shape: Shape, minibatches: int, lanes: int) -> Intervals:
                 ready = _ready(shape, done, kind, number, stage)
                 if ready is None:
                     break
-                before = free[stage, replica]
-                start = max(before, ready)
-                add(lane, WAIT, number, before, start)
-                end = start + (shape.forward_s[stage], shape.backward_s[stage], 0.0008)[kind]
+                start = max(free[stage, replica], ready)
+                end = start + {FORWARD: shape.forward_s[stage], BACKWARD: shape.backward_s[stage]}.get(kind, 0.0008)
                 add(lane, kind, number, start, end)
                 if kind == UPDATE and shape.replicas[stage] > 1:
                     add(lane, ALL_REDUCE, number, end, end + 0.6 * shape.forward_s[stage])

@@ -10,7 +10,7 @@ from typing import TypedDict
 
 
 class Bundled(TypedDict):
-    """Facts about one model, for `pipeplan models`."""
+    """Facts about one model, for `pipeplan list models`."""
 
     description: str
     parameters: int

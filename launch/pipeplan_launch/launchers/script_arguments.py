@@ -31,6 +31,6 @@ def check_digest(plan_folder: str, digest: str, kind: str) -> None:
         same = False
     if not same:
         raise LaunchError(
-            f"the plan in {plan_folder} is not the one that this file was rendered for: run pipeplan render {kind} "
+            f"the plan in {plan_folder} is not the one that this file was rendered for: run pipeplan export {kind} "
             "--force"
         )

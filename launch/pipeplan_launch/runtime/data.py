@@ -162,6 +162,6 @@ def minibatch_sizes(
     if sizes.count == 0:
         raise LaunchError(
             f"the job's {'training' if training else 'test'} data has {samples} samples, too few for one minibatch of "
-            f"{minibatch}: solve with a smaller --minibatch, or profile with a smaller --batch"
+            f"{minibatch}: solve or profile with a smaller --microbatch"
         )
     return sizes

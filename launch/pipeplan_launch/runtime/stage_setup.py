@@ -217,7 +217,7 @@ def _with_data(job: Job, minibatch: int) -> Job:
     if samples is not None and 0 < samples < minibatch:
         raise LaunchError(
             f"the plan's minibatch of {minibatch} is larger than the job's training data ({samples} samples): "
-            "solve with a smaller --minibatch, or profile with a smaller --batch"
+            "solve or profile with a smaller --microbatch"
         )
     return replace(job, data=lambda: data)
 

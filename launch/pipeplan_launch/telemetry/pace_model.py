@@ -5,7 +5,7 @@ are busy. Take the faster of prediction and measurement, exchange one time for i
 the pace again. The exchange that explains the largest share of the difference names the cause. The share that remains
 when all times are exchanged is waiting: in that time no resource is busy.
 
-`attribute` is the method. `PaceModel` computes the pace of a run; `pipeplan replay` brings a model of its own.
+`attribute` is the method. `PaceModel` computes the pace of a run; replays (tests/evaluation) bring a model of its own.
 """
 
 from __future__ import annotations

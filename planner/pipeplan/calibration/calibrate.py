@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.calibration import links
@@ -52,7 +52,7 @@ def calibrate(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -
     if any(run.plan.inference != inference for run in runs):
         raise InputError("some of these runs trained and others did not: calibrate by either")
     cluster, fitted = links.fit_allreduce(cluster, runs, [_with_measured_passes(run, profile, cluster) for run in runs])
-    times = _times(runs, profile, cluster)
+    times = mean_times([_times_of(run, profile, cluster) for run in runs])
     cluster, more = links.fit_messages(cluster, runs, _scores(runs, with_times(profile, times), cluster))
     slack = 1.0
     for _ in range(ROUNDS):
@@ -72,7 +72,7 @@ def _scores(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> 
     scores = [evaluate(run.plan, Problem(profile, cluster, run.options)) for run in runs]
     for run, score in zip(runs, scores, strict=True):
         if not 0 < score.pace_s < math.inf:
-            raise InputError(f"the plan of run {run.name} keeps no pace at its depths: solve again with --force")
+            raise InputError(f"the plan of run {run.name} has no steady state at its depths: solve again with --force")
     return scores
 
 
@@ -80,11 +80,6 @@ def _mean_error(runs: Sequence[ObservedRun], scores: Sequence[Evaluation]) -> fl
     """Measured over predicted pace: the geometric mean over the runs."""
     logs = [math.log(run.pace_s / score.pace_s) for run, score in zip(runs, scores, strict=True)]
     return math.exp(math.fsum(logs) / len(logs))
-
-
-def _times(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> Mapping[str, LayerTimes]:
-    """The times of all layers: the mean over the runs."""
-    return mean_times([_times_of(run, profile, cluster) for run in runs])
 
 
 def _times_of(run: ObservedRun, profile: Profile, cluster: Cluster) -> dict[str, LayerTimes]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -63,16 +64,12 @@ def fit_allreduce(
                 reasons[number] = efficiency
             else:
                 samples.setdefault(number, []).append(efficiency)
-    levels, fitted = [], []
-    for number, level in enumerate(cluster.levels):
-        before, after = level.allreduce_efficiency, level.allreduce_efficiency
-        why = reasons.get(number, "no stage had replicas across it")
-        if number in samples:
-            after, why = statistics.median(samples[number]), _source(samples[number])
-        levels.append(replace(level, allreduce_efficiency=after))
-        if level.count > 1:
-            fitted.append(FittedEfficiency(level.name, "all-reduce", before, after, why))
-    return (replace(cluster, levels=tuple(levels)) if samples else cluster), fitted
+    held = "the time for which all-reduces held workers up"
+    sources = {
+        number: held if len(found) == 1 else f"the median of {len(found)} stages" for number, found in samples.items()
+    }
+    left = {number: reasons.get(number, "no stage had replicas across it") for number in range(len(cluster.levels))}
+    return _with_efficiencies(cluster, "all-reduce", "allreduce_efficiency", samples, left | sources)
 
 
 def fit_messages(
@@ -89,23 +86,26 @@ def fit_messages(
             number = slowest.boundary_level - 1
             before = cluster.levels[number].sendrecv_efficiency
             samples.setdefault(number, []).append(min(1.0, max(LEAST, before * score.pace_s / run.pace_s)))
+    reasons = {
+        number: "the boundary that limited the step time" if number in samples else "no boundary limited the step time"
+        for number in range(len(cluster.levels))
+    }
+    return _with_efficiencies(cluster, "send/recv", "sendrecv_efficiency", samples, reasons)
+
+
+def _with_efficiencies(
+    cluster: Cluster, operation: str, field: str, samples: Mapping[int, Sequence[float]], reasons: Mapping[int, str]
+) -> tuple[Cluster, list[FittedEfficiency]]:
+    """The cluster with the median of the samples of every level, by its index, and what became of each level."""
     levels, fitted = [], []
     for number, level in enumerate(cluster.levels):
-        before, after, why = level.sendrecv_efficiency, level.sendrecv_efficiency, "no boundary bounded the pace"
-        if number in samples:
-            after, why = statistics.median(samples[number]), "the boundary that bounded the pace"
-        levels.append(replace(level, sendrecv_efficiency=after))
+        before = getattr(level, field)
+        after = statistics.median(samples[number]) if number in samples else before
+        changed: dict[str, Any] = {field: after}
+        levels.append(replace(level, **changed))
         if level.count > 1:
-            fitted.append(FittedEfficiency(level.name, "send/recv", before, after, why))
+            fitted.append(FittedEfficiency(level.name, operation, before, after, reasons[number]))
     return (replace(cluster, levels=tuple(levels)) if samples else cluster), fitted
-
-
-def _source(samples: Sequence[float]) -> str:
-    return (
-        "the time for which all-reduces held workers up"
-        if len(samples) == 1
-        else f"the median of {len(samples)} stages"
-    )
 
 
 def _efficiency(cluster: Cluster, run: ObservedRun, index: int, profile: Profile, number: int) -> float | str:

@@ -138,11 +138,11 @@ def observe_run(run: MeasuredRun, path: Path, plan: Plan, options: Options, shar
     pace_s, steady = summary.minibatch_s.measured, summary.steady_minibatches
     if pace_s is None or summary.includes_fill or steady < FEWEST:
         raise InputError(
-            f"{run.folder} has too few minibatches to measure a pace ({steady} after the fill of its epochs, "
+            f"{run.folder} has too few minibatches to measure a step time ({steady} after the fill of its epochs, "
             f"at least {FEWEST} are needed): run it for longer"
         )
     if not pace_s:
-        raise InputError(f"{run.where}: minibatch_s: the measured pace is zero: run it again")
+        raise InputError(f"{run.where}: minibatch_s: the measured step time is zero: run it again")
     if summary.minibatch_s.predicted is None:
         raise InputError(f"{run.where}: minibatch_s: the field 'predicted' is missing")
     stages = summary.stages

@@ -11,6 +11,7 @@ from pipeplan.checker import figures
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.figures import StageFigures
 from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.sharded import sharded_figures
 
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Sizes at which the first and every later bucket of gradients closes, as in torch's DDP."""
@@ -33,6 +34,8 @@ def ddp_pace(document: PlanDocument, model: CheckedModel, stages: Sequence[Stage
 
 def exposed_allreduce_s(document: PlanDocument, model: CheckedModel, index: int = 0) -> float:
     """Exposed all-reduce time of a stage that sends buckets during a backward pass: what is left after it, seconds."""
+    if document.options.divides_weights:
+        return sharded_figures(document, model).exposed_s
     stage = document.stages[index]
     workers, own = stage.workers, model.set_of(stage.layers)
     layers = [layer for layer in range(len(model.backward_s)) if own >> layer & 1]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 from pipeplan.checker.charged_pace import ChargedPace
-from pipeplan.checker.document import FLUSHING, STASHING, CheckedOptions, CheckedStage, PlanDocument
+from pipeplan.checker.document import FLUSH, FLUSHING, STASHING, WHOLE, CheckedOptions, CheckedStage, PlanDocument
 from pipeplan.checker.figures import StageFigures
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
@@ -26,6 +26,8 @@ def check_description(
         document.root["pipeplan"].fail("it is no version of pipeplan")
     _check_profile(document.root["profile"], profile)
     _check_options(document)
+    if (data_parallel := document.root.get("data_parallel")) is not None:
+        _expect(data_parallel, _data_parallel(document))
     plan = document.root["plan"]
     _expect(plan["config"], configuration(document.stages, document.copies))
     prediction = document.prediction
@@ -34,6 +36,14 @@ def check_description(
     if (batch is None) is (document.schedule in FLUSHING):
         prediction.fail(f"the parts of a batch, `batch`, do not go with the schedule {document.schedule}")
     return f"{plan['config'].text()}, bound by {prediction['bound_by'].text()}"
+
+
+def _data_parallel(document: PlanDocument) -> str:
+    """How the executor trains the whole model on every worker; empty where it does not."""
+    busy = {worker for stage in document.stages for worker in stage.workers}
+    if len(document.stages) > 1 or len(busy) == 1 or document.schedule != FLUSH:
+        return ""
+    return "ddp" if document.options.sharding == WHOLE else document.options.sharding
 
 
 def configuration(stages: Sequence[CheckedStage], copies: int) -> str:
@@ -63,7 +73,7 @@ def _check_options(document: PlanDocument) -> None:
     """Raise an `InputError` where the options name another schedule than the plan has, or something unknown."""
     node = document.root["options"]
     known = {field.name for field in fields(CheckedOptions)}
-    node.refuse_others({*known, "inference", "schedule", "accumulate", "several"})
+    node.refuse_others({*known, "inference", "schedule", "accumulate", "several", "shard_optimizer"})
     if (several := node.get("several")) is not None and several.boolean():
         several.fail("plan.json never asks for several stages by this option")
     inference, schedule, accumulate = node.get("inference"), node.get("schedule"), node.get("accumulate")

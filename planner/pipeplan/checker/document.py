@@ -19,6 +19,8 @@ VIRTUAL = (INTERLEAVED, ZERO_BUBBLE_V)
 FLUSHING = (GPIPE, FLUSH, ZERO_BUBBLE, *VIRTUAL)
 ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
 SCHEDULES = (STASHING, VERTICAL, *ACCUMULATING)
+WHOLE, DIVIDED_STATE, FULLY_SHARDED, HYBRID_SHARDED = "none", "zero1", "fsdp", "hsdp"
+"""What replicas divide among them: nothing, the optimiser's state, and the weights of all workers or of each server."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,20 @@ class CheckedOptions:
     together: tuple[tuple[str, ...], ...]
     no_cut_after: tuple[str, ...]
     grid: bool
-    shard_optimizer: bool = False
-    """Whether the replicas of a stage divide the state of the optimiser."""
+    sharding: str = WHOLE
+    """What the replicas of a stage divide among them."""
     virtual_stages: int | None = None
     """Stages of each worker that were asked for, under interleaved-1f1b."""
+
+    @property
+    def shard_optimizer(self) -> bool:
+        """Whether replicas that keep whole weights divide the state of the optimiser."""
+        return self.sharding == DIVIDED_STATE
+
+    @property
+    def divides_weights(self) -> bool:
+        """Whether replicas divide the weights."""
+        return self.sharding in (FULLY_SHARDED, HYBRID_SHARDED)
 
 
 @dataclass(frozen=True)
@@ -196,7 +208,7 @@ def _options(node: Node) -> CheckedOptions:
         no_cut_after=tuple(name.text() for name in _list(node, "no_cut_after")),
         grid=_flag(node, "grid", False),
         virtual_stages=_count(node, "virtual_stages"),
-        shard_optimizer=_flag(node, "shard_optimizer", False),
+        sharding=_sharding(node),
     )
 
 
@@ -205,6 +217,14 @@ def _correction(node: Node) -> str:
     if value is not None and value.text() not in ("none", "ef"):
         value.fail(f"there is no such correction: {value.text()!r}")
     return value.text() if value else "none"
+
+
+def _sharding(node: Node) -> str:
+    value = node.get("sharding")
+    if value is not None and value.text() not in (WHOLE, DIVIDED_STATE, FULLY_SHARDED, HYBRID_SHARDED):
+        value.fail(f"replicas cannot divide {value.text()!r}")
+    # Plans before FSDP state a flag.
+    return value.text() if value else DIVIDED_STATE if _flag(node, "shard_optimizer", False) else WHOLE
 
 
 def _boundary(node: Node) -> str:

@@ -24,6 +24,7 @@ from pipeplan.checker.document import (
 from pipeplan.checker.executor_work import executor_work_s, worker_bytes
 from pipeplan.checker.model import CheckedModel, Flags
 from pipeplan.checker.network import FREE, LinkRates
+from pipeplan.checker.sharded import sharded_figures
 from pipeplan.checker.virtual_stages import activation_bytes, stages_of
 
 ROUNDING = 1e-9
@@ -134,7 +135,24 @@ class StageFigures:
 def stage_figures(document: PlanDocument, model: CheckedModel) -> tuple[StageFigures, ...]:
     """The figures of every stage."""
     figures = tuple(_of_stage(document, model, index) for index in range(len(document.stages)))
+    if document.options.divides_weights:
+        return (_with_divided_weights(document, model, figures[0]),)
     return _with_memory_of_devices(document, model, figures) if document.virtual else figures
+
+
+def _with_divided_weights(document: PlanDocument, model: CheckedModel, figure: StageFigures) -> StageFigures:
+    """The figures of the only stage, whose workers hold a part of the weights each and gather the others."""
+    own = sharded_figures(document, model)
+    return replace(
+        figure,
+        forward_s=own.forward_s,
+        backward_s=own.backward_s,
+        update_s=figure.update_s / own.shards,
+        allreduce_s=own.reduce_s,
+        group_s=own.reduce_s,
+        minibatch_bytes=own.activations,
+        memory_bytes=worker_bytes(document.cluster, own.memory + model.workspace_of(model.everything)),
+    )
 
 
 def _with_memory_of_devices(
@@ -188,6 +206,8 @@ def update_wait_s(document: PlanDocument, model: CheckedModel, figure: StageFigu
     """
     overlap = document.options.overlap * (not hides_nothing(document, model))
     step = figure.update_s * (document.accumulate or 1)
+    if document.options.divides_weights:
+        return step + sharded_figures(document, model).exposed_s
     exposed = figure.group_s - overlap * min(figure.group_s, figure.halves_s[1])
     return exposed + 2 * math.fsum(exchange_s(document, figure)) + step
 

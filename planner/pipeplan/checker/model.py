@@ -6,7 +6,7 @@ the layers inside every cut, so that a stage's sums are differences of two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from pipeplan.checker.document import CheckedOptions
 from pipeplan.errors import InputError
+from pipeplan.profile_data.fsdp_units import fsdp_units
+from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 
 Floats = NDArray[np.float64]
@@ -59,6 +61,8 @@ class CheckedModel:
     training: bool
     ties: tuple[tuple[int, int, float], ...] = ()
     """Weights that layers in several stages may share: the layers as a bit set, the one that is charged, and bytes."""
+    units: tuple[tuple[int, int, bool], ...] = ()
+    """The units whose weights FSDP gathers: first layer, layer behind the last, and whether it gathers its own."""
     corrects: bool = False
     """Whether a stage keeps a step of the optimiser, as large as its weights, for each weight version but one."""
 
@@ -169,8 +173,17 @@ def checked_model(
             for tie in profile.tied
             if apart and options.stages != 1
         ),
+        units=_units(layers),
         corrects=options.correction == "ef",
     )
+
+
+def _units(layers: Sequence[Layer]) -> tuple[tuple[int, int, bool], ...]:
+    found, start = [], 0
+    for unit in fsdp_units(layers):
+        found.append((start, start + len(unit.layers), unit.wrapped))
+        start += len(unit.layers)
+    return tuple(found)
 
 
 def _blocks(

@@ -20,6 +20,7 @@ from pipeplan.checker.figures import (
 )
 from pipeplan.checker.loads import BatchParts, Load, boundary_name, busiest
 from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.sharded import sharded_figures
 from pipeplan.checker.virtual_batch import virtual_batches
 
 AMONG_COPIES = "synchronisation among the copies of the pipeline"
@@ -84,12 +85,17 @@ def slowest_batches(
 ) -> tuple[BatchParts, ...]:
     """The parts of one batch of a schedule with a flush; several, with other parts, where they are equally long."""
     waits = [update_wait_s(document, model, figure) for figure in figures]
-    found = list((virtual_batches if document.virtual else _batches)(document, figures, waits))
+    batches = (
+        virtual_batches(document, figures, waits) if document.virtual else _batches(document, model, figures, waits)
+    )
+    found = list(batches)
     longest = max(parts.total_s for parts in found)
     return tuple(parts for parts in found if parts.total_s >= longest * (1 - ROUNDING))
 
 
-def _batches(document: PlanDocument, figures: Sequence[StageFigures], waits: Sequence[float]) -> Iterator[BatchParts]:
+def _batches(
+    document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures], waits: Sequence[float]
+) -> Iterator[BatchParts]:
     """The least time of a batch by every stage that waits for its update, and every resource from there on.
 
     Under zb-h1 gradients of weights may be computed while the pipeline drains: only forward passes and half of the
@@ -103,7 +109,10 @@ def _batches(document: PlanDocument, figures: Sequence[StageFigures], waits: Seq
             forward, backward = stage.halves_s
             late = backward / 2 if split and index > begin else 0.0
             others = (math.ceil(share / stage.replicas) - 1) * stage.passes_s
-            yield BatchParts(share, way + stage.passes_s - late, trip, others, wait, f"compute of stage {index + 1}")
+            name = f"compute of stage {index + 1}"
+            if document.options.divides_weights:
+                name = sharded_figures(document, model).bound
+            yield BatchParts(share, way + stage.passes_s - late, trip, others, wait, name)
             mine = forward if split else stage.passes_s
             if index + 1 < len(figures) and not document.options.contention:
                 messages = math.ceil(share / stage.lanes) * stage.busier_s

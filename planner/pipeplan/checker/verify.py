@@ -11,7 +11,7 @@ from pipeplan.checker.certificates.certificate import CertifiedBound, check_cert
 from pipeplan.checker.charged_pace import ChargedPace, charged_pace
 from pipeplan.checker.ddp_overlap import exposed_allreduce_s
 from pipeplan.checker.description import check_description
-from pipeplan.checker.document import FLUSHING, PlanDocument
+from pipeplan.checker.document import FLUSHING, WHOLE, PlanDocument
 from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s, stage_figures, weight_versions
 from pipeplan.checker.loads import BatchParts
 from pipeplan.checker.model import CheckedModel, checked_model
@@ -148,9 +148,9 @@ class _Certified:
 
         Raises an `InputError` where it does not hold, or where the plan lies outside the space that it speaks of.
         """
-        if self.document.virtual or self.document.options.shard_optimizer:
+        if self.document.virtual or self.document.options.sharding != WHOLE:
             if self.document.root.get("certificate") is not None:
-                kind = "workers run several stages" if self.document.virtual else "replicas divide optimiser state"
+                kind = "workers run several stages" if self.document.virtual else "replicas divide their state"
                 raise InputError(f"no certificate speaks of plans whose {kind}")
             if self.document.virtual:
                 return None

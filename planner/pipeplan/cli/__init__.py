@@ -14,16 +14,16 @@ import click
 from click.shell_completion import CompletionItem
 
 from pipeplan._version import __version__
-from pipeplan.cli.usage_errors import usage_message
+from pipeplan.cli.usage_errors import GONE_COMMANDS, usage_message
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.util.text import did_you_mean, one_line
 
 LONGEST = 1000
 """Most characters of an error message."""
-DONE, NOT_AS_PROMISED, MENDABLE, DISAGREED, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, MENDABLE, DISAGREED, INTERRUPTED = 0, 2, 3, 130
 EXIT_CODES = (
-    f"Exit codes: {DONE} done; {NOT_AS_PROMISED} `replay --fault`: a fault did not end as promised; {MENDABLE} "
-    f"an error that you can mend; {DISAGREED} the solvers disagree, which is a defect; {INTERRUPTED} interrupted."
+    f"Exit codes: {DONE} done; {MENDABLE} an error that you can fix; {DISAGREED} the solvers disagree, which is a "
+    f"defect; {INTERRUPTED} interrupted."
 )
 START = f"""\
 pipeplan {__version__}: the best pipeline for training your model, proven, and run
@@ -37,28 +37,23 @@ pipeplan {__version__}: the best pipeline for training your model, proven, and r
 pipeplan --help lists every command; pipeplan COMMAND --help has examples; pipeplan docs lists the documentation.
 """
 
-# By name: the module and the help text, which stands here so that listing the commands imports none of them.
+# By name: the module of `pipeplan.cli`, and the help text, which stands here so that listing the commands imports none.
 _COMMANDS = {
-    "init": ("getting_started.init", "Write a starter job file and a cluster file for this machine."),
-    "doctor": ("getting_started.doctor", "Say in plain words what is installed and what is missing."),
+    "init": ("commands.init", "Write a starter job file and a cluster file for this machine."),
+    "doctor": ("commands.doctor", "Say in plain words what is installed and what is missing."),
+    "list": ("commands.list_", "List the bundled models and clusters."),
     "profile": ("profile", "Measure a model, layer by layer, on this machine."),
-    "solve": ("planning.solve", "Find the best plan for a cluster, prove it, and write it."),
-    "replan": ("planning.replan", "Solve again after a loss, and resume from the last checkpoint."),
-    "explain": ("planning.explain", "Explain why a plan is the best one, or why there is none."),
-    "sweep": ("planning.sweep", "Solve for many servers, links, memory and minibatch sizes at once."),
-    "check": ("inspecting.check", "Verify a plan's cost, feasibility and proof without the solvers."),
-    "simulate": ("inspecting.simulate", "Replay a plan in simulated time, and draw its timeline."),
-    "trace": ("inspecting.trace", "Write predicted and measured timelines as a trace for Perfetto."),
-    "report": ("inspecting.report", "Write one HTML page on a plan and a run of it."),
-    "render": ("running.render", "Render launch scripts for ssh, batch systems or your own template."),
-    "export": ("running.export", "Export a plan for another trainer: Megatron-LM, DeepSpeed, torch …"),
-    "replay": ("running.replay", "Run a plan on emulated servers, and compare it with predictions."),
-    "calibrate": ("inputs.calibrate", "Write a new profile and cluster file from a run's measurements."),
-    "models": ("inputs.models", "List the bundled models."),
-    "clusters": ("inputs.clusters", "List the bundled clusters."),
-    "import": ("inputs.import_", "Convert a profile or link measurements of another tool."),
-    "docs": ("getting_started.docs", "Print a page of the documentation, or list all pages."),
-    "completion": ("getting_started.completion", "Print the completion script of a shell."),
+    "solve": ("commands.solve", "Find the best plan for a cluster, prove it, and write it."),
+    "replan": ("commands.replan", "Solve again after a loss, and resume from the last checkpoint."),
+    "explain": ("commands.explain", "Explain why a plan is the best one, or why there is none."),
+    "sweep": ("commands.sweep", "Solve for many servers, links, memory and microbatch sizes at once."),
+    "check": ("commands.check", "Verify a plan's cost, feasibility and proof without the solvers."),
+    "simulate": ("commands.simulate", "Replay a plan in simulated time, and draw or trace its timeline."),
+    "report": ("commands.report", "Write one HTML page on a plan and a run of it."),
+    "export": ("commands.export", "Write scripts for ssh or batch systems, or files of another trainer."),
+    "calibrate": ("commands.calibrate", "Write a new profile and cluster file from a run's measurements."),
+    "import": ("commands.import_", "Convert a profile or link measurements of another tool."),
+    "docs": ("commands.docs", "Print a page of the documentation, or list all pages."),
 }
 
 
@@ -88,7 +83,8 @@ class _Commands(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not context.resilient_parsing:
-            raise click.UsageError(f"there is no command {args[0]!r}; {did_you_mean(args[0], _COMMANDS)}", context)
+            advice = GONE_COMMANDS.get(args[0]) or did_you_mean(args[0], _COMMANDS)
+            raise PipeplanError(f"there is no command {args[0]!r}; {advice}")
         return super().resolve_command(context, args)
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:

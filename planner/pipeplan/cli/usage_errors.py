@@ -9,6 +9,15 @@ import click
 
 from pipeplan.util.text import did_you_mean
 
+GONE_COMMANDS = {
+    "models": "write pipeplan list models",
+    "clusters": "write pipeplan list clusters",
+    "trace": "write pipeplan simulate PLAN --trace FILE, and --run RUN for a measured timeline",
+    "render": "write pipeplan export KIND PLAN, or pipeplan export template FILE PLAN",
+    "replay": "pipeplan simulate takes its place; the emulation is a script of the source: pipeplan docs replay",
+    "completion": 'eval "$(_PIPEPLAN_COMPLETE=bash_source pipeplan)" turns it on: see pipeplan docs tutorial',
+}
+"""Commands that earlier versions had, with what takes their place."""
 GONE = {
     "--minibatch": "--microbatch takes its place",
     "--accumulate": "--batch takes its place: the global batch in samples",
@@ -36,6 +45,16 @@ GONE = {
     "--report": "pipeplan report PLAN writes it",
 }
 """Options that earlier versions of the planning commands had, with what takes their place."""
+GONE_ELSEWHERE = {
+    ("profile", "--batch"): "--microbatch takes its place",
+    ("profile", "--minibatch"): "--microbatch takes its place",
+    ("import", "--minibatch"): "--microbatch takes its place",
+    ("simulate", "--minibatches"): "--microbatches takes its place",
+    ("export", "--list"): "pipeplan export --help lists the targets",
+    ("export", "--template"): "write pipeplan export template FILE PLAN",
+    ("export", "--for"): "write pipeplan export TARGET PLAN",
+}
+"""Options that earlier versions of other commands had, or that would be expected, by command."""
 NEAR = 0.6
 """How similar an option must be to be suggested, as a ratio of `difflib`."""
 
@@ -62,8 +81,10 @@ def usage_message(error: click.ClickException) -> str:
 
 
 def _near(typed: str, context: click.Context, path: str) -> str:
-    if typed in GONE and context.command.name in ("solve", "explain", "sweep", "replan"):
-        return GONE[typed]
+    command = path.removeprefix("pipeplan ")
+    gone = GONE if command in ("solve", "explain", "sweep", "replan") else {}
+    if advice := gone.get(typed) or GONE_ELSEWHERE.get((command, typed)):
+        return advice
     options = [param for param in context.command.get_params(context) if isinstance(param, click.Option)]
     known = {name.lstrip("-"): name for option in options for name in option.opts if name.startswith("--")}
     if owner := _owner(typed, context):

@@ -21,8 +21,7 @@ from typing import Any
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.errors import InputError
 from pipeplan.util.files import LARGEST
-from pipeplan.util.numeric_fields import settle_numbers
-from pipeplan.util.typed import Amount, Bytes, Natural
+from pipeplan.util.typed import Amount, Bytes, Natural, settle_numbers
 
 MAXIMUM_WORKERS = 1 << 20
 LONGEST_LATENCY_S = 3600.0
@@ -318,6 +317,8 @@ class Cluster:
         A heterogeneous cluster keeps its first `servers` servers. Raises an `InputError` where the number is not
         possible.
         """
+        if servers == self.servers:
+            return self
         inside = self.servers // self.levels[-1].count
         why = ""
         if servers < 1:
@@ -336,6 +337,21 @@ class Cluster:
         if self.uniform:
             return replace(self, levels=levels)
         return Cluster.of_servers(self.name, self.machines[:servers], levels[1:], self.executor)
+
+    def with_workers(self, workers: int) -> Cluster:
+        """This cluster of one server with only so many of its workers.
+
+        Raises an `InputError` where it has several servers or fewer workers.
+        """
+        if len(self.levels) > 1:
+            raise InputError(
+                "--workers goes with --cluster local and with clusters of one server; for others give --servers"
+            )
+        if not 1 <= workers <= self.workers:
+            raise InputError(
+                f"cluster {self.name} has {self.workers} workers, not {workers}: the `count` of its level says it"
+            )
+        return replace(self, levels=(replace(self.levels[0], count=workers),))
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as plan.json and `--json` have them."""

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from pipeplan.errors import InputError
-from pipeplan.util.numeric_fields import settle_numbers
-from pipeplan.util.typed import Amount
+from pipeplan.util.typed import Amount, settle_numbers
 
 LONGEST_S = 3600.0
 """Longest time of one of these costs, in seconds."""

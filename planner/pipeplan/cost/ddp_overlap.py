@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
+from pipeplan.cost.sharded_data_parallel import sharded_passes
 from pipeplan.cost.stage_times import group_allreduce_time, parameter_bytes_of
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING
@@ -51,6 +52,8 @@ def flush_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links, index:
     stage = plan.stages[index]
     if plan.inference or plan.schedule not in FLUSHING or plan.virtual or stage.deferred or stage.replicas == 1:
         return None
+    if problem.options.sharding.divides_weights:
+        return sharded_passes(plan, problem, links).exposed_s
     if problem.shared or problem.options.shard_optimizer or not parameter_bytes_of(problem, stage):
         return None
     return _left_of_allreduce_s(plan, problem, links, index)

@@ -7,10 +7,11 @@ it is a bound.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
+from pipeplan.cost.sharded_data_parallel import sharded_passes
 from pipeplan.cost.stage_times import StageTimes, group_allreduce_time, minibatches_per_copy, shared_exchange_s
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE, SPLITTING, update_share
@@ -81,7 +82,10 @@ def batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[Stage
         for index in range(last)
         if _too_shallow(plan, times, index, count)
     ]
-    return max(found, key=lambda one: one.total_s)
+    longest = max(found, key=lambda one: one.total_s)
+    if problem.options.sharding.divides_weights:
+        return replace(longest, bound=sharded_passes(plan, problem, links).bound)
+    return longest
 
 
 def ahead_s(plan: Plan, stage: StageTimes) -> float:
@@ -111,7 +115,10 @@ def exposed_s(plan: Plan, problem: Problem, links: Links, times: Sequence[StageT
     gradients of shared weights with one other stage at least, and the optimiser's step.
     """
     allreduce, stage = group_allreduce_time(plan, problem, links, index), times[index]
-    exposed = float(formulas.flush_exposed(allreduce, stage.backward_s - stage.update_s, problem.hidden_share))
+    if problem.options.sharding.divides_weights:
+        exposed = sharded_passes(plan, problem, links).exposed_s
+    else:
+        exposed = float(formulas.flush_exposed(allreduce, stage.backward_s - stage.update_s, problem.hidden_share))
     return exposed + 2 * shared_exchange_s(problem, plan.stages[index]) + stage.update_s / update_share(plan.accumulate)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeplan.cost import formulas
+from pipeplan.cost.sharded_data_parallel import sharded_memory
 from pipeplan.cost.stage_times import crossing_bytes, parameter_bytes_of, units_of
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.problem import Problem
@@ -28,6 +29,8 @@ def stage_memory(plan: Plan, problem: Problem, index: int, held: int | None = No
 
     `held`: the minibatches whose activations are counted; None for as many as the stage holds at most.
     """
+    if problem.options.sharding.divides_weights:
+        return sharded_memory(plan, problem)
     units = [problem.units[unit] for unit in units_of(problem, plan.stages[index])]
     parameters = parameter_bytes_of(problem, plan.stages[index])
     received, sent = crossing_bytes(problem, plan, index - 1), crossing_bytes(problem, plan, index)

@@ -11,6 +11,7 @@ import numpy as np
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
+from pipeplan.cost.sharded_data_parallel import shard_groups, sharded_passes
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage, data_parallel
 from pipeplan.plan.schedules import FLUSH, FLUSHING, VIRTUAL, copied_share
@@ -84,10 +85,15 @@ def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
 
 
 def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
-    """Seconds of one all-reduce among all replicas of a stage, which the executor makes after every group."""
+    """Seconds of one exchange of gradients among all replicas of a stage, which the executor makes after every group.
+
+    It is an all-reduce, or the reduce-scatters of replicas that divide the weights.
+    """
     stage = plan.stages[index]
     if stage.replicas == 1 or plan.inference:
         return 0.0
+    if problem.options.sharding.divides_weights:
+        return sharded_passes(plan, problem, links).reduce_s
     size = parameter_bytes_of(problem, stage)
     bandwidth, latency = links.allreduce_among(stage.workers)
     return float(formulas.ring_allreduce_time(stage.replicas, size, bandwidth, latency))
@@ -140,6 +146,13 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
     forward = sum(unit.forward_s for unit in units) / speed
     backward = sum(unit.backward_s for unit in units) / speed
     executor = executor_work_s(plan, problem, index) / speed
+    update = sum(unit.update_s for unit in units) / speed
+    if problem.options.sharding.divides_weights:
+        # The passes wait for gathered weights, and a worker's step is on its shard alone.
+        passes, update = sharded_passes(plan, problem, links), update / len(shard_groups(plan, problem)[0])
+        forward, backward = passes.forward_s, passes.backward_s + update
+    else:
+        backward = float(formulas.backward_time(forward, backward, stage.recompute))
     replicas, parallel, links_to_next = stage.replicas // plan.copies, 1, []
     if index + 1 < len(plan.stages):
         if problem.options.boundary == "parallel":
@@ -151,9 +164,8 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
         replicas=replicas,
         depth=stage.depth,
         forward_s=forward + executor / problem.passes,
-        backward_s=float(formulas.backward_time(forward, backward, stage.recompute))
-        + executor * (problem.passes - 1) / problem.passes,
-        update_s=sum(unit.update_s for unit in units) / speed,
+        backward_s=backward + executor * (problem.passes - 1) / problem.passes,
+        update_s=update,
         executor_s=executor,
         allreduce_s=_copy_allreduce_time(plan, problem, links, index),
         links=parallel,

@@ -15,8 +15,8 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.devices import DeviceModel, bundled_model_of, device_mismatch
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
+from pipeplan.profile_data.layers import SampleFlops
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.sample_work import SampleFlops
 from pipeplan.util.units import show_pace
 
 HOUR_S = 3600.0

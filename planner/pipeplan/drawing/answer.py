@@ -9,15 +9,15 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from pipeplan.drawing.stage_table import server_numbers
-from pipeplan.drawing.words import describe_cluster, short_config
+from pipeplan.drawing.tables import describe_cluster, server_numbers, short_config
 from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.candidates import Candidate
-from pipeplan.planning.choose import DDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
+from pipeplan.planning.candidates import Candidate, best_of
+from pipeplan.planning.choose import DDP, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.simplicity import TOLERANCE
+from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace
@@ -28,8 +28,8 @@ MOST_LINES = 20
 DETAILS = ((6, 5), (4, 5), (4, 3), (2, 2), (2, 1))
 """(stages, rivals) that are listed at most. Of longer pipelines the first stages and the last one are listed. The first
 pair with which the answer has at most `MOST_LINES` lines is taken."""
-USUAL = (DDP, ZERO_1, ONE_SERVER, ONE_WORKER, UNIFORM)
-"""Kinds that a user would run without a planner."""
+USUAL = (DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM)
+"""Kinds that a user would run without a planner. Of FSDP and HSDP the faster one is shown."""
 LONGEST_CONFIG = 20
 
 
@@ -176,7 +176,10 @@ def _name(outcome: Outcome, config: str) -> str:
     plan = outcome.plan
     if plan.inference:
         return f"{short_config(config, LONGEST_CONFIG)}, inference"
-    sharded = " with ZeRO-1" if outcome.problem.options.shard_optimizer else ""
+    sharding = outcome.problem.options.sharding
+    if sharding.divides_weights:
+        return f"{sharding.upper()} on {plan.busy} workers"
+    sharded = " with ZeRO-1" if sharding == Sharding.OPTIMIZER else ""
     name = f"{short_config(config, LONGEST_CONFIG)}, {plan.schedule}"
     if len(plan.stages) == 1 and Updates.of(plan, outcome.problem.profile.minibatch).synchronous:
         name = f"DDP on {plan.busy} workers" if plan.busy > 1 else "one worker"
@@ -204,7 +207,8 @@ def _gain(outcome: Outcome, rate: float) -> str:
     rival = choice.rival(DDP)
     if rival is None:
         return "DDP does not fit"
-    return "" if len(outcome.plan.stages) == 1 else f"{rate * rival.sample_s:.2f}x DDP"
+    whole = len(outcome.plan.stages) == 1 and not outcome.problem.options.sharding.divides_weights
+    return "" if whole else f"{rate * rival.sample_s:.2f}x DDP"
 
 
 def _also(writer: _Writer, outcome: Outcome) -> None:
@@ -228,12 +232,14 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
     """The rivals that are shown: the best of every kind but the plan's own."""
     taken = choice.taken
-    own = len(plan.stages), plan.busy, taken.problem.profile.minibatch, taken.sharded
+    own = len(plan.stages), plan.busy, taken.problem.profile.minibatch, taken.sharding
     alone = [one for one in choice.rivals if len(one.plan.stages) == 1 and one.kind in USUAL and one.kind != UNIFORM]
-    usual = [one for one in alone if (1, one.plan.busy, one.problem.profile.minibatch, one.sharded) != own]
+    usual = [one for one in alone if (1, one.plan.busy, one.problem.profile.minibatch, one.sharding) != own]
+    divided = best_of([one for one in usual if one.sharding.divides_weights])
     piped = [one for one in choice.rivals if len(one.plan.stages) > 1 and one.plan != plan]
     others = [one for one in piped if one.kind not in USUAL] if len(plan.stages) == 1 else []
-    yield from [*usual, *(one for one in piped if one.kind == UNIFORM)]
+    yield from (one for one in usual if one is divided or not one.sharding.divides_weights)
+    yield from (one for one in piped if one.kind == UNIFORM)
     yield from sorted(others, key=lambda one: one.sample_s)[:1]
 
 
@@ -243,7 +249,7 @@ def _rival(rival: Candidate) -> str:
     size = f"microbatch {rival.problem.profile.minibatch}"
     if rival.kind == ONE_WORKER:
         return f"{rival.kind}, {size}"
-    if rival.kind in (DDP, ZERO_1) or len(rival.plan.stages) == 1:
+    if len(rival.plan.stages) == 1:
         return f"{rival.kind}, {workers}, {size}"
     name = rival.kind if rival.kind == UNIFORM else f"{rival.plan.schedule}"
     return f"{name} {config}, {workers}, {size}"

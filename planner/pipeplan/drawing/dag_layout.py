@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from pipeplan.profile_data.layers import edges
-from pipeplan.profile_data.profile import Profile
 
 _SWEEPS = 8
 """Number of times that the ranks are ordered, downwards and upwards in turn."""
@@ -34,13 +32,12 @@ class DagLayout:
     """Number of ranks."""
 
 
-def layout_dag(profile: Profile) -> DagLayout:
-    """Place all layers and edges of a profile's DAG."""
-    arrows = edges(profile.tensors)
-    rank = _ranks(profile, arrows)
+def layout_dag(names: Sequence[str], arrows: Sequence[tuple[str, str]]) -> DagLayout:
+    """Place the nodes and edges (producer, consumer) of a DAG."""
+    rank = _ranks(names, arrows)
     rows: list[list[PointKey]] = [[] for _ in range(max(rank.values()) + 1)]
-    for layer in profile.layers:
-        rows[rank[layer.name]].append((layer.name, layer.name, -1))
+    for name in names:
+        rows[rank[name]].append((name, name, -1))
     above: dict[PointKey, list[PointKey]] = defaultdict(list)
     below: dict[PointKey, list[PointKey]] = defaultdict(list)
     routes = {}
@@ -61,19 +58,19 @@ def layout_dag(profile: Profile) -> DagLayout:
         for place, key in enumerate(row)
     }
     return DagLayout(
-        place={layer.name: position[layer.name, layer.name, -1] for layer in profile.layers},
+        place={name: position[name, name, -1] for name in names},
         paths={arrow: [position[key] for key in route] for arrow, route in routes.items()},
         width=width,
         ranks=len(rows),
     )
 
 
-def _ranks(profile: Profile, arrows: list[tuple[str, str]]) -> dict[str, int]:
-    """The rank of each layer: the length of the longest path to it.
+def _ranks(names: Sequence[str], arrows: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """The rank of each node: the length of the longest path to it.
 
-    The search repeats until nothing changes, in case a file's layers are not in a topological order.
+    The search repeats until nothing changes, in case the nodes are not in a topological order.
     """
-    rank = {layer.name: 0 for layer in profile.layers}
+    rank = dict.fromkeys(names, 0)
     changed = True
     while changed:
         changed = False

@@ -1,63 +1,93 @@
-"""Draws the DAG of a profile as SVG or in Graphviz's dot: one box per layer, coloured by its share of the time."""
+"""Draws the DAG of a model as SVG, for files and for the page of a report, or in Graphviz's dot."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pipeplan.drawing.dag_layout import layout_dag
 from pipeplan.drawing.fold_chains import layer_time_s
+from pipeplan.drawing.model_graph import LayerGroup, model_graph
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import templates
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_size, show_time
 
-BOX, ROW, COLUMN = (190, 34), 54, 206
-"""Width and height of a box, and the distances between rows and between columns, in pixels."""
-MAX_NAME_LENGTH = 28
+MAX_NAME_LENGTH = 18
 """Most characters of a name in a box. The tooltip shows the full name."""
 _COLD, _HOT = (255, 255, 255), (213, 94, 0)
 """White, and the vermilion of the palette of Okabe and Ito."""
 
 
 def dag_svg(profile: Profile) -> str:
-    """A self-contained SVG file."""
-    placed = layout_dag(profile)
-    width, height = placed.width * COLUMN, placed.ranks * ROW
+    """A self-contained SVG file with all layers."""
+    graph = model_graph(profile, [LayerGroup((layer,), -1) for layer in profile.layers])
     shares = _shares(profile)
     largest = max(shares.values()) or 1.0
-    boxes = []
-    for layer in profile.layers:
-        column, rank = placed.place[layer.name]
-        boxes.append(
-            {
-                "x": f"{column * COLUMN:.0f}",
-                "y": rank * ROW,
-                "fill": _colour(shares[layer.name] / largest),
-                "name": _shortened(layer.name),
-                "line": _time_label(layer, shares[layer.name]),
-                "title": one_line(f"{layer.name}: {_tooltip(layer, shares[layer.name])}"),
-            }
-        )
-    paths = [_curve([(x * COLUMN + BOX[0] / 2, y * ROW) for x, y in points]) for points in placed.paths.values()]
-    return templates.load_template("profile.svg.j2").render(
-        title=one_line(_title(profile)), width=width, height=height, box=BOX, boxes=boxes, paths=paths
+    fills = [_colour(shares[layer.name] / largest) for layer in profile.layers]
+    return graph_svg(vars(graph), _title(profile), fills)
+
+
+def graph_svg(graph: Mapping[str, Any], title: str, fills: Sequence[str] = ()) -> str:
+    """A drawing of a model as SVG, from the fields of a `ModelGraph`.
+
+    With `fills`, the colours of the nodes, it is a file of its own with a heading; else the styles are those of a page.
+    """
+    nodes, width = graph["nodes"], graph["w"] - 30
+    times = [sum(both) for both in zip(nodes["forward_s"], nodes["backward_s"], strict=True)]
+    longest = max(times) or 1.0
+    cards = [
+        {name: column[at] for name, column in nodes.items()}
+        | {
+            "fill": fills[at] if fills else "",
+            "share": f"{times[at] / longest * width:.1f}",
+            "label": _shortened(nodes["name"][at]),
+            "line": one_line(f"{_shortened(nodes['op'][at], 14)} · {show_time(times[at])}"),
+            "facts": one_line(_facts(nodes, at)),
+        }
+        for at in range(len(times))
+    ]
+    bends = {int(number): points for number, *points in graph["bends"]}
+    path = "".join(_edge_path(graph, edge, bends.get(at, [])) for at, edge in enumerate(graph["edges"]))
+    return templates.load_template("graph.svg.j2").render(
+        graph=graph, title=one_line(title), cards=cards, path=path, alone=bool(fills)
     )
 
 
-def _curve(points: list[tuple[float, float]]) -> str:
-    """SVG path from below the first box to above the last, with vertical tangents at the points between."""
-    (x, y), *rest = points
-    y += BOX[1]
-    path = f"M{x:.0f},{y:.0f}"
-    for number, (to_x, top) in enumerate(rest):
-        middle = (y + top) / 2
-        path += f" C{x:.0f},{middle:.0f} {to_x:.0f},{middle:.0f} {to_x:.0f},{top:.0f}"
-        x, y = to_x, top
-        if number < len(rest) - 1:
-            y = top + BOX[1]
-            path += f" L{x:.0f},{y:.0f}"
+def _facts(nodes: Mapping[str, list[Any]], at: int) -> str:
+    stage = "" if nodes["stage"][at] < 0 else f", stage {nodes['stage'][at] + 1}"
+    times = f"forward {show_time(nodes['forward_s'][at])}, backward {show_time(nodes['backward_s'][at])}"
+    sizes = f"parameters {show_size(nodes['parameter_bytes'][at])}, output {show_size(nodes['output_bytes'][at])}"
+    return f"{nodes['name'][at]}{stage}, {nodes['op'][at]}, {times}, {sizes}"
+
+
+def _edge_path(graph: Mapping[str, Any], edge: Sequence[int], bends: Sequence[float]) -> str:
+    """An edge from the right of its producer, through the bends of a long edge, to the left of its consumer.
+
+    Edges are curves. An edge from the end of a line of ranks to the start of the next one has corners.
+    """
+    (producer, consumer), nodes, middle = edge, graph["nodes"], graph["h"] / 2
+    x, y = nodes["x"][producer] + graph["w"], nodes["y"][producer] + middle
+    path = f"M{x:g},{y:g}"
+    ends = nodes["x"][consumer], nodes["y"][consumer] + middle
+    for to_x, to_y in [*zip(bends[::2], bends[1::2], strict=True), ends]:
+        if y == to_y:
+            path += f"H{to_x:g}"
+        elif to_x > graph["width"]:
+            path += f"H{to_x:g}V{to_y:g}"
+        elif x < 0:
+            path += f"V{to_y:g}H{to_x:g}"
+        else:
+            half = (x + to_x) / 2
+            path += f"C{half:g},{y:g} {half:g},{to_y:g} {to_x:g},{to_y:g}"
+        x, y = to_x, to_y
     return path
+
+
+def _shortened(name: str, most: int = MAX_NAME_LENGTH) -> str:
+    name = one_line(name)
+    return name if len(name) <= most else "…" + name[1 - most :]
 
 
 def dag_dot(profile: Profile) -> str:
@@ -92,23 +122,11 @@ def _shares(profile: Profile) -> dict[str, float]:
 
 
 def _title(profile: Profile) -> str:
-    return f"{profile.model_name}, minibatch {profile.minibatch}: {show_time(profile.total_s)} forward and backward"
+    return f"{profile.model_name}, microbatch {profile.minibatch}: {show_time(profile.total_s)} forward and backward"
 
 
 def _time_label(layer: Layer, share: float) -> str:
     return f"{show_time(layer_time_s(layer))}, {share:.1%}"
-
-
-def _tooltip(layer: Layer, share: float) -> str:
-    return (
-        f"{layer.op}, forward {show_time(layer.forward_s)}, backward {show_time(layer.backward_s)} ({share:.1%}), "
-        f"weights {show_size(layer.parameter_bytes)}, kept {show_size(layer.saved_bytes)}"
-    )
-
-
-def _shortened(name: str) -> str:
-    name = one_line(name)
-    return name if len(name) <= MAX_NAME_LENGTH else "…" + name[1 - MAX_NAME_LENGTH :]
 
 
 def _colour(share: float) -> str:

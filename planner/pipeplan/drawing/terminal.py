@@ -116,7 +116,7 @@ def graph_lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[
     for number, sources in enumerate(reads):
         inputs = [column for column, lane in enumerate(columns) if lane is not None and lane.producer in sources]
         for column in inputs:
-            _read(columns, column)
+            _lane(columns, column).left -= 1
         ending = [column for column in inputs if not _lane(columns, column).left]
         place = _place(columns, inputs, ending, ended)
         lines.append(_line(columns, place, inputs, EXPENSIVE_NODE_MARK if marked[number] else NODE_MARK))
@@ -133,10 +133,6 @@ def _lane(columns: list[_Lane | None], column: int) -> _Lane:
     lane = columns[column]
     assert lane is not None
     return lane
-
-
-def _read(columns: list[_Lane | None], column: int) -> None:
-    _lane(columns, column).left -= 1
 
 
 def _place(columns: list[_Lane | None], inputs: list[int], ending: list[int], ended: int) -> int:
@@ -169,13 +165,10 @@ def _cell(columns: list[_Lane | None], column: int, place: int, inputs: list[int
     if column not in inputs:
         return "│" if lane is not None else "─" if left < column < right else " "
     assert lane is not None
-    if left < column < right and (column - left) * (right - column) and not _outermost(column, place, inputs):
+    # No input lies beyond an outermost column, seen from the node.
+    outermost = column == (min(inputs) if column < place else max(inputs))
+    if left < column < right and not outermost:
         return "┼" if lane.left else "┴"
     if column < place:
         return "├" if lane.left else "╰"
     return "┤" if lane.left else "╯"
-
-
-def _outermost(column: int, place: int, inputs: list[int]) -> bool:
-    """Whether no input lies beyond the column, seen from the node."""
-    return column == (min(inputs) if column < place else max(inputs))

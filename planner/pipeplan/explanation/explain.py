@@ -24,7 +24,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
 FORMAT, VERSION = "pipeplan-explanation", 1
-STATING_S = 5.0
+SIMULATING_S = 5.0
 """Seconds to simulate the second choice and the alternatives after it."""
 
 
@@ -70,7 +70,7 @@ class Explanation:
 def explain_plan(
     problem: Problem,
     settings: Settings,
-    wishes: RobustnessSettings,
+    drawings: RobustnessSettings,
     plan: Plan | None = None,
     progress: Callable[[str], None] = lambda _: None,
     *,
@@ -85,62 +85,51 @@ def explain_plan(
     plan fits.
     """
     with reusing():
-        return _explained(problem, settings, wishes, plan, progress, (proof, step_s))
-
-
-def _explained(
-    problem: Problem,
-    settings: Settings,
-    wishes: RobustnessSettings,
-    plan: Plan | None,
-    progress: Callable[[str], None],
-    known: tuple[str | None, float | None],
-) -> Explanation:
-    progress("solving")
-    best, (proof, step_s) = solve(problem, settings), known
-    plan = best.plan if plan is None else plan
-    score, cuts = evaluate(plan, problem), enumerate_cuts(problem, settings.maximum_cuts)
-    if step_s is None:
-        answered = plan == best.plan
-        step_s = best.predicted_s if answered else figure_of(plan, score, problem, Deadline()).step_s
-    anatomies = [break_down_time("this plan", plan, problem, step_s)]
-    for baseline in best.baselines:
-        if baseline.plan is not None:
-            made = break_down_time(baseline.name, baseline.plan, problem, baseline.step_s)
-            anatomies.append(replace(made, not_taken=not_taken_because(baseline, plan, step_s, problem)))
-    others = find_alternatives(problem, cuts, plan, score.pace_s, progress)
-    others = with_figures(others, problem, Deadline.after(STATING_S))
-    changed = []
-    for effect in change_effects(problem, cuts, best.evaluation.pace_s):
-        changed.append(effect)
-        progress(f"trying other clusters: {effect.name.strip()}")
-    return Explanation(
-        problem=problem,
-        plan=plan,
-        evaluation=score,
-        best=best,
-        loads=tuple(resource_loads(plan, problem, score)),
-        anatomies=tuple(anatomies),
-        alternatives=others,
-        effects=tuple(changed),
-        step_s=step_s,
-        proof=best.verdict.text if proof is None else proof,
-        robustness=_robustness(problem, cuts, plan, wishes, progress),
-    )
+        progress("solving")
+        best = solve(problem, settings)
+        plan = best.plan if plan is None else plan
+        score, cuts = evaluate(plan, problem), enumerate_cuts(problem, settings.maximum_cuts)
+        if step_s is None:
+            answered = plan == best.plan
+            step_s = best.predicted_s if answered else figure_of(plan, score, problem, Deadline()).step_s
+        anatomies = [break_down_time("this plan", plan, problem, step_s)]
+        for baseline in best.baselines:
+            if baseline.plan is not None:
+                made = break_down_time(baseline.name, baseline.plan, problem, baseline.step_s)
+                anatomies.append(replace(made, not_taken=not_taken_because(baseline, plan, step_s, problem)))
+        others = find_alternatives(problem, cuts, plan, score.pace_s, progress)
+        others = with_figures(others, problem, Deadline.after(SIMULATING_S))
+        changed = []
+        for effect in change_effects(problem, cuts, best.evaluation.pace_s):
+            changed.append(effect)
+            progress(f"trying other clusters: {effect.name.strip()}")
+        return Explanation(
+            problem=problem,
+            plan=plan,
+            evaluation=score,
+            best=best,
+            loads=tuple(resource_loads(plan, problem, score)),
+            anatomies=tuple(anatomies),
+            alternatives=others,
+            effects=tuple(changed),
+            step_s=step_s,
+            proof=best.verdict.text if proof is None else proof,
+            robustness=_robustness(problem, cuts, plan, drawings, progress),
+        )
 
 
 def _robustness(
-    problem: Problem, cuts: Cuts, plan: Plan, wishes: RobustnessSettings, progress: Callable[[str], None]
+    problem: Problem, cuts: Cuts, plan: Plan, drawings: RobustnessSettings, progress: Callable[[str], None]
 ) -> Robustness | None:
-    if wishes.spread is not None:
-        problem = replace(problem, profile=sensitivity.with_spread(problem.profile, wishes.spread))
-    if wishes.samples == 0 or not sensitivity.has_spread(problem.profile):
+    if drawings.spread is not None:
+        problem = replace(problem, profile=sensitivity.with_spread(problem.profile, drawings.spread))
+    if drawings.samples == 0 or not sensitivity.has_spread(problem.profile):
         return None
     samples = []
-    for sample in sensitivity.draw_samples(problem, cuts, plan, wishes.samples, wishes.seed):
+    for sample in sensitivity.draw_samples(problem, cuts, plan, drawings.samples, drawings.seed):
         samples.append(sample)
-        progress(f"drawing the times again: {len(samples)} of {wishes.samples}")
-    return Robustness(tuple(samples), plan.config, wishes.seed, wishes.spread)
+        progress(f"drawing the times again: {len(samples)} of {drawings.samples}")
+    return Robustness(tuple(samples), plan.config, drawings.seed, drawings.spread)
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
@@ -163,7 +152,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "behind_best": explanation.behind_best,
         "best_config": explanation.best.plan.config,
         "proof": explanation.proof,
-        "resources": [asdict(load) for load in explanation.loads],
+        "resources": [load._asdict() for load in explanation.loads],
         "comparison": [asdict(anatomy) | {"sent_bytes": anatomy.sent_bytes} for anatomy in explanation.anatomies],
         "second_choice": None if second is None else _alternative_json(second),
         "second_choice_exact": explanation.alternatives.exact,

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.drawing.words import describe_cluster
+from pipeplan.drawing.tables import describe_cluster
 from pipeplan.explanation.explain import FORMAT, VERSION
 from pipeplan.planning.infeasibility import Diagnosis
 from pipeplan.problem.problem import Problem

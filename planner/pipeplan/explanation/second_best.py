@@ -72,7 +72,7 @@ def find_alternatives(
     """
     alternatives: list[Alternative] = []
     searched = []
-    each = each and _small(problem, cuts)
+    each = each and len(cuts.ideals) * problem.cluster.workers <= SMALL
     enough = ENOUGH if each else 1
     for part, options in search_parts(problem, best, each=each):
         if len(alternatives) >= enough and _paces(alternatives)[enough - 1] <= pace_s * (1 + TOLERANCE):
@@ -88,12 +88,9 @@ def find_alternatives(
         searched.append(part)
         if rival is not None and rival.plan.config != best.config:
             alternatives.append(Alternative(part, rival.plan, rival.pace_s, rival.pace_s / pace_s - 1))
-    alternatives = _distinct(
-        sorted(
-            alternatives,
-            key=lambda alternative: (alternative.pace_s, len(alternative.plan.stages), alternative.plan.config),
-        )
-    )
+    alternatives.sort(key=lambda one: (one.pace_s, len(one.plan.stages), one.plan.config))
+    best_of = {one.plan.config: one for one in reversed(alternatives)}
+    alternatives = [one for one in alternatives if one is best_of[one.plan.config]]
     tied = bool(alternatives) and alternatives[0].pace_s <= pace_s * (1 + TOLERANCE)
     known = tied or (each and _parts_are_exhaustive(problem, best))
     certain = cuts.complete and not any(
@@ -119,11 +116,6 @@ def _contended(plan: Plan, problem: Problem) -> bool:
 
 def _paces(alternatives: list[Alternative]) -> list[float]:
     return sorted(alternative.pace_s for alternative in alternatives)
-
-
-def _small(problem: Problem, cuts: Cuts) -> bool:
-    """Whether searching every number of stages takes little time."""
-    return len(cuts.ideals) * problem.cluster.workers <= SMALL
 
 
 def search_parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator[tuple[str, Options]]:
@@ -164,11 +156,3 @@ def _parts_are_exhaustive(problem: Problem, best: Plan) -> bool:
         return False
     most = min(everyone, options.max_workers or everyone, options.max_replicas or everyone)
     return (len(best.stages) == 1 and best.busy == most) or (options.max_replicas == 1 and not options.allow_copies)
-
-
-def _distinct(alternatives: list[Alternative]) -> list[Alternative]:
-    """The first, and so the best, alternative of every configuration."""
-    kept: dict[str, Alternative] = {}
-    for alternative in alternatives:
-        kept.setdefault(alternative.plan.config, alternative)
-    return list(kept.values())

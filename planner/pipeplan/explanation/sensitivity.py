@@ -138,14 +138,6 @@ def draw_samples(problem: Problem, cuts: Cuts, plan: Plan, count: int, seed: int
 
 
 @dataclass(frozen=True)
-class ClusterChange:
-    """A change of the cluster."""
-
-    name: str
-    make: Callable[[], Cluster]
-
-
-@dataclass(frozen=True)
 class ChangeEffect:
     """The best plan after a change of the cluster."""
 
@@ -158,19 +150,17 @@ class ChangeEffect:
     remark: str = ""
 
 
-def cluster_changes(cluster: Cluster) -> Iterator[ClusterChange]:
-    """Bandwidth, memory and speed, each doubled alone, and one more server (or worker)."""
+def cluster_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[], Cluster]]]:
+    """Names and makers of other clusters: one property doubled, or one more server (or worker)."""
     for index in reversed(variants.joining_levels(cluster)):
         name = f"links of level {cluster.levels[index].name} twice as fast"
-        yield ClusterChange(name, partial(variants.with_faster_links, cluster, index, 2.0))
+        yield name, partial(variants.with_faster_links, cluster, index, 2.0)
         for operation in variants.OPERATIONS:
-            yield ClusterChange(
-                f"  for {operation} alone", partial(variants.with_faster_links, cluster, index, 2.0, operation)
-            )
+            yield f"  for {operation} alone", partial(variants.with_faster_links, cluster, index, 2.0, operation)
     more = cluster.levels[-1].count + 1
-    yield ClusterChange(f"one more {variants.unit_of_growth(cluster)}", partial(variants.grown_cluster, cluster, more))
-    yield ClusterChange("devices with twice the memory", partial(variants.with_more_memory, cluster, 2.0))
-    yield ClusterChange("devices twice as fast", partial(variants.with_faster_devices, cluster, 2.0))
+    yield f"one more {variants.unit_of_growth(cluster)}", partial(variants.grown_cluster, cluster, more)
+    yield "devices with twice the memory", partial(variants.with_more_memory, cluster, 2.0)
+    yield "devices twice as fast", partial(variants.with_faster_devices, cluster, 2.0)
 
 
 def change_effects(problem: Problem, cuts: Cuts, pace_s: float) -> Iterator[ChangeEffect]:
@@ -178,14 +168,13 @@ def change_effects(problem: Problem, cuts: Cuts, pace_s: float) -> Iterator[Chan
 
     The cuts serve all changes, because they do not depend on the cluster.
     """
-    for change in cluster_changes(problem.cluster):
+    for name, make in cluster_changes(problem.cluster):
         try:
-            cluster = change.make()
-            best = best_plan(problem.within(cluster), cuts)
+            best = best_plan(problem.within(make()), cuts)
         except InputError as error:
-            yield ChangeEffect(change.name, None, None, remark=str(error))
+            yield ChangeEffect(name, None, None, remark=str(error))
             continue
         if best is None:
-            yield ChangeEffect(change.name, None, None, remark="no plan")
+            yield ChangeEffect(name, None, None, remark="no plan")
             continue
-        yield ChangeEffect(change.name, best.pace_s, pace_s / best.pace_s, best.plan.config)
+        yield ChangeEffect(name, best.pace_s, pace_s / best.pace_s, best.plan.config)

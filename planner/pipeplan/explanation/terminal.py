@@ -9,20 +9,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.cost.evaluate import Evaluation
-from pipeplan.drawing.stage_table import server_picture, stage_table
-from pipeplan.drawing.words import describe_cluster, short_config
+from pipeplan.drawing.tables import describe_cluster, server_picture, short_config, stage_table
 from pipeplan.explanation.explain import Explanation
 from pipeplan.explanation.sensitivity import ChangeEffect, Robustness
 from pipeplan.explanation.time_breakdown import TimeBreakdown
 from pipeplan.planning.baselines import UNIFORM_GRID
-from pipeplan.util.text import one_line
+from pipeplan.util.text import number_ranges, one_line
 from pipeplan.util.units import show_size, show_time
 
-MOST_STAGES = 16
-BAR = 10
-"""Columns of a bar for 100%."""
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 MOST_LOADS = 6
 LONGEST_CONFIG = 19
 MATTERS = 1e-3
@@ -48,10 +42,8 @@ def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
     yield from _heading("Stages, and the servers that hold them")
     yield stage_table(explanation.plan, score, problem)
     yield server_picture(explanation.plan, problem.cluster)
-    yield from _heading(f"What bounds the pace: {score.bound}")
+    yield from _heading(f"What limits the step time: {score.bound}")
     yield _loads(explanation)
-    yield from _heading("What each stage takes of the pace" + (", and of the memory" if problem.options.memory else ""))
-    yield from stage_bars(score, explanation.plan.copies, problem.options.memory)
     yield from _heading("Where the time goes")
     # A fourth column would be too wide for most terminals.
     yield _anatomies(tuple(anatomy for anatomy in explanation.anatomies if anatomy.name != UNIFORM_GRID))
@@ -62,41 +54,6 @@ def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
     yield _effects(explanation.effects)
     yield from _heading("How firmly it stands")
     yield _robustness(explanation.robustness)
-
-
-def stage_bars(score: Evaluation, copies: int, limited: bool) -> Iterator[Table | str]:
-    """A table with a row for each stage, or for the `MOST_STAGES` slowest ones, and a line on those left out.
-
-    `copies` is the number of copies of the pipeline. With `limited`, the table has a column for memory.
-    """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("stage", justify="right")
-    for heading in ("compute", "sync", "to next", *(["memory"] if limited else [])):
-        table.add_column(heading, no_wrap=True)
-    shown = sorted(range(len(score.stages)), key=lambda index: -score.stages[index].stage_s)[:MOST_STAGES]
-    for index in sorted(shown):
-        costs = score.stages[index]
-        parts = [(costs.compute_s, "cyan"), (costs.synchronisation_s, "yellow")]
-        if index + 1 < len(score.stages):
-            parts.append((costs.boundary_s, "blue"))
-        cells = [share_bar(seconds / copies / score.pace_s, colour) for seconds, colour in parts]
-        cells += [Text()] * (3 - len(cells))
-        if limited:
-            share = costs.memory_bytes / costs.capacity_bytes
-            cells.append(share_bar(share, "red" if share > 1 else "green"))
-        table.add_row(str(index + 1), *cells)
-    yield table
-    if len(score.stages) > len(shown):
-        yield f"Of {len(score.stages)} stages those that take longest."
-
-
-def share_bar(share: float, colour: str) -> Text:
-    """A bar of up to `BAR` columns, to an eighth of a column, followed by the share in percent."""
-    if share <= 0:
-        return Text(" " * BAR + "   0%", "dim")
-    eighths = max(1, round(min(share, 1.0) * BAR * 8))
-    drawn = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
-    return Text.assemble((drawn.ljust(BAR), colour), f" {share:>4.0%}")
 
 
 def _heading(text: str) -> tuple[str, Text]:
@@ -112,7 +69,7 @@ def _table(*headings: str) -> Table:
 
 
 def _loads(explanation: Explanation) -> Table:
-    table = _table("resource", "a minibatch", "of the pace")
+    table = _table("resource", "a minibatch", "of the step")
     for load in explanation.loads[:MOST_LOADS]:
         share = load.seconds / explanation.evaluation.pace_s
         table.add_row(Text(load.name), show_time(load.seconds), f"{share:.0%}")
@@ -204,18 +161,10 @@ def _of_stages(part: str) -> bool:
 
 
 def merged_parts(parts: tuple[str, ...]) -> list[str]:
-    """The names of parts, in which consecutive numbers of stages are merged: `2 to 5 stages`."""
-    counts = sorted(int(part.split()[0]) for part in parts if _of_stages(part))
-    others = [part for part in parts if not _of_stages(part)]
-    runs: list[list[int]] = []
-    for count in counts:
-        if runs and count == runs[-1][-1] + 1:
-            runs[-1].append(count)
-        else:
-            runs.append([count])
-    names = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    stages = [f"{' and '.join(names)} stage{'s' * (counts != [1])}"] if names else []
-    return stages + others
+    """The names of parts, in which numbers of stages are merged: `2-5 stages`."""
+    counts = [int(part.split()[0]) for part in parts if _of_stages(part)]
+    stages = [f"{number_ranges(counts)} stage{'s' * (counts != [1])}"] if counts else []
+    return stages + [part for part in parts if not _of_stages(part)]
 
 
 def _effects(effects: tuple[ChangeEffect, ...]) -> Table:
@@ -239,7 +188,7 @@ def _robustness(robustness: Robustness | None) -> str:
     count = len(robustness.samples)
     if not count:
         return "In no drawing of the times did any plan fit."
-    how = "as measured" if robustness.assumed is None else f"{_percent(robustness.assumed)} of each time, assumed"
+    how = "as measured" if robustness.assumed is None else f"{robustness.assumed * 100:.3g}% of each time, assumed"
     rivals = ", ".join(f"{short_config(config, LONGEST_CONFIG)} ({times}x)" for config, times in robustness.rivals[:3])
     return (
         f"With all times drawn again {count} times within their spread ({how}; seed {robustness.seed}), this very plan "
@@ -247,7 +196,3 @@ def _robustness(robustness: Robustness | None) -> str:
         + (f" (else {rivals})" if rivals else "")
         + f". It is {robustness.median:.1%} behind the best in the median drawing, {robustness.worst:.1%} in the worst."
     )
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.3g}%"

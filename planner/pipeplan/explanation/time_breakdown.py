@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pipeplan.cluster_data.cluster import Cluster, Level
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, Evaluation, evaluate
 from pipeplan.cost.flush import BatchTime
+from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.problem import Problem
@@ -56,8 +58,9 @@ def break_down_time(name: str, plan: Plan, problem: Problem, step_s: float | Non
     """Break the time of a plan for a problem down, under a name for tables; `step_s` is its stated pace, if known."""
     score = evaluate(plan, problem)
     free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).pace_s
-    computing = ideal_pace(problem) / score.pace_s
-    boundary, allreduce = _traffic(plan, score)
+    # Seconds per minibatch if all workers computed all the time, which no plan can beat, over those of this plan.
+    computing = problem.work_s / problem.cluster.total_speed / score.pace_s
+    boundary, allreduce = _traffic(plan, problem, score)
     samples = problem.profile.minibatch
     return TimeBreakdown(
         name=name,
@@ -76,11 +79,6 @@ def break_down_time(name: str, plan: Plan, problem: Problem, step_s: float | Non
     )
 
 
-def ideal_pace(problem: Problem) -> float:
-    """Seconds per minibatch if all workers computed all the time, which no plan can beat."""
-    return problem.work_s / problem.cluster.total_speed
-
-
 def without_communication(cluster: Cluster) -> Cluster:
     """The cluster with links that are so fast that transfers take no time."""
 
@@ -91,14 +89,20 @@ def without_communication(cluster: Cluster) -> Cluster:
     return replace(cluster, levels=tuple(instant(level) for level in cluster.levels), machines=machines)
 
 
-def _traffic(plan: Plan, score: Evaluation) -> tuple[float, float]:
-    """Bytes sent for one minibatch by all workers together: between stages, and for gradients.
+def _traffic(plan: Plan, problem: Problem, score: Evaluation) -> tuple[float, float]:
+    """Bytes sent for one minibatch by all workers together: between stages, and for gradients and gathered weights.
 
-    In a ring of m members each sends 2 (m-1)/m of the gradient, so that all of them send 2 (m-1) of it.
+    In a ring of m members each sends 2 (m-1)/m of the gradient, so that all of them send 2 (m-1) of it. A gather takes
+    half of that, as does the reduction among workers that divide the weights.
     """
     boundary = sum(stage.boundary_bytes + stage.boundary_gradient_bytes for stage in score.stages)
     if plan.inference:
         return float(boundary), 0.0
+    if problem.options.sharding.divides_weights:
+        groups = shard_groups(plan, problem)
+        gathered = (len(groups[0]) - 1) * score.stages[0].parameter_bytes
+        across = 2 * (len(groups) - 1) * score.stages[0].parameter_bytes
+        return 0.0, 2 * gathered / len(groups[0]) + (len(groups) * gathered + across) / (plan.accumulate or 1)
     allreduce = 0.0
     for stage, costs in zip(plan.stages, score.stages, strict=True):
         # As in the executor, the replicas of all copies of a stage form one ring.
@@ -107,8 +111,7 @@ def _traffic(plan: Plan, score: Evaluation) -> tuple[float, float]:
     return float(boundary), allreduce
 
 
-@dataclass(frozen=True)
-class ResourceLoad:
+class ResourceLoad(NamedTuple):
     """A resource, and how long one minibatch occupies it."""
 
     name: str
@@ -116,9 +119,9 @@ class ResourceLoad:
 
 
 def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[ResourceLoad]:
-    """The resources of a plan, busiest first; with a flush, the parts of a batch, whose sum is the pace."""
+    """The resources of a plan, busiest first; with a flush, the parts of a batch, whose sum is the step time."""
     if score.batch is not None:
-        loads = _parts(plan, score.batch)
+        loads = batch_parts(plan, score.batch)
     else:
         loads = _resources(plan, score)
         if problem.options.contention:
@@ -134,7 +137,7 @@ def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Reso
     )
 
 
-def _parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
+def batch_parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
     """The parts of a batch, in seconds per minibatch."""
     minibatches = batch.minibatches * plan.copies
     return [

@@ -12,14 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
-from pipeplan.exports.files import header_lines, python_literal, workers_per_used_server
 from pipeplan.exports.layer_chains import ChainItem, chain_of
-from pipeplan.exports.target import ExportFile, refusal
-from pipeplan.exports.tied_weights import keep_ties, refuse_split_ties
+from pipeplan.exports.target import (
+    ExportFile,
+    header_lines,
+    keep_ties,
+    python_literal,
+    ranks_text,
+    refuse_split_ties,
+    workers_per_used_server,
+)
 from pipeplan.exports.uniform_degrees import (
     GridDegrees,
     grid_degrees,
     in_flight_difference,
+    refuse_irregular,
     restrict_to_synchronous_grid,
 )
 from pipeplan.plan.plan import Plan
@@ -30,6 +37,8 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.templates import load_template
 from pipeplan.util.text import one_line
 
+UNKNOWN = (GPIPE, ZERO_BUBBLE)
+"""Synchronous schedules that DeepSpeed does not have."""
 MODULE, CONFIG, HOSTS = "planned_pipeline.py", "ds_config.json", "hostfile"
 
 
@@ -43,7 +52,7 @@ class DeepSpeed:
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to cuts that a single output crosses, to a uniform grid, and to 1F1B with a flush."""
         items = _chain(self, profile)
-        if options.schedule in (GPIPE, ZERO_BUBBLE):
+        if options.schedule in UNKNOWN:
             raise InputError(f"{self.title} has no schedule {options.schedule}: leave out --schedule")
         groups = tuple(item.layers for item in items if len(item.layers) > 1)
         options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
@@ -54,17 +63,8 @@ class DeepSpeed:
         refuse_split_ties(self, problem.profile.tied, plan)
         items = _chain(self, problem.profile) if len(plan.stages) > 1 else ()
         grid = grid_degrees(self, problem, plan)
-        if plan.schedule in (GPIPE, ZERO_BUBBLE) and grid.stages > 1:
-            raise refusal(self, plan, f"it has no schedule {plan.schedule}")
-        if not grid.stage_major:
-            raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")
-        for number, stage in enumerate(plan.stages, start=1):
-            for item in items:
-                inside = set(item.layers) & set(stage.layers)
-                if inside and inside != set(item.layers):
-                    raise refusal(
-                        self, plan, f"stage {number} holds a part of {item.label} only, where no single output crosses"
-                    )
+        parts = {item.label: item.layers for item in items}
+        refuse_irregular(self, plan, grid, parts, unknown=UNKNOWN, recompute=True)
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The module, the configuration and the host file."""
@@ -123,11 +123,8 @@ def _about(index: int, problem: Problem, plan: Plan, grid: GridDegrees) -> str:
     """One line with the layers and the ranks of a stage."""
     in_stage = set(plan.stages[index].layers)
     names = [layer.name for layer in problem.profile.layers if layer.name in in_stage]
-    workers = grid.workers[index]
-    ranks = f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
-    return (
-        f"stage {index}, {ranks}: {names[0]} … {names[-1]}" if len(names) > 1 else f"stage {index}, {ranks}: {names[0]}"
-    )
+    layers = f"{names[0]} … {names[-1]}" if len(names) > 1 else names[0]
+    return f"stage {index}, {ranks_text(grid.workers[index])}: {layers}"
 
 
 def _config(problem: Problem, plan: Plan, grid: GridDegrees) -> str:

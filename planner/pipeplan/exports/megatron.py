@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
-from pipeplan.exports.files import header_lines, workers_per_used_server
 from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weights, stack_of
-from pipeplan.exports.target import ExportFile, refusal
-from pipeplan.exports.tied_weights import refuse_split_ties
+from pipeplan.exports.target import ExportFile, header_lines, ranks_text, refuse_split_ties, workers_per_used_server
 from pipeplan.exports.uniform_degrees import (
     grid_degrees,
     in_flight_difference,
+    refuse_irregular,
     restrict_to_synchronous_grid,
 )
 from pipeplan.plan.plan import Plan, Stage
@@ -58,28 +57,14 @@ class Megatron:
             raise InputError(f"{self.title} has no schedule {options.schedule}: leave out --schedule")
         restricted = restrict_to_synchronous_grid(self, options, several=True)
         ties = tuple(tie.layers for tie in _other_ties(profile, stack))
-        return replace(restricted, recompute=False, together=(*options.together, *_groups(stack), *ties))
+        return replace(restricted, recompute=False, together=(*options.together, *stack.groups(), *ties))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` if a plan has no layout, or Megatron-LM would run it differently."""
         stack = _stack(self, problem.profile)
         grid = grid_degrees(self, problem, plan, several=True)
-        if plan.schedule in UNKNOWN and grid.stages > 1:
-            raise refusal(self, plan, f"it has no schedule {plan.schedule}")
-        if plan.virtual and grid.microbatches % grid.stages:
-            reason = f"its interleaved schedule needs a multiple of {grid.stages} microbatches, not"
-            raise refusal(self, plan, f"{reason} {grid.microbatches}")
+        refuse_irregular(self, plan, grid, stack.named_parts(), unknown=UNKNOWN)
         refuse_split_ties(self, _other_ties(problem.profile, stack), plan)
-        if not grid.stage_major:
-            raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")
-        for number, stage in enumerate(plan.stages, start=1):
-            if stage.recompute:
-                raise refusal(self, plan, f"stage {number} recomputes, where all stages would have to alike")
-        for number, stage in enumerate(plan.stages, start=1):
-            for part, names in zip(_part_names(stack), stack.parts(), strict=True):
-                inside = set(names) & set(stage.layers)
-                if inside and inside != set(names):
-                    raise refusal(self, plan, f"stage {number} holds a part of {part} only")
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The arguments, as a fragment for bash."""
@@ -123,14 +108,6 @@ def _other_ties(profile: Profile, stack: BlockStack) -> list[TiedWeights]:
     ]
 
 
-def _groups(stack: BlockStack) -> tuple[tuple[str, ...], ...]:
-    return tuple(names for names in stack.parts() if len(names) > 1)
-
-
-def _part_names(stack: BlockStack) -> list[str]:
-    return ["the embedding", *(f"{stack.path}.{index}" for index in range(len(stack.blocks))), "the head"]
-
-
 def _letters(stage: Stage, stack: BlockStack) -> str:
     """A stage in the layout, such as `Et*3`."""
     names = set(stage.layers)
@@ -141,10 +118,6 @@ def _letters(stage: Stage, stack: BlockStack) -> str:
 
 def _stage_line(index: int, stage: Stage, stack: BlockStack) -> str:
     """One line of a comment with the parts and the ranks of a stage."""
-    parts = [
-        part for part, names in zip(_part_names(stack), stack.parts(), strict=True) if set(names) <= set(stage.layers)
-    ]
+    parts = [part for part, names in stack.named_parts().items() if set(names) <= set(stage.layers)]
     content = parts[0] if len(parts) == 1 else f"{parts[0]} to {parts[-1]}"
-    workers = stage.workers
-    ranks = f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
-    return one_line(f"stage {index}, {ranks}: {content}")
+    return one_line(f"stage {index}, {ranks_text(stage.workers)}: {content}")

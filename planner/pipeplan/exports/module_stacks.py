@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeplan.errors import InputError
+from pipeplan.profile_data.fsdp_units import list_member
 from pipeplan.profile_data.layers import Layer, edges
 from pipeplan.profile_data.profile import Profile
 
@@ -29,26 +30,14 @@ class BlockStack:
     after: tuple[str, ...]
     """The head and the loss."""
 
-    def parts(self) -> tuple[tuple[str, ...], ...]:
-        """The groups of layers in order. Cuts are possible between them only."""
-        return (self.before, *self.blocks, self.after)
+    def named_parts(self) -> dict[str, tuple[str, ...]]:
+        """The groups of layers in order, by names for messages. Cuts are possible between them only."""
+        blocks = {f"{self.path}.{index}": names for index, names in enumerate(self.blocks)}
+        return {"the embedding": self.before, **blocks, "the head": self.after}
 
-
-def list_member(layer: Layer) -> tuple[str, int] | None:
-    """The path of the list of modules that a layer belongs to, and its index there. None if there is no list.
-
-    If lists are nested directly, it is the inner one (`stages.0.1`). A list further inside a member does not count
-    (`layers.3.experts.2`).
-    """
-    parts = (layer.module or layer.name.partition("#")[0]).split(".")
-    for index, part in enumerate(parts):
-        if _is_index(part) and not (index + 1 < len(parts) and _is_index(parts[index + 1])):
-            return ".".join(parts[:index]), int(part)
-    return None
-
-
-def _is_index(part: str) -> bool:
-    return part.isascii() and part.isdecimal()
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The parts of more than one layer, which share a stage."""
+        return tuple(names for names in self.named_parts().values() if len(names) > 1)
 
 
 def stack_of(profile: Profile) -> BlockStack:

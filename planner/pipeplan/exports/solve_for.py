@@ -14,11 +14,10 @@ from pipeplan.planning.local_search import improve
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
-STATING_S = 5.0
+SIMULATING_S = 5.0
 """Seconds to simulate a plan without the restriction."""
 
 
@@ -48,13 +47,16 @@ class TargetedProblem:
         restricted = outcome.problem.options
         unrestricted = replace(self.unrestricted.options, max_workers=restricted.max_workers)
         target_schedule = replace(unrestricted, schedule=restricted.schedule, accumulate=restricted.accumulate)
+        default = unrestricted
+        if unrestricted.schedule not in FLUSHING:  # weight stashing, unless the user asked for a schedule with a flush
+            default = replace(unrestricted, schedule=STASHING, accumulate=None)
         alternatives = []
-        for options in dict.fromkeys((target_schedule, _with_default_schedule(unrestricted))):
+        for options in dict.fromkeys((target_schedule, default)):
             problem = replace(outcome.problem, options=options)
             best = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
             if best is None:
                 continue
-            ends = Deadline.after(STATING_S)
+            ends = Deadline.after(SIMULATING_S)
             start = figured(best.plan, evaluate(best.plan, problem), problem, ends)
             pace_s = improve(start, problem, ends).step_s
             gain = speedup_text(outcome.predicted_s / pace_s)
@@ -69,8 +71,3 @@ def speedup_text(gain: float) -> str:
     if gain <= 1 + TOLERANCE:
         return "no faster"
     return "less than 1% faster" if gain < 1.005 else f"{gain:.2f}x faster"
-
-
-def _with_default_schedule(options: Options) -> Options:
-    """The options with weight stashing, pipeplan's default, unless the user asked for a schedule with a flush."""
-    return options if options.schedule in FLUSHING else replace(options, schedule=STASHING, accumulate=None)

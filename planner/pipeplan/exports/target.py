@@ -1,32 +1,27 @@
-"""The interface of a trainer that plans are exported to, and the writer of its files: all of them or none."""
+"""The interface of a trainer that plans are exported to, what trainers refuse alike, and the writer of their files."""
 
 from __future__ import annotations
 
 import importlib
-import shutil
-import tempfile
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from pipeplan._version import __version__
+from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
-from pipeplan.util.files import write_text
-from pipeplan.util.text import did_you_mean
+from pipeplan.profile_data.ties import TiedWeights
+from pipeplan.util.files import refuse_to_overwrite, write_together
+from pipeplan.util.text import did_you_mean, one_line
 
-# Name of a target: the module of its `TARGET`, which is imported on demand.
-_MODULES: Mapping[str, str] = {
-    "deepspeed": "deepspeed",
-    "megatron": "megatron",
-    "torch-pipelining": "torch_pipelining",
-    "torchtitan": "torchtitan",
-}
-
-TARGET_NAMES = tuple(_MODULES)
+TARGET_NAMES = ("deepspeed", "megatron", "torch-pipelining", "torchtitan")
+"""Names of the targets. Each is the name of a module with a `TARGET`, which is imported on demand."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +66,9 @@ class ExportTarget(Protocol):
 
 def export_target(name: str) -> ExportTarget:
     """The target of that name. Raises `InputError`."""
-    if name not in _MODULES:
+    if name not in TARGET_NAMES:
         raise InputError(f"there is no export for {name!r}; {did_you_mean(name, TARGET_NAMES)}")
-    target_module: ExportTarget = importlib.import_module(f"pipeplan.exports.{_MODULES[name]}").TARGET
+    target_module: ExportTarget = importlib.import_module(f"pipeplan.exports.{name.replace('-', '_')}").TARGET
     return target_module
 
 
@@ -95,39 +90,93 @@ def export_files(target: ExportTarget, problem: Problem, plan: Plan) -> Mapping[
 
 def refuse_to_overwrite_export(folder: Path, names: Collection[str], force: bool) -> None:
     """Raise `InputError` if files of these names cannot, or must not, be written to `folder`."""
-    for parent in (folder, *folder.parents):
-        if parent.exists() or parent.is_symlink():
-            if not parent.is_dir():
-                raise InputError(f"{parent} is not a folder; an export is written to one: give another with -o")
-            break
-    for name in names:
-        if (folder / name).is_dir():
-            raise InputError(f"{folder / name} is a folder, and the export has a file of that name: give -o another")
-        if (folder / name).exists() and not force:
-            raise InputError(f"{folder / name} exists: give another folder with -o, or --force to replace it")
+    refuse_to_overwrite(folder, names, force, " with -o")
 
 
 def write_export(folder: Path, files: Mapping[str, ExportFile], *, force: bool = False) -> None:
     """Write all files into a folder, or none. With `force` they replace existing ones. Raises `InputError`."""
     refuse_to_overwrite_export(folder, files, force)
-    created = _missing(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".new-export.", dir=folder))
-        try:
-            for name, file in files.items():
-                write_text(scratch / name, file.text, mode=file.mode)
-            for name in files:
-                (scratch / name).replace(folder / name)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            for created_folder in created:
-                if created_folder.is_dir() and not any(created_folder.iterdir()):
-                    created_folder.rmdir()
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+    write_together(folder, {name: (file.text, file.mode) for name, file in files.items()})
 
 
-def _missing(folder: Path) -> list[Path]:
-    """The folders of a path that do not exist yet, innermost first."""
-    return [parent for parent in (folder, *folder.parents) if not parent.exists()]
+def keep_ties(profile: Profile, options: Options) -> Options:
+    """The options under which layers that share weights are in one stage."""
+    return replace(options, together=(*options.together, *(tie.layers for tie in profile.tied)))
+
+
+def refuse_split_ties(target: ExportTarget, ties: Iterable[TiedWeights], plan: Plan) -> None:
+    """Raise `InputError` if stages of the plan share some of these weights, as trainers do not sum their gradients."""
+    stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
+    for tie in ties:
+        stages = sorted({stage_of[name] for name in tie.layers})
+        if len(stages) > 1:
+            where = f"stages {', '.join(map(str, stages[:-1]))} and {stages[-1]}"
+            raise refusal(target, plan, f"{where} share {tie.weights[0]}, whose gradients this export does not sum")
+
+
+def ranks_text(workers: Sequence[int]) -> str:
+    """The ranks of a stage, such as `rank 0` or `ranks 0-3`."""
+    return f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
+
+
+WIDTH = 88
+"""Default line width of Python formatters."""
+
+
+def header_lines(target: ExportTarget, problem: Problem, plan: Plan) -> list[str]:
+    """Lines for a comment, without control characters whatever the names contain."""
+    model, cluster = problem.profile.model_name or "a model without a name", problem.cluster.name
+    accumulate = f", {plan.accumulate} minibatches per update" if plan.accumulate else ""
+    settings = f"minibatch {problem.profile.minibatch}, schedule {plan.schedule}{accumulate}"
+    return [
+        one_line(f"Made by pipeplan {__version__} for {target.title}."),
+        one_line(f"The plan {plan.config} of {model} on {cluster}: {settings}."),
+    ]
+
+
+def python_literal(value: object) -> str:
+    """A Python expression for a string, a number or a list of these, in the style of formatters."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(python_literal, value))}]"
+    text = repr(value)
+    if not isinstance(value, str) or '"' in text:
+        return text
+    return f'"{text[1:-1]}"'
+
+
+def python_number_list(values: list[int] | tuple[int, ...], indent: int = 4) -> str:
+    """A list of numbers inside another list: on one line if it fits, else with one number on each line."""
+    line = python_literal(values)
+    if indent + len(line) + 1 <= WIDTH:
+        return line
+    inner = " " * (indent + 4)
+    return "[\n" + "".join(f"{inner}{value},\n" for value in values) + " " * indent + "]"
+
+
+def workers_per_used_server(cluster: Cluster, count: int) -> list[int]:
+    """The number of the first `count` workers on each server, without the servers that have none."""
+    ends = itertools.accumulate(cluster.server_sizes)
+    return [
+        min(end, count) - (end - size)
+        for end, size in zip(ends, cluster.server_sizes, strict=True)
+        if end - size < count
+    ]
+
+
+def torchrun_commands(cluster: Cluster, workers: int, script: str, *, before: str = "") -> list[str]:
+    """The commands that start a script on workers 0, 1, … of a cluster, one for each size of server.
+
+    `script` is quoted for the shell already. `before` precedes the command, such as `NAME=value`.
+    """
+    sizes = workers_per_used_server(cluster, workers)
+    start = f"{before} torchrun".strip()
+    if len(sizes) == 1:
+        return [f"{start} --standalone --nproc-per-node {sizes[0]} {script}"]
+    rest = "--node-rank RANK --master-addr HOST --master-port 29500"
+    lines = []
+    for size in dict.fromkeys(sizes):
+        numbers = [str(index) for index, other_size in enumerate(sizes) if other_size == size]
+        who = "every server" if len(numbers) == len(sizes) else f"server {', '.join(numbers)}"
+        run = f"{start} --nnodes {len(sizes)} --nproc-per-node {size} {rest} {script}"
+        lines.append(f"on {who} (RANK is its number from 0, HOST the first): {run}")
+    return lines

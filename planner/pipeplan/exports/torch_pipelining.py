@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipeplan.exports import layer_chains, uniform_degrees
-from pipeplan.exports.cut_boundaries import ModuleBoundaries
-from pipeplan.exports.files import header_lines, python_literal, python_number_list, torchrun_commands
-from pipeplan.exports.target import ExportFile, refusal
-from pipeplan.exports.tied_weights import keep_ties, refuse_split_ties
+from pipeplan.exports.layer_chains import ModuleBoundaries
+from pipeplan.exports.target import (
+    ExportFile,
+    header_lines,
+    keep_ties,
+    python_literal,
+    python_number_list,
+    refusal,
+    refuse_split_ties,
+    torchrun_commands,
+)
 from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ZERO_BUBBLE_V

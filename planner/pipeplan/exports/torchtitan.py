@@ -10,15 +10,20 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.errors import InputError
 from pipeplan.exports import uniform_degrees
-from pipeplan.exports.files import header_lines, python_literal, torchrun_commands
 from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weights, stack_of
-from pipeplan.exports.target import ExportFile, refusal
-from pipeplan.exports.tied_weights import keep_ties, refuse_split_ties
+from pipeplan.exports.target import (
+    ExportFile,
+    header_lines,
+    keep_ties,
+    python_literal,
+    refuse_split_ties,
+    torchrun_commands,
+)
 from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.plan.schedules import INTERLEAVED
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
@@ -41,30 +46,22 @@ class Torchtitan:
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to a uniform grid with a flush, cuts between blocks, and no recomputation."""
         stack = self._stack(profile, stages=2)
-        groups = (names for names in stack.parts() if len(names) > 1)
         options = keep_ties(profile, restrict_to_synchronous_grid(self, options, several=True))
-        return replace(options, recompute=False, together=(*options.together, *groups))
+        return replace(options, recompute=False, together=(*options.together, *stack.groups()))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` for any other plan."""
-        grid, stack = self._degrees(problem, plan), self._stack(problem.profile, stages=len(plan.stages))
+        grid, stack = (
+            grid_degrees(self, problem, plan, several=True),
+            self._stack(problem.profile, stages=len(plan.stages)),
+        )
         refuse_split_ties(self, problem.profile.tied, plan)
         uniform_degrees.refuse_divided_state(self, problem, plan)
-        if plan.schedule == INTERLEAVED and grid.microbatches % grid.stages:
-            reason = f"torch's interleaved schedule needs a multiple of {grid.stages} microbatches, not"
-            raise refusal(self, plan, f"{reason} {grid.microbatches}")
-        if not grid.stage_major:
-            raise refusal(self, plan, "the replicas of a stage must be neighbours, one stage after another")
-        for number, stage in enumerate(plan.stages, start=1):
-            if stage.recompute:
-                raise refusal(self, plan, f"stage {number} recomputes, where all would have to, block by block")
-            for part, names in _parts(stack).items():
-                if 0 < len(set(names) & set(stage.layers)) < len(names):
-                    raise refusal(self, plan, f"stage {number} holds a part of {part} only")
+        uniform_degrees.refuse_irregular(self, plan, grid, stack.named_parts())
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The configuration, and the order of passes if torch's schedule has another one."""
-        grid, stack = self._degrees(problem, plan), stack_of(problem.profile)
+        grid, stack = grid_degrees(self, problem, plan, several=True), stack_of(problem.profile)
         torch_order = uniform_degrees.is_torch_order(plan, grid)
         text = load_template("exports/torchtitan.py.j2").render(
             header=header_lines(self, problem, plan),
@@ -77,6 +74,7 @@ class Torchtitan:
             order="" if torch_order else uniform_degrees.FILE,
             too_few=uniform_degrees.too_few_microbatches(plan, grid),
             degrees=grid,
+            shards=len(shard_groups(plan, problem)[0]) if problem.options.sharding.divides_weights else 1,
             # Without a pipeline torchtitan loads the microbatches of an update one by one.
             local=grid.microbatch * (grid.microbatches if grid.stages > 1 else 1),
             python=python_literal,
@@ -98,7 +96,7 @@ class Torchtitan:
 
     def _degrees(self, problem: Problem, plan: Plan) -> GridDegrees:
         """torchtitan's stages may go round the workers, or down them and back up, as its schedules ask."""
-        return grid_degrees(self, problem, plan, several=True)
+        return grid_degrees(self, problem, plan, several=True, divided=True)
 
     def _stack(self, profile: Profile, *, stages: int) -> BlockStack:
         """The model as a list of blocks. Raises `InputError`, also if its ends share weights and `stages` exceeds 1."""
@@ -123,12 +121,6 @@ def _run(problem: Problem, workers: int, folder: str) -> list[str]:
     return torchrun_commands(
         problem.cluster, workers, f"-m torchtitan.train --module {module} --config plan", before=where
     )
-
-
-def _parts(stack: BlockStack) -> dict[str, tuple[str, ...]]:
-    """The groups of layers that cuts do not separate, by names for messages."""
-    blocks = {f"{stack.path}.{index}": names for index, names in enumerate(stack.blocks)}
-    return {"the embedding": stack.before, **blocks, "the head": stack.after}
 
 
 def _modules(stage: Stage, stack: BlockStack) -> list[str]:

@@ -7,6 +7,7 @@ as its links need. The order of passes is written in the format of torch.distrib
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.links import Links
@@ -53,28 +54,69 @@ class GridDegrees:
         return [worker for stage in self.workers for worker in stage] == list(range(self.count))
 
 
-def grid_degrees(target: ExportTarget, problem: Problem, plan: Plan, *, several: bool = False) -> GridDegrees:
+def grid_degrees(
+    target: ExportTarget, problem: Problem, plan: Plan, *, several: bool = False, divided: bool = False
+) -> GridDegrees:
     """The degrees of a plan. Raises `InputError` unless it trains synchronously on a grid of workers 0, 1, 2 …
 
     With `several` workers may have several stages each; `GridDegrees.stages` then counts positions of the pipeline.
+    With `divided` the target can divide the weights among replicas.
     """
+    if problem.options.sharding.divides_weights and not divided:
+        raise refusal(target, plan, "its replicas divide the weights, which this export does not write")
     if plan.inference:
         raise InputError(f"the plan {plan.config} is for inference, and the export to {target.title} is for training")
-    _refuse_asynchronous(target, plan)
+    # A single stage always computes with the newest weights, unless it accumulates gradients.
+    if plan.schedule not in FLUSHING and (len(plan.stages) > 1 or plan.accumulate is not None):
+        raise refusal(target, plan, f"its schedule {plan.schedule} is asynchronous, and keeps versions of the weights")
     if plan.virtual and not several:
         raise refusal(target, plan, "its workers run several stages each, which this export does not write yet")
     aligned = plan.devices if plan.virtual else _aligned(plan)
     counts = [len(workers) for workers in aligned]
     for number, count in enumerate(counts, start=1):
         if count != counts[0]:
-            reason = f"stage 1 has {_workers(counts[0])} and stage {number} has {count}, where all must have as many"
+            first = f"stage 1 has {counts[0]} worker{'s' * (counts[0] > 1)}"
+            reason = f"{first} and stage {number} has {count}, where all must have as many"
             raise refusal(target, plan, reason)
-    grid = GridDegrees(len(counts), counts[0], _microbatches(target, plan), problem.profile.minibatch, aligned)
+    minibatches, replicas = plan.accumulate or plan.stages[0].replicas, plan.stages[0].replicas
+    if minibatches % replicas:
+        reason = f"the {minibatches} minibatches of an update are not the same number for each of {replicas} replicas"
+        raise refusal(target, plan, reason)
+    grid = GridDegrees(len(counts), counts[0], minibatches // replicas, problem.profile.minibatch, aligned)
     busy = sorted(worker for stage in grid.workers for worker in stage)
     if busy != list(range(grid.count)):
         idle = next(worker for worker in range(grid.count) if worker not in busy)
         raise refusal(target, plan, f"worker {idle} has nothing to do, and only the last ones can be left out")
     return grid
+
+
+def refuse_irregular(
+    target: ExportTarget,
+    plan: Plan,
+    grid: GridDegrees,
+    parts: Mapping[str, Collection[str]],
+    *,
+    unknown: Collection[str] = (),
+    recompute: bool = False,
+) -> None:
+    """Raise `InputError` for plans that trainers with a rank for each place of a grid cannot express.
+
+    `parts` are the layers of the model, by names of parts that no cut separates, and `unknown` the schedules that the
+    target does not have. `recompute`: whether single stages may recompute.
+    """
+    if plan.schedule in unknown and grid.stages > 1:
+        raise refusal(target, plan, f"it has no schedule {plan.schedule}")
+    if plan.schedule == INTERLEAVED and grid.microbatches % grid.stages:
+        reason = f"its interleaved schedule needs a multiple of {grid.stages} microbatches, not {grid.microbatches}"
+        raise refusal(target, plan, reason)
+    if not grid.stage_major:
+        raise refusal(target, plan, "the replicas of a stage must be neighbours, one stage after another")
+    for number, stage in enumerate(plan.stages, start=1):
+        if stage.recompute and not recompute:
+            raise refusal(target, plan, f"stage {number} recomputes, where all stages would have to")
+        for part, names in parts.items():
+            if 0 < len(set(names) & set(stage.layers)) < len(names):
+                raise refusal(target, plan, f"stage {number} holds a part of {part} only")
 
 
 def restrict_to_synchronous_grid(target: ExportTarget, options: Options, *, several: bool = False) -> Options:
@@ -110,36 +152,12 @@ def refuse_divided_state(target: ExportTarget, problem: Problem, plan: Plan) -> 
         raise refusal(target, plan, "its replicas divide the optimiser's state, which this export does not write")
 
 
-def _refuse_asynchronous(target: ExportTarget, plan: Plan) -> None:
-    if plan.schedule in FLUSHING:
-        return
-    # A single stage always computes with the newest weights, unless it accumulates gradients.
-    if len(plan.stages) > 1 or plan.accumulate is not None:
-        raise refusal(target, plan, f"its schedule {plan.schedule} is asynchronous, and keeps versions of the weights")
-
-
-def _microbatches(target: ExportTarget, plan: Plan) -> int:
-    replicas = plan.stages[0].replicas
-    minibatches = plan.accumulate or replicas
-    if minibatches % replicas:
-        raise refusal(
-            target,
-            plan,
-            f"the {minibatches} minibatches of an update are not the same number for each of {replicas} replicas",
-        )
-    return minibatches // replicas
-
-
 def _aligned(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """The workers of every stage, grouped by copy of the pipeline."""
     return tuple(
         tuple(worker for copy in range(plan.copies) for worker in stage.workers[copy :: plan.copies])
         for stage in plan.stages
     )
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker{'s' if count > 1 else ''}"
 
 
 def in_flight_difference(problem: Problem, plan: Plan, grid: GridDegrees) -> str:

@@ -1,4 +1,4 @@
-"""Checks of this machine and its environment that do without torch."""
+"""A finding of `pipeplan doctor`, and the checks of this machine and its environment that do without torch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,37 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeplan._version import __version__
 from pipeplan.cluster_data.local import local_gpus, local_processors
-from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
 from pipeplan.util.typed import shortened, whole_number
 from pipeplan.util.units import show_size
 
+OK, WARNING, MISSING = "ok", "warning", "missing"
 OLDEST = (3, 11)
 LEAST_SHARED, LEAST_TEMPORARY, LEAST_HERE = 64 << 20, 64 << 20, 64 << 20
 """Bytes that should be free in shared memory, in the temporary folder, and in the current folder."""
 PORTS = "MASTER_PORT"
+
+
+@dataclass(frozen=True)
+class DoctorFinding:
+    """The result of one check, in plain words."""
+
+    name: str
+    state: str
+    """`ok`; `missing` if a main purpose of pipeplan does not work; `warning` if something works less well, or a single
+    command does not work."""
+    found: str
+    needed_for: str
+    todo: str = ""
+    """Advice for the user; empty for the state `ok`."""
+
+    def to_json(self) -> dict[str, str]:
+        """All fields by name."""
+        return asdict(self)
 
 
 def check_python() -> DoctorFinding:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +10,7 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.cluster_toml import LOCAL_COSTS
 from pipeplan.cluster_data.local import local_cluster
-from pipeplan.errors import InputError
-from pipeplan.util.files import bundled_folder, read_text
+from pipeplan.util.files import bundled_folder, read_text, refuse_to_overwrite, write_together
 from pipeplan.util.text import shell_path
 from pipeplan.util.units import parse_size, show_size
 
@@ -88,38 +85,5 @@ def next_commands(folder: Path, kind: str) -> list[str]:
 
 def write_starter_files(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> None:
     """Write all of the files, or none. `force` replaces existing ones. Raises `InputError`."""
-    _refuse(folder, texts, force)
-    new_folders = [place for place in (folder, *folder.parents) if not place.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".new-files.", dir=folder))
-        try:
-            for name, text in texts.items():
-                (scratch / name).write_text(text, encoding="utf-8")
-            for name in texts:
-                (scratch / name).replace(folder / name)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-            _remove_empty(new_folders)
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
-
-
-def _remove_empty(places: Sequence[Path]) -> None:
-    for place in places:
-        if place.is_dir() and not any(place.iterdir()):
-            place.rmdir()
-
-
-def _refuse(folder: Path, names: Mapping[str, str], force: bool) -> None:
-    for place in (folder, *folder.parents):
-        if place.exists() or place.is_symlink():
-            if not place.is_dir():
-                raise InputError(f"{place} is not a folder: give another one")
-            break
-    for name in names:
-        path = folder / name
-        if path.is_dir():
-            raise InputError(f"{path} is a folder, and a file of that name is to be written: give another folder")
-        if (path.exists() or path.is_symlink()) and not force:
-            raise InputError(f"{path} exists: give another folder, or --force to replace it")
+    refuse_to_overwrite(folder, texts, force)
+    write_together(folder, {name: (text, 0o666) for name, text in texts.items()})

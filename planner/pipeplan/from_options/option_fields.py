@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, TypedDict, get_type_hints
 
 from pipeplan.errors import InputError
-from pipeplan.problem.options import Options
+from pipeplan.problem.options import Options, Sharding
 from pipeplan.util.files import Node
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.typed import decode, shortened, whole_number
@@ -49,6 +49,7 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
     "ignore_memory": {"memory": False},
     "no_recompute": {"recompute": False},
     "no_contention": {"contention": False},
+    "shard_optimizer": {"sharding": Sharding.OPTIMIZER},
 }
 """The fields of `Options` that a flag of the command line sets. Every other option has the name of its field."""
 

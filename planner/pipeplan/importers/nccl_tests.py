@@ -173,12 +173,14 @@ def level_from_runs(runs: Sequence[NcclTestsRun], nominal: float | None) -> Meas
     bandwidth = max([nominal or 0.0, *(fit.bandwidth for fit in fits.values())])
     messages = fits.get(SENDRECV)
     collective = by_operation[ALL_REDUCE]
+    where = f"{collective.ranks} × {collective.device}" if collective.device else f"{collective.ranks} ranks"
+    where += f" on {collective.hosts} hosts" if collective.hosts > 1 else ""
     return MeasuredLevel(
         bandwidth=bandwidth,
         latency_s=max(fit.latency_s for fit in fits.values()),
         allreduce_efficiency=fits[ALL_REDUCE].bandwidth / bandwidth,
         sendrecv_efficiency=messages.bandwidth / bandwidth if messages else None,
-        source=f"nccl-tests, {' and '.join(run.file for run in runs)}, {_where(collective)}",
+        source=f"nccl-tests, {' and '.join(run.file for run in runs)}, {where}",
         spans=collective.hosts if collective.hosts > 1 else collective.ranks,
         servers=collective.hosts > 1,
         errors=tuple(_error(run, fits[name]) for name, run in by_operation.items()),
@@ -192,8 +194,3 @@ def _error(run: NcclTestsRun, fitted: AlphaBetaFit) -> str:
         f"{fitted.bandwidth / 1e9:.4g} GB/s, {fitted.latency_s * 1e6:.3g} us a step, off by {fitted.error:.0%} "
         f"(median), at most {fitted.worst:.0%}"
     )
-
-
-def _where(run: NcclTestsRun) -> str:
-    devices = f"{run.ranks} × {run.device}" if run.device else f"{run.ranks} ranks"
-    return f"{devices} on {run.hosts} hosts" if run.hosts > 1 else devices

@@ -12,10 +12,10 @@ import math
 import re
 from pathlib import Path
 
+from pipeplan._version import __version__
 from pipeplan.errors import InputError
-from pipeplan.importers.recognise import checked_minibatch, imported_provenance
-from pipeplan.profile_data.layers import Layer, Tensor
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.layers import Layer, Provenance, Tensor
+from pipeplan.profile_data.profile import LARGEST_MINIBATCH, Profile
 from pipeplan.util import graph
 from pipeplan.util.files import read_text
 
@@ -37,7 +37,12 @@ def read_pipedream_profile(path: Path, minibatch: int | None, device_name: str =
     format does not have the bytes saved for backward. A layer's output stands in for them, and nothing for a ReLU in
     place, which shares the memory of its input. Raises `InputError` where the file or the minibatch size is unusable.
     """
-    minibatch = checked_minibatch(minibatch, path)
+    if minibatch is None:
+        raise InputError(
+            f"{path} does not say how many samples its times are for: give --microbatch, as in --microbatch 64"
+        )
+    if not 1 <= minibatch <= LARGEST_MINIBATCH:
+        raise InputError(f"--microbatch must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
     nodes: dict[str, tuple[str, Layer, int]] = {}
     edges: list[tuple[str, str]] = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -110,13 +115,19 @@ def _profile(
         ),
         minibatch=minibatch,
         model_name=path.stem,
-        provenance=imported_provenance(path, TOOL, device_name, _assumptions(minibatch, len(nodes) - len(kept))),
+        provenance=Provenance(
+            kind="imported",
+            device_name=device_name,
+            how=f"imported from {path.name}, {TOOL}",
+            pipeplan=__version__,
+            notes=tuple(_assumptions(minibatch, len(nodes) - len(kept))),
+        ),
     )
 
 
 def _assumptions(minibatch: int, left_out: int) -> list[str]:
     notes = [
-        f"times in ms; a minibatch of {minibatch}, given by the user and not by the file",
+        f"times in ms; a microbatch of {minibatch}, given by the user and not by the file",
         "bytes kept for backward are taken to be those of a layer's output, and none for a ReLU in place",
     ]
     if left_out:

@@ -52,7 +52,10 @@ def find_levels(rates: Mapping[tuple[int, int], float], places: Sequence[Hashabl
     The pairs must connect all workers. Without `islands` no levels are sought inside a server, because processes that
     may run on any core have none. Raises `InputError` where the ranks of a component are not consecutive.
     """
-    servers = _by_place(places)
+    ranks_at: dict[Hashable, list[int]] = {}
+    for rank, place in enumerate(places):
+        ranks_at.setdefault(place, []).append(rank)
+    servers = tuple(sorted(tuple(ranks) for ranks in ranks_at.values()))
     _check_order(servers, "of one server", places)
     everyone = (tuple(range(len(places))),)
     notes: list[str] = []
@@ -76,13 +79,6 @@ def find_levels(rates: Mapping[tuple[int, int], float], places: Sequence[Hashabl
     above = [f"group {number}" if len(outside) > 3 else "group" for number in range(1, len(outside) - 1)]
     names += ["server", *above, *(["cluster"] if len(outside) > 1 else [])]
     return Nesting((*inside, *outside), tuple(names), len(inside), tuple(notes))
-
-
-def _by_place(places: Sequence[Hashable]) -> Partition:
-    ranks_at: dict[Hashable, list[int]] = {}
-    for rank, place in enumerate(places):
-        ranks_at.setdefault(place, []).append(rank)
-    return tuple(sorted(tuple(ranks) for ranks in ranks_at.values()))
 
 
 Join = tuple[float, int, int]

@@ -8,7 +8,6 @@ messages.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -65,13 +64,13 @@ def build_cluster(
     links = [_link(series, nesting, number) for number in range(len(nesting.partitions))]
     levels: list[Level] = []
     for number, link in enumerate(links):
-        fitted = _level(nesting, number, link, when) if link else Level(nesting.names[number], 1, 0.0)
+        if link is None:
+            levels.append(Level(nesting.names[number], 1, 0.0))
+            continue
+        count = len(nesting.below(number)) // len(nesting.partitions[number])
+        fitted = Level(nesting.names[number], count, *_figures(link), source=_source(link, when))
         # A message between components also passes the links inside, so that its latency is at least theirs.
-        levels.append(
-            replace(fitted, latency_s=max([fitted.latency_s, *(level.latency_s for level in levels)]))
-            if link
-            else fitted
-        )
+        levels.append(replace(fitted, latency_s=max([fitted.latency_s, *(level.latency_s for level in levels)])))
     notes = list(nesting.notes)
     machines = _servers(nesting, series, devices, levels, notes) if len(nesting.partitions[nesting.server]) > 1 else []
     if machines:
@@ -104,11 +103,6 @@ def _link(
     return MeasuredLink(_rounded(max(message.bandwidth, ring.bandwidth, carried)), message, ring, tuple(selected))
 
 
-def _level(nesting: Nesting, number: int, link: MeasuredLink, when: str) -> Level:
-    count = len(nesting.below(number)) // len(nesting.partitions[number])
-    return Level(nesting.names[number], count, *_figures(link), source=_source(link, when))
-
-
 def _figures(link: MeasuredLink) -> tuple[float, float, float, float]:
     return link.bandwidth, link.latency_s, link.allreduce_efficiency, link.sendrecv_efficiency
 
@@ -136,15 +130,7 @@ def _servers(
     for device, size, link, card in zip(_named(device_of), sizes, inside_links, card_rates, strict=True):
         level = Level("server", size, 0.0)
         if link:
-            figures = _figures(link)
-            level = replace(
-                level,
-                bandwidth=figures[0],
-                latency_s=figures[1],
-                allreduce_efficiency=figures[2],
-                sendrecv_efficiency=figures[3],
-                source=levels[server_level].source,
-            )
+            level = Level("server", size, *_figures(link), source=levels[server_level].source)
         machines.append(Server(device, level, _rounded(card) if card > DIFFERENT * slowest else _rounded(slowest)))
     return machines
 
@@ -185,10 +171,9 @@ def _least(devices: Sequence[Device]) -> Device:
 def _named(devices: Sequence[Device]) -> list[Device]:
     """Rename devices so that different devices have different names, by which a cluster file refers to them."""
     kinds = list(dict.fromkeys(devices))
-    by_name = {name: [device for device in kinds if device.name == name] for name in {device.name for device in kinds}}
     renamed = {}
     for kind in kinds:
-        namesakes = by_name[kind.name]
+        namesakes = [other for other in kinds if other.name == kind.name]
         renamed[kind] = replace(kind, name=f"{kind.name} #{namesakes.index(kind) + 1}") if len(namesakes) > 1 else kind
     return [renamed[device] for device in devices]
 
@@ -198,7 +183,7 @@ def _source(link: MeasuredLink, when: str) -> str:
     sizes = [size for series in link.series for size, _ in series.samples]
     ways_of = {
         kind: " and ".join(dict.fromkeys(series.way for series in link.series if series.kind == kind))
-        for kind in _KINDS
+        for kind in (MESSAGE, RING)
     }
     groups = sorted({len(series.ranks) for series in link.series if series.kind == RING})
     among = " and ".join(map(str, groups))
@@ -214,15 +199,12 @@ def _source(link: MeasuredLink, when: str) -> str:
     return text
 
 
-_KINDS = (MESSAGE, RING, TOGETHER)
-
-
 def _off(fit: AlphaBetaFit) -> str:
     return f"times within {fit.error:.0%}, at worst {fit.worst:.0%}"
 
 
 def _spread(values: Sequence[float]) -> float:
-    return max(itertools.chain(values, [1e-300])) / max(min(values), 1e-300)
+    return max(*values, 1e-300) / max(min(values), 1e-300)
 
 
 def _rounded(value: float) -> float:

@@ -20,7 +20,7 @@ from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.figure import Figure, figured
 from pipeplan.planning.local_search import improve
 from pipeplan.planning.virtual_stages.virtual_search import search_virtual
-from pipeplan.problem.options import Options
+from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import halved
@@ -53,9 +53,9 @@ class Candidate:
         return self.problem.cluster
 
     @property
-    def sharded(self) -> bool:
-        """Whether replicas divide the optimiser's state (ZeRO stage 1)."""
-        return self.problem.options.shard_optimizer
+    def sharding(self) -> Sharding:
+        """What its replicas divide among them."""
+        return self.problem.options.sharding
 
     @property
     def sample_s(self) -> float:
@@ -92,7 +92,7 @@ class Candidate:
             "simulated": self.figure.simulated_s is not None,
             "extrapolated": self.extrapolated,
             "correction": self.problem.options.correction,
-            "shard_optimizer": self.sharded,
+            "data_parallel": self.problem.options.data_parallel(self.plan),
             "workers": self.plan.busy,
             "allowed": self.allowed,
             "updates": self.updates.to_json(),
@@ -134,7 +134,8 @@ def candidate_of(
         return None, useful_s
     start = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
     found = improve(start, problem, deadline)
-    return Candidate(kind, problem, found.plan, found.figure, extrapolated), best.pace_s
+    bound_s = max(least_s, min(best.bound_s, found.step_s))
+    return Candidate(kind, problem, found.plan, found.figure, extrapolated), bound_s
 
 
 def _never_fits(problem: Problem) -> bool:

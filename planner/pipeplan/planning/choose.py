@@ -5,6 +5,8 @@ that global batch in each update. The candidates are
 
     DDP               the whole model on every worker
     ZeRO-1            the same, with the optimiser's state divided among the replicas
+    FSDP              the same, with weights and gradients divided too, and gathered unit by unit
+    HSDP              FSDP inside every server, whose servers are replicas
     one server        the best plan on the workers of one server
     one worker        on a machine whose workers share its cores
     uniform pipeline  the same number of replicas in every stage
@@ -41,11 +43,11 @@ from pipeplan.planning.candidates import (
     zero_bubbles,
 )
 from pipeplan.planning.simplicity import TOLERANCE, simplest_of
-from pipeplan.problem.options import Options
+from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
-DDP, ZERO_1, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "one server", "one worker"
+DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "FSDP", "HSDP", "one server", "one worker"
 UNIFORM, PIPELINE, STALE = "uniform pipeline", "pipeline", "old gradients"
 FEW_STAGES = (2, 3)
 MOST_STARTS = 2
@@ -95,9 +97,16 @@ class Choice:
     stale: Candidate | None
     """The fastest plan with old gradients, if it is faster than the synchronous ones by more than the tolerance."""
     bound_sample_s: float
-    """No synchronous plan takes fewer seconds per sample."""
+    """No synchronous plan takes fewer seconds per sample: the least of a bound on plans that keep whole weights, and of
+    the figures of those that divide them, all of which are tried."""
     finished: bool
     """Whether all searches ended before the time limit."""
+
+    @property
+    def sharded_sample_s(self) -> float:
+        """Seconds per sample of the fastest plan that divides the weights and is allowed; infinite without one."""
+        sharded = (one.sample_s for one in self.rivals if one.sharding.divides_weights and one.allowed)
+        return min(sharded, default=float("inf"))
 
     def rival(self, kind: str) -> Candidate | None:
         """The best candidate of a kind; None if it does not fit or was not searched for."""
@@ -164,13 +173,16 @@ class _Chooser:
     # -- synchronous candidates --
 
     def _one_stage(self, sizes: list[int], *, extrapolated: bool = False) -> None:
-        """Data parallelism: plain, with a divided optimiser, and on one server."""
+        """Data parallelism: plain, with a divided optimiser, with divided weights, and on one server."""
         options, cluster = self.question.options, self.question.machines.cluster
         alone: dict[str, Any] = {"stages": 1, "max_stages": None, "grid": False, "pins": ()}
         kinds = [(DDP, alone)]
-        if not options.shard_optimizer:
-            kinds.append((ZERO_1, alone | {"shard_optimizer": True}))
+        if options.sharding == Sharding.NONE:
+            kinds.append((ZERO_1, alone | {"sharding": Sharding.OPTIMIZER}))
+        kinds.append((FSDP, alone | {"sharding": Sharding.FULL}))
         server = max(cluster.server_sizes)
+        if 1 < server < cluster.workers:
+            kinds.append((HSDP, alone | {"sharding": Sharding.HYBRID}))
         if server < min(cluster.workers, options.max_workers or cluster.workers):
             kinds.append((ONE_SERVER, alone | {"max_workers": server}))
         for kind, changes in kinds:

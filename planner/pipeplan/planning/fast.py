@@ -10,6 +10,7 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import satisfies_options, uniform_grid
 from pipeplan.planning.charge_results import deepened
+from pipeplan.planning.sharded import sharded_plan
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
@@ -28,6 +29,8 @@ class ScoredPlan:
 
     plan: Plan
     pace_s: float
+    bound_s: float = 0.0
+    """Lower bound on the pace of every plan of the problem, as far as the search came."""
 
 
 def best_of_known(plans: Iterable[Plan], problem: Problem) -> ScoredPlan | None:
@@ -59,8 +62,10 @@ def best_plan(
 
     Raises `OutOfTime` where no plan is found before the deadline.
     """
+    if problem.options.sharding.divides_weights:
+        return _sharded(problem)
     result = _solved(problem, cuts, deadline, gap, useful_s, near=near)
-    return None if result.plan is None else _scored(result.plan, problem)
+    return _scored(result, problem, cuts)
 
 
 def best_in_time(
@@ -74,6 +79,8 @@ def best_in_time(
 
     With more than `MANY_CUTS` cuts the search may stop at a plan within the relative `gap_of_many_cuts` of the best.
     """
+    if problem.options.sharding.divides_weights:
+        return _sharded(problem), True
     try:
         cuts = enumerate_cuts(problem, maximum_cuts, deadline.share(0.5))
         if len(cuts.ideals) <= MANY_CUTS:
@@ -91,7 +98,7 @@ def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, usefu
     best = None
     try:
         result = _solved(problem, cuts, deadline.share(0.7), gap, useful_s)
-        best = None if result.plan is None else _scored(result.plan, problem)
+        best = _scored(result, problem, cuts)
         if result.status in (Status.OPTIMAL, Status.INFEASIBLE):
             return best
     except OutOfTime:
@@ -100,16 +107,24 @@ def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, usefu
     if not problem.options.grid and problem.options.stages is None and not problem.options.pins:
         found = uniform_grid(problem, cuts, deadline, useful_s)
         if found.plan is not None and found.pace_s is not None and satisfies_options(found.plan, problem):
-            grid = ScoredPlan(found.plan, found.pace_s)
+            grid = ScoredPlan(found.plan, found.pace_s, 0.0 if best is None else best.bound_s)
             return grid if best is None else min(best, grid, key=lambda one: one.pace_s)
     if best is None:
         raise OutOfTime
     return best
 
 
-def _scored(plan: Plan, problem: Problem) -> ScoredPlan:
-    plan, score = deepened(plan, problem)
-    return ScoredPlan(plan, score.pace_s)
+def _sharded(problem: Problem) -> ScoredPlan | None:
+    """The only plan of a problem whose replicas divide the weights."""
+    found = sharded_plan(problem)
+    return None if found is None else ScoredPlan(found[0], found[1].pace_s, found[1].pace_s)
+
+
+def _scored(result: Result, problem: Problem, cuts: Cuts) -> ScoredPlan | None:
+    if result.plan is None:
+        return None
+    plan, score = deepened(result.plan, problem)
+    return ScoredPlan(plan, score.pace_s, result.bound_s if cuts.complete else 0.0)
 
 
 def _solved(

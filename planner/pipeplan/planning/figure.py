@@ -1,7 +1,8 @@
 """The figure of a plan: the simulated time of its schedule, in seconds per microbatch.
 
 Plans are compared, chosen and printed by this figure. The solvers' formulas are its lower bound, and stand in for it
-where a simulation takes too long. A plan is simulated for a number of microbatches that depends on it alone, and the
+where a simulation takes too long. A plan that divides the weights has the time of its recurrence instead
+(`cost/sharded_data_parallel.py`). A plan is simulated for a number of microbatches that depends on it alone, and the
 result is remembered, so that a plan has the same figure wherever it is named.
 """
 
@@ -84,6 +85,8 @@ def figured(
 
 def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> Figure:
     """The figure of a plan with this score. Its note says why it was not simulated."""
+    if problem.options.sharding.divides_weights:
+        return Figure(score.pace_s, note="a recurrence over the units of the model")
     key = problem, plan
     known = _REMEMBERED.get(key)
     if known is not None:

@@ -15,7 +15,7 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, data_parallel
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
-from pipeplan.problem.options import Options
+from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.pins import contradicting_pins
 from pipeplan.problem.problem import Problem
 from pipeplan.problem.units import Unit
@@ -240,9 +240,10 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
 def _fits_with_sharding(problem: Problem, cuts: Cuts, deadline: Deadline) -> bool:
     """Whether a plan fits if replicas divide the optimiser's state, which they do not yet."""
     options = problem.options
-    if options.shard_optimizer or not (options.memory and problem.training and problem.profile.optimizer_state_ratio):
+    divisible = options.sharding == Sharding.NONE and problem.training and problem.profile.optimizer_state_ratio
+    if not (options.memory and divisible):
         return False
-    sharded = replace(problem, options=replace(options, shard_optimizer=True))
+    sharded = replace(problem, options=replace(options, sharding=Sharding.OPTIMIZER))
     return dynamic_program.is_feasible(sharded, cuts, deadline.at)
 
 

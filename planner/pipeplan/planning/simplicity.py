@@ -1,8 +1,9 @@
 """The rule by which a plan is taken: the simplest one within 3% of the fastest, by the figure.
 
-Data parallelism is simpler than a uniform pipeline, which has the same number of replicas in every stage, and that is
-simpler than a pipeline of unequal replicas. Of two plans of one kind the one with fewer busy workers is simpler, then
-the one with fewer stages, then the one whose stages lie in fewer servers, then the one whose idle workers come last.
+Data parallelism is simplest: plain, then with a divided optimiser, then with divided weights. A uniform pipeline, which
+has the same number of replicas in every stage, is simpler than one of unequal replicas. Of two plans of one kind the
+one with fewer busy workers is simpler, then the one with fewer stages, then the one whose stages lie in fewer servers,
+then the one whose idle workers come last.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Protocol, TypeVar
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.plan.plan import Plan
+from pipeplan.problem.options import Sharding
 
 TOLERANCE = 0.03
 """Relative. A plan that is simpler, or has newer gradients, is taken if it is at most this much slower than another."""
@@ -28,7 +30,7 @@ class Comparable(Protocol):
     @property
     def sample_s(self) -> float: ...
     @property
-    def sharded(self) -> bool: ...
+    def sharding(self) -> Sharding: ...
 
 
 Some = TypeVar("Some", bound=Comparable)
@@ -51,5 +53,5 @@ def _effort(one: Comparable) -> tuple[int, int, int, int, int, float]:
 
 def _rank(one: Comparable) -> int:
     if len(one.plan.stages) == 1:
-        return int(one.sharded)
-    return 2 if grid_shape_of(one.plan, one.cluster) else 3
+        return 2 if one.sharding.divides_weights else int(one.sharding == Sharding.OPTIMIZER)
+    return 3 if grid_shape_of(one.plan, one.cluster) else 4

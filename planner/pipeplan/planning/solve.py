@@ -11,24 +11,28 @@ from dataclasses import dataclass, replace
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.errors import InfeasibleError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import VIRTUAL
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline, satisfies_options
 from pipeplan.planning.certify import certificate_of
+from pipeplan.planning.choose import Choice
 from pipeplan.planning.figure import Figure, FiguredPlan, figured
 from pipeplan.planning.local_search import compact, improve
 from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome
 from pipeplan.planning.progress import ProgressTracker, Report
 from pipeplan.planning.run_solvers import Means, best_plan, refuse_contradiction, run_solvers
 from pipeplan.planning.settings import Settings
+from pipeplan.planning.sharded import sharded_plan, why_not_sharded
 from pipeplan.planning.simplicity import simplest_of
 from pipeplan.planning.verdict import state_verdict
 from pipeplan.planning.virtual_stages.solve_virtual import NO_PROOF, solve_with_virtual_stages
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.certificate import Certificate
-from pipeplan.solvers.result import Result
+from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
 
 STOPPED_CERTIFICATE = Certificate(None, "Ctrl-C came before a certificate was made")
@@ -41,10 +45,13 @@ def solve(
     report: Report | None = None,
     deadline: Deadline | None = None,
     known: Sequence[Plan] = (),
+    choice: Choice | None = None,
 ) -> Outcome:
     """Find the best plan for a problem by its figure, cross-check the solvers, and compare the plan with the baselines.
 
     `known` are plans of the problem, such as the one by which it was chosen; the answer is at most as slow as these.
+    `choice` is the choice that led to the problem, if one did: the outcome has it, and no bound is above the figure of
+    one of its plans that divide the weights.
 
     The time limit, or Ctrl-C at any moment, ends the search with the best plan so far; what there was no time for says
     so. `report` is called with every change of phase, best plan and bound. A `deadline` that began earlier takes the
@@ -54,15 +61,44 @@ def solve(
     """
     settings = settings or Settings()
     tracker = ProgressTracker(report)
+    deadline = deadline or Deadline.after(settings.time_limit_s)
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
-        return _solve_virtual(problem, settings, deadline or Deadline.after(settings.time_limit_s))
-    means = Means(settings, deadline or Deadline.after(settings.time_limit_s), tracker)
-    search = _Search(problem, means, known)
+        return replace(_solve_virtual(problem, settings, deadline), choice=choice)
+    if problem.options.sharding.divides_weights:
+        return _sharded_outcome(problem, settings, deadline, choice)
+    search = _Search(problem, Means(settings, deadline, tracker), known, choice)
     try:
         search.run()
     except KeyboardInterrupt:
         search.interrupted = True
     return search.outcome()
+
+
+def _sharded_outcome(problem: Problem, settings: Settings, deadline: Deadline, choice: Choice | None) -> Outcome:
+    """The only plan of a problem whose replicas divide the weights, with the bound that the choice has found.
+
+    Raises `InfeasibleError` where it does not fit, or its workers cannot share the microbatches.
+    """
+    found = sharded_plan(problem)
+    if found is None:
+        raise InfeasibleError(why_not_sharded(problem))
+    one = figured(*found, problem, deadline, simulates=settings.simulate)
+    bound_s = 0.0 if choice is None else min(choice.bound_sample_s * problem.profile.minibatch, one.step_s)
+    results = (Result("DP", Status.TIME_LIMIT, None, math.inf, bound_s, 0.0),)
+    certificate = Certificate(None, "no certificate covers plans that divide the weights")
+    return Outcome(
+        problem,
+        one.plan,
+        one.score,
+        results,
+        state_verdict(problem, one.step_s, bound_s, results),
+        (),
+        {},
+        bound_s,
+        certificate if settings.certify else NO_CERTIFICATE,
+        one.figure,
+        choice,
+    )
 
 
 def _solve_virtual(problem: Problem, settings: Settings, deadline: Deadline) -> Outcome:
@@ -93,15 +129,15 @@ class _Rival:
         return self.found.step_s
 
     @property
-    def sharded(self) -> bool:
-        return self.problem.options.shard_optimizer
+    def sharding(self) -> Sharding:
+        return self.problem.options.sharding
 
 
 class _Search:
     """One solve: what each of its phases has found so far, so that it can end after any of them."""
 
-    def __init__(self, problem: Problem, means: Means, known: Sequence[Plan]) -> None:
-        self._problem, self._means = problem, means
+    def __init__(self, problem: Problem, means: Means, known: Sequence[Plan], choice: Choice | None) -> None:
+        self._problem, self._means, self._choice = problem, means, choice
         self._known = tuple(plan for plan in known if satisfies_options(plan, problem))
         self._phases: dict[str, float] = {}
         self._cuts: Cuts | None = None
@@ -198,7 +234,8 @@ class _Search:
             self._figured = FiguredPlan(plan, score, Figure(score.pace_s, note="Ctrl-C came before"))
         found = self._figured
         certificate = self._certificate if self._means.settings.certify else NO_CERTIFICATE
-        bound = min(max(result.bound_s for result in self._results), found.step_s)
+        sharded_s = math.inf if self._choice is None else self._choice.sharded_sample_s * problem.profile.minibatch
+        bound = min(max(result.bound_s for result in self._results), found.step_s, sharded_s)
         bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
         return Outcome(
             problem,
@@ -211,6 +248,7 @@ class _Search:
             bound,
             certificate,
             found.figure,
+            self._choice,
         )
 
     def _unfinished(self) -> tuple[Plan, Evaluation]:

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import (
     ACCUMULATING,
     CORRECTED,
     CORRECTIONS,
+    FLUSH,
     FLUSHING,
     INTERLEAVED,
     SCHEDULES,
     STASHING,
     update_share,
 )
-from pipeplan.util.numeric_fields import settle_numbers
 from pipeplan.util.text import did_you_mean
-from pipeplan.util.typed import Amount, Positive
+from pipeplan.util.typed import Amount, Positive, settle_numbers
 
 BOUNDARIES = ("single", "parallel")
 """Models of the traffic between two stages (`Options.boundary`)."""
+
+
+class Sharding(StrEnum):
+    """What the replicas of a stage divide among them, the simplest first."""
+
+    NONE = "none"
+    OPTIMIZER = "zero1"
+    """The optimiser's state (ZeRO stage 1)."""
+    FULL = "fsdp"
+    """Also gradients and weights, which every pass gathers unit by unit (FSDP)."""
+    HYBRID = "hsdp"
+    """The same inside each server; the servers are replicas of each other (HSDP)."""
+
+    @property
+    def divides_weights(self) -> bool:
+        """Whether the weights are divided. A plan then has one stage."""
+        return self in (Sharding.FULL, Sharding.HYBRID)
 
 
 @dataclass(frozen=True)
@@ -51,8 +70,8 @@ class Options:
     optimiser, one for each weight version but the newest."""
     recompute: bool = True
     """Whether a stage may drop its activations and run forward again before backward, where memory is short."""
-    shard_optimizer: bool = False
-    """Whether the replicas of a stage divide the state of the optimiser among them (ZeRO stage 1)."""
+    sharding: Sharding = Sharding.NONE
+    """What the replicas of a stage divide among them."""
     contention: bool = True
     """Whether a network card is charged with the sum of the traffic that crosses it, shared cores with the sum of the
     work on them, and plain data parallelism with the wait for its all-reduce. Otherwise every resource is charged as if
@@ -109,15 +128,28 @@ class Options:
         if self.correction != "none" and (self.inference or self.schedule not in CORRECTED):
             used = "inference" if self.inference else self.schedule
             raise InputError(f"a plan corrects old gradients under {' and '.join(CORRECTED)} only, not for {used}")
-        if self.shard_optimizer and self.inference:
+        if self.sharding != Sharding.NONE and self.inference:
             raise InputError("inference has no optimiser whose state could be divided")
+        if self.sharding.divides_weights and (self.stages != 1 or self.schedule != FLUSH):
+            raise InputError(f"{self.sharding} is for plans of one stage under {FLUSH}")
         if self.boundary not in BOUNDARIES:
             raise InputError(f"there is no boundary model {self.boundary!r}; {did_you_mean(self.boundary, BOUNDARIES)}")
+
+    def data_parallel(self, plan: Plan) -> str:
+        """How the executor trains a plan on the whole model: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for others."""
+        if plan.inference or len(plan.stages) > 1 or plan.schedule != FLUSH or plan.busy == 1:
+            return ""
+        return "ddp" if self.sharding == Sharding.NONE else str(self.sharding)
 
     @property
     def flushes(self) -> bool:
         """Whether the pipeline drains before every update, so that training is synchronous."""
         return not self.inference and self.schedule in FLUSHING
+
+    @property
+    def shard_optimizer(self) -> bool:
+        """Whether replicas that keep whole weights divide the optimiser's state."""
+        return self.sharding == Sharding.OPTIMIZER
 
     @property
     def copies_per_version(self) -> int:

@@ -67,4 +67,7 @@ def _options(node: Node, plan: Plan) -> Options:
     """The options that plan.json names; all others have their defaults."""
     # The plan states these itself, under `plan`.
     of_plan = {"inference": plan.inference, "schedule": plan.schedule, "accumulate": plan.accumulate}
-    return decode(Node(node.mapping() | of_plan, node.where), Options)
+    stated = dict(node.mapping())
+    if stated.pop("shard_optimizer", False) is True:  # plans before FSDP
+        stated["sharding"] = "zero1"
+    return decode(Node(stated | of_plan, node.where), Options)

@@ -46,6 +46,16 @@ def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profil
     raise InputError(f"the profile that {plan} was made from is {where}: name it with --profile")
 
 
+def profile_if_found(root: Node, plan: Path, named: Path | None = None) -> Profile | None:
+    """Like `profile_of_plan`, but None if the profile is neither named nor found."""
+    try:
+        return profile_of_plan(root, plan, named)
+    except InputError:
+        if named is not None:
+            raise
+        return None
+
+
 def _path(node: Node | None) -> Path | None:
     return None if node is None else Path(node.text())
 

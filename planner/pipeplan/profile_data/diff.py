@@ -159,7 +159,14 @@ def match_layers(first: Profile, second: Profile) -> list[LayerMatch]:
     """
     left, right = list(first.layers), list(second.layers)
     matches: list[LayerMatch] = []
-    for method in (_by_name, _by_order, _by_weights, _by_module, _by_module_of_second):
+    methods: tuple[Callable[[Sequence[Layer], Sequence[Layer]], list[LayerMatch]], ...] = (
+        _by_name,
+        lambda left, right: _aligned(left, right, ORDER, lambda layer: (_kind(layer), layer.parameter_bytes)),
+        _by_weights,
+        _by_module,
+        lambda left, right: [(parts, module, by) for module, parts, by in _by_module(right, left)],
+    )
+    for method in methods:
         matches += method(left, right)
         matched = {name for names, _, _ in matches for name in names}
         matched_of_second = {name for _, names, _ in matches for name in names}
@@ -185,10 +192,6 @@ def _by_name(left: Sequence[Layer], right: Sequence[Layer]) -> list[LayerMatch]:
     ]
 
 
-def _by_order(left: Sequence[Layer], right: Sequence[Layer]) -> list[LayerMatch]:
-    return _aligned(left, right, ORDER, lambda layer: (_kind(layer), layer.parameter_bytes))
-
-
 def _by_weights(left: Sequence[Layer], right: Sequence[Layer]) -> list[LayerMatch]:
     left, right = ([layer for layer in layers if layer.parameter_bytes] for layers in (left, right))
     return _aligned(left, right, WEIGHTS, lambda layer: layer.parameter_bytes)
@@ -210,10 +213,6 @@ def _by_module(left: Sequence[Layer], right: Sequence[Layer]) -> list[LayerMatch
             matches.append(((module.name,), parts, MODULE))
             free = [name for name in free if name not in parts]
     return matches
-
-
-def _by_module_of_second(left: Sequence[Layer], right: Sequence[Layer]) -> list[LayerMatch]:
-    return [(parts, module, by) for module, parts, by in _by_module(right, left)]
 
 
 def _costs(profile: Profile, scale: float) -> dict[str, LayerCosts]:

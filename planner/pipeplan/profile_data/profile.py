@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data.job_fields import located_fields
-from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
+from pipeplan.profile_data.layers import Layer, Provenance, SampleWork, Size, Tensor, edges
 from pipeplan.profile_data.profile_document import GRANULARITIES, PROFILE_FORMAT, PROFILE_VERSION, ProfileFields
 from pipeplan.profile_data.rescale import size_at
-from pipeplan.profile_data.sample_work import SampleWork
 from pipeplan.profile_data.ties import TiedWeights
-from pipeplan.profile_data.training_needs import TrainingNeed
+from pipeplan.profile_data.training_needs import TrainingNeed, located_fields
 from pipeplan.util import graph
 from pipeplan.util.files import read_document, write_json
-from pipeplan.util.numeric_fields import settle_numbers
-from pipeplan.util.typed import decode
+from pipeplan.util.typed import decode, settle_numbers
 from pipeplan_launch.job_reference import JobFile, located_reference, portable_reference
 
 LARGEST_MINIBATCH = 10**7
@@ -132,7 +129,7 @@ class Profile:
         `LARGEST_MINIBATCH`.
         """
         if not 1 <= minibatch <= LARGEST_MINIBATCH:
-            raise InputError(f"the minibatch size must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
+            raise InputError(f"the microbatch size must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
         if minibatch == self.minibatch:
             return self
         known = self.all_sizes
@@ -187,28 +184,31 @@ class Profile:
             "model": {
                 "ref": self.model_ref,
                 "name": self.model_name,
-                **({"file": asdict(self.model_file)} if self.model_file else {}),
+                **_stated(file=self.model_file and asdict(self.model_file)),
                 "graph_hash": self.graph_hash,
                 "dynamic_batch": self.dynamic_batch,
                 "granularity": self.granularity,
-                **({"batch_norm": True} if self.batch_norm else {}),
-                **({"lacks": list(self.lacks)} if self.lacks else {}),
-                **({"taken_whole": list(self.taken_whole)} if self.taken_whole else {}),
-                **({"unchecked": self.unchecked} if self.unchecked else {}),
+                **_stated(
+                    batch_norm=self.batch_norm,
+                    lacks=list(self.lacks),
+                    taken_whole=list(self.taken_whole),
+                    unchecked=self.unchecked,
+                ),
             },
             "minibatch": self.minibatch,
             "provenance": self.provenance.to_json(),
             "optimizer": {
                 "name": self.optimizer_name,
                 "state_bytes_per_parameter_byte": self.optimizer_state_ratio,
-                **({"step_s": self.step_s} if self.step_s else {}),
+                **_stated(step_s=self.step_s),
             },
             "peak_bytes": self.peak_bytes,
-            **({"read_s": self.read_s} if self.read_s else {}),
+            **_stated(read_s=self.read_s),
             **_measured_fields(self),
             "together": [list(group) for group in self.together],
-            **({"tied": [tie.to_json() for tie in self.tied]} if self.tied else {}),
-            **({"work": self.work.to_json()} if self.work != SampleWork() else {}),
+            **_stated(
+                tied=[tie.to_json() for tie in self.tied], work=self.work != SampleWork() and self.work.to_json()
+            ),
             "sizes": [{"minibatch": size.minibatch, **_measured_fields(size)} for size in self.sizes],
         }
 
@@ -265,7 +265,7 @@ def check_profile(profile: Profile) -> None:
         raise InputError(f"the granularity {profile.granularity!r} is not one of {', '.join(GRANULARITIES)}")
     counts = [profile.minibatch, *(size.minibatch for size in profile.sizes)]
     if len(set(counts)) < len(counts):
-        raise InputError(f"a minibatch size appears twice: {', '.join(map(str, counts))}")
+        raise InputError(f"a microbatch size appears twice: {', '.join(map(str, counts))}")
     for size in profile.sizes:
         _check_size(profile, size)
 
@@ -288,12 +288,15 @@ def _check_ties(profile: Profile) -> None:
 
 
 def _check_size(profile: Profile, size: Size) -> None:
-    if [layer.name for layer in size.layers] != [layer.name for layer in profile.layers]:
-        raise InputError(f"the layers at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}")
-    if [tensor.name for tensor in size.tensors] != [tensor.name for tensor in profile.tensors]:
-        raise InputError(
-            f"the tensors at minibatch {size.minibatch} differ from those at minibatch {profile.minibatch}"
-        )
+    for what in ("layers", "tensors"):
+        if [one.name for one in getattr(size, what)] != [one.name for one in getattr(profile, what)]:
+            sizes = f"at microbatch {size.minibatch} differ from those at microbatch {profile.minibatch}"
+            raise InputError(f"the {what} {sizes}")
+
+
+def _stated(**fields: Any) -> dict[str, Any]:
+    """The fields that say something; a file leaves out those that are empty, zero or false."""
+    return {name: value for name, value in fields.items() if value}
 
 
 def _measured_fields(size: Profile | Size) -> dict[str, Any]:

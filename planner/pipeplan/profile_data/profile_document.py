@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
-from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor
-from pipeplan.profile_data.sample_work import SampleWork
+from pipeplan.profile_data.layers import Layer, Provenance, SampleWork, Size, Tensor
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profile_data.training_needs import TrainingNeed
 from pipeplan.util.typed import Amount, Bytes, Positive
@@ -80,27 +80,15 @@ class ProfileFields(SizeFields, kw_only=True):
 
     def arguments(self) -> dict[str, Any]:
         """The arguments by which a `Profile` is made."""
-        own = self.record()
+        own, model = self.record(), asdict(self.model)
+        shared = ("provenance", "together", "tied", "peak_bytes", "read_s", "work")
         return {
             **{name: getattr(own, name) for name in Size.__dataclass_fields__},
-            "model_ref": self.model.ref,
-            "model_file": self.model.file,
-            "model_name": self.model.name,
-            "graph_hash": self.model.graph_hash,
-            "dynamic_batch": self.model.dynamic_batch,
-            "granularity": self.model.granularity,
-            "batch_norm": self.model.batch_norm,
-            "lacks": self.model.lacks,
-            "taken_whole": self.model.taken_whole,
-            "unchecked": self.model.unchecked,
-            "provenance": self.provenance,
+            **{f"model_{name}": model.pop(name) for name in ("ref", "name", "file")},
+            **model,
             "optimizer_name": self.optimizer.name,
             "optimizer_state_ratio": self.optimizer.state_bytes_per_parameter_byte,
             "step_s": self.optimizer.step_s,
-            "together": self.together,
-            "tied": self.tied,
-            "peak_bytes": self.peak_bytes,
-            "read_s": self.read_s,
-            "work": self.work,
+            **{name: getattr(self, name) for name in shared},
             "sizes": tuple(size.record() for size in self.sizes),
         }

@@ -68,12 +68,12 @@ def size_at(known: Sequence[Size], minibatch: int, *, pessimistic: bool = False)
 def describe_rescaling(known: Sequence[Size], minibatch: int) -> str:
     """A phrase that tells the user by which method `size_at` obtains the figures."""
     if any(size.minibatch == minibatch for size in known) and len(known) > 1:
-        return f"at its minibatch of {minibatch}"
+        return f"at its microbatch of {minibatch}"
     low, high = (size.minibatch for size in _neighbours(known, minibatch))
     if len(known) == 1:
-        return f"rescaled linearly from minibatch {low} to {minibatch}"
+        return f"rescaled linearly from microbatch {low} to {minibatch}"
     word = "between" if low < minibatch < high else "beyond"
-    return f"at minibatch {minibatch} by the line {word} {low} and {high}"
+    return f"at microbatch {minibatch} by the line {word} {low} and {high}"
 
 
 def _neighbours(known: Sequence[Size], minibatch: int) -> tuple[Size, Size]:

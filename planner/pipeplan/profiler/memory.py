@@ -89,14 +89,14 @@ def out_of_memory_message(
     `resident` is the process's memory at the time when `free` bytes were free, and `requested` the size of the failed
     allocation (0: unknown).
     """
-    at = f" at minibatch {minibatch}" if minibatch else ""
+    at = f" at microbatch {minibatch}" if minibatch else ""
     text = f"{ref!r}{at} does not fit in memory while it is profiled"
     if free is not None:
         text += f": of {show_size(free)} that were free, {show_size(max(0, resident_bytes() - resident))} are in use"
         text += f" and {show_size(requested)} more were requested" if requested else ""
     if traced is not None and minibatch:
         text += f"; {step_memory_text(traced, minibatch)}"
-    return f"{text}; try a smaller --batch"
+    return f"{text}; try a smaller --microbatch"
 
 
 def step_memory_text(traced: TracedModel, minibatch: int) -> str:
@@ -118,8 +118,8 @@ def check_fits_in_memory(ref: str, traced: TracedModel, minibatch: int, free: in
     least = sum(spec.bytes(minibatch) for spec in traced.tensors if spec.requires_grad) // 2
     if free is not None and least > free:
         raise InputError(
-            f"{ref!r} at minibatch {minibatch} does not fit in memory: {step_memory_text(traced, minibatch)}, and "
-            f"{show_size(free)} are free; try a smaller --batch"
+            f"{ref!r} at microbatch {minibatch} does not fit in memory: {step_memory_text(traced, minibatch)}, and "
+            f"{show_size(free)} are free; try a smaller --microbatch"
         )
 
 

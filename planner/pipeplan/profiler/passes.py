@@ -85,7 +85,7 @@ class Passes:
         except Exception as error:
             part = f"{loss_text(self.run.loss)} failed: " if entered[-1:] == [LOSS_LAYER] else ""
             why = f"{part}{describe_error(error)}"
-            raise InputError(f"{ref!r} cannot be run on a minibatch of its data: {why}") from error
+            raise InputError(f"{ref!r} cannot be run on a microbatch of its data: {why}") from error
         self.run.backward(self.clock.measure)
         self.run.watcher = None
         self._clear()
@@ -231,7 +231,7 @@ def _check_outputs(ref: str, layer: str, module: str, outputs: Sequence[Tensor])
     elif any(bool(tensor.isnan().any()) for tensor in outputs if tensor.is_floating_point()):
         where = f" (in the module {module!r})" if module and module != layer else ""
         raise InputError(
-            f"layer {layer!r}{where} of {ref!r} produces NaN on a minibatch of its data: "
+            f"layer {layer!r}{where} of {ref!r} produces NaN on a microbatch of its data: "
             "check the inputs and the initial weights"
         )
 
@@ -257,6 +257,6 @@ def _check_loss(ref: str, loss: Tensor) -> None:
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise InputError(f"the loss of {ref!r} must be a single number, not {shape}")
     if not bool(torch.isfinite(loss).all()):
-        raise InputError(f"the loss of {ref!r} is {loss.item()} on a minibatch of its data: check data and weights")
+        raise InputError(f"the loss of {ref!r} is {loss.item()} on a microbatch of its data: check data and weights")
     if not loss.requires_grad:
         raise InputError(f"the loss of {ref!r} does not depend on any parameter that can be trained")

@@ -113,10 +113,10 @@ def profile_in_process(ref: str, options: ProfilerOptions, progress: Progress, c
 def _device_memory_message(
     ref: str, device: str, minibatch: int | None, error: Exception, traced: TracedModel | None
 ) -> str:
-    at = f" at minibatch {minibatch}" if minibatch else ""
+    at = f" at microbatch {minibatch}" if minibatch else ""
     reason = " ".join(str(error).split())[:200]
     need = f"; {step_memory_text(traced, minibatch)}" if traced is not None and minibatch else ""
-    return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --batch"
+    return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --microbatch"
 
 
 def _trace_and_measure(
@@ -140,8 +140,8 @@ def _trace_and_measure(
     traced_models.append(traced)
     if len(sizes) > 1 and not traced.dynamic_batch:
         raise InputError(
-            f"{ref!r} can only be traced for one minibatch size at a time: give --batch one number, and measure the "
-            "others in runs of their own"
+            f"{ref!r} can only be traced for one microbatch size at a time: give --microbatch one number, and measure "
+            "the others in runs of their own"
         )
     check_fits_in_memory(ref, traced, max(sizes), free)
     measured, first_passes, busy = [], None, _load_processes(options)
@@ -162,7 +162,7 @@ def _trace_and_measure(
             measured.append(_measure(passes, saved, options, BRIEF, busy))
         except Exception as error:  # the model works at its own size, so that a smaller one is not needed
             why = error if isinstance(error, (InputError, LaunchError)) else describe_error(error)
-            remarks.append(f"minibatch {size}, and anything smaller, was not measured: {why}")
+            remarks.append(f"microbatch {size}, and anything smaller, was not measured: {why}")
             break
     remarks += batch_norm_remarks(traced, len(measured))
     remarks += copies_remarks(copies_seconds(first_passes.run, first_passes.clock), measured[0].forward_s)
@@ -207,7 +207,7 @@ def _load_processes(options: ProfilerOptions) -> int:
 
 def _check(options: ProfilerOptions) -> None:
     counts = [
-        *(("minibatch size", size) for size in options.batches),
+        *(("microbatch size", size) for size in options.batches),
         ("number of repeats", options.repeats),
         ("number of processes", options.processes),
         ("number of threads", options.threads),
@@ -220,7 +220,7 @@ def _check(options: ProfilerOptions) -> None:
     if options.processes > MAX_PROCESSES:
         raise InputError(f"the number of processes must be at most {MAX_PROCESSES}, not {options.processes}")
     if len(set(options.batches)) < len(options.batches):
-        raise InputError(f"a minibatch size is given twice: {', '.join(map(str, options.batches))}")
+        raise InputError(f"a microbatch size is given twice: {', '.join(map(str, options.batches))}")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("there is no CUDA device that this torch can use: write --device cpu, or install a CUDA build")
     if options.device == "cuda" and options.processes > 1:
@@ -338,7 +338,7 @@ def _provenance(
     if job.loss is None or job.data is None:
         how += "; without a loss or targets, the backward pass starts from the sum of the outputs"
     notes = dict.fromkeys(
-        f"at minibatch {size.minibatch}, {note}" if len(measured) > 1 else note
+        f"at microbatch {size.minibatch}, {note}" if len(measured) > 1 else note
         for size in measured
         for note in sample_notes(size.samples, size.aim)
     )

@@ -63,7 +63,7 @@ def batch_norm_remarks(traced: TracedModel, sizes: int) -> list[str]:
     """At most one sentence, if the model has BatchNorm and plans may choose among several minibatch sizes."""
     if sizes == 1 or not has_batch_norm(traced):
         return []
-    return ["BatchNorm normalises over one minibatch, so over fewer samples in a plan of smaller minibatches"]
+    return ["BatchNorm normalises over one microbatch, so over fewer samples in a plan of smaller microbatches"]
 
 
 def tie_remarks(traced: TracedModel) -> list[str]:

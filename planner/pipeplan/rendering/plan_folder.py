@@ -19,7 +19,7 @@ from pipeplan.rendering.launcher import Launcher, TemplateContext
 from pipeplan.rendering.launchers import LOCAL
 from pipeplan.rendering.plan_json import FORMAT_VERSION, plan_document, result_document, stage_documents
 from pipeplan.rendering.templates import load_template, render_user_template
-from pipeplan.util.files import Node, write_json, write_text
+from pipeplan.util.files import Node, read_text, write_json, write_text
 from pipeplan_launch.checked_json import with_checksum
 
 if TYPE_CHECKING:
@@ -42,6 +42,17 @@ def refuse_to_overwrite_plan(folder: Path, force: bool) -> None:
         raise InputError(f"{folder} is not empty and holds no plan; give another folder with -o")
     if not force:
         raise InputError(f"{folder} already holds a plan; give another folder with -o, or --force to replace it")
+
+
+def holds_unused_plan(folder: Path) -> bool:
+    """Whether a folder holds a plan as `write_plan` wrote it, with which no run was started."""
+    script = folder / LOCAL.file_name
+    if not script.is_file() or any(folder.glob("runs/*")):
+        return False
+    try:
+        return read_text(script) == launch_script(plan_file.read_plan_document(folder))
+    except InputError:
+        return False
 
 
 def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
@@ -72,7 +83,7 @@ def _write_files(outcome: Outcome, scratch: Path, folder: Path) -> None:
     write_json(scratch / "plan.json", document)
     for index, stage in enumerate(stage_documents(outcome, folder)):
         write_text(scratch / "stages" / f"stage-{index}.json", with_checksum(stage, indent=1))
-    write_text(scratch / LOCAL.file_name, launch_script(document), mode=LOCAL.mode)
+    write_text(scratch / LOCAL.file_name, launch_script(Node(document, "the plan")), mode=LOCAL.mode)
 
 
 def _move_in(scratch: Path, folder: Path) -> None:
@@ -115,7 +126,7 @@ def launch_file_text(
     *,
     template: Path | None = None,
     output: Path | None = None,
-    command: str = "pipeplan render",
+    command: str = "pipeplan export",
 ) -> str:
     """The text of a file that starts the plan of a folder, rendered from the template of `launcher` or of the user.
 
@@ -160,7 +171,7 @@ def write_launch_file(
     write_text(path, content, mode=mode)
 
 
-def launch_script(document: Mapping[str, Any]) -> str:
+def launch_script(plan: Node) -> str:
     """The text of launch.sh for a plan.json. Every value in it is quoted for the shell."""
-    context = TemplateContext.of(Node(document, "the plan"))
+    context = TemplateContext.of(plan)
     return load_template(LOCAL.template).render(LOCAL.variables(context, {}))

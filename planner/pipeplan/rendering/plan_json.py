@@ -18,14 +18,15 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.cost.flush import BatchTime
 from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
-from pipeplan.cost.stage_times import awaited_exchange_s, group_allreduce_time
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE, SPLITTING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import not_taken_because
-from pipeplan.profile_data.job_fields import located_fields
+from pipeplan.problem.options import Sharding
+from pipeplan.problem.plan_file import PLAN_FORMAT
 from pipeplan.profile_data.profile import Profile
-from pipeplan.simulation.from_plan import exposed_sync_s
+from pipeplan.profile_data.training_needs import located_fields
+from pipeplan.simulation.from_plan import stage_figures
 
 if TYPE_CHECKING:
     from pipeplan.planning.baselines import Baseline
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from pipeplan.planning.outcome import Outcome
     from pipeplan.solvers.result import Result
 
-PLAN_FORMAT, STAGE_FORMAT = "pipeplan-plan", "pipeplan-stage"
-FORMAT_VERSION = 1
+STAGE_FORMAT, FORMAT_VERSION = "pipeplan-stage", 1
 
 
 def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any]:
@@ -62,6 +62,7 @@ def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any
         "cluster": outcome.problem.cluster.to_json() | {"digest": outcome.problem.cluster.digest()},
         "options": _options(outcome),
         "plan": outcome.plan.to_json() | {"config": outcome.plan.config},
+        "data_parallel": outcome.problem.options.data_parallel(outcome.plan),
         "updates": None if outcome.plan.inference else _updates(outcome),
         "choice": None if outcome.choice is None else outcome.choice.to_json(),
         "stated": {
@@ -75,7 +76,7 @@ def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any
             "bound_by": score.bound,
             "copies_synchronisation_s": score.copies_s,
             "batch": None if score.batch is None else _batch(score.batch),
-            "stages": [_stage_prediction(outcome, index) for index in range(len(outcome.plan.stages))],
+            "stages": _stage_predictions(outcome),
         },
         "throughput": outcome.throughput.to_json(),
         "simulation": _simulation(outcome.figure),
@@ -110,8 +111,8 @@ def _options(outcome: Outcome) -> dict[str, Any]:
         del options["correction"]
     if options["virtual_stages"] is None:
         del options["virtual_stages"]
-    if not options["shard_optimizer"]:
-        del options["shard_optimizer"]
+    if options["sharding"] == Sharding.NONE:
+        del options["sharding"]
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
 
 
@@ -211,13 +212,14 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
             for stage in plan.stages
         ],
         "links": planned_links(outcome, sum(sizes)),
+        "data_parallel": problem.options.data_parallel(plan),
         **({"shard_optimizer": True} if problem.options.shard_optimizer else {}),
     }
     return [
         shared
         | {"stage": index, "layers": list(stage.layers)}
-        | {"prediction": _stage_prediction(outcome, index) | _worker_prediction(outcome, index)}
-        for index, stage in enumerate(plan.stages)
+        | {"prediction": prediction | _worker_prediction(outcome, index)}
+        for index, (stage, prediction) in enumerate(zip(plan.stages, _stage_predictions(outcome), strict=True))
     ]
 
 
@@ -227,33 +229,21 @@ def _batch(batch: BatchTime) -> dict[str, Any]:
     return {key: value for key, value in parts.items() if value or key != "order_s"}
 
 
-def _stage_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
-    """Prediction for one stage, per minibatch on one replica, which the executor compares with its measurements."""
-    stages = outcome.evaluation.stages
-    stage, before = stages[index], stages[index - 1] if index else None
-    links, waiting = Links.of(outcome.problem.cluster), {}
-    worker_bytes = outcome.problem.cluster.executor.worker_bytes
-    if (left_s := exposed_sync_s(outcome.plan, outcome.problem, links, index)) is not None:
-        waiting = {"exposed_sync_s": left_s}
-    return {
-        "minibatch_s": outcome.evaluation.pace_s,
-        "forward_s": stage.layers_forward_s,
-        "backward_s": stage.layers_backward_s,
-        "update_s": stage.update_s,
-        **({"weights_s": stage.weights_s} if stage.weights_s else {}),
-        **({"executor_s": stage.executor_s} if stage.executor_s else {}),
-        "sync_s": group_allreduce_time(outcome.plan, outcome.problem, links, index)
-        + awaited_exchange_s(outcome.plan, outcome.problem, index),
-        **waiting,
-        "receive_bytes": before.boundary_bytes if before else 0,
-        "send_bytes": stage.boundary_bytes,
-        "send_gradient_bytes": before.boundary_gradient_bytes if before else 0,
-        "receive_gradient_bytes": stage.boundary_gradient_bytes,
-        "parameter_bytes": stage.parameter_bytes,
-        "minibatch_bytes": round(stage.minibatch_bytes),
-        "memory_bytes": round(stage.memory_bytes),
-        **({"worker_bytes": round(worker_bytes)} if worker_bytes else {}),
-    }
+def _stage_predictions(outcome: Outcome) -> list[dict[str, Any]]:
+    """Predictions for all stages, per minibatch on one replica, which the executor compares with its measurements."""
+    worker_bytes = round(outcome.problem.cluster.executor.worker_bytes)
+    return [
+        {
+            "minibatch_s": outcome.evaluation.pace_s,
+            **{
+                name: value
+                for name, value in asdict(stage).items()
+                if value is not None and (value or name not in ("weights_s", "executor_s"))
+            },
+            **({"worker_bytes": worker_bytes} if worker_bytes else {}),
+        }
+        for stage in stage_figures(outcome.plan, outcome.problem, outcome.evaluation)
+    ]
 
 
 def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def plan_changes(
     layers = {layer.name: layer for layer in profile.layers}
     return PlanChanges(
         workers=tuple(_workers(old, new, remaining, layers, profile.optimizer_state_ratio)),
-        shifts=tuple(_shifts(_stage_of(old), new)),
+        shifts=tuple(_shifts(old, new)),
         batches=() if new.inference else tuple(_batches(old, new, profile, minibatch_was)),
     )
 
@@ -124,11 +124,8 @@ def _state_bytes(layer: Layer, ratio: float) -> int:
     return layer.parameter_bytes + layer.buffer_bytes + round(ratio * layer.parameter_bytes)
 
 
-def _stage_of(plan: Plan) -> dict[str, int]:
-    return {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
-
-
-def _shifts(stage_was: Mapping[str, int], new: Plan) -> Iterator[LayerShift]:
+def _shifts(old: Plan, new: Plan) -> Iterator[LayerShift]:
+    stage_was = {name: index for index, stage in enumerate(old.stages) for name in stage.layers}
     for index, stage in enumerate(new.stages):
         for was, names in groupby(stage.layers, lambda name: stage_was[name]):
             yield LayerShift(tuple(names), was, index)

@@ -37,7 +37,7 @@ def read_old_plan(path: Path, profile_file: Path | None = None) -> tuple[Problem
     profile = profile_of_plan(root, file, profile_file)
     document = PlanDocument.of(root)
     if not document.pace_s > 0:
-        raise InputError(f"{file} cannot be replanned: it states no pace")
+        raise InputError(f"{file} cannot be replanned: it states no step time")
     try:
         check_structure(document, _model(document, profile))
     except InputError as error:

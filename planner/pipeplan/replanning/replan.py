@@ -14,8 +14,9 @@ from typing import Any
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.sharded import sharded_plan
 from pipeplan.problem.cuts import enumerate_cuts
-from pipeplan.problem.options import Options
+from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.replanning.migration import BatchChange, PlanChanges, plan_changes
@@ -184,6 +185,8 @@ RELAXED: dict[str, dict[str, Any]] = {
 def relax_options(options: Options, names: Iterable[str]) -> Options:
     """The options without the constraints of the options of `RELAXED` that are named."""
     changes = {field: value for name in names for field, value in RELAXED[name].items()}
+    if "stages" in changes and options.sharding.divides_weights:
+        changes["sharding"] = Sharding.NONE  # Only a plan of one stage divides the weights.
     return replace(options, **changes)
 
 
@@ -192,19 +195,12 @@ def helpful_options(problem: Problem, deadline: Deadline = NO_DEADLINE) -> list[
     options = [
         f"--relax {name}"
         for name in RELAXED
-        if _changes(problem.options, name) and _fits(_without(problem, name), deadline)
+        if (free := relax_options(problem.options, [name])) != problem.options
+        and _fits(replace(problem, options=free), deadline)
     ]
     if problem.profile.dynamic_batch:
         options += [f"--microbatch {size}" for size in _first_that_fits(problem, deadline)]
     return options
-
-
-def _changes(options: Options, name: str) -> bool:
-    return relax_options(options, [name]) != options
-
-
-def _without(problem: Problem, name: str) -> Problem:
-    return replace(problem, options=relax_options(problem.options, [name]))
 
 
 def _first_that_fits(problem: Problem, deadline: Deadline) -> Iterator[int]:
@@ -219,6 +215,8 @@ def _first_that_fits(problem: Problem, deadline: Deadline) -> Iterator[int]:
 
 def _fits(problem: Problem, deadline: Deadline) -> bool:
     """Whether a problem is found to have a plan before the deadline."""
+    if problem.options.sharding.divides_weights:
+        return sharded_plan(problem) is not None
     try:
         return dynamic_program.is_feasible(problem, enumerate_cuts(problem, _MOST_CUTS, deadline), deadline.at)
     except OutOfTime:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pipeplan.replanning.migration import BatchChange, WorkerChange
 from pipeplan.replanning.replan import ReplanReport
-from pipeplan.util.text import one_line
+from pipeplan.util.text import number_ranges, one_line
 from pipeplan.util.units import show_pace, show_size, show_time
 
 MOST_COMMANDS = 16
@@ -42,7 +42,7 @@ def _pace(report: ReplanReport) -> Text:
     return Text.assemble(
         f"Before {old.plan.config}, {show_time(old.pace_s)} a minibatch, {show_pace(before)} samples/s; now "
         f"{outcome.plan.config}, {show_time(outcome.predicted_s)}, {show_pace(now)} samples/s: ",
-        (f"{now / before:.0%} of the pace", "bold"),
+        (f"{now / before:.0%} of the throughput", "bold"),
         f" on {workers:.0%} of the workers.",
     )
 
@@ -57,8 +57,8 @@ def _workers(report: ReplanReport) -> Table:
         workers = list(group)
         first = workers[0]
         table.add_row(
-            _numbers([worker.number for worker in workers]),
-            "?" if first.was is None else _numbers([worker.was for worker in workers if worker.was is not None]),
+            number_ranges([worker.number for worker in workers]),
+            "?" if first.was is None else number_ranges([worker.was for worker in workers if worker.was is not None]),
             str(first.server),
             str(report.left.servers[first.server]) if report.left.servers else "?",
             _stages(first.stages),
@@ -72,14 +72,6 @@ def _workers(report: ReplanReport) -> Table:
 def _alike(worker: WorkerChange) -> tuple[object, ...]:
     """The properties that consecutive workers must share to be shown in one row."""
     return worker.server, worker.stages, worker.stages_was, worker.taken, worker.was is None
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    """Numbers as `0-2` if they are consecutive, else as `0,2`."""
-    first, last = numbers[0], numbers[-1]
-    if len(numbers) > 1 and list(numbers) == list(range(first, last + 1)):
-        return f"{first}-{last}"
-    return ",".join(str(number) for number in numbers)
 
 
 def _stages(indices: Sequence[int]) -> str:
@@ -109,14 +101,11 @@ def _state(report: ReplanReport) -> list[str]:
 
 def _update(batch: BatchChange) -> str:
     samples = f"{batch.samples} samples, before {batch.samples_was}"
+    now = f"{batch.minibatches} minibatch{'es' * (batch.minibatches != 1)}"
     return (
-        f"an update of {layer_span(batch.layers)} averages {_minibatches(batch.minibatches)} instead of "
-        f"{batch.minibatches_was} ({samples}): learning rate × {batch.rate:.3g}"
+        f"an update of {layer_span(batch.layers)} averages {now} instead of {batch.minibatches_was} ({samples}): "
+        f"learning rate × {batch.rate:.3g}"
     )
-
-
-def _minibatches(count: int) -> str:
-    return f"{count} minibatch{'es' * (count != 1)}"
 
 
 def resume_lines(report: ReplanReport) -> Iterator[str]:

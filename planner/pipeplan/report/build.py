@@ -6,41 +6,41 @@ The page is a single HTML file that contains its styles, its scripts and the doc
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import asdict
 
 from pipeplan._version import __version__
 from pipeplan.cost.throughput import Throughput
-from pipeplan.explanation.second_best import Alternatives
+from pipeplan.drawing.model_graph import ModelGraph, layer_groups, model_graph
+from pipeplan.drawing.svg import graph_svg
+from pipeplan.drawing.tables import describe_cluster
+from pipeplan.explanation.explain import SIMULATING_S
+from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_figures
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.updates import Updates
-from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.rendering import templates
-from pipeplan.report import (
-    bounds,
-    comparisons,
-    labels,
-    links,
-    measured,
-    model_graph,
-    stages,
-    text_alternative,
-    timeline,
-)
+from pipeplan.report import comparisons, loads, sentences, stages, timeline
+from pipeplan.report.comparisons import short_config
 from pipeplan.report.document import PlanReport
-from pipeplan.report.source import ProfiledProblem, ReportSource
-from pipeplan.report.timeline import simulate_for_report
-from pipeplan.run_data.run_folder import MeasuredRun
+from pipeplan.report.source import ReportSource
+from pipeplan.run_data.run_folder import ALL_REDUCE, MeasuredRun, StageSummary
 from pipeplan.util import files
+from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import one_line
 from pipeplan.util.typed import decode
 
-MAX_SERVERS = 256
-"""Most servers whose workers are listed."""
 MAX_CUTS = 50_000
 """Most cuts that are enumerated."""
-QUICK_RUNNER_UP, QUICK_SCALING = 1_000, 5_000
-"""Largest number of cuts times workers at which the runner-up, and plans for other numbers of servers, are searched for
-without `--thorough`. The search then takes some tenths of a second."""
+QUICK_SEARCH = 1_000
+"""Largest number of cuts times workers at which the runner-up is searched for without `--thorough`. The search then
+takes some tenths of a second."""
+COMPARED_FIGURES = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
+"""Figures of a stage that are both predicted and measured."""
+MEASURED_FIGURES = ("load_s", "send_s", "other_s")
+"""Figures of a stage that are only measured."""
 # Characters that could end the script element around the document, or begin another. JSON parsers read the escapes
 # as the same characters.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -49,59 +49,62 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 def build_report(source: ReportSource, run: MeasuredRun | None = None, *, thorough: bool = False) -> PlanReport:
     """The report on a plan, and on a run of it if there is one.
 
-    With `thorough`, searches that may take minutes are made too.
+    With `thorough`, searches that may take minutes are made too. Raises `InputError` where the run is of another plan.
     """
-    simulated = simulate_for_report(source.scenario)
+    simulated = timeline.simulate_for_report(source.scenario)
     shown = timeline.pipeline_timeline(simulated, run)
-    alternatives, curve = _searched(source, thorough)
+    others = _runner_up(source, thorough)
+    made = plan_facts(source)
     report = PlanReport(
-        title=labels.report_title(source),
+        title=f"{made['model'] or 'a model'} as {made['config']} on cluster {made['cluster']}",
         pipeplan=__version__,
-        made=plan_facts(source),
-        prediction=predicted_pace(source) | {"bounds": bounds.bound_rows(source)[: bounds.MAX_BOUNDS]},
-        measured=None if run is None else measured.measured_section(run),
+        made=made,
+        prediction=predicted_figures(source),
+        measured=None if run is None else _measured(run),
         stages=stages.stage_rows(source),
-        graph=model_graph.model_graph(source),
-        placement=stages.placement_rows(source, MAX_SERVERS),
+        graph=_graph(source),
+        placement=stages.placement_rows(source),
         timeline=shown,
-        links=links.link_rows(source, simulated, measured.allreduce_shares(run) if run is not None else {})[
-            : links.MAX_LINKS
-        ],
-        memory=stages.memory_rows(
-            source, simulated, shown.end_s, measured.measured_peaks(run) if run is not None else {}
-        ),
-        comparisons=comparisons.comparison_rows(source, alternatives),
-        scaling=curve,
-        certificate=bounds.certificate_section(source),
+        memory=stages.memory_rows(source, simulated, shown.end_s, {} if run is None else _measured_peaks(run)),
+        loads=loads.load_rows(source, simulated, {} if run is None else _allreduce_shares(run)),
+        comparisons=comparisons.comparison_rows(source, others),
+        certificate=comparisons.certificate_section(source),
         words={},
         notes=[],
     )
-    return text_alternative.with_text(report, source, simulated, run, alternatives)
+    words = sentences.section_sentences(report, source, simulated, run, others)
+    return replace(report, words=words, notes=list(sentences.report_notes(report, source)))
 
 
-def _searched(source: ReportSource, thorough: bool) -> tuple[Alternatives | None, dict[str, Any] | None]:
-    """The runner-up and the scaling curve; None for a search that would take too long."""
+def _graph(source: ReportSource) -> ModelGraph | None:
+    """The drawing of the model, whose layers are grouped by stage; None without the profile."""
+    if source.known is None:
+        return None
+    stage_of = {name: index for index, stage in enumerate(source.plan.stages) for name in stage.layers}
+    return model_graph(source.known.profile, *layer_groups(source.known.profile, stage_of))
+
+
+def _runner_up(source: ReportSource, thorough: bool) -> Alternatives | None:
+    """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`.
+
+    None for a search that would take too long.
+    """
     known = source.known
     if known is None:
-        return None, None
-    if not thorough and len(known.problem.units) * known.problem.cluster.workers > QUICK_SCALING:
-        return None, None
+        return None
+    workers = known.problem.cluster.workers
+    if not thorough and len(known.problem.units) * workers > QUICK_SEARCH:
+        return None
     cuts = enumerate_cuts(known.problem, MAX_CUTS)
-    alternatives = curve = None
-    if thorough or _size(known, cuts) <= QUICK_RUNNER_UP:
-        alternatives = comparisons.find_runner_up(source, known, cuts, thorough=thorough)
-    if thorough or _size(known, cuts) <= QUICK_SCALING:
-        curve = comparisons.scaling_points(known, cuts, source.plan, source.pace_s)
-    return alternatives, curve
-
-
-def _size(known: ProfiledProblem, cuts: Cuts) -> int:
-    return len(cuts.ideals) * known.problem.cluster.workers
+    if not thorough and len(cuts.ideals) * workers > QUICK_SEARCH:
+        return None
+    found = find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
+    return with_figures(found, known.problem, Deadline.after(SIMULATING_S))
 
 
 def plan_facts(source: ReportSource) -> dict[str, Any]:
     """The origin of the figures, and the model, cluster and schedule of the plan."""
-    profile = source.root["profile"]
+    profile, plan = source.root["profile"], source.plan
     minibatch = profile["minibatch"].integer(minimum=1)
     return {
         "model": one_line(profile["model"].text()),
@@ -110,16 +113,16 @@ def plan_facts(source: ReportSource) -> dict[str, Any]:
         "profile_how": one_line(profile["how"].text()),
         "profile_device": one_line(source.known.profile.provenance.device_name) if source.known else "",
         "cluster": one_line(source.cluster.name),
-        "cluster_described": labels.cluster_text(source.cluster),
+        "cluster_described": describe_cluster(source.cluster),
         "workers": source.cluster.workers,
-        "busy": source.plan.busy,
-        "config": labels.short_config(source.plan.config),
-        "copies": source.plan.copies,
+        "busy": plan.busy,
+        "config": short_config(plan.config),
+        "copies": plan.copies,
         "schedule": source.root["plan"]["schedule"].text(),
-        "accumulate": source.plan.accumulate,
-        "updates": "" if source.plan.inference else Updates.of(source.plan, minibatch).text,
+        "accumulate": plan.accumulate,
+        "updates": "" if plan.inference else Updates.of(plan, minibatch).text,
         "learning": _learning(source),
-        "mode": "inference" if source.plan.inference else "training",
+        "mode": "inference" if plan.inference else "training",
         "pipeplan": one_line(source.root["pipeplan"].text()),
         "digest": profile["digest"].text(),
     }
@@ -134,24 +137,56 @@ def _learning(source: ReportSource) -> str:
     return "" if known is None else one_line(known.text)
 
 
-def predicted_pace(source: ReportSource) -> dict[str, Any]:
-    """The stated pace, that of the formulas, and the resource that bounds that."""
-    pace = source.step_s
+def predicted_figures(source: ReportSource) -> dict[str, Any]:
+    """The step time, that of the formulas, the resource that limits the latter, and the throughput in other units."""
+    step_s, node = source.step_s, source.root.get("throughput")
     samples = source.root["profile"]["minibatch"].integer(minimum=1)
     return {
-        "minibatch_s": pace,
+        "minibatch_s": step_s,
         "formulas_s": source.pace_s,
-        "minibatches_per_s": 1 / pace if pace else None,
-        "samples_per_s": samples / pace if pace else None,
+        "minibatches_per_s": 1 / step_s if step_s else None,
+        "samples_per_s": samples / step_s if step_s else None,
         "bound_by": one_line(source.root["prediction"]["bound_by"].text()),
-        "in_units": _throughput_lines(source),
+        "in_units": [] if node is None else [one_line(line) for line in decode(node, Throughput).lines],
     }
 
 
-def _throughput_lines(source: ReportSource) -> list[str]:
-    """Tokens per second, share of the peak, prices and hours, as far as plan.json knows them."""
-    node = source.root.get("throughput")
-    return [] if node is None else [one_line(line) for line in decode(node, Throughput).lines]
+def _measured(run: MeasuredRun) -> dict[str, Any]:
+    """The measured step time, the first cause of its difference from the prediction, and the figures of every stage."""
+    summary, step = run.summary, run.summary.minibatch_s
+    return {
+        "run": one_line(run.folder.name),
+        "minibatch_s": step.measured,
+        "minibatches_per_s": 1 / step.measured if step.measured else None,
+        "samples_per_s": summary.minibatch / step.measured if step.measured and summary.minibatch else None,
+        "ratio": step.ratio,
+        "minibatches": summary.steady_minibatches,
+        "includes_fill": summary.includes_fill,
+        "cause": one_line(summary.cause.text) if summary.cause else "",
+        "stages": [_measured_stage(stage) for stage in summary.stages],
+    }
+
+
+def _measured_stage(stage: StageSummary) -> dict[str, Any]:
+    figures = {name: asdict(getattr(stage, name)) for name in COMPARED_FIGURES}
+    figures |= {name: getattr(stage.measured, name) for name in MEASURED_FIGURES}
+    return {"stage": stage.stage, "workers": list(stage.workers), **figures}
+
+
+def _allreduce_shares(run: MeasuredRun) -> dict[int, float]:
+    """Share of the recorded time in which all-reduces of a stage ran, as the mean over its workers, by stage."""
+    end_s = max((interval.end_s for timeline in run.timelines.values() for interval in timeline), default=0.0)
+    shares: dict[int, list[float]] = {}
+    for recorded in run.recorded.values():
+        busy_s = sum(interval.duration_s for interval in recorded.intervals if interval.kind == ALL_REDUCE)
+        shares.setdefault(recorded.stage, []).append(busy_s / end_s if end_s else 0.0)
+    return {stage: sum(of_workers) / len(of_workers) for stage, of_workers in shares.items()}
+
+
+def _measured_peaks(run: MeasuredRun) -> dict[int, int]:
+    """Measured peak memory of the fullest worker of every stage, in bytes, by stage."""
+    sizes = {stage.stage: stage.memory_bytes.measured for stage in run.summary.stages}
+    return {stage: round(size) for stage, size in sizes.items() if size is not None}
 
 
 def script_safe_json(document: dict[str, Any]) -> str:
@@ -170,5 +205,8 @@ def report_page(document: dict[str, Any]) -> str:
         for kind in ("css", "js")
     }
     return templates.load_template("report.html.j2").render(
-        title=document["title"], document=script_safe_json(document), **parts
+        title=document["title"],
+        document=script_safe_json(document),
+        graph=graph_svg(document["graph"], "The layers of the model") if document["graph"] else "",
+        **parts,
     )

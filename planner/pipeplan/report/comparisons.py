@@ -1,38 +1,40 @@
-"""Comparison of the plan with other ways to use the cluster, and with the best plans for clusters of other sizes."""
+"""Comparison of the plan with other ways to use the cluster, and what is shown of faster plans."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from msgspec import Struct
 
 from pipeplan.checker.proof import NOT_SHOWN
-from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.errors import InputError
-from pipeplan.explanation.explain import STATING_S
-from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_figures
-from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import data_parallelism
-from pipeplan.planning.fast import ScoredPlan, best_plan
+from pipeplan.drawing import tables
+from pipeplan.explanation.second_best import Alternatives
 from pipeplan.planning.verdict import TOLERANCE
-from pipeplan.problem.cuts import Cuts
-from pipeplan.report.document import Comparison, table_columns
-from pipeplan.report.labels import short_config
-from pipeplan.report.source import ProfiledProblem, ReportSource
-from pipeplan.util.deadline import Deadline
+from pipeplan.report.document import Comparison
+from pipeplan.report.source import ReportSource
 from pipeplan.util.text import one_line
 from pipeplan.util.typed import Amount, decode
 
 BEST = "best "
 """Begins the name of a baseline that plan.json states to be the best of its kind."""
-MAX_WORKERS = 8192
-"""Most workers of a larger cluster that is planned for."""
-_NAMES = ("servers", "workers", "minibatch_s", "samples_per_s", "config", "data_parallelism_s", "fits")
+MAX_CONFIG_LENGTH = 24
+"""Most characters of a configuration. A longer one is described by its number of stages."""
+UNCHECKED = "The profile is not available, so nothing that plan.json states was checked."
+SEARCHED_SPACE = (
+    "The searched space has all pipelines whose stages follow the order of the worker numbers, each on consecutive "
+    "workers, and copies of such a pipeline in all components of a level."
+)
+COVERED = (
+    "`pipeplan solve` writes a certificate for asynchronous schedules and for inference, on equal servers, where "
+    "checking it takes seconds."
+)
+LIMITS = (
+    "This is about the predicted times: the profile's figures, the cluster's rates and the cost model. "
+    "It says nothing about the times that a run will measure."
+)
 
 
-class StatedBaseline(Struct):
+class PlanBaseline(Struct):
     """A baseline in plan.json."""
 
     name: str
@@ -55,7 +57,7 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
     No check verifies a baseline, and the remark says so.
     """
     rows = [Comparison("this plan", short_config(source.plan.config), source.step_s, 1.0, "")]
-    for one in decode(source.root["baselines"], tuple[StatedBaseline, ...]):
+    for one in decode(source.root["baselines"], tuple[PlanBaseline, ...]):
         name = one_line(one.name.removeprefix(BEST))
         rows.append(Comparison(name, short_config(one.config), one.pace_s, one.gain, _remark(one)))
     if others is not None and others.second is not None:
@@ -71,7 +73,7 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
     return rows
 
 
-def _remark(baseline: StatedBaseline) -> str:
+def _remark(baseline: PlanBaseline) -> str:
     """The remark on a baseline, with what is stated and not shown."""
     remarks = [one_line(baseline.not_taken), one_line(baseline.remark)]
     if baseline.name.startswith(BEST) and baseline.minibatch_s is not None:
@@ -79,61 +81,26 @@ def _remark(baseline: StatedBaseline) -> str:
     return "; ".join([*filter(None, remarks), NOT_SHOWN])
 
 
-def find_runner_up(source: ReportSource, known: ProfiledProblem, cuts: Cuts, *, thorough: bool) -> Alternatives:
-    """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`."""
-    found = find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
-    return with_figures(found, known.problem, Deadline.after(STATING_S))
+def certificate_section(source: ReportSource) -> dict[str, Any]:
+    """The section `certificate` of the report: `proven`, `gap`, `bound_s` and the sentences.
 
-
-def scaling_points(known: ProfiledProblem, cuts: Cuts, plan: Plan, pace_s: float) -> dict[str, Any] | None:
-    """The best plans that the dynamic program finds, and data parallelism; None if the cluster can have no other size.
-
-    At the size of the plan's own cluster, the plan itself is listed with its pace.
+    All of it is what the check of plan.json establishes. What the file itself says about a proof is not repeated.
     """
-    current, rows = known.problem.cluster, []
-    for cluster in _other_sizes(current):
-        own = cluster.workers == current.workers
-        try:
-            problem = replace(known.problem, cluster=cluster)
-            best = ScoredPlan(plan, pace_s) if own else best_plan(problem, cuts)
-        except InputError:
-            continue
-        pace = best.pace_s if best is not None else None
-        baseline = data_parallelism(problem)
-        rows.append(
-            (
-                cluster.servers,
-                cluster.workers,
-                pace,
-                known.profile.minibatch / pace if pace else None,
-                short_config(best.plan.config) if best is not None else "",
-                baseline.pace_s,
-                not baseline.remark,
-            )
-        )
-    if len(rows) < 2:
-        return None
-    return {"points": table_columns(_NAMES, rows), "here": [row[1] for row in rows].index(current.workers)}
+    checked = source.checked
+    shown = None if checked is None else checked.shown
+    sentences = [UNCHECKED if checked is None else f"{checked.proof[:1].upper()}{checked.proof[1:]}."]
+    if shown is not None:
+        sentences += [SEARCHED_SPACE, "`pipeplan check` verifies this without the solvers."]
+    elif checked is None or checked.wrong is None:
+        sentences.append(COVERED)
+    return {
+        "proven": shown is not None and shown.optimal,
+        "gap": None if shown is None else shown.gap,
+        "bound_s": None if shown is None else shown.bound_s,
+        "sentences": [*sentences, LIMITS],
+    }
 
 
-def _other_sizes(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with its own number of servers, and with powers of two up to twice that number.
-
-    A uniform cluster of one server has its number of workers varied instead, up to its own.
-    """
-    if cluster.servers == 1 and cluster.uniform:
-        inner, *above = cluster.levels
-        for count in _counts(inner.count, inner.count):
-            yield replace(cluster, levels=(replace(inner, count=count), *above))
-        return
-    for count in _counts(cluster.servers, 2 * cluster.servers):
-        try:
-            resized = cluster.with_servers(count)
-        except InputError:
-            continue
-        if resized.workers <= max(MAX_WORKERS, cluster.workers):
-            yield resized
-
-
-def _counts(own: int, most: int) -> list[int]:
-    return sorted({own, *(2**power for power in range(most.bit_length()) if 2**power <= most)})
+def short_config(config: str) -> str:
+    """A configuration, or its number of stages if it is long."""
+    return tables.short_config(one_line(config), MAX_CONFIG_LENGTH)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+from pipeplan.drawing.model_graph import ModelGraph
+
 REPORT_FORMAT, REPORT_VERSION = "pipeplan-report", 1
 SIGNIFICANT_DIGITS = 6
 """Significant digits of numbers that are not integers."""
@@ -18,15 +20,22 @@ Columns = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
-class ResourceBound:
-    """One resource, and the time that it spends on a minibatch."""
+class LoadRow:
+    """How long a minibatch keeps one resource busy, and the traffic over it if it is a link."""
 
-    what: str
+    name: str
     seconds: float
     share: float
-    """`seconds` as a share of the pace."""
+    """`seconds` as a share of the step time by the formulas."""
     binds: bool
-    """Whether the plan names this resource as the bound of the pace."""
+    """Whether the plan names this resource as the one that limits the step time."""
+    part: bool
+    """Whether it is a part of a batch of a schedule with a flush; the shares of the parts add up to 1."""
+    rate: float | None = None
+    bytes_per_minibatch: float | None = None
+    simulated_busy: float | None = None
+    """Share of the simulated time in which the link is busy; None where it is not simulated by itself."""
+    measured_busy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,23 +67,6 @@ class StageRow:
 
 
 @dataclass(frozen=True)
-class ModelGraph:
-    """The layers, or groups of layers, with their positions in the drawing."""
-
-    width: float
-    height: float
-    w: float
-    h: float
-    """Width (`w`) and height (`h`) of every node."""
-    nodes: Columns
-    """Columns: name, op, layers (their number), stage, x, y, forward_s, backward_s, parameter_bytes, output_bytes."""
-    edges: list[tuple[int, int]]
-    bends: list[list[float]]
-    """For edges with bends: [edge, x1, y1, x2, y2, …], from producer to consumer."""
-    note: str
-
-
-@dataclass(frozen=True)
 class PipelineTimeline:
     """The activity of workers over time, predicted and measured."""
 
@@ -92,8 +84,8 @@ class PipelineTimeline:
     omitted: str
 
 
-INTERVAL_KINDS = ("forward", "backward", "weights", "update", "wait", "all-reduce")
-"""Kinds of the intervals of a timeline."""
+INTERVAL_KINDS = ("forward", "backward", "weights", "update", "all-reduce")
+"""Kinds of the intervals of a timeline. In between a worker waits."""
 
 
 @dataclass(frozen=True)
@@ -112,22 +104,6 @@ class StageMemory:
 
 
 @dataclass(frozen=True)
-class LinkTraffic:
-    """Traffic over one link or network card."""
-
-    name: str
-    kind: str
-    """`boundary`, `all-reduce` or `card`."""
-    rate: float
-    bytes_per_minibatch: float
-    busy: float
-    """Share of the time in which the link is busy."""
-    simulated: bool
-    """Whether `busy` is from the simulation. Otherwise it is the load divided by the pace."""
-    measured_busy: float | None = None
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The plan itself, or another way to use the cluster."""
 
@@ -135,7 +111,7 @@ class Comparison:
     config: str
     minibatch_s: float | None
     gain: float | None
-    """Pace of the plan relative to this one: 2 if the plan is twice as fast."""
+    """Throughput of the plan relative to this one: 2 if the plan is twice as fast."""
     remark: str
 
 
@@ -152,13 +128,12 @@ class PlanReport:
     graph: ModelGraph | None
     placement: list[dict[str, Any]]
     timeline: PipelineTimeline
-    links: list[LinkTraffic]
     memory: list[StageMemory]
+    loads: list[LoadRow]
     comparisons: list[Comparison]
-    scaling: dict[str, Any] | None
     certificate: dict[str, Any]
     words: dict[str, list[str]]
-    """Description of each section in sentences, by the section's name."""
+    """Sentences on the sections, by the section's name: what its figures do not say."""
     notes: list[str]
     """Notes on the report as a whole."""
 
@@ -172,7 +147,8 @@ class PlanReport:
 def rounded_json(value: Any) -> Any:
     """The value with rounded numbers, integers where possible. Dataclasses become objects, and tuples lists."""
     if isinstance(value, float):
-        return _rounded(value)
+        rounded = float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+        return int(rounded) if rounded.is_integer() else rounded
     if is_dataclass(value):
         return {field.name: rounded_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
@@ -180,11 +156,6 @@ def rounded_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [rounded_json(item) for item in value]
     return value
-
-
-def _rounded(value: float) -> float | int:
-    rounded = float(f"{value:.{SIGNIFICANT_DIGITS}g}")
-    return int(rounded) if rounded.is_integer() else rounded
 
 
 def table_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:

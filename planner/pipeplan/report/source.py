@@ -82,7 +82,7 @@ def read_report_source(root: Node, profile: Profile | None) -> ReportSource:
         problem, plan = plan_file.plan_from_document(root, profile)
         known = ProfiledProblem(problem, evaluate(plan, problem))
         if not math.isfinite(known.score.pace_s):
-            root["plan"].fail("its depths allow no steady pace: solve again with --force")
+            root["plan"].fail("its depths allow no steady state: solve again with --force")
     return ReportSource(
         root, Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"]), simulated, known, checked
     )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import formulas
+from pipeplan.drawing.tables import server_numbers
 from pipeplan.report.document import StageMemory, StageRow, table_columns
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
+from pipeplan.simulation.memory import memory_over_time
 from pipeplan.simulation.scenario import PredictedStage
 from pipeplan.util.text import one_line
 
+MAX_SERVERS = 256
+"""Most servers whose workers are listed."""
 MAX_MEMORY_STAGES = 100
 """Most stages that are shown."""
 MAX_MEMORY_POINTS = 8_000
@@ -29,7 +32,7 @@ def stage_rows(source: ReportSource) -> list[StageRow]:
                 first=one_line(stage.layers[0]) if stage.layers else "",
                 last=one_line(stage.layers[-1]) if stage.layers else "",
                 workers=list(stage.workers),
-                servers=server_ranges(stage.workers, source.cluster),
+                servers=server_numbers(stage.workers, source.cluster),
                 depth=stage.depth,
                 versions=stage.versions,
                 recompute=stage.recompute,
@@ -46,17 +49,6 @@ def stage_rows(source: ReportSource) -> list[StageRow]:
             )
         )
     return rows
-
-
-def server_ranges(workers: Iterable[int], cluster: Cluster) -> str:
-    """The servers of these workers as ranges, such as `0-2` or `0, 3`."""
-    runs: list[list[int]] = []
-    for number in sorted({cluster.server_of(worker) for worker in workers}):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) -> list[tuple[str, int]]:
@@ -110,12 +102,12 @@ def _counted(count: int, what: str, plural: str = "s") -> str:
     return f"{count} {what}{plural if count != 1 else ''}"
 
 
-def placement_rows(source: ReportSource, most_servers: int) -> list[dict[str, object]]:
-    """The workers of every server, each with its stage (-1 for none). At most `most_servers` servers are listed."""
+def placement_rows(source: ReportSource) -> list[dict[str, object]]:
+    """The workers of every server, each with its stage (-1 for none). At most `MAX_SERVERS` are listed."""
     stage_of = {worker: index for index, stage in enumerate(source.plan.stages) for worker in stage.workers}
     starts = list(source.cluster.starts(source.cluster.server_level))
     rows: list[dict[str, object]] = []
-    for server in range(min(len(starts) - 1, most_servers)):
+    for server in range(min(len(starts) - 1, MAX_SERVERS)):
         workers = range(starts[server], starts[server + 1])
         rows.append({"server": server, "workers": [[worker, stage_of.get(worker, -1)] for worker in workers]})
     return rows
@@ -131,8 +123,9 @@ def memory_rows(
     stages = source.scenario.stages
     count = min(len(stages), MAX_MEMORY_STAGES)
     shown = sorted({round(at * (len(stages) - 1) / max(count - 1, 1)) for at in range(count)})
+    memory = memory_over_time(simulated.scenario, simulated.replayed, simulated.report.minibatches)
     fullest: dict[int, tuple[int, int]] = {}
-    for (stage, replica), steps in simulated.memory.items():
+    for (stage, replica), steps in memory.items():
         peak = max((size for _, size in steps), default=0)
         if stage not in fullest or peak > fullest[stage][0]:
             fullest[stage] = peak, replica
@@ -141,7 +134,7 @@ def memory_rows(
         if stage not in fullest:
             continue
         peak, replica = fullest[stage]
-        load, steps = stages[stage], simulated.memory[stage, replica]
+        load, steps = stages[stage], memory[stage, replica]
         at_first = load.memory_bytes if source.plan.inference else load.fixed_bytes + load.parameter_bytes
         points = _thinned(
             [(0.0, at_first), *(step for step in steps if step[0] <= end_s)], MAX_MEMORY_POINTS // len(shown)

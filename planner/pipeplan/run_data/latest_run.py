@@ -74,8 +74,9 @@ def latest_checkpoint(plan_folder: Path, named: Path | None, graph_hash: str) ->
             continue
         if graph_hash and its_hash != graph_hash:
             raise InputError(f"{folder} is of another model than the plan, or another version of it: graphs differ")
-        skipped = () if named is not None else _runs_after(plan_folder, checkpoint.run)
-        return replace(checkpoint, damaged=tuple(damaged), chosen=folder == named, skipped=skipped)
+        later = [path for path in plan_folder.glob("runs/*") if path.is_dir() and path.name > checkpoint.run.name]
+        empty = [path for path in sorted(later, reverse=True) if named is None and not _of_run(path)]
+        return replace(checkpoint, damaged=tuple(damaged), chosen=folder == named, skipped=tuple(empty))
     if named is not None:
         why = f": {damaged[0]}" if damaged else ""
         raise InputError(f"--run: {named} has no complete checkpoint to go on from{why}")
@@ -92,12 +93,6 @@ def _candidates(plan_folder: Path, named: Path | None) -> Iterator[Path]:
         runs = {path.parents[2] for path in plan_folder.glob(f"runs/*/checkpoints/*/{MANIFEST_NAME}")}
         for run in sorted(runs, reverse=True):
             yield from _of_run(run)
-
-
-def _runs_after(plan_folder: Path, run: Path) -> tuple[Path, ...]:
-    """The runs of the plan after this one that have no checkpoint with a manifest, latest first."""
-    later = [path for path in plan_folder.glob("runs/*") if path.is_dir() and path.name > run.name]
-    return tuple(path for path in sorted(later, reverse=True) if not _of_run(path))
 
 
 def _of_run(run: Path) -> list[Path]:

@@ -13,7 +13,6 @@ from pipeplan.util.typed import decode
 from pipeplan_launch.telemetry.run_documents import ALL_REDUCE as ALL_REDUCE
 from pipeplan_launch.telemetry.run_documents import BACKWARD as BACKWARD
 from pipeplan_launch.telemetry.run_documents import FORWARD as FORWARD
-from pipeplan_launch.telemetry.run_documents import KINDS as KINDS
 from pipeplan_launch.telemetry.run_documents import (
     SUMMARY_FORMAT,
     SUMMARY_VERSION,
@@ -25,7 +24,6 @@ from pipeplan_launch.telemetry.run_documents import (
 from pipeplan_launch.telemetry.run_documents import UPDATE as UPDATE
 from pipeplan_launch.telemetry.run_documents import WAIT as WAIT
 from pipeplan_launch.telemetry.run_documents import WEIGHTS as WEIGHTS
-from pipeplan_launch.telemetry.run_documents import FigurePair as FigurePair
 from pipeplan_launch.telemetry.run_documents import StageSummary as StageSummary
 from pipeplan_launch.telemetry.run_documents import TimelineInterval as TimelineInterval
 

@@ -2,5 +2,5 @@
 
 `engine` advances the time and yields the `events`, `serial_links` and `fair_share` carry messages, and other modules
 make scenarios of plans, measure the result and draw it. Running the real executor on emulated servers is the task of
-`pipeplan.replay`.
+tests/evaluation.
 """

@@ -5,7 +5,7 @@ The rules:
 worker   A worker runs the actions of its stream in order, one at a time. F and B wait for their message.
 link     A link carries one message at a time, first come, first served. It is busy for transmit_s (for gradients
          back_s), and the message arrives latency_s later. With cards and without an order, every pair of workers has a
-         link in each direction, and activations wait for their receive (`posted_receives`); otherwise a boundary has
+         link in each direction, and activations wait for their receive (`PostedReceives`); otherwise a boundary has
          links that the minibatches of a copy take in turn.
 R        R joins the all-reduce of the group, which starts once all replicas have joined and the previous one has ended.
 U        U keeps the worker busy for exposed_s, and for the optimiser's step where B does not have it; the rest of the
@@ -28,9 +28,8 @@ from pipeplan.errors import InputError
 from pipeplan.simulation.events import Pass, SimulatedEvents
 from pipeplan.simulation.fair_share import RING_WEIGHT, SharedNetwork, Use
 from pipeplan.simulation.message_order import message_order
-from pipeplan.simulation.posted_receives import PostedReceives
 from pipeplan.simulation.scenario import Scenario, StageLoad
-from pipeplan.simulation.serial_links import Carrier, LinkJob, SerialLink, boundary_links
+from pipeplan.simulation.serial_links import Carrier, LinkJob, PostedReceives, SerialLink, boundary_links
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import Action, ActionKind, device_actions

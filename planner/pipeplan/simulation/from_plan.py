@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost.ddp_overlap import ddp_exposed_allreduce_s, flush_exposed_allreduce_s, waits_for_allreduce
-from pipeplan.cost.evaluate import Evaluation, StageCost
+from pipeplan.cost.evaluate import Evaluation
 from pipeplan.cost.stage_times import awaited_exchange_s, group_allreduce_time
 from pipeplan.cost.virtual_stages import PLACEMENTS
 from pipeplan.plan.plan import Plan
@@ -16,42 +16,42 @@ from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
 
 def scenario_of_plan(plan: Plan, problem: Problem, score: Evaluation) -> Scenario:
     """The scenario of a plan with this score, as its plan.json would give it (`scenario_from_document`)."""
-    options, links = problem.options, Links.of(problem.cluster)
-    figures = [
-        _figures(
-            cost,
-            group_allreduce_time(plan, problem, links, index) + awaited_exchange_s(plan, problem, index),
-            exposed_sync_s(plan, problem, links, index),
-        )
-        for index, cost in enumerate(score.stages)
-    ]
-    busy = problem.profile.provenance.processes
+    options, busy = problem.options, problem.profile.provenance.processes
     model = CostModel(options.overlap, options.boundary == "parallel", options.contention, busy)
-    return assemble_scenario(plan, problem.cluster, figures, model, score.pace_s)
+    return assemble_scenario(plan, problem.cluster, stage_figures(plan, problem, score), model, score.pace_s)
 
 
-def exposed_sync_s(plan: Plan, problem: Problem, links: Links, index: int) -> float | None:
+def stage_figures(plan: Plan, problem: Problem, score: Evaluation) -> list[PredictedStage]:
+    """The figures of all stages of a plan with this score, which plan.json states and the simulator takes."""
+    links, figures = Links.of(problem.cluster), []
+    for index, cost in enumerate(score.stages):
+        before = score.stages[index - 1] if index else None
+        figures.append(
+            PredictedStage(
+                forward_s=cost.layers_forward_s,
+                backward_s=cost.layers_backward_s,
+                update_s=cost.update_s,
+                weights_s=cost.weights_s,
+                executor_s=cost.executor_s,
+                sync_s=group_allreduce_time(plan, problem, links, index) + awaited_exchange_s(plan, problem, index),
+                exposed_sync_s=_exposed_sync_s(plan, problem, links, index),
+                receive_bytes=before.boundary_bytes if before else 0,
+                send_bytes=cost.boundary_bytes,
+                send_gradient_bytes=before.boundary_gradient_bytes if before else 0,
+                receive_gradient_bytes=cost.boundary_gradient_bytes,
+                parameter_bytes=cost.parameter_bytes,
+                minibatch_bytes=round(cost.minibatch_bytes),
+                memory_bytes=round(cost.memory_bytes),
+            )
+        )
+    return figures
+
+
+def _exposed_sync_s(plan: Plan, problem: Problem, links: Links, index: int) -> float | None:
     """The part of a stage's `sync_s` that is left when the backward pass ends that it starts in; None elsewhere."""
     if waits_for_allreduce(plan) and problem.options.contention:
         return ddp_exposed_allreduce_s(plan, problem, links)
     return flush_exposed_allreduce_s(plan, problem, links, index)
-
-
-def _figures(cost: StageCost, sync_s: float, left_s: float | None) -> PredictedStage:
-    return PredictedStage(
-        forward_s=cost.layers_forward_s,
-        backward_s=cost.layers_backward_s,
-        update_s=cost.update_s,
-        executor_s=cost.executor_s,
-        sync_s=sync_s,
-        exposed_sync_s=left_s,
-        minibatch_bytes=round(cost.minibatch_bytes),
-        memory_bytes=round(cost.memory_bytes),
-        parameter_bytes=cost.parameter_bytes,
-        send_bytes=cost.boundary_bytes,
-        receive_gradient_bytes=cost.boundary_gradient_bytes,
-        weights_s=cost.weights_s,
-    )
 
 
 def pass_order(plan: Plan, stage: int) -> list[tuple[str, int]]:

@@ -8,7 +8,7 @@ all-reduce is a wait; and a worker waits whenever it plays no action.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ class Bar(NamedTuple):
     """A period in which a worker was busy, or waited."""
 
     kind: str
-    """One of `pipeplan.run_data.run_folder.KINDS`."""
+    """One of `pipeplan_launch.telemetry.run_documents.KINDS`."""
     action: Action
     """The action that it performed, or for which it waited."""
     start_s: float
@@ -163,14 +163,13 @@ def shift_lanes(lanes: Sequence[Lane], scenario: Scenario, first: int) -> list[L
     moved = []
     for lane in lanes:
         groups = group_count(scenario.schedule.group_size(scenario.shapes[lane.stage]), first)
-        bars = tuple(bar._replace(action=_later(bar.action, first, groups)) for bar in lane.bars)
-        moved.append(Lane(lane.worker, lane.stage, lane.replica, bars))
+        actions = [
+            Action(bar.action.kind, bar.action.index + (groups if counts_groups(bar.action) else first))
+            for bar in lane.bars
+        ]
+        bars = tuple(bar._replace(action=action) for bar, action in zip(lane.bars, actions, strict=True))
+        moved.append(replace(lane, bars=bars))
     return moved
-
-
-def _later(action: Action, minibatches: int, groups: int) -> Action:
-    offset = groups if counts_groups(action) else minibatches
-    return Action(action.kind, action.index + offset)
 
 
 def counts_groups(action: Action) -> bool:
@@ -187,7 +186,7 @@ def lanes_within(lanes: Sequence[Lane], scenario: Scenario, minibatches: int) ->
         bars = tuple(
             bar for bar in lane.bars if bar.action.index < (groups if counts_groups(bar.action) else minibatches)
         )
-        kept.append(Lane(lane.worker, lane.stage, lane.replica, bars))
+        kept.append(replace(lane, bars=bars))
     return kept
 
 
@@ -197,11 +196,6 @@ class Mark(NamedTuple):
     action: Action
     start_s: float
     end_s: float
-
-
-def played_marks(passes: Sequence[Pass]) -> list[Mark]:
-    """The marks of one worker's simulated passes."""
-    return [Mark(done.action, done.start_s, done.end_s) for done in passes]
 
 
 def recorded_marks(lane: Lane) -> list[Mark]:

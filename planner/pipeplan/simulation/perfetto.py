@@ -1,4 +1,4 @@
-"""Writes a simulation, a run, or both as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing; see docs/trace.md.
+"""Writes a simulation, or a run beside it, as a trace for Perfetto or chrome://tracing; see docs/simulate.md.
 
 The format is Google's "Trace Event Format" in its JSON object form, with complete events `X`, counters `C`, flows `s`
 and `f`, metadata `M`, and `ts` and `dur` in microseconds. A server is shown as a process. A worker is shown as two
@@ -94,15 +94,6 @@ def trace_document(scenario: Scenario, replayed: SimulatedEvents) -> dict[str, A
         *_memory(group, replayed, minibatches),
     ]
     return _document(scenario, events)
-
-
-def measured_document(scenario: Scenario, run: MeasuredRun, most: int | None = None) -> dict[str, Any]:
-    """The trace of a run of this plan, of at most `most` minibatches.
-
-    Raises an `InputError` where the run recorded no timelines.
-    """
-    measured = lanes.lanes_within(lanes.measured_lanes(scenario, run), scenario, _recorded(run, most)[1])
-    return _document(scenario, list(_Group(MEASURED, scenario, 0).events(measured)))
 
 
 def overlaid_document(scenario: Scenario, run: MeasuredRun, most: int | None = None) -> dict[str, Any]:

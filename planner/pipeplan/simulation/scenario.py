@@ -20,12 +20,13 @@ from pipeplan.cost.virtual_stages import check_devices
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE, update_share
+from pipeplan.problem.plan_file import PLAN_FORMAT, PLAN_VERSION, read_plan_document
 from pipeplan.simulation.fair_share import SharedCards
-from pipeplan.util.files import Node, read_document
+from pipeplan.util.files import Node
 from pipeplan.util.typed import Amount, Bytes, decode
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
 
-FORMAT, VERSION = "pipeplan-plan", 1
+FORMAT, VERSION = PLAN_FORMAT, PLAN_VERSION
 
 
 @dataclass(frozen=True)
@@ -172,11 +173,10 @@ class Scenario:
 
 def read_scenario(folder: Path) -> Scenario:
     """The scenario of a plan folder. Raises an `InputError` that says which file or field is missing or wrong."""
-    path = folder / "plan.json"
-    if not path.is_file():
-        why = "has no plan.json" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
+    if not folder.is_dir():
+        why = "is not a folder" if folder.exists() else "does not exist"
         raise InputError(f"{folder} {why}; `pipeplan solve` writes plan folders")
-    scenario = scenario_from_document(read_document(path, FORMAT, VERSION))
+    scenario = scenario_from_document(read_plan_document(folder))
     for index in range(len(scenario.stages)):
         if not (folder / "stages" / f"stage-{index}.json").is_file():
             raise InputError(f"{folder}/stages/stage-{index}.json is missing: solve again with --force")
@@ -205,35 +205,35 @@ def scenario_from_document(root: Node) -> Scenario:
     return assemble_scenario(plan, cluster, predictions, model, root["prediction"]["minibatch_s"].number())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PredictedStage:
-    """What a plan predicts for one stage: seconds and bytes for one minibatch on one replica."""
+    """What a plan predicts for one stage: seconds and bytes for one minibatch on one replica, as plan.json has them."""
 
     forward_s: Amount
     backward_s: Amount
     """Without the optimiser's step."""
-    sync_s: Amount
-    """Time of one all-reduce of a group of minibatches among all replicas."""
-    minibatch_bytes: Bytes
-    memory_bytes: Bytes
-    parameter_bytes: Bytes
-    send_bytes: Bytes
-    """Activations that a minibatch sends to the next stage."""
-    receive_gradient_bytes: Bytes
-    """Gradients that come back for them."""
-    receive_bytes: Bytes = 0
-    """Activations that a minibatch brings from the previous stage."""
-    send_gradient_bytes: Bytes = 0
-    """Gradients that go back for them."""
     update_s: Amount = 0.0
     """The share of the optimiser's step that is charged to one minibatch."""
+    weights_s: Amount = 0.0
+    """The part of `backward_s` that gradients of the weights take in a pass of their own."""
+    executor_s: Amount = 0.0
+    """The executor's own work: half of it in the forward pass, half in the backward pass, or all in the only pass."""
+    sync_s: Amount
+    """Time of one all-reduce of a group of minibatches among all replicas."""
     exposed_sync_s: Amount | None = None
     """The part of `sync_s` that is left when the backward pass ends during which the all-reduce starts, in plain data
     parallelism and under a flush; None where it starts after the pass."""
-    executor_s: Amount = 0.0
-    """The executor's own work: half of it in the forward pass, half in the backward pass, or all in the only pass."""
-    weights_s: Amount = 0.0
-    """The part of `backward_s` that gradients of the weights take in a pass of their own."""
+    receive_bytes: Bytes = 0
+    """Activations that a minibatch brings from the previous stage."""
+    send_bytes: Bytes
+    """Activations that a minibatch sends to the next stage."""
+    send_gradient_bytes: Bytes = 0
+    """Gradients that go back to the previous stage."""
+    receive_gradient_bytes: Bytes
+    """Gradients that come back from the next stage."""
+    parameter_bytes: Bytes
+    minibatch_bytes: Bytes
+    memory_bytes: Bytes
 
 
 def predicted_stages(root: Node) -> tuple[PredictedStage, ...]:

@@ -1,4 +1,4 @@
-"""The links of a simulation, each of which carries one job at a time, first come, first served."""
+"""The links of a simulation, each of which carries one job at a time, and the receives that messages wait for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pipeplan.simulation.events import Transfer
 from pipeplan.simulation.fair_share import SharedNetwork, Use
 from pipeplan.simulation.scenario import StageBoundary
+from pipeplan_launch.plan.schedule import POSTED_RECEIVES, Action, ActionKind
 
 
 class LinkJob(NamedTuple):
@@ -95,3 +96,35 @@ def boundary_links(name: str, hops: Sequence[StageBoundary]) -> list[list[Serial
         rows = (copy_name if hop.links == 1 else f"{copy_name}, link {link + 1}" for link in range(hop.links))
         links.append([SerialLink(row) for row in rows])
     return links
+
+
+class PostedReceives:
+    """The receives of activations of all workers, and the activations that wait until their receive is posted.
+
+    The executor posts the receives of a few minibatches ahead, and a message leaves only when its receive is posted.
+    Receives of gradients are posted before the activations leave, so gradients never wait.
+    """
+
+    def __init__(self, replicas: Sequence[int]) -> None:
+        """`replicas`: the number of replicas of every stage."""
+        self._replicas = replicas
+        self._taken: dict[tuple[int, int], int] = {}
+        """(stage, replica) -> the number of minibatches whose activations it has taken."""
+        self._held: dict[tuple[int, int], Callable[[], None]] = {}
+        """(stage, minibatch) -> what starts the message whose receive has not been posted."""
+
+    def start(self, stage: int, action: Action, start: Callable[[], None]) -> None:
+        """Start the message that an action sends to a stage, at once or when its receive is posted."""
+        turn, replica = divmod(action.index, self._replicas[stage])
+        if action.kind is ActionKind.FORWARD and turn >= self._taken.get((stage, replica), 0) + POSTED_RECEIVES:
+            self._held[stage, action.index] = start
+        else:
+            start()
+
+    def take(self, stage: int, minibatch: int) -> None:
+        """Note that a replica has taken the activations of a minibatch, and posts the next receive."""
+        replicas = self._replicas[stage]
+        turn, replica = divmod(minibatch, replicas)
+        self._taken[stage, replica] = turn + 1
+        if (start := self._held.pop((stage, minibatch + POSTED_RECEIVES * replicas), None)) is not None:
+            start()

@@ -1,4 +1,4 @@
-"""Runs the simulation of a plan, and measures it."""
+"""Runs the simulation of a plan, and measures it: in the steady state, or from one update to the next."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pipeplan.simulation.events import SimulatedEvents
 from pipeplan.simulation.metrics import SimulationReport, enough_minibatches, summarise_simulation
 from pipeplan.simulation.scenario import Scenario
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
+from pipeplan_launch.plan.schedule import ActionKind
 
 MOST_MINIBATCHES = 100_000
 """Largest number of minibatches that are simulated unless the user asks for more."""
+UPDATES = 2
+"""Updates that the short simulation of a schedule with a flush covers."""
+_LAST = (ActionKind.BACKWARD, ActionKind.WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -35,3 +39,19 @@ def simulate(scenario: Scenario, minibatches: int | None = None, deadline: Deadl
     count = minibatches or min(enough_minibatches(scenario), MOST_MINIBATCHES)
     replayed = simulate_schedule(scenario, count, deadline)
     return Simulated(scenario, replayed, summarise_simulation(scenario, replayed, count))
+
+
+def simulated_update_s(scenario: Scenario, deadline: Deadline = NO_DEADLINE) -> float:
+    """Seconds from the end of a stage's passes of the first update to those of the second. Raises `OutOfTime`.
+
+    It is the longest time of any stage. In the steady state all stages take the same time; at the beginning a stage
+    that waits for its all-reduce may still be caught up with by others.
+    """
+    assert scenario.accumulate is not None
+    replayed = simulate_schedule(scenario, UPDATES * scenario.accumulate, deadline)
+    ends = [[0.0] * UPDATES for _ in scenario.stages]
+    for done in replayed.passes:
+        if done.action.kind in _LAST:
+            update = done.action.index // scenario.accumulate
+            ends[done.stage][update] = max(ends[done.stage][update], done.end_s)
+    return max(after - before for before, after in ends)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from pipeplan.run_data.run_folder import MeasuredRun
 from pipeplan.simulation import lanes
-from pipeplan.simulation.events import Pass, SimulatedEvents
+from pipeplan.simulation.events import SimulatedEvents
 from pipeplan.simulation.lanes import Lane
 from pipeplan.simulation.message_order import GLOO
 from pipeplan.simulation.metrics import SimulationReport
@@ -52,17 +51,18 @@ def print_simulation(
 
 def _headline(report: SimulationReport) -> Text:
     text = Text.assemble(
-        (f"Plan {report.config}", "bold"), f", {report.minibatches} minibatches replayed in {_long(report.total_s)}: "
+        (f"Plan {report.config}", "bold"),
+        f", {report.minibatches} microbatches replayed in {show_time(report.total_s)}: ",
     )
     if report.steady is None:
-        text.append("too few for a steady state, give more with --minibatches.")
+        text.append("too few for a steady state, give more with --microbatches.")
     elif report.ratio is None:
         text.append(f"{show_time(report.steady.pace_s)} each in the steady state.")
     else:
         text.append(f"{show_time(report.steady.pace_s)} each", "bold")
         text.append(f" in the steady state, {report.ratio:.3f} of the predicted {show_time(report.predicted_s)}.")
-    text.append(f"\nFill {_long(report.fill_s)}, drain {_long(report.drain_s)}. Schedule {report.schedule}")
-    text.append("." if report.accumulate is None else f", an update for every {report.accumulate} minibatches.")
+    text.append(f"\nFill {show_time(report.fill_s)}, drain {show_time(report.drain_s)}. Schedule {report.schedule}")
+    text.append("." if report.accumulate is None else f", an update for every {report.accumulate} microbatches.")
     return text.append("" if report.transport == GLOO else f" Messages in the order of --transport {report.transport}.")
 
 
@@ -71,16 +71,12 @@ def _measured_line(run: MeasuredRun, report: SimulationReport) -> Text:
     pace_s = run.summary.minibatch_s.measured
     text = Text("Measured")
     if pace_s is None:
-        text.append(": too few minibatches for a pace")
+        text.append(": too few microbatches for a step time")
     else:
         text.append(f": {show_time(pace_s)} each", "bold")
         if report.predicted_s > 0:
             text.append(f", {pace_s / report.predicted_s:.3f} of the prediction")
     return text.append(f". Run {run.folder}, epoch {next(iter(run.recorded.values())).epoch + 1}")
-
-
-def _long(seconds: float) -> str:
-    return show_time(seconds) if seconds < 10 else f"{seconds:.1f} s"
 
 
 def draw_timeline(
@@ -91,12 +87,11 @@ def draw_timeline(
     The lanes of a `run` follow below on the same time scale. Both are then as long as the slower of the two needs for
     the passes that the simulation shows.
     """
-    passes = _by_worker(replayed)
-    predicted = _labelled(
-        (worker, stage, lanes.played_marks(passes[stage, replica]))
-        for stage, load in enumerate(scenario.stages)
-        for replica, worker in enumerate(load.workers)
-    )
+    marks: dict[tuple[int, int], list[lanes.Mark]] = {}
+    for stage, replica, action, start_s, end_s in replayed.passes:
+        worker = scenario.stages[stage].workers[replica]
+        marks.setdefault((worker, stage), []).append(lanes.Mark(action, start_s, end_s))
+    predicted = _labelled((*place, played) for place, played in marks.items())
     measured = _labelled((lane.worker, lane.stage, lanes.recorded_marks(lane)) for lane in run)
     slowest = max(stage.forward_s + stage.backward_s for stage in scenario.stages)
     span = min(report.fill_s + DRAWN_PASSES * slowest, report.total_s)
@@ -117,13 +112,6 @@ def _labelled(workers: Iterable[tuple[int, int, list[lanes.Mark]]]) -> Labelled:
     return [
         (f"w{worker} s{stage + 1} ", marks) for worker, stage, marks in sorted(workers, key=lambda entry: entry[:2])
     ]
-
-
-def _by_worker(replayed: SimulatedEvents) -> dict[tuple[int, int], list[Pass]]:
-    passes: dict[tuple[int, int], list[Pass]] = defaultdict(list)
-    for done in replayed.passes:
-        passes[done.stage, done.replica].append(done)
-    return passes
 
 
 def _catch_up_s(scenario: Scenario, predicted: Labelled, measured: Labelled, span_s: float) -> float:

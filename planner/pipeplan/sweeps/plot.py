@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeplan.drawing.words import describe_cluster
+from pipeplan.drawing.tables import describe_cluster
 from pipeplan.rendering import templates
 from pipeplan.sweeps.rows import SweepRow, varying_settings
 from pipeplan.util.text import one_line
 
-WIDTH, HEIGHT = 60, 14
-MARKS = "ABCDEFGH"
-SEVERAL, IDEAL = "+", "."
+WIDTH, HEIGHT = 560.0, 300.0
+"""Size of the drawing without its labels, in pixels."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 """The palette of Okabe and Ito, which people with any colour vision can tell apart."""
 
@@ -36,10 +34,8 @@ class ScalingChart:
     ideal: tuple[tuple[int, float], ...]
     servers: tuple[tuple[int, str], ...]
     """For each number of workers the servers that have them, in words."""
-    differ: bool
-    """Whether the servers of some cluster differ from one another."""
     left_out: int = 0
-    """Number of series that are not drawn, because there are too few marks."""
+    """Number of series that are not drawn, because there are too few colours."""
 
     @property
     def most_workers(self) -> int:
@@ -68,11 +64,10 @@ def scaling_chart(rows: Sequence[SweepRow]) -> ScalingChart | None:
     series = [ScalingSeries(one_line(name), tuple(sorted(line.items()))) for name, line in groups.items()]
     ideal = {row.point.cluster.workers: row.point.ideal_rate for row in rows}
     return ScalingChart(
-        tuple(series[: len(MARKS)]),
+        tuple(series[: len(COLOURS)]),
         tuple(sorted(ideal.items())),
         _servers(rows),
-        any(not row.point.cluster.uniform for row in rows),
-        max(0, len(series) - len(MARKS)),
+        max(0, len(series) - len(COLOURS)),
     )
 
 
@@ -82,65 +77,6 @@ def _servers(rows: Sequence[SweepRow]) -> tuple[tuple[int, str], ...]:
     for row in rows:
         found.setdefault(row.point.cluster.workers, {})[describe_cluster(row.point.cluster)] = None
     return tuple((workers, " or ".join(texts)) for workers, texts in sorted(found.items()))
-
-
-def scaling_lines(rows: Sequence[SweepRow]) -> list[str]:
-    """The chart as lines of plain characters; empty if there is nothing to draw."""
-    chart = scaling_chart(rows)
-    if chart is None:
-        return []
-    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
-    for column in range(WIDTH):
-        workers = (column + 0.5) / WIDTH * chart.most_workers
-        _mark(grid, chart, workers, interpolate(chart.ideal, workers), IDEAL)
-    for mark, series in zip(MARKS, chart.series, strict=False):
-        for workers, rate in series.points:
-            _mark(grid, chart, workers, rate, mark)
-    lines = ["samples/s"]
-    for number, row in enumerate(grid):
-        label = rounded_figure(chart.fastest * (HEIGHT - number) / HEIGHT) if number % 4 == 0 else ""
-        lines.append(f"{label:>9} |{''.join(row).rstrip()}")
-    lines.append(" " * 10 + "+" + "-" * WIDTH)
-    lines.append(" " * 11 + _axis(chart))
-    lines.append(f"{'':11}{IDEAL} ideal: every worker computes all the time")
-    for mark, series in zip(MARKS, chart.series, strict=False):
-        lines += textwrap.wrap(f"{mark} {series.name}", WIDTH + 19, initial_indent=" " * 11, subsequent_indent=" " * 13)
-    if chart.differ:
-        for workers, text in chart.servers:
-            line = f"{workers} workers are {text}"
-            lines += textwrap.wrap(line, WIDTH + 19, initial_indent=" " * 11, subsequent_indent=" " * 13)
-    if chart.left_out:
-        lines.append(f"{'':11}and {chart.left_out} more lines, not drawn")
-    return lines
-
-
-def _mark(grid: list[list[str]], chart: ScalingChart, workers: float, rate: float, mark: str) -> None:
-    column = min(WIDTH - 1, int(workers / chart.most_workers * WIDTH))
-    row = HEIGHT - 1 - min(HEIGHT - 1, int(rate / chart.fastest * HEIGHT))
-    drawn = grid[row][column]
-    grid[row][column] = mark if drawn in (" ", IDEAL, mark) else SEVERAL
-
-
-def _axis(chart: ScalingChart) -> str:
-    """The numbers of workers below their columns; those without room are left out."""
-    text = ""
-    for workers, _ in chart.ideal:
-        label = str(workers)
-        column = min(WIDTH - 1, int(workers / chart.most_workers * WIDTH)) - len(label) + 1
-        if column > len(text) or not text:
-            text = text.ljust(max(column, 0)) + label
-    return f"{text} workers"
-
-
-def interpolate(points: Sequence[tuple[int, float]], workers: float) -> float:
-    """The linearly interpolated value at `workers`; before the first point, on the line from the origin."""
-    previous = (0.0, 0.0)
-    for point in points:
-        if workers <= point[0]:
-            share = (workers - previous[0]) / (point[0] - previous[0])
-            return previous[1] + share * (point[1] - previous[1])
-        previous = point
-    return points[-1][1]
 
 
 def rounded_figure(value: float) -> str:
@@ -161,16 +97,15 @@ def scaling_svg(rows: Sequence[SweepRow], title: str) -> str | None:
     chart = scaling_chart(rows)
     if chart is None:
         return None
-    width, height = 560.0, 300.0
     names = {workers: one_line(f"{workers} workers, {text}") for workers, text in chart.servers}
 
     def place(workers: float, rate: float) -> str:
-        return f"{workers / chart.most_workers * width:.1f},{height - rate / chart.fastest * height:.1f}"
+        return f"{workers / chart.most_workers * WIDTH:.1f},{HEIGHT - rate / chart.fastest * HEIGHT:.1f}"
 
     return templates.load_template("scaling.svg.j2").render(
         title=one_line(title),
-        width=width,
-        height=height,
+        width=WIDTH,
+        height=HEIGHT,
         ideal=" ".join(place(workers, rate) for workers, rate in ((0, 0.0), *chart.ideal)),
         series=[
             {
@@ -186,8 +121,8 @@ def scaling_svg(rows: Sequence[SweepRow], title: str) -> str | None:
         ],
         left_out=chart.left_out,
         rates=[
-            (rounded_figure(rate), f"{height - rate / chart.fastest * height:.1f}")
+            (rounded_figure(rate), f"{HEIGHT - rate / chart.fastest * HEIGHT:.1f}")
             for rate in axis_ticks(chart.fastest)
         ],
-        workers=[(str(workers), f"{workers / chart.most_workers * width:.1f}") for workers, _ in chart.ideal],
+        workers=[(str(workers), f"{workers / chart.most_workers * WIDTH:.1f}") for workers, _ in chart.ideal],
     )

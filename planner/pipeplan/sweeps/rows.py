@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeplan.cost.throughput import price_per_million
-from pipeplan.drawing.words import describe_cluster
+from pipeplan.drawing.tables import describe_cluster
 from pipeplan.sweeps.points import SweepPoint
 from pipeplan.sweeps.sweep import PointAnswer
 

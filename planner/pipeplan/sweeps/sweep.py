@@ -22,7 +22,7 @@ from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.solvers.result import Status
 from pipeplan.sweeps.points import SweepPoint
-from pipeplan.util import interrupts
+from pipeplan.util import processes
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.processes import interrupts_ignored, processors, spawned
 
@@ -73,7 +73,7 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
         parallelism_fits=fits,
         config=outcome.plan.config,
         minibatch=outcome.problem.profile.minibatch,
-        schedule=point.schedule if outcome.plan.inference else outcome.plan.schedule,
+        schedule=_schedule(point, outcome),
         synchronous=outcome.plan.inference or Updates.of(outcome.plan, outcome.problem.profile.minibatch).synchronous,
         bound=outcome.evaluation.bound,
         busy=outcome.plan.busy,
@@ -86,8 +86,15 @@ def _solved(point: SweepPoint, settings: Settings) -> Outcome:
     deadline = Deadline.after(settings.time_limit_s)
     request = replace(point.request, maximum_cuts=settings.maximum_cuts, deadline=deadline, simulate=settings.simulate)
     built = build_problem(request)
-    outcome = solve(built.problem, settings, deadline=deadline, known=built.known)
-    return replace(outcome, choice=built.choice)
+    return solve(built.problem, settings, deadline=deadline, known=built.known, choice=built.choice)
+
+
+def _schedule(point: SweepPoint, outcome: Outcome) -> str:
+    """The schedule of the answer, or how its replicas divide the weights."""
+    sharding = outcome.problem.options.sharding
+    if sharding.divides_weights:
+        return str(sharding)
+    return point.schedule if outcome.plan.inference else outcome.plan.schedule
 
 
 def _over_parallelism(outcome: Outcome) -> tuple[float | None, bool]:
@@ -126,10 +133,10 @@ def solve_points(
     points: Sequence[SweepPoint],
     settings: Settings,
     jobs: int | None,
-    tell: OnAnswer,
+    on_answer: OnAnswer,
     together_s: float | None = None,
 ) -> bool:
-    """Solve all points, and call `tell` with each answer and the number of its point. Returns False if interrupted.
+    """Solve all points, and call `on_answer` with the number and the answer of each. Returns False if interrupted.
 
     The settings limit the time of each point; `together_s` is how long all points may take together.
     """
@@ -137,13 +144,13 @@ def solve_points(
     time_left = None if together_s is None else SharedTime(time.monotonic() + together_s, len(points), max(1, jobs))
     try:
         if jobs <= 1:
-            with interrupts.remember_interrupt() as check, reusing():
+            with processes.remember_interrupt() as check, reusing():
                 for turn, number in enumerate(_in_order(points)):
                     answer = _solve_in_turn(turn, points[number], settings, time_left)
                     check()
-                    tell(number, answer)
+                    on_answer(number, answer)
         else:
-            _in_processes(points, settings, jobs, tell, time_left)
+            _in_processes(points, settings, jobs, on_answer, time_left)
     except KeyboardInterrupt:
         return False
     return True
@@ -179,7 +186,7 @@ def _solve_in_turn(turn: int, point: SweepPoint, settings: Settings, time_left: 
 
 
 def _in_processes(
-    points: Sequence[SweepPoint], settings: Settings, jobs: int, tell: OnAnswer, time_left: SharedTime | None
+    points: Sequence[SweepPoint], settings: Settings, jobs: int, on_answer: OnAnswer, time_left: SharedTime | None
 ) -> None:
     with spawned(jobs, keep_answers) as executor:
         with interrupts_ignored():
@@ -188,7 +195,7 @@ def _in_processes(
                 for turn, number in enumerate(_in_order(points))
             }
         for future in as_completed(futures):
-            tell(futures[future], _answer(future))
+            on_answer(futures[future], _answer(future))
 
 
 def _answer(future: Future[PointAnswer]) -> PointAnswer:

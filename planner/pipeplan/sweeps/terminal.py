@@ -8,8 +8,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.text import Text
 
-from pipeplan.drawing.fitting_table import FittingTable
-from pipeplan.drawing.words import describe_cluster, short_config
+from pipeplan.drawing.tables import FittingTable, describe_cluster, short_config
 from pipeplan.sweeps import plot
 from pipeplan.sweeps.rows import SweepRow, pareto_rows, varying_settings
 from pipeplan.util.text import one_line
@@ -19,7 +18,7 @@ LONGEST_CONFIG = 14
 MANY = 5
 """With so many settings in columns, the columns that follow from the others are left out."""
 PARETO = "*"
-EXPENDABLE = ("proven\nby", "a mini-\nbatch", "over\nDP", "plan")
+EXPENDABLE = ("proven\nby", "a micro-\nbatch", "over\nDP", "plan")
 """Columns that are left out, the first one first, where a terminal is too narrow."""
 
 
@@ -40,12 +39,6 @@ def sweep_table(rows: Sequence[SweepRow]) -> Iterator[RenderableType]:
     yield from _notes(rows)
 
 
-def scaling_plot(rows: Sequence[SweepRow]) -> list[str]:
-    """Samples per second against workers as lines not to be folded; empty if the workers do not vary."""
-    drawn = plot.scaling_lines(rows)
-    return ["", *drawn] if drawn else []
-
-
 def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
     if any(not row.point.cluster.uniform for row in rows):
         for text, points in _points_by_cluster(rows).items():
@@ -55,7 +48,9 @@ def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
             yield f"Point {number}: {one_line(row.answer.why)}"
     solved = {row.answer.proven for row in rows if not row.answer.why}
     if len(solved) == 1:
-        yield f"Every plan: {_proof(solved.pop())}."
+        proven = solved.pop()
+        gap = f"at most {proven.removeprefix('gap ')} behind the best"
+        yield f"Every plan: {gap if 'gap' in proven else f'optimal by {proven}'}."
     yield from _choices(rows)
     if not all(row.answer.parallelism_fits for row in rows):
         yield "(…) data parallelism does not fit in memory there."
@@ -64,14 +59,14 @@ def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
 
 
 def _choices(rows: Sequence[SweepRow]) -> Iterator[str]:
-    """Lines on the points whose plans are asynchronous, or have other minibatches than the point."""
+    """Lines on the points whose plans are asynchronous, or have other microbatches than the point."""
     stale = {number: row.answer.schedule for number, row in enumerate(rows, start=1) if not row.answer.synchronous}
     if stale:
         numbers, schedules = ", ".join(map(str, stale)), ", ".join(sorted(set(stale.values())))
         yield f"Point{'s' * (len(stale) > 1)} {numbers}: asynchronous ({schedules}), so that gradients are stale."
     for number, row in enumerate(rows, start=1):
         if row.minibatch != (row.point.microbatch or row.point.profile.minibatch):
-            yield f"Point {number}: the plan has minibatches of {row.minibatch}."
+            yield f"Point {number}: the plan has microbatches of {row.minibatch}."
 
 
 def _points_by_cluster(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
@@ -80,10 +75,6 @@ def _points_by_cluster(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
     for number, row in enumerate(rows, start=1):
         points.setdefault(describe_cluster(row.point.cluster), []).append(number)
     return points
-
-
-def _proof(proven: str) -> str:
-    return f"at most {proven.removeprefix('gap ')} behind the best" if "gap" in proven else f"optimal by {proven}"
 
 
 def _shown(rows: Sequence[SweepRow]) -> list[str]:
@@ -117,7 +108,7 @@ def _columns(rows: Sequence[SweepRow], names: list[str]) -> list[tuple[str, list
     columns = [("", [str(number + 1) for number in range(len(rows))])]
     columns += [_setting(name, [row.point.settings().get(name, "") for row in rows]) for name in names]
     if len(names) < MANY:
-        columns.append(("a mini-\nbatch", paces))
+        columns.append(("a micro-\nbatch", paces))
     columns.append(("samples\n/s", [plot.rounded_figure(row.rate) if row.rate is not None else "-" for row in rows]))
     if len(names) < MANY:
         columns.append(("over\nDP", [_gain(row) for row in rows]))
@@ -133,7 +124,7 @@ def _columns(rows: Sequence[SweepRow], names: list[str]) -> list[tuple[str, list
 
 def _setting(name: str, cells: list[str]) -> tuple[str, list[str]]:
     """The column of a setting. A unit that all cells share is moved to the heading."""
-    short = {"minibatch": "mini-\nbatch", "servers": "ser-\nvers", "workers": "work-\ners"}
+    short = {"minibatch": "micro-\nbatch", "servers": "ser-\nvers", "workers": "work-\ners"}
     pairs = [cell.partition(" ") for cell in cells]
     units = {unit for _, _, unit in pairs}
     if len(units) != 1 or units == {""}:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import tempfile
 import tomllib
@@ -77,6 +78,45 @@ def refuse_unwritable(path: Path, option: str = "-o") -> None:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def refuse_to_overwrite(folder: Path, names: Collection[str], force: bool, how: str = "") -> None:
+    """Raise an `InputError` if files of these names cannot, or without `force` must not, be written to `folder`.
+
+    `how` is the clause on how to give another folder, such as ` with -o`.
+    """
+    place = next(parent for parent in (folder, *folder.parents) if parent.exists() or parent.is_symlink())
+    if not place.is_dir():
+        raise InputError(f"{place} is not a folder: give another one{how}")
+    for path in (folder / name for name in names):
+        if path.is_dir():
+            raise InputError(f"{path} is a folder, and a file of that name is to be written: give another folder{how}")
+        if (path.exists() or path.is_symlink()) and not force:
+            raise InputError(f"{path} exists: give another folder{how}, or --force to replace it")
+
+
+def write_together(folder: Path, contents: Mapping[str, tuple[str, int]]) -> None:
+    """Write texts with their permissions to a folder under these names: all of them or none, replacing older files.
+
+    Raises an `InputError` where the folder cannot be written; new folders are then removed again.
+    """
+    created = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".new-files.", dir=folder))
+        try:
+            for name, (text, mode) in contents.items():
+                (scratch / name).write_text(text, encoding="utf-8")
+                os.chmod(scratch / name, mode & ~_umask())
+            for name in contents:
+                (scratch / name).replace(folder / name)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            for place in created:
+                if place.is_dir() and not any(place.iterdir()):
+                    place.rmdir()
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document as indented JSON with a final newline. NaN and infinity raise a `ValueError`."""
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
@@ -141,11 +181,15 @@ def read_document(path: Path, kind: str, version: int) -> Node:
     Raises an `InputError` unless its `format` is `kind` and its `version` is at most `version`.
     """
     root = read_json(path, kind)
-    stated = root.get("format")
-    if stated is None:
+    found = root.get("format")
+    if found is None:
         raise InputError(f"{path} is not a {kind} file: it has no `format`")
-    if stated.value != kind:
-        raise InputError(f"{path} is not a {kind} file: its `format` says {stated.value!r}")
+    if found.value != kind:
+        raise InputError(f"{path} is not a {kind} file: its `format` says {found.value!r}")
+    return _of_version(root, path, kind, version)
+
+
+def _of_version(root: Node, path: Path, kind: str, version: int) -> Node:
     number = root["version"].integer(minimum=1)
     if number > version:
         raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")
@@ -162,12 +206,10 @@ def read_toml(path: Path, kind: str, version: int) -> Node:
         raise InputError(f"{path} is nested too deeply to be a {kind}") from error
     except ValueError as error:
         raise InputError(f"{path} has a number with too many digits, or a wrong date") from error
-    if (stated := root.get("format")) is None or stated.value != kind:
+    if (found := root.get("format")) is None or found.value != kind:
         what = kind.removeprefix("pipeplan-")
         raise InputError(f'{path} is not a {what} file: it does not say format = "{kind}"')
-    if (number := root["version"].integer(minimum=1)) > version:
-        raise InputError(f"{path} is version {number} of {kind}; this pipeplan reads up to {version}: upgrade pipeplan")
-    return root
+    return _of_version(root, path, kind, version)
 
 
 class Node:

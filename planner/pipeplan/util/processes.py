@@ -1,7 +1,8 @@
-"""Processes that compute beside this one.
+"""Processes that compute beside this one, and Ctrl-C while several problems are solved.
 
-They are spawned, not forked, so that all platforms behave alike and no thread is copied. They ignore Ctrl-C; the
-process that started them ends them.
+Processes are spawned, not forked, so that all platforms behave alike and no thread is copied. They ignore Ctrl-C; the
+process that started them ends them. A solver that is interrupted returns the best plan so far. Code that solves further
+problems must not go on with it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from types import FrameType
 
 
 def processors() -> int:
@@ -54,5 +56,30 @@ def interrupts_ignored() -> Iterator[None]:
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def remember_interrupt() -> Iterator[Callable[[], None]]:
+    """Yield a function that raises `KeyboardInterrupt` if Ctrl-C came inside the block, even if a solver caught it."""
+    interrupted = False
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.default_int_handler(number, frame)
+
+    def raise_if_interrupted() -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    # Signals only reach the main thread. A process that ignores Ctrl-C goes on ignoring it.
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        yield raise_if_interrupted
+        return
+    previous = signal.signal(signal.SIGINT, remember)
+    try:
+        yield raise_if_interrupted
     finally:
         signal.signal(signal.SIGINT, previous)

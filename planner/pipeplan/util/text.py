@@ -30,6 +30,17 @@ def one_line(value: object) -> str:
     return "".join(character if character.isprintable() else " " for character in str(value))
 
 
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Numbers in increasing order, three or more consecutive ones as a range: `0-2,5,6`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+
+
 def path_word(path: object) -> str:
     """A path that no command takes for an option, though it may begin with a dash."""
     text = str(path)

@@ -1,8 +1,14 @@
-"""Typed documents as the planner reads them: `pipeplan_launch.typed_document`, with quantities that have units."""
+"""Typed documents as the planner reads them: `pipeplan_launch.typed_document`, with quantities that have units.
+
+`settle_numbers` gives numbers of dataclasses the types of their fields, as a reader of the file does.
+"""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from dataclasses import fields
+from functools import cache
+from numbers import Real
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -71,3 +77,28 @@ def json_schema(*kinds: type[Any]) -> dict[str, Any]:
 def _written_schema(kind: type[Any]) -> dict[str, Any]:
     number = {"const": 0} if kind in _NEEDS_UNIT else {"type": "number", "minimum": 0}
     return {"anyOf": [number, {"type": "string"}], "description": kind.__doc__ or ""}
+
+
+_TYPES: dict[object, type] = {float: float, float | None: float, int: int, int | None: int}
+
+
+def settle_numbers(instance: Any) -> None:
+    """Turn whole numbers in fields of type `float` into floats, and whole floats in fields of type `int` into integers.
+
+    For `__post_init__` of frozen dataclasses: `Level("server", 2, 12_000_000_000)` is then written as
+    `12000000000.0`, which is also what a reader of that file finds. Other values are left for checks to complain of.
+    """
+    kind: type = type(instance)
+    for name, wanted in _numeric_fields(kind):
+        value = getattr(instance, name)
+        if type(value) is wanted or isinstance(value, bool) or not isinstance(value, Real):
+            continue
+        if wanted is float or float(value).is_integer():
+            object.__setattr__(instance, name, wanted(value))
+
+
+@cache
+def _numeric_fields(kind: type) -> tuple[tuple[str, type], ...]:
+    """The names of the numeric fields of a dataclass, with the type that each has."""
+    hints = get_type_hints(kind)
+    return tuple((field.name, _TYPES[hints[field.name]]) for field in fields(kind) if hints[field.name] in _TYPES)

@@ -61,9 +61,11 @@ def _parse(value: object, units: dict[str, int] | dict[str, float], example: str
 
 
 def show_time(seconds: float) -> str:
-    """A time as text: in milliseconds, or in microseconds below one millisecond."""
+    """A time as text: in milliseconds, in microseconds below one millisecond, or in seconds from ten on."""
     if seconds == 0:
         return "0"
+    if seconds >= 10:
+        return f"{seconds:.1f} s"
     if seconds < 1e-3:
         return f"{seconds * 1e6:.3g} µs"
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"

@@ -1,1 +1,1 @@
-"""Table 1 of the PipeDream paper: its rows, predictions for them, and experiments on what the predictions depend on."""
+"""Table 1 of the PipeDream paper: its rows, and predictions for them."""

@@ -8,7 +8,6 @@ from functools import cached_property
 
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
-from pipeplan.errors import PipeplanError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
@@ -25,8 +24,6 @@ from table1.published import PublishedRow
 OFF = 0.25
 """Relative error from which on docs/table1.md gives a reason."""
 MOST_CUTS = 50_000
-PLANS = ("ours", "paper", "data parallel", "straight")
-"""Names of the plans of a row that are replayed."""
 FEWER = 2
 """Workers that a straight pipeline may leave idle, as PipeDream's do."""
 
@@ -60,7 +57,6 @@ class Row:
     paper: Predicted
     rank: Rank
     ours: Predicted
-    straight: Predicted | None
     outcome: Outcome
     """The solved problem of `ours`, with its proof."""
 
@@ -73,12 +69,6 @@ class Row:
     def off(self) -> bool:
         """Whether the error is above `OFF`."""
         return abs(self.error) > OFF
-
-    @property
-    def plans(self) -> dict[str, Predicted]:
-        """The plans that are replayed, by name."""
-        plans = zip(PLANS, (self.ours, self.paper, self.data_parallel, self.straight), strict=True)
-        return {name: plan for name, plan in plans if plan is not None}
 
 
 class Case:
@@ -104,16 +94,11 @@ class Case:
         """All configurations on links with these efficiencies."""
         return Configurations(self.problem(efficiencies), self._configurations.cuts, within=self._configurations.within)
 
-    def gain(self, efficiencies: Sequence[Efficiency], *, hidden: bool = True) -> float:
-        """Speed-up of the paper's configuration, with its best cuts, over data parallelism.
-
-        With `hidden` false, data parallelism hides nothing of its all-reduce behind compute.
-        """
+    def gain(self, efficiencies: Sequence[Efficiency]) -> float:
+        """Speed-up of the paper's configuration, with its best cuts, over data parallelism."""
         configurations = self.configurations(efficiencies)
         _, score = paper_plan(self.row, configurations)
         problem = configurations.problem
-        if not hidden:
-            problem = replace(problem, options=replace(problem.options, overlap=0.0))
         return evaluate(plain_data_parallel(problem, self.row.workers), problem).pace_s / score.pace_s
 
 
@@ -154,17 +139,5 @@ def predict_row(
     rank = configurations.rank(paper.score.alone_s)
     report(f"{row.name}: our plan")
     outcome = solve(replace(free, options=replace(free.options, memory=True)), settings)
-    report(f"{row.name}: the best straight pipeline")
-    found = _straight(outcome.problem, settings)
-    straight = None if found is None else scored(found, evaluate(found, free))
     ours = scored(outcome.plan, outcome.evaluation)
-    return Row(row, source, scored(parallel, parallel_score), paper, rank, ours, straight, outcome)
-
-
-def _straight(problem: Problem, settings: Settings) -> Plan | None:
-    """The best pipeline with one worker per stage, by the DP; None where none fits in memory."""
-    alone = replace(problem, options=replace(problem.options, max_replicas=1, allow_copies=False))
-    try:
-        return solve(alone, replace(settings, solver="dp", certify=False, compare=False)).plan
-    except PipeplanError:
-        return None
+    return Row(row, source, scored(parallel, parallel_score), paper, rank, ours, outcome)

@@ -1,4 +1,4 @@
-"""The whole table: link efficiencies, rows, experiments, and inference on CPUs."""
+"""The whole table: link efficiencies and rows."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from pathlib import Path
 from pipeplan.errors import InputError
 from pipeplan.planning.settings import Settings
 from pipeplan.util.text import did_you_mean
-from table1 import inference, profiles
+from table1 import profiles
 from table1.efficiencies import Efficiency, fit_efficiencies
-from table1.experiments import Experiment, Variant, gain_with, run_experiments
-from table1.inference import Inference
 from table1.published import FITTED, ROWS, PublishedRow, row_named
-from table1.replays import Replay
-from table1.rows import Row, predict_row
+from table1.rows import Case, Row, predict_row
 
 Report = Callable[[str], None]
 """Receives a few words about the step that begins."""
@@ -27,9 +24,6 @@ class Table:
 
     efficiencies: tuple[Efficiency, ...]
     rows: tuple[Row, ...]
-    experiments: tuple[Experiment, ...]
-    inference: tuple[Inference, ...]
-    replays: tuple[Replay, ...] = ()
 
 
 def rows_named(names: str | None) -> tuple[PublishedRow, ...]:
@@ -47,13 +41,11 @@ def rows_named(names: str | None) -> tuple[PublishedRow, ...]:
 
 
 def build_table(wanted: Sequence[PublishedRow], folder: Path | None, settings: Settings, report: Report) -> Table:
-    """Compute everything but the replays. The links are always fitted on the VGG-16 rows, wanted or not."""
+    """Predict the rows. The links are always fitted on the VGG-16 rows, wanted or not."""
     fitted = {cluster: row for cluster, name in FITTED.items() if (row := row_named(name)) is not None}
     sources = {row.name: profiles.profile_of(row, folder) for row in (*fitted.values(), *wanted)}
-    by_row = {name: source.profile for name, source in sources.items()}
+    cases = {row.name: Case(row, sources[row.name].profile) for row in fitted.values()}
     report("the links")
-    efficiencies = fit_efficiencies(fitted, gain_with(by_row, Variant("", "")))
+    efficiencies = fit_efficiencies(fitted, lambda row, shares: cases[row.name].gain(shares))
     rows = [predict_row(row, sources[row.name], efficiencies, settings, report) for row in wanted]
-    experiments = run_experiments(wanted, fitted, by_row, efficiencies, report)
-    report("inference on CPUs")
-    return Table(efficiencies, tuple(rows), tuple(experiments), tuple(inference.predict()))
+    return Table(efficiencies, tuple(rows))

@@ -26,11 +26,9 @@ def run(*arguments: str) -> Result:
     ("arguments", "complaint"),
     [
         (("--rows", "vgg"), "--rows: there is no row 'vgg'"),
-        (("--keep", "there"), "--keep goes with --replay"),
-        (("--replay-seconds", "5"), "--replay-seconds goes with --replay"),
         (("--reference", "nowhere"), "nowhere has no pipedream/vgg16.txt"),
     ],
-    ids=["row", "keep", "seconds", "reference"],
+    ids=["row", "reference"],
 )
 def test_wrong_options_are_refused(arguments: tuple[str, ...], complaint: str) -> None:
     result = run(*arguments)
@@ -45,15 +43,13 @@ def test_planning_the_table_needs_no_torch() -> None:
 
 
 @pytest.mark.slow
-def test_a_row_without_a_pipeline_needs_no_experiment(tmp_path: Path) -> None:
+def test_a_row_is_written_as_markdown(tmp_path: Path) -> None:
     file = tmp_path / "table.md"
     result = run("--rows", "gnmt8-2x8", "--solver", "dp", "-o", str(file))
     assert result.exit_code == 0, result.output
     text = file.read_text(encoding="utf-8")
     assert "| gnmt8-2x8 | B | 16 | 1.00 | 1.00 | +0% |" in text
     assert f"{2**16 - 1 + 2**8 - 1:,} on 2x8" in text
-    assert "Experiments" not in text
-    assert "| pipelined, cyclic |" in text
 
 
 def whole_table(reference: Path | None) -> Table:

@@ -12,9 +12,8 @@ from pathlib import Path
 import attacker
 import pytest
 from launch_scripts import SLOW_JOB, render
+from network_namespaces import OWN_NAMESPACES
 from toy_workers import stage_contents, write_plan
-
-from pipeplan_launch.emulation.network_namespaces import OWN_NAMESPACES
 
 
 def _namespaces_work() -> bool:

@@ -13,9 +13,8 @@ from pathlib import Path
 import attacker_of_servers
 import pytest
 from launch_scripts import SLOW_JOB, render
+from network_namespaces import OWN_NAMESPACES
 from toy_workers import stage_contents, write_plan
-
-from pipeplan_launch.emulation.network_namespaces import OWN_NAMESPACES
 
 COMMAND = (*OWN_NAMESPACES, "--mount-proc")
 

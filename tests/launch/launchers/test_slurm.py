@@ -113,5 +113,5 @@ def test_a_job_without_its_plan_is_one_line(
         (plan / name).touch()
     assert slurm.main([arguments[0] + "-copy", *arguments[1:]]) == 2
     assert capsys.readouterr().err == (
-        f"error: the plan in {plan} is not the one that this file was rendered for: run pipeplan render slurm --force\n"
+        f"error: the plan in {plan} is not the one that this file was rendered for: run pipeplan export slurm --force\n"
     )

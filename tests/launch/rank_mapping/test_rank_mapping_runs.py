@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import network_namespaces as requirements
 import pytest
 from launch_scripts import JOB, render
+from network_namespaces import OWN_NAMESPACES
 from toy_workers import stage_contents, write_plan
 
 from pipeplan.errors import InputError
-from pipeplan.replay import requirements
-from pipeplan_launch.emulation.network_namespaces import OWN_NAMESPACES
 from pipeplan_launch.rank_mapping.host_identity import SERVER_VARIABLE
 
 pytestmark = pytest.mark.slow
@@ -165,7 +165,7 @@ ONE_EACH = """
 import os, sys
 import torch, pipeplan_launch.worker
 from pipeplan_launch.__main__ import main
-from pipeplan_launch.emulation.network_namespaces import Network, NetworkNode
+from network_namespaces import Network, NetworkNode
 
 rate, *arguments = sys.argv[1:]
 network = Network(NetworkNode(below=(NetworkNode(rate, workers=1), NetworkNode(rate, workers=1))))
@@ -197,7 +197,7 @@ def test_a_slow_link_between_networks_is_said_before_training(tmp_path: Path) ->
             [*command, "--epochs", "1", *options],
             capture_output=True,
             text=True,
-            env=os.environ | {"WHO": ""},
+            env=os.environ | {"WHO": "", "PYTHONPATH": str(Path(requirements.__file__).parent)},
             check=False,
         )
         assert done.returncode == 0, done.stderr

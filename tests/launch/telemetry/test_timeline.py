@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from toy_workers import Toy, depths, run_plan, stage_contents, write_plan
 
-from pipeplan.run_data.run_folder import BACKWARD, FORWARD, KINDS, UPDATE, MeasuredRun, read_run
+from pipeplan.run_data.run_folder import MeasuredRun, read_run
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.perfetto import overlaid_document
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
@@ -22,6 +22,7 @@ from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.files import write_json
 from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.telemetry.recorder import Stopwatch
+from pipeplan_launch.telemetry.run_documents import BACKWARD, FORWARD, KINDS, UPDATE
 from pipeplan_launch.telemetry.timeline import RECORDED_MINIBATCHES, Timeline
 
 MINIBATCHES = 10

@@ -56,7 +56,7 @@ def test_a_plan_that_leaves_out_its_option_is_wrong() -> None:
         ):
             continue
         problem, document = copy.deepcopy(case)
-        del document["options"]["shard_optimizer"]
+        del document["options"]["sharding"]
         wrong = checked(problem, document).wrong
         refused += wrong is not None
     assert refused > 1

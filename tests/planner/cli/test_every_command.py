@@ -24,11 +24,12 @@ from reported import source_of, write_run
 
 import pipeplan
 from pipeplan import cli as commands
-from pipeplan.cli.shared import options
+from pipeplan.cli import options
+from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.first_steps import init
 
 SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}
-RENDERS = "-o --force -q"
+RENDERS, EXPORTS = "-o --force -q", "-o --force --json -q"
 MUST = {
     "init": "-o --force --json -q",
     "doctor": "--json -q",
@@ -42,23 +43,17 @@ MUST = {
     "sweep": "--force --json -q",
     "check": "--json -q",
     "simulate": "--force --json -q",
-    "trace": "-o --force -q",
     "report": "-o --force --json -q",
-    "render": "--json",
-    "export": "-o --force --json -q",
-    "replay": "--json -q",
+    "export": "",
     "calibrate": "-o --force --json -q",
-    "models": "--json -q",
     "docs": "--json -q",
-    "clusters": "--json -q",
+    "list": "--json -q",
     "import": "-o --force --json -q",
-    "completion": "",
 }
 """The shared options of every command. It writes: -o, and --force where it may refuse. It answers: --json. It draws
-numbers: --seed. Kinds of `render` all have RENDERS."""
+numbers: --seed. Scripts of `export` have RENDERS, and exports for trainers EXPORTS."""
 RUN = "plan/runs/20260131T120000Z"
 TOO_LONG = (
-    "pipeplan replay",
     "pipeplan profile --links --servers",
     "NODE_RANK=",
     "pipeplan explain --cluster A",
@@ -98,11 +93,12 @@ def examples() -> list[str]:
 @pytest.mark.parametrize("path", every_command())
 def test_a_command_has_its_shared_options_in_the_same_words(path: str) -> None:
     own = options_of(path)
-    must = RENDERS if path.startswith("render ") else MUST[path]
+    name = path.removeprefix("export ")
+    must = MUST[path] if name == path else EXPORTS if name in TARGET_NAMES else RENDERS
     assert {SHARED[name] for name in own if name in SHARED} == set(must.split())
     texts = {"force": options.FORCE, "as_json": options.JSON, "quiet": options.QUIET, "seed": options.SEED}
     for name, text in texts.items():
-        if name in own and (path, name) != ("render", "as_json"):
+        if name in own:
             assert own[name].help == text
     if "output" in own:
         assert own["output"].opts == ["-o", "--output"]
@@ -232,15 +228,13 @@ def test_help_of_a_command_may_be_asked_for_first(run: Run) -> None:
         ["sweep", "mnist-v100", "--cluster", "C", "--servers", "2", "--jobs", "1"],
         ["check", "plan"],
         ["simulate", "plan"],
-        ["trace", "plan", "--only", "predicted", "-o", "trace.json"],
+        ["simulate", "plan", "--trace", "trace.json"],
         ["report", "plan", "-o", "report.html"],
-        ["render", "ssh", "plan", "-o", "new.sh"],
-        ["export", "--list"],
+        ["export", "ssh", "plan", "-o", "new.sh"],
         ["profile", "show", "mnist-v100"],
         ["profile", "diff", "mnist-v100", "mnist-v100"],
-        ["import", "graph.txt", "--minibatch", "4", "-o", "imported.json", "--force"],
-        ["models"],
-        ["clusters"],
+        ["import", "graph.txt", "--microbatch", "4", "-o", "imported.json", "--force"],
+        ["list"],
         ["init", "new"],
     ],
     ids=" ".join,
@@ -258,8 +252,7 @@ def test_quiet_prints_nothing(arguments: list[str], run: Run, prepared: Path, tm
     "arguments",
     [
         ["solve", "mnist-v100", "--cluster", "C", "--json", "--solver", "dp", "--no-write"],
-        ["models", "--json"],
-        ["clusters", "--json"],
+        ["list", "--json"],
     ],
     ids=" ".join,
 )
@@ -270,7 +263,7 @@ def test_quiet_keeps_what_json_asks_for(arguments: list[str], run: Run) -> None:
 
 
 def test_quiet_keeps_a_script_that_goes_to_standard_output(run: Run, prepared: Path) -> None:
-    script = run("render", "ssh", str(prepared / "plan"), "-o", "-", "-q")
+    script = run("export", "ssh", str(prepared / "plan"), "-o", "-", "-q")
     assert (script.code, script.err) == (0, "")
     assert script.out.startswith("#!")
 
@@ -283,12 +276,13 @@ def test_quiet_still_says_what_is_wrong(run: Run) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["clusters", "--json"],
-        ["models", "--json"],
+        ["list", "--json"],
+        ["list", "models", "--json"],
+        ["list", "clusters", "--json"],
         ["init", "new", "--json"],
         ["profile", "show", "mnist-v100", "--json"],
         ["solve", "mnist-v100", "--cluster", "C", "--json", "--solver", "dp", "-o", "new"],
-        ["import", "graph.txt", "--minibatch", "4", "--json"],
+        ["import", "graph.txt", "--microbatch", "4", "--json"],
     ],
 )
 def test_json_is_one_document(arguments: list[str], run: Run, tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from commandline import Run
 from repository import ROOT
 
 from pipeplan import cli as commands
-from pipeplan.cli.getting_started.doctor import LACKING
-from pipeplan.cli.running.replay import NOT_AS_PROMISED
+from pipeplan.cli.commands.doctor import LACKING
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan_launch import torchrun
 from pipeplan_launch.elastic import restart_state
@@ -38,16 +37,16 @@ def stated(section: str) -> dict[int, str]:
     ],
 )
 def test_an_end_has_the_code_that_the_page_says(raised: BaseException | None, code: int, run: Run) -> None:
-    with mock.patch("pipeplan.cli.inputs.models.print_json", side_effect=raised):
-        done = run("models", "--json")
+    with mock.patch("pipeplan.cli.commands.list_.print_json", side_effect=raised):
+        done = run("list", "--json")
     assert done.code == code
     assert code in stated("`pipeplan`")
     assert bool(done.err) == (raised is not None)
 
 
 def test_the_page_has_all_codes_and_help_ends_with_them(run: Run) -> None:
-    mine = [commands.DONE, commands.NOT_AS_PROMISED, commands.MENDABLE, commands.DISAGREED, commands.INTERRUPTED]
-    assert list(stated("`pipeplan`")) == mine == [0, NOT_AS_PROMISED, LACKING, 3, 130]
+    mine = [commands.DONE, commands.MENDABLE, commands.DISAGREED, commands.INTERRUPTED]
+    assert list(stated("`pipeplan`")) == mine == [0, LACKING, 3, 130]
     assert list(stated("`launch.sh`")) == [0, 1, torchrun.STATUS_REPORTED, torchrun.STATUS_STOPPED]
     assert list(stated("A worker")) == [0, 1, 2, restart_state.STATUS_PEER_LOST, restart_state.STATUS_INTERRUPTED]
     last = " ".join(run("--help").out.split()).partition("Exit codes: ")[2]

@@ -39,7 +39,7 @@ def test_numbers_that_no_cluster_has(run: Run, tmp_path: Path, pattern: str, tex
     path = tmp_path / "cluster.toml"
     path.write_text(re.sub(pattern, text, CLUSTER, flags=re.MULTILINE))
     for command in (
-        ("clusters", str(path)),
+        ("list", "clusters", str(path)),
         ("solve", "mnist-v100", "--cluster", str(path), "-o", str(tmp_path / "p")),
     ):
         _is_one_line(run(*command))
@@ -84,7 +84,7 @@ def _huge(folder: Path) -> str:
         ("explain", "FILE"),
         ("simulate", "FILE"),
         ("sweep", "FILE", "--cluster", "A"),
-        ("clusters", "FILE"),
+        ("list", "clusters", "FILE"),
     ],
     ids=lambda command: f"{command[0]}-{command.index('FILE')}",
 )
@@ -115,7 +115,7 @@ def test_names_do_not_reach_the_terminal_as_they_are(run: Run, tmp_path: Path) -
     profile.write_text(text)
     said = []
     for command in (
-        ("clusters", str(cluster)),
+        ("list", "clusters", str(cluster)),
         ("profile", "show", str(profile)),
         ("solve", "mnist-v100", "--cluster", str(cluster), "-o", str(tmp_path / "plan")),
         ("solve", "mnist-v100", "--cluster", str(cluster), "-o", str(tmp_path / "other"), "--json", *QUICK),

@@ -33,10 +33,28 @@ def test_answers_begin_with_it(plan: Path, run: Run) -> None:
         ["explain", profile, "--cluster", "A"],
         ["sweep", profile, "--cluster", "A", "--servers", "1", "--jobs", "1"],
         ["check", str(plan)],
+        ["simulate", str(plan)],
+        ["replan", str(plan), "--lost", "server3", "--no-write"],
         ["profile", "show", profile],
     ):
         found = run(*command)
         assert " ".join(found.out.split()).startswith(LINE), command
+
+
+def test_a_profile_of_other_hardware_is_noted_by_every_command(run: Run, tmp_path: Path) -> None:
+    profile, plan = "mnist-v100", str(tmp_path / "plan")
+    for command in (
+        ["solve", profile, "--cluster", "C", "--solver", "dp", "-o", plan],
+        ["explain", plan, "--samples", "0"],
+        ["sweep", profile, "--cluster", "C", "--jobs", "1"],
+        ["check", plan],
+        ["simulate", plan],
+        ["report", plan],
+        ["replan", plan, "--lost", "server3", "--no-write", "--solver", "dp"],
+    ):
+        found = run(*command)
+        assert found.code == 0, found.err
+        assert found.err.count("the profile is for V100 SXM2 16 GB, and cluster C") == 1, command
 
 
 def test_it_stands_beside_a_document_and_not_in_it(plan: Path, run: Run) -> None:

@@ -229,6 +229,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     init.write_starter_files(folder, init.starter_files())
     small_profile().save(folder / "profile.json")
     pipeplan.render(pipeplan.solve(small_profile(), pipeplan.cluster("local", workers=2)), folder / "plan")
+    shutil.copytree(folder / "plan", folder / "used")
+    (folder / "used" / "runs" / "20260131T120000Z").mkdir(parents=True)
     job = (folder / "job.py").read_text()
     (folder / "called.py").write_text(job.replace("data=spirals,", "data=spirals(),"))
     (folder / "made.py").write_text(
@@ -394,7 +396,7 @@ def test_a_plan_that_ctrl_c_cut_short_is_written_and_no_script_goes_on(
         return solve(problem, settings, **more)
 
     if late:
-        monkeypatch.setattr("pipeplan.cli.planning.solve.solve", cut_short)
+        monkeypatch.setattr("pipeplan.cli.commands.solve.solve", cut_short)
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     done = run("solve", "--workers", "2", "-o", "new")
     assert (tmp_path / "new" / "launch.sh").exists()

@@ -113,6 +113,18 @@ def test_the_number_of_servers_can_be_changed() -> None:
         cluster.load_cluster("A").with_servers(0)
     with pytest.raises(InputError, match="its only level is the server"):
         local_cluster(2).with_servers(3)
+    assert local_cluster(2).with_servers(1) == local_cluster(2)
+
+
+def test_a_cluster_of_one_server_can_have_fewer_workers() -> None:
+    whole = local_cluster(4)
+    fewer = whole.with_workers(3)
+    assert (fewer.workers, fewer.servers, fewer.device) == (3, 1, whole.device)
+    for workers in (0, 5):
+        with pytest.raises(InputError, match=f"has 4 workers, not {workers}"):
+            whole.with_workers(workers)
+    with pytest.raises(InputError, match="for others give --servers"):
+        cluster.load_cluster("A").with_workers(2)
 
 
 def test_a_ring_runs_at_its_slowest_link() -> None:

@@ -12,9 +12,8 @@ from pipeplan.cluster_data.devices import bundled_model_of
 from pipeplan.cost.throughput import RunSize, throughput_of
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.profile_data.layers import Layer, Provenance
+from pipeplan.profile_data.layers import Layer, Provenance, SampleFlops, SampleWork
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.sample_work import SampleFlops, SampleWork
 
 V100 = Device("V100 16 GB", "cuda", 1 << 34)
 WORK = SampleWork((SampleFlops("matmul", "float32", 1e9, 2e9),), tokens_per_sample=128, dataset_size=5000)

@@ -8,7 +8,7 @@ import pytest
 from rich import box
 from rich.console import Console
 
-from pipeplan.drawing.fitting_table import FittingTable
+from pipeplan.drawing.tables import FittingTable
 
 ROWS = [("first", "123456", "7.89 ms", "44%"), ("second", "654321", "12.3 ms", "9%")]
 

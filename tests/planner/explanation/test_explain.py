@@ -26,7 +26,7 @@ from pipeplan.explanation.explain import RobustnessSettings, explain_plan, expla
 from pipeplan.explanation.second_best import find_alternatives
 from pipeplan.explanation.sensitivity import change_effects
 from pipeplan.explanation.terminal import baseline_reasons, merged_parts
-from pipeplan.explanation.time_breakdown import break_down_time, ideal_pace, resource_loads
+from pipeplan.explanation.time_breakdown import break_down_time, resource_loads
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.fast import best_plan
 from pipeplan.planning.settings import Settings
@@ -83,7 +83,7 @@ def test_the_shares_of_time_add_up_and_the_first_load_is_the_bound(seed: int, ov
         anatomy, score = break_down_time("it", plan, problem), evaluate(plan, problem)
         assert anatomy.computing + anatomy.communication + anatomy.idle == pytest.approx(1.0)
         assert min(anatomy.computing, anatomy.communication, anatomy.idle) >= 0
-        assert anatomy.computing == pytest.approx(ideal_pace(problem) / score.pace_s)
+        assert anatomy.computing == pytest.approx(problem.work_s / problem.cluster.total_speed / score.pace_s)
         found = resource_loads(plan, problem, score)
         assert found[0].name == score.bound
         assert found[0].seconds == max(load.seconds for load in found)
@@ -195,7 +195,7 @@ def test_plain_data_parallelism_has_an_exact_second_choice() -> None:
 
 def test_what_was_searched_is_said_shortly() -> None:
     parts = ("1 stage", "3 stages", "4 stages", "2 stages of at most 14 replicas")
-    assert merged_parts(parts) == ["1 and 3 to 4 stages", "2 stages of at most 14 replicas"]
+    assert merged_parts(parts) == ["1,3,4 stages", "2 stages of at most 14 replicas"]
     assert merged_parts(("1 stage",)) == ["1 stage"]
     assert merged_parts(("at most 3 stages", "5 stages")) == ["5 stages", "at most 3 stages"]
 
@@ -371,7 +371,13 @@ def test_it_explains_in_80_columns_without_colour(run: Run) -> None:
     _save(spread=0.5)
     done = run("explain", "--cluster", "A", "--samples", "3")
     assert done.code == 0, done.err
-    for heading in ("What bounds the pace", "Where the time goes", "Second choice", "What would help", "How firmly"):
+    for heading in (
+        "What limits the step time",
+        "Where the time goes",
+        "Second choice",
+        "What would help",
+        "How firmly",
+    ):
         assert heading in done.out
     assert "again 3 times within their spread (as measured; seed 0)" in " ".join(done.out.split())
     assert max(map(len, done.out.splitlines())) <= 80

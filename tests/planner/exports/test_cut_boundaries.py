@@ -12,8 +12,7 @@ import pytest
 from decoders import chain, decoder, grid, problem
 
 from pipeplan.errors import InputError
-from pipeplan.exports.cut_boundaries import ModuleBoundaries, ModuleSplit
-from pipeplan.exports.layer_chains import compatible_places, cut_places
+from pipeplan.exports.layer_chains import ModuleBoundaries, ModuleSplit, compatible_places, cut_places
 from pipeplan.exports.torch_pipelining import TARGET
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve

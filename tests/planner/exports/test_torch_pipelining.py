@@ -13,8 +13,7 @@ import pytest
 from decoders import chain, decoder, grid, problem
 
 from pipeplan.errors import InputError
-from pipeplan.exports.files import python_literal
-from pipeplan.exports.target import ExportFile, ExportTarget, export_files, export_target
+from pipeplan.exports.target import ExportFile, ExportTarget, export_files, export_target, python_literal
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, GPIPE, STASHING
 from pipeplan.problem.options import Options

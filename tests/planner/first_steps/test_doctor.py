@@ -18,9 +18,8 @@ from small_plans import outcome
 import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.local import Hardware
-from pipeplan.first_steps import doctor as examining
-from pipeplan.first_steps import doctor_executor, doctor_machine, doctor_selftest
-from pipeplan.first_steps.finding import MISSING, OK, WARNING, DoctorFinding
+from pipeplan.first_steps import doctor, doctor_machine
+from pipeplan.first_steps.doctor_machine import MISSING, OK, WARNING, DoctorFinding
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_folder import write_plan
@@ -33,9 +32,9 @@ def asked(
     monkeypatch: pytest.MonkeyPatch, cards: list[Hardware] | None = None, **answer: Any
 ) -> dict[str, DoctorFinding]:
     """What is said where the executor answers this."""
-    monkeypatch.setattr(doctor_executor, "_ask", lambda: WELL | answer)
-    monkeypatch.setattr(doctor_executor, "local_gpus", lambda: cards or [])
-    return {one.name: one for one in doctor_executor.check_torch()}
+    monkeypatch.setattr(doctor, "_ask", lambda: WELL | answer)
+    monkeypatch.setattr(doctor, "local_gpus", lambda: cards or [])
+    return {one.name: one for one in doctor.check_torch()}
 
 
 def test_a_machine_without_gpus_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +56,7 @@ def self_tested(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "") 
     """What is said where the self-test prints this."""
     done = subprocess.CompletedProcess([], 0, stdout, stderr)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    return doctor_selftest.run_self_test()
+    return doctor.run_self_test()
 
 
 def test_a_self_test_is_a_line_for_every_run_and_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,23 +145,12 @@ def test_an_old_python_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor_machine.check_python().state == MISSING
 
 
-def test_what_emulation_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        examining, "missing_requirement", lambda processes: "the command tc is missing; install iproute2, whose it is"
-    )
-    found = examining.check_emulation()
-    assert (found.state, found.found) == (WARNING, "the command tc is missing")
-    assert found.todo == "install iproute2, whose it is"
-    monkeypatch.setattr(examining, "missing_requirement", lambda processes: "")
-    assert examining.check_emulation().state == OK
-
-
 @pytest.mark.parametrize(("state", "code"), [(OK, 0), (WARNING, 0), (MISSING, 2)])
 def test_the_exit_code_says_whether_anything_needed_is_missing(
     state: str, code: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [DoctorFinding("torch", state, "as found", "training", "do this")]
-    monkeypatch.setattr("pipeplan.cli.getting_started.doctor.examine_machine", lambda plan: found)
+    monkeypatch.setattr("pipeplan.cli.commands.doctor.examine_machine", lambda plan: found)
     done = run("doctor")
     assert (done.code, done.err) == (code, "")
     first, *rest = done.out.splitlines()
@@ -179,11 +167,11 @@ def test_a_plan_s_part_here(tmp_path: Path) -> None:
         settings=pipeplan.Settings(solver="dp", simulate=False),
     )
     pipeplan.render(made, tmp_path / "plan")
-    empty = doctor_executor.check_plan_here(tmp_path)
+    empty = doctor.check_plan_here(tmp_path)
     assert (empty.state, "pipeplan solve" in empty.todo) == (MISSING, True)
     damaged = tmp_path / "plan" / "stages" / "stage-0.json"
     damaged.write_text("{")
-    found = doctor_executor.check_plan_here(tmp_path / "plan")
+    found = doctor.check_plan_here(tmp_path / "plan")
     assert found.state == MISSING
     assert "stage-0.json" in found.found
     assert not found.found.startswith("error")
@@ -196,10 +184,10 @@ def test_a_plan_for_several_servers_is_looked_at_as_the_first_of_them(
         monkeypatch.delenv(name, raising=False)
     cluster = Cluster("two", Device("core", "cpu", 10_000), (Level("server", 1, 100.0), Level("cluster", 2, 10.0)))
     write_plan(solve(Problem(outcome().problem.profile, cluster), pipeplan.Settings()), tmp_path / "plan")
-    found = doctor_executor.check_plan_here(tmp_path / "plan")
+    found = doctor.check_plan_here(tmp_path / "plan")
     assert (found.state, found.found) == (OK, f"{tmp_path}/plan can run here")
     monkeypatch.setenv("NODE_RANK", "7")
-    assert "NODE_RANK is '7'" in doctor_executor.check_plan_here(tmp_path / "plan").found
+    assert "NODE_RANK is '7'" in doctor.check_plan_here(tmp_path / "plan").found
 
 
 @pytest.mark.slow

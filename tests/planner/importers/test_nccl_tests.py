@@ -165,7 +165,7 @@ def test_without_a_cluster_file_the_level_is_printed(run: Run) -> None:
     assert (level["name"], level["count"]) == ("server", 8)
     assert parse_rate(level["bandwidth"], "") == pytest.approx(400e9, rel=1e-3)
     assert "off by 0% (median)" in done.err
-    for wrong in (["-o", "x.toml"], ["--level", "server"], ["--minibatch", "4"], ["--into", "lab.toml"]):
+    for wrong in (["-o", "x.toml"], ["--level", "server"], ["--microbatch", "4"], ["--into", "lab.toml"]):
         refused = run("import", "a.json", *wrong)
         assert (refused.code, refused.err.count("\n")) == (2, 1), wrong
     Path("lab.toml").write_text(CLUSTER.replace("[[level]]", "[[levels]]"))

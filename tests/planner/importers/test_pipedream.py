@@ -70,18 +70,18 @@ def test_the_command_recognises_the_format_and_asks_for_the_minibatch(run: Run) 
     Path("graph.txt").write_text(PIPEDREAM)
     refused = run("import", "graph.txt")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert "give --minibatch" in refused.err
+    assert "give --microbatch" in refused.err
     assert not Path("profile.json").exists()
-    done = run("import", "graph.txt", "--minibatch", "8", "--device-name", "V100")
+    done = run("import", "graph.txt", "--microbatch", "8", "--device-name", "V100")
     assert done.code == 0, done.err
     assert "2 layers, 8.5 ms forward and backward" in done.out
     provenance = Profile.load(Path("profile.json")).provenance
     assert (provenance.kind, provenance.device_name) == ("imported", "V100")
-    assert "exists" in run("import", "graph.txt", "--minibatch", "8").err
+    assert "exists" in run("import", "graph.txt", "--microbatch", "8").err
     for option in (("--into", "x.toml"), ("--bandwidth", "12 GB/s")):
         assert f"{option[0]} is for nccl-tests" in run("import", "graph.txt", *option, "-o", "b.json").err
     assert "is a profile of pipeplan already" in run("import", "profile.json", "-o", "b.json").err
     for name, text in (("other.json", "[]"), ("other.txt", "hello")):
         Path(name).write_text(text)
-        assert "none of the readable formats" in run("import", name, "--minibatch", "8", "-o", "b.json").err
+        assert "none of the readable formats" in run("import", name, "--microbatch", "8", "-o", "b.json").err
     assert not Path("b.json").exists()

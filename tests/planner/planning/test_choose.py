@@ -15,6 +15,7 @@ from pipeplan.planning import candidates
 from pipeplan.planning.candidates import Candidate, Machines, candidate_of, problem_of, sizes_for
 from pipeplan.planning.choose import ANY, DDP, ONE_SERVER, UNIFORM, ZERO_1, Choice, Question, choose
 from pipeplan.planning.simplicity import TOLERANCE
+from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.profile import Size
 from pipeplan.util.deadline import NO_DEADLINE
 
@@ -59,7 +60,7 @@ def test_rivals_are_those_that_a_user_would_run() -> None:
     found = {one.kind: one for one in _choice("vgg16-v100", "B").rivals}
     assert {DDP, ZERO_1, ONE_SERVER, UNIFORM} <= found.keys()
     assert len(found[DDP].plan.stages) == 1
-    assert found[ZERO_1].sharded
+    assert found[ZERO_1].sharding == Sharding.OPTIMIZER
     assert found[ONE_SERVER].plan.busy <= 8
     assert len({stage.replicas for stage in found[UNIFORM].plan.stages}) == 1
 

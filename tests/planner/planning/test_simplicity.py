@@ -8,13 +8,14 @@ import pipeplan
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.simplicity import TOLERANCE, simplest_of
+from pipeplan.problem.options import Sharding
 
 
 @dataclass(frozen=True)
 class _One:
     plan: Plan
     sample_s: float
-    sharded: bool = False
+    sharding: Sharding = Sharding.NONE
 
     @property
     def cluster(self) -> Cluster:
@@ -33,7 +34,8 @@ PARALLEL, UNIFORM, UNEQUAL = _plan(4), _plan(2, 2), _plan(3, 1)
 
 
 def test_the_order_of_the_kinds() -> None:
-    found = [_One(UNEQUAL, 1.0), _One(UNIFORM, 1.02), _One(PARALLEL, 1.03, True), _One(PARALLEL, 1.029)]
+    divided = [_One(PARALLEL, 1.021, kind) for kind in (Sharding.FULL, Sharding.OPTIMIZER)]
+    found = [_One(UNEQUAL, 1.0), _One(UNIFORM, 1.02), *divided, _One(PARALLEL, 1.029)]
     for number in range(len(found), 0, -1):
         assert simplest_of(found[:number]) is found[number - 1]
 

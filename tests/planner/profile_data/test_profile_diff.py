@@ -129,10 +129,10 @@ def test_the_command(run: Run) -> None:
     assert (done.code, done.err) == (0, "")
     text = " ".join(done.out.split())
     for said in (
-        "A: a.json: net, minibatch 8",
+        "A: a.json: net, microbatch 8",
         "Graphs: not both traced, not the same layers and edges",
         "Layers matched: 5 by name; only in A: 1, with 375 µs, such as old",
-        "Minibatches of 8 and 16 samples: times, kept and outputs are compared per sample",
+        "Microbatches of 8 and 16 samples: times, kept and outputs are compared per sample",
         "l4 375.000 937.500 2.50 2.50 2.50 +25.0% = 0.50 gone",
         "old (A only) 375.000 0.000 gone gone gone -16.7% = gone =",
         "3 others",

@@ -111,15 +111,15 @@ def test_halves_of_a_size() -> None:
 
 def test_how_it_gets_there_is_said() -> None:
     one = replace(several(), sizes=())
-    assert describe_rescaling(one.all_sizes, 8) == "rescaled linearly from minibatch 16 to 8"
-    assert describe_rescaling(several().all_sizes, 8) == "at its minibatch of 8"
-    assert describe_rescaling(several().all_sizes, 12) == "at minibatch 12 by the line between 8 and 16"
-    assert describe_rescaling(several().all_sizes, 4) == "at minibatch 4 by the line beyond 8 and 16"
-    assert describe_rescaling(several().all_sizes, 64) == "at minibatch 64 by the line beyond 16 and 32"
+    assert describe_rescaling(one.all_sizes, 8) == "rescaled linearly from microbatch 16 to 8"
+    assert describe_rescaling(several().all_sizes, 8) == "at its microbatch of 8"
+    assert describe_rescaling(several().all_sizes, 12) == "at microbatch 12 by the line between 8 and 16"
+    assert describe_rescaling(several().all_sizes, 4) == "at microbatch 4 by the line beyond 8 and 16"
+    assert describe_rescaling(several().all_sizes, 64) == "at microbatch 64 by the line beyond 16 and 32"
 
 
 def test_sizes_survive_the_file_and_are_unique(tmp_path: Path) -> None:
     several().save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == several()
-    with pytest.raises(InputError, match="minibatch size appears twice: 16, 16"):
+    with pytest.raises(InputError, match="microbatch size appears twice: 16, 16"):
         replace(several(), sizes=(replace(several().sizes[0], minibatch=16),))

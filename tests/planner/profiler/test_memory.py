@@ -95,7 +95,7 @@ def between():
     ("name", "says"),
     [
         # 1 MiB of numbers, four thousand times over: 4 GiB inside one layer. Or 40 times 32 MiB.
-        ("inside", r"'.*:inside' at minibatch 1024 does not fit in memory .* more were requested; it needs about"),
+        ("inside", r"'.*:inside' at microbatch 1024 does not fit in memory .* more were requested; it needs about"),
         ("between", r"does not fit in memory: it needs about .* of weights, .* of activations.* are free"),
     ],
 )
@@ -109,4 +109,4 @@ def test_a_model_that_does_not_fit_says_what_it_needs(
             f"{tmp_path}/large.py:{name}", ProfilerOptions(batches=(1024 if name == "inside" else 1 << 17,), repeats=1)
         )
     assert "\n" not in str(caught.value)
-    assert "try a smaller --batch" in str(caught.value)
+    assert "try a smaller --microbatch" in str(caught.value)

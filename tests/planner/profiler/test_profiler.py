@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from pipeplan.cli.inputs.models import command as models_command
+from pipeplan.cli.commands.list_ import command as list_command
 from pipeplan.cli.profile import command as profile_command
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
@@ -107,7 +107,7 @@ def test_halves_of_the_minibatch_are_measured_as_well(
     assert profile.sizes[0].tensors[0].bytes * 2 == profile.tensors[0].bytes
     assert all(sum(layer.forward_s for layer in size.layers) > 0 for size in profile.sizes)
     assert profile.batch_norm
-    assert any(note.startswith("BatchNorm normalises over one minibatch") for note in profile.provenance.notes)
+    assert any(note.startswith("BatchNorm normalises over one microbatch") for note in profile.provenance.notes)
     profile.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == profile
     assert (alone.sizes, alone.batch_norm) == ((), False)
@@ -125,7 +125,7 @@ def test_a_size_that_the_model_cannot_run_is_left_out_and_named(tmp_path: Path) 
     profile = profile_model(f"{job}:build", ProfilerOptions(batches=(4,), repeats=2, warmup=1, halvings=3))
     assert [size.minibatch for size in profile.sizes] == [2]
     (note,) = [note for note in profile.provenance.notes if "was not measured" in note]
-    assert note.startswith("minibatch 1, and anything smaller, was not measured: ")
+    assert note.startswith("microbatch 1, and anything smaller, was not measured: ")
 
 
 def test_a_model_of_one_size_is_measured_at_that_size(tmp_path: Path) -> None:
@@ -198,19 +198,19 @@ def loss_of_torch(): return job(loss=torch.nn.functional.mse_loss)
         (
             "FILE:loss_fails",
             {},
-            r"on a minibatch of its data: the job's loss \(lambda of .*jobs.py:45\) failed: IndexError: .*jobs.py:45",
+            r"on a microbatch of its data: the job's loss \(lambda of .*jobs.py:45\) failed: IndexError: .*jobs.py:45",
         ),
         # No line of pipeplan's own is quoted where no line of the job's is to blame.
         ("FILE:loss_of_torch", {}, r"data: the job's loss \(mse_loss\) failed: RuntimeError: .* dimension 1$"),
         ("FILE:frozen", {}, "does not depend on any parameter"),
         ("FILE:nothing", {}, "returned NoneType"),
-        ("mnist", {"batches": (0,)}, "minibatch size must be at least 1, not 0"),
+        ("mnist", {"batches": (0,)}, "microbatch size must be at least 1, not 0"),
         ("mnist", {"repeats": -1}, "repeats must be at least 1, not -1"),
         ("mnist", {"halvings": -1}, "halvings must be at least 0, not -1"),
-        ("mnist", {"batches": (8, 16, 8)}, "a minibatch size is given twice: 8, 16, 8"),
+        ("mnist", {"batches": (8, 16, 8)}, "a microbatch size is given twice: 8, 16, 8"),
         ("mnist", {"processes": 0}, "processes must be at least 1, not 0"),
         ("mnist", {"processes": 1000}, "processes must be at most 256, not 1000"),
-        ("FILE:fixed", {"batches": (8, 16)}, "can only be traced for one minibatch size at a time"),
+        ("FILE:fixed", {"batches": (8, 16)}, "can only be traced for one microbatch size at a time"),
         ("FILE:nan_inside", {}, r"layer 'deep.inner.log' \(in the module 'deep.inner'\) of .* produces NaN"),
         ("FILE:bad_optimizer", {}, "a job's optimizer cannot be LBFGS, whose step calls a closure"),
         ("mnist", {"threads": 0}, "threads must be at least 1, not 0"),
@@ -235,7 +235,9 @@ def test_no_cuda() -> None:
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(profile_command, ["mnist", "--batch", "4", "--repeats", "2"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        profile_command, ["mnist", "--microbatch", "4", "--repeats", "2"], catch_exceptions=False
+    )
     assert result.exit_code == 0
     assert "conv1" in result.stdout
     assert "Sum / whole" in result.stdout
@@ -264,6 +266,6 @@ def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
 
 
 def test_models_command() -> None:
-    result = CliRunner().invoke(models_command, [], catch_exceptions=False)
+    result = CliRunner().invoke(list_command, ["models"], catch_exceptions=False)
     assert all(name in result.stdout for name in BUNDLED)
-    assert json.loads(CliRunner().invoke(models_command, ["--json"]).stdout) == BUNDLED
+    assert json.loads(CliRunner().invoke(list_command, ["models", "--json"]).stdout) == BUNDLED

@@ -1,4 +1,4 @@
-"""`pipeplan render`: every kind of file that starts a plan, whatever names contain, and users' templates."""
+"""`pipeplan export`: every kind of file that starts a plan, whatever names contain, and users' templates."""
 
 from __future__ import annotations
 
@@ -201,42 +201,40 @@ def test_the_document_lists_the_context_and_the_kinds() -> None:
         assert f"`{name}`" in text
 
 
-def test_render_writes_beside_the_plan_and_twice(plans: dict[str, Path], run: Run, tmp_path: Path) -> None:
+def test_export_writes_a_script_beside_the_plan_and_twice(plans: dict[str, Path], run: Run, tmp_path: Path) -> None:
     shutil.copytree(plans["two"], tmp_path / "plan")
-    assert run("render", "ssh").code == 0
+    assert run("export", "ssh").code == 0
     script = tmp_path / "plan" / "launch-ssh.sh"
     assert script.stat().st_mode & 0o111
-    assert "pipeplan render ssh" in script.read_text()
+    assert "pipeplan export ssh" in script.read_text()
     before = script.read_bytes()
-    assert run("render", "ssh").code == 0, "the same file may be written again"
+    assert run("export", "ssh").code == 0, "the same file may be written again"
     assert script.read_bytes() == before
     script.write_text("edited")
-    again = run("render", "ssh")
+    again = run("export", "ssh")
     assert (again.code, again.err.count("\n")) == (2, 1)
     assert "launch-ssh.sh exists with another content: give another file with -o, or --force" in again.err
-    assert run("render", "ssh", "--force").code == 0
+    assert run("export", "ssh", "--force").code == 0
     assert script.read_bytes() != b"edited"
-    elsewhere = run("render", "slurm", "plan", "-o", "-", "--partition", "gpu").out
+    elsewhere = run("export", "slurm", "plan", "-o", "-", "--partition", "gpu").out
     assert "#SBATCH --partition=gpu" in elsewhere
-    assert run("render", "local", "-o", "elsewhere.sh").code == 0
+    assert run("export", "local", "-o", "elsewhere.sh").code == 0
     assert f"here={tmp_path}/plan" in (tmp_path / "elsewhere.sh").read_text().replace("'", "")
 
 
-def test_render_says_what_is_wrong(plans: dict[str, Path], run: Run, tmp_path: Path) -> None:
+def test_export_says_what_is_wrong(plans: dict[str, Path], run: Run, tmp_path: Path) -> None:
     shutil.copytree(plans["two"], tmp_path / "plan")
     for arguments, said in (
-        ([], "say what to render: local, ssh, slurm"),
-        (["slrum"], "there is no kind 'slrum' of file to start a plan; did you mean 'slurm'?"),
+        ([], "say what to export the plan for: local, ssh, slurm"),
+        (["slrum"], "there is no target 'slrum'; did you mean 'slurm'?"),
         (["ssh", "nowhere"], "nowhere has no plan.json"),
         (["ssh", "-o", "plan"], "plan is a folder: name the file to write with -o"),
         (["slurm", "--cpus", "0"], "0 is not in the range x>=1"),
-        (["--template", "none.j2"], "cannot read none.j2"),
+        (["template", "none.j2"], "cannot read none.j2"),
     ):
-        ran = run("render", *arguments)
+        ran = run("export", *arguments)
         assert (ran.code, ran.err.count("\n")) == (2, 1), arguments
         assert said in ran.err
-    listed = run("render", "--list").out
-    assert [line.split()[0] for line in listed.splitlines()] == list(LAUNCHERS)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +253,7 @@ def test_a_broken_template_is_one_line(
     plans: dict[str, Path], run: Run, tmp_path: Path, template: str, said: str
 ) -> None:
     (tmp_path / "mine.sh.j2").write_text(template)
-    ran = run("render", "--template", "mine.sh.j2", str(plans["two"]), "-o", "out", "--set", "x=1")
+    ran = run("export", "template", "mine.sh.j2", str(plans["two"]), "-o", "out", "--set", "x=1")
     assert (ran.code, ran.err.count("\n")) == (2, 1)
     assert f"mine.sh.j2, {said}" in ran.err
     assert not (tmp_path / "out").exists()
@@ -267,14 +265,14 @@ def test_a_template_of_the_users_own(plans: dict[str, Path], run: Run, tmp_path:
     own.chmod(0o755)
     (tmp_path / "more").write_text("# {{ workers }} workers\n")
     shutil.copytree(plans["two"], tmp_path / "plan")
-    assert run("render", "--template", str(own), "--set", "queue=long").code == 0
+    assert run("export", "template", str(own), "--set", "queue=long").code == 0
     script = tmp_path / "plan" / "start.sh"
     done = subprocess.run([script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == f"{NASTY}|long|"
     assert not (tmp_path / "pwned").exists()
     # In place of the bundled template of a kind it gets the settings of that kind.
     own.write_text("{{ partition }} {{ components }}\n")
-    assert run("render", "slurm", "--template", str(own), "--partition", "p", "-o", "-").out == "p [(2, 2)]\n"
+    assert run("export", "slurm", "--template", str(own), "--partition", "p", "-o", "-").out == "p [(2, 2)]\n"
 
 
 def test_kinds_have_names_of_their_own() -> None:

@@ -10,13 +10,13 @@ import pytest
 from reported import branching, report_of, small_cluster, source_of
 
 from pipeplan.drawing.fold_chains import layer_time_s
+from pipeplan.drawing.model_graph import MAX_NODES, MAX_SINGLE_LAYERS, NODE_SIZE, layer_groups
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer, Tensor, edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.report import timeline as replayed
 from pipeplan.report import timeline as timeline_module
 from pipeplan.report.build import report_page
-from pipeplan.report.model_graph import MAX_NODES, MAX_SINGLE_LAYERS, NODE_SIZE, layer_groups
 from pipeplan.report.stages import MAX_MEMORY_POINTS
 from pipeplan.report.timeline import MAX_LANES, pipeline_timeline, shown_lanes, simulate_for_report
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
@@ -64,8 +64,8 @@ def test_a_simulation_that_would_take_long_is_cut_and_says_so(monkeypatch: pytes
     monkeypatch.setattr(replayed, "MAX_PASSES", 100)
     monkeypatch.setattr(replayed, "MAX_PASSES_WITHOUT_CARDS", 2000)
     simulated = simulate_for_report(pipeline([1] * 30, depth=60))
-    assert simulated.minibatches * 2 * 30 <= 2000
-    assert f"covers only {simulated.minibatches} minibatches" in simulated.remark
+    assert simulated.report.minibatches * 2 * 30 <= 2000
+    assert f"covers only {simulated.report.minibatches} minibatches" in simulated.remark
     assert pipeline_timeline(simulated).steady is None
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from reported import Document, branching, report_of, rows, small_cluster, source_of, vgg
 
-from pipeplan.problem.options import Options
+from pipeplan.problem.options import Options, Sharding
+from pipeplan.report.build import report_page
 from pipeplan.report.source import ReportSource
 from pipeplan.report.stages import stage_rows
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
 
-F, B, U, WAIT, REDUCE = range(5)
+F, B, W, U, REDUCE = range(5)
 
 
 def _lanes(document: Document, kinds: tuple[int, ...] = (F, B, U)) -> dict[int, list[tuple[Any, ...]]]:
@@ -105,10 +106,12 @@ def test_a_worker_does_one_thing_at_a_time_for_as_long_as_planned(
         stage = found.scenario.stages[lanes["stage"][lane]]
         for (_, end, *_), (start, *_) in itertools.pairwise(sorted(done)):
             assert start >= end - 1e-5
-        seconds = {F: stage.forward_s, B: stage.backward_s}
+        step_s = stage.update_share * stage.backward_s
+        seconds = {F: stage.forward_s, B: stage.backward_s - step_s, U: step_s}
         for start, end, kind, number in done:
             if kind in seconds:
                 assert end - start == pytest.approx(seconds[kind], abs=2e-5)
+            if kind in (F, B):
                 assert number % len(stage.workers) == stage.workers.index(lanes["worker"][lane])
 
 
@@ -131,27 +134,36 @@ def test_links_carry_what_crosses_the_cut_and_what_a_ring_sends(source: ReportSo
     profile, (first, _) = vgg(), source.plan.stages
     inside = set(first.layers)
     crossing = [one for one in profile.tensors if one.producer in inside and not inside >= set(one.consumers)]
-    links = {link["name"]: link for link in document["links"]}
-    there, back = links["stage 1 → 2"], links["stage 2 → 1"]
-    assert there["bytes_per_minibatch"] == pytest.approx(sum(one.bytes for one in crossing), rel=1e-5)
-    assert back["bytes_per_minibatch"] == pytest.approx(sum(one.gradient_bytes for one in crossing), rel=1e-5)
-    assert there["rate"] == 25e9 / 8, "the workers of both stages are on both servers"
-    assert there["busy"] >= there["bytes_per_minibatch"] / there["rate"] / source.pace_s, "more where cards are shared"
+    loads = {load["name"]: load for load in document["loads"]}
+    boundary = loads["traffic from stage 1 to stage 2"]
+    both = sum(one.bytes + one.gradient_bytes for one in crossing)
+    assert boundary["bytes_per_minibatch"] == pytest.approx(both, rel=1e-5)
+    assert boundary["rate"] == 25e9 / 8, "the workers of both stages are on both servers"
+    assert boundary["simulated_busy"] >= boundary["share"], "more where cards are shared"
     replicas, weights = 15, sum(one.parameter_bytes for one in profile.layers if one.name in inside)
-    ring = links["all-reduce of stage 1"]
+    ring = loads["gradient synchronisation of stage 1"]
     assert ring["bytes_per_minibatch"] == pytest.approx(2 * (replicas - 1) / replicas * weights / replicas, rel=1e-5)
-    busiest = max((link for link in document["links"] if link["kind"] == "card"), key=lambda link: link["busy"])
-    card = next(b for b in document["prediction"]["bounds"] if b["what"].startswith("network card"))
-    assert (busiest["name"], busiest["busy"]) == (card["what"], pytest.approx(card["share"], rel=1e-4))
+    cards = [load for load in document["loads"] if load["name"].startswith("network card")]
+    assert len(cards) == 4, "both ways of both servers"
+    for card in cards:
+        assert card["bytes_per_minibatch"] == pytest.approx(card["rate"] * card["seconds"], rel=1e-4)
 
 
 def test_a_link_of_its_own_is_busy_for_what_it_carries() -> None:
     alone = source_of(branching(), small_cluster(), Options(contention=False, max_replicas=1, allow_copies=False))
-    links = [link for link in report_of(alone)["links"] if link["kind"] == "boundary"]
-    assert len(links) == 2 * (len(alone.plan.stages) - 1) > 0
+    links = [load for load in report_of(alone)["loads"] if load["name"].startswith("traffic")]
+    assert len(links) == len(alone.plan.stages) - 1 > 0
     for link in links:
-        carried_s = link["bytes_per_minibatch"] / link["rate"]
-        assert link["busy"] == pytest.approx(carried_s / alone.pace_s, rel=0.01)
+        assert link["simulated_busy"] == pytest.approx(link["share"], rel=0.01)
+
+
+def test_the_page_has_a_card_for_each_layer_and_a_line_for_each_edge(document: Document) -> None:
+    graph = document["graph"]
+    drawing = report_page(document).split('<div id="graph" hidden>')[1].split("</svg>")[0]
+    assert drawing.count('<g class="card stage-') == len(graph["nodes"]["name"])
+    assert drawing.count('class="card stage-1"') == graph["nodes"]["stage"].count(1) > 0
+    path = drawing.split('<path class="edge" d="')[1].split('"')[0]
+    assert path.count("M") == len(graph["edges"])
 
 
 def test_every_worker_is_placed_once(source: ReportSource, document: Document) -> None:
@@ -166,28 +178,29 @@ def test_inference_has_no_gradients() -> None:
     told = report_of(source_of(branching(), small_cluster(), Options(inference=True)))
     assert told["made"]["mode"] == "inference"
     assert set(told["timeline"]["predicted"]["kind"]) == {F}
-    assert not [link for link in told["links"] if link["kind"] == "all-reduce"]
+    assert not [load for load in told["loads"] if load["name"].startswith("gradient synchronisation")]
     for stage in told["stages"]:
         assert sum(size for _, size in stage["memory_parts"]) == stage["memory_bytes"]
 
 
-def test_copies_of_a_pipeline_have_links_of_their_own() -> None:
+def test_copies_of_a_pipeline_share_the_traffic_of_a_boundary() -> None:
     found = source_of(branching(), small_cluster(4, 2), Options(stages=2, max_replicas=1))
     assert found.plan.copies > 1
     told = report_of(found)
-    names = [link["name"] for link in told["links"] if link["kind"] == "boundary"]
-    assert {name.split(", ")[1] for name in names} == {f"copy {copy + 1}" for copy in range(found.plan.copies)}
-    sent = sum(link["bytes_per_minibatch"] for link in told["links"] if link["name"].startswith("stage 1 → 2"))
-    assert sent == pytest.approx(told["stages"][0]["send_bytes"], rel=1e-5)
+    (boundary,) = [load for load in told["loads"] if load["name"].startswith("traffic")]
+    first = told["stages"][0]
+    assert boundary["bytes_per_minibatch"] == first["send_bytes"] + first["return_bytes"]
+    assert 0 < boundary["simulated_busy"] < 1
+    assert boundary["simulated_busy"] == pytest.approx(boundary["share"], rel=0.05)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        Options(shard_optimizer=True),
+        Options(sharding=Sharding.OPTIMIZER),
         Options(schedule="zb-h1", accumulate=8, stages=3),
-        Options(schedule="zb-h1", accumulate=8, stages=2, shard_optimizer=True),
-        Options(schedule="2bw", accumulate=8, correction="ef", shard_optimizer=True),
+        Options(schedule="zb-h1", accumulate=8, stages=2, sharding=Sharding.OPTIMIZER),
+        Options(schedule="2bw", accumulate=8, correction="ef", sharding=Sharding.OPTIMIZER),
         Options(schedule="gpipe", accumulate=4, recompute=True),
     ],
     ids=lambda options: f"{options.schedule} {options.shard_optimizer}",

@@ -72,7 +72,7 @@ def test_depths_that_keep_no_pace_are_refused() -> None:
     found = source_of(branching(4), small_cluster(), Options(schedule="gpipe", accumulate=4, max_replicas=1))
     root = json.loads(json.dumps(found.root.value))
     root["plan"]["accumulate"] = 80
-    with pytest.raises(InputError, match="allow no steady pace"):
+    with pytest.raises(InputError, match="allow no steady state"):
         read_report_source(Node(root, "plan.json"), branching(4))
 
 
@@ -93,10 +93,10 @@ def test_every_field_of_the_document_is_described(document: Document) -> None:
     page = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
     text = page.split("## The document")[1]
     names = {name for name in document if name != "words"}
-    for part in ("made", "prediction", "timeline", "graph", "scaling", "certificate"):
+    for part in ("made", "prediction", "timeline", "graph", "certificate"):
         names |= document[part].keys()
-    for part in ("stages", "links", "memory", "comparisons", "placement"):
+    for part in ("stages", "loads", "memory", "comparisons", "placement"):
         names |= document[part][0].keys()
-    names |= document["prediction"]["bounds"][0].keys() | document["graph"]["nodes"].keys()
-    names |= document["scaling"]["points"].keys() | document["timeline"]["predicted"].keys()
+    names |= document["graph"]["nodes"].keys()
+    names |= document["timeline"]["predicted"].keys()
     assert not {name for name in names if f"`{name}`" not in text}

@@ -70,14 +70,12 @@ def scheme(request):
 
 @pytest.fixture
 def stages(browser, scheme):
-    """Of each stage its colour, the ground of backward passes, its edge, and what is written on the first two."""
+    """The colours of each stage: its own, the ground of backward passes, its edge, and the ink on the first two."""
     page = browser.new_page()
-    source = (FOLDER / "palette.js").read_text(encoding="utf-8")
+    source = (FOLDER / "colours.js").read_text(encoding="utf-8")
     found = page.evaluate(
         f"""() => {{ {source}
-        document.documentElement.dataset.theme = "{scheme}";
-        const grounds = (at) => [stageColour(at), stageDeep(at)];
-        return STAGES.map((_, at) => [...grounds(at), stageEdge(at), ...grounds(at).map(inkOn)]);
+        return STAGES.map((_, at) => stageColours(at, "{scheme}"));
         }}"""
     )
     page.close()
@@ -86,18 +84,18 @@ def stages(browser, scheme):
 
 
 def test_text_on_stages_can_be_read(stages):
-    for colour, deep, _, ink, ink_on_deep in stages:
-        assert contrast(colour, ink) >= 4.5
-        assert contrast(deep, ink_on_deep) >= 4.5
+    for stage in stages:
+        assert contrast(stage["stage"], stage["ink"]) >= 4.5
+        assert contrast(stage["deep"], stage["deep-ink"]) >= 4.5
 
 
 def test_the_edges_of_stages_stand_out_from_the_page(stages, scheme):
-    for _, _, edge, _, _ in stages:
-        assert contrast(edge, tokens(scheme)["surface"]) >= 3
+    for stage in stages:
+        assert contrast(stage["edge"], tokens(scheme)["surface"]) >= 3
 
 
 def test_neighbouring_stages_differ_for_every_sight(stages):
-    colours = [colour for colour, *_ in stages]
+    colours = [stage["stage"] for stage in stages]
     for sight in SIGHTS:
         seen = [oklab(colour, sight) for colour in colours]
         for one, other in zip(seen, [*seen[1:], seen[0]], strict=True):
@@ -106,7 +104,7 @@ def test_neighbouring_stages_differ_for_every_sight(stages):
 
 def test_the_first_six_stages_all_differ(stages):
     for sight in SIGHTS:
-        seen = [oklab(colour, sight) for colour, *_ in stages[:6]]
+        seen = [oklab(colour, sight) for colour in (stage["stage"] for stage in stages[:6])]
         assert min(math.dist(seen[i], seen[j]) for i in range(6) for j in range(i)) >= APART
 
 

@@ -1,23 +1,10 @@
-"""The timeline zooms by wheel, drag, keys and buttons, predicted and measured together, and says what it shows."""
+"""The timeline shows predicted and measured intervals on one scale, zooms and scrolls, and has its figures in words."""
 
 from __future__ import annotations
 
 import pytest
-from browsing import wait_until_drawn
 
 pytestmark = pytest.mark.browser
-
-
-def windows(page):
-    """The window of time of each panel."""
-    wait_until_drawn(page)
-    return page.locator("canvas[data-source]").evaluate_all(
-        "found => found.map(one => [Number(one.dataset.from), Number(one.dataset.to)])"
-    )
-
-
-def gutter(page):
-    return page.locator(".strip").evaluate("one => parseFloat(one.style.marginLeft)")
 
 
 @pytest.fixture
@@ -27,128 +14,59 @@ def run(show):
 
 def whole(opened):
     facts = opened.document["timeline"]
-    return [0, max(facts["end_s"], facts["measured_end_s"])]
+    return max(facts["end_s"], facts["measured_end_s"])
 
 
-def test_it_begins_with_everything(run):
-    assert windows(run.page) == [whole(run)] * 2
+def places(page, source, kind):
+    """Left edge and width of every interval of a kind, in pixels."""
+    return page.locator(f"svg[data-source={source}] .lane rect.{kind}").evaluate_all(
+        "found => found.map(one => [Number(one.getAttribute('x')), Number(one.getAttribute('width'))])"
+    )
 
 
-@pytest.mark.parametrize("panel", [0, 1], ids=["predicted", "measured"])
-def test_keys_zoom_and_move_both_panels(run, panel):
+def widths(page):
+    return page.locator("svg[data-source]").evaluate_all("found => found.map(one => one.clientWidth)")
+
+
+@pytest.mark.parametrize("source", ["predicted", "measured"])
+def test_intervals_lie_where_their_times_are(run, source):
+    page, columns = run.page, run.document["timeline"][source]
+    scale = (widths(page)[0] - 2) / whole(run)
+    for number, kind in ((0, "forward"), (1, "backward")):
+        spans = [
+            (start * scale, (end - start) * scale)
+            for one, start, end in zip(columns["kind"], columns["start_s"], columns["end_s"], strict=True)
+            if one == number
+        ]
+        assert len(spans) > 20
+        drawn = places(page, source, kind)
+        assert sorted(drawn) == [pytest.approx(span, abs=0.11) for span in sorted(spans)]
+
+
+def test_both_panels_zoom_together(run):
     page = run.page
-    page.locator("canvas[data-source]").nth(panel).focus()
-    page.keyboard.press("+")
-    (from_s, to_s), other = windows(page)
-    assert other == [from_s, to_s]
-    assert to_s - from_s == pytest.approx(0.7 * whole(run)[1])
-    page.keyboard.press("ArrowRight")
-    moved, other = windows(page)
-    assert other == moved
-    assert moved[0] - from_s == pytest.approx((to_s - from_s) / 8)
-    page.keyboard.press("End")
-    assert windows(page)[0][1] == pytest.approx(whole(run)[1])
-    page.keyboard.press("Home")
-    assert windows(page)[0][0] == 0
-    page.keyboard.press("0")
-    assert windows(page) == [whole(run)] * 2
-    page.keyboard.press("-")
-    assert windows(page) == [whole(run)] * 2
+    before = widths(page)
+    assert before[0] == before[1]
+    page.get_by_role("button", name="Zoom in", exact=True).click()
+    assert widths(page) == [pytest.approx(1.5 * one, rel=0.01) for one in before]
+    page.get_by_role("button", name="Zoom out", exact=True).click()
+    assert widths(page) == [pytest.approx(one, abs=2) for one in before]
+    page.get_by_role("button", name="Show everything").click()
+    assert widths(page)[0] <= page.locator(".timeline").evaluate("one => one.clientWidth")
 
 
-def test_the_wheel_zooms_where_the_pointer_is_once_the_panel_has_the_focus(run):
+def test_the_steady_state_is_scrolled_to(run):
     page = run.page
-    canvas = page.locator("canvas[data-source]").first
-    canvas.scroll_into_view_if_needed()
-    box = canvas.bounding_box()
-    left = gutter(page)
-    share = 0.25
-    page.mouse.move(box["x"] + left + share * (box["width"] - left), box["y"] + 20)
-    page.mouse.wheel(0, -100)
-    assert windows(page)[0] == whole(run)
-    canvas.focus()
-    box = canvas.bounding_box()
-    page.mouse.move(box["x"] + left + share * (box["width"] - left), box["y"] + 20)
-    page.mouse.wheel(0, -200)
-    page.wait_for_function(f"document.querySelector('canvas[data-source]').dataset.to < {0.99 * whole(run)[1]}")
-    (from_s, to_s), other = windows(page)
-    assert other == [from_s, to_s]
-    assert from_s + share * (to_s - from_s) == pytest.approx(share * whole(run)[1], rel=0.02)
-
-
-def test_dragging_moves_by_as_much_time_as_the_pointer_passes(run):
-    page = run.page
-    page.get_by_role("button", name="Zoom in", exact=True).first.click()
+    page.get_by_role("button", name="Zoom in", exact=True).click()
     page.get_by_role("button", name="Show the steady state").click()
-    before = windows(page)[0]
-    canvas = page.locator("canvas[data-source]").nth(1)
-    canvas.scroll_into_view_if_needed()
-    box = canvas.bounding_box()
-    page.mouse.move(box["x"] + 600, box["y"] + 20)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 500, box["y"] + 20, steps=4)
-    page.mouse.up()
-    after, *_ = windows(page)
-    width = box["width"] - gutter(page)
-    assert after[0] - before[0] == pytest.approx(100 / width * (before[1] - before[0]), rel=1e-6)
-    assert after[1] - after[0] == pytest.approx(before[1] - before[0])
+    scrolled = page.locator(".timeline").evaluate("one => one.scrollLeft")
+    assert scrolled == pytest.approx(run.document["timeline"]["steady"][0] / whole(run) * (widths(page)[0] - 2), abs=2)
 
 
-def test_the_strip_above_chooses_a_window(run):
-    page = run.page
-    strip = page.locator(".strip")
-    strip.scroll_into_view_if_needed()
-    box = strip.bounding_box()
-    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 10)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 10, steps=3)
-    page.mouse.up()
-    end = whole(run)[1]
-    assert windows(page)[1] == [pytest.approx(0.5 * end, rel=0.01), pytest.approx(0.75 * end, rel=0.01)]
-
-
-def test_it_never_leaves_the_run_nor_zooms_beyond_sense(run):
-    page = run.page
-    page.locator("canvas[data-source]").first.focus()
-    for _ in range(60):
-        page.keyboard.press("+")
-    from_s, to_s = windows(page)[0]
-    assert 0 < to_s - from_s < whole(run)[1] / 100
-    for end, towards, side in (("Home", "ArrowLeft", 0), ("End", "ArrowRight", 1)):
-        page.keyboard.press(end)
-        page.keyboard.press(towards)
-        assert windows(page)[0][side] == pytest.approx(whole(run)[side])
-
-
-def test_stepping_through_a_worker_says_what_it_does(run):
-    page = run.page
-    page.locator("canvas[data-source]").first.focus()
-    page.keyboard.press("Home")
-    page.keyboard.press("ArrowDown")
-    status = page.locator("#timeline .status")
-    assert "worker 0, stage 1, predicted" in status.inner_text()
-    for _ in range(100):
-        page.keyboard.press(",")
-    assert status.inner_text().startswith("forward of minibatch 0, worker 0")
-    assert "13.2 ms, from 0 to 13.2 ms" in status.inner_text()
-
-
-def test_pointing_at_a_pass_shows_its_figures(run):
-    page = run.page
-    canvas = page.locator("canvas[data-source]").first
-    canvas.scroll_into_view_if_needed()
-    box = canvas.bounding_box()
-    page.mouse.move(box["x"] + gutter(page) + 4, box["y"] + 8)
-    assert "forward of minibatch 0" in page.locator(".tooltip").inner_text()
-
-
-def test_a_panel_of_many_workers_scrolls_with_the_keys(show):
-    page = show("big").page
-    page.locator("canvas[data-source]").first.focus()
-    for _ in range(60):
-        page.keyboard.press("ArrowDown")
-    assert page.locator(".lanes").first.evaluate("one => one.scrollTop") > 0
-    assert "worker 59" in page.locator("#timeline .status").inner_text()
+def test_an_interval_has_its_figures_in_its_title(run):
+    title = run.page.locator("svg[data-source=predicted] .lane title").first.text_content()
+    assert title.startswith("forward of minibatch 0\nworker 0, stage 1, predicted\n")
+    assert "13.2 ms, from 0 to 13.2 ms" in title
 
 
 def test_the_table_has_the_seconds_of_every_worker(run):
@@ -165,28 +83,9 @@ def test_the_table_has_the_seconds_of_every_worker(run):
     assert cells == [f"{round(100 * one / (to_s - from_s))}%" for one in seconds]
 
 
-def test_the_canvas_is_not_blank_and_kinds_differ_without_colour(run):
-    """In shades of grey a backward pass is not as even as a forward one, and a wait is nearly empty."""
+def test_kinds_differ_without_colour(run):
+    """A backward pass that is wide enough has stripes, and a forward pass is plain."""
     page = run.page
-    script = """() => {
-      const canvas = document.querySelector('canvas[data-source=predicted]');
-      const left = parseFloat(document.querySelector('.strip').style.marginLeft);
-      const scale = canvas.width / parseFloat(canvas.style.width);
-      const end = Number(canvas.dataset.to);
-      const at = (time) => (left + (time / end) * (parseFloat(canvas.style.width) - left)) * scale;
-      const shades = (from, to, lane) => {
-        // Two rows between the border of the interval and the letters on it.
-        const [x, y] = [Math.round(at(from)) + 3, Math.round((lane * 24 + 3) * scale)];
-        const image = canvas.getContext('2d').getImageData(x, y, Math.max(2, Math.round(at(to)) - x - 3), 2).data;
-        const found = new Set();
-        for (let i = 0; i < image.length; i += 4) found.add(Math.round((image[i] + image[i + 1] + image[i + 2]) / 24));
-        return found.size;
-      };
-      const facts = JSON.parse(document.getElementById('document').textContent).timeline.predicted;
-      const long = (at) => facts.end_s[at] - facts.start_s[at] > 0.01;
-      const first = (kind) => facts.kind.findIndex((one, at) => one === kind && long(at));
-      return [0, 1].map(first).map((at) => shades(facts.start_s[at], facts.end_s[at], facts.lane[at]));
-    }"""
-    forward, backward = page.evaluate(script)
-    assert forward == 1
-    assert backward > 3
+    wide = sum(width > 3 for source in ("predicted", "measured") for _, width in places(page, source, "backward"))
+    assert page.locator("rect.backward + path.hatch").count() == wide + 1, "one is in the legend"
+    assert page.locator("rect.forward + path.hatch").count() == 0

@@ -16,7 +16,7 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.virtual_stages import with_depths
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import FLUSHING, VIRTUAL
-from pipeplan.problem.options import Options
+from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
@@ -24,7 +24,7 @@ from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
-from pipeplan.simulation.update_time import simulated_update_s
+from pipeplan.simulation.simulate import simulated_update_s
 
 ROUNDING = 1 - 1e-9
 AT_ONCE = 25
@@ -64,7 +64,7 @@ def _problem(rng: random.Random, schedule: str, stages: int) -> Problem:
         contention=rng.random() < 0.6,
         overlap=rng.choice((1.0, 0.5, 0.0)),
         boundary=rng.choice(("single", "parallel")),
-        shard_optimizer=rng.random() < 0.1,
+        sharding=Sharding.OPTIMIZER if rng.random() < 0.1 else Sharding.NONE,
     )
     return Problem(Profile(tuple(layers), tuple(tensors), 1, optimizer_state_ratio=1.0, tied=tied), cluster, options)
 

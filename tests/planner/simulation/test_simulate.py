@@ -29,7 +29,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
-from pipeplan.simulation import posted_receives
+from pipeplan.simulation import serial_links
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.events import SimulatedEvents
 from pipeplan.simulation.fair_share import NetworkFlow, SharedNetwork, Use, share_cards
@@ -37,8 +37,8 @@ from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.memory import memory_over_time, peak_memory
 from pipeplan.simulation.metrics import SimulationReport, enough_minibatches, in_flight, summarise_simulation
 from pipeplan.simulation.perfetto import trace_document
-from pipeplan.simulation.posted_receives import PostedReceives
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad, scenario_from_document
+from pipeplan.simulation.serial_links import PostedReceives
 from pipeplan.simulation.terminal import draw_timeline
 from pipeplan.util.files import Node
 from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, Schedule, StageShape, version_fixed
@@ -419,7 +419,7 @@ def test_the_timeline_is_a_row_a_worker_in_the_columns_given() -> None:
     assert lines == [
         "w0 s1 F0----F1---..................B0=========F2----B1=========F3-",
         "w1 s2 .........F0---B0==========F1---B1==========......F2---B2====",
-        "      0                                                   10500 ms",
+        "      0                                                     10.5 s",
     ]
     assert all(len(line) <= 66 for line in lines)
 
@@ -574,7 +574,7 @@ def test_receives_are_posted_as_far_ahead_as_in_the_executor() -> None:
     pytest.importorskip("torch")
     from pipeplan_launch.runtime import engine
 
-    assert posted_receives.POSTED_RECEIVES == engine.POSTED_RECEIVES
+    assert serial_links.POSTED_RECEIVES == engine.POSTED_RECEIVES
 
 
 def test_buckets_leave_during_the_last_backward_pass_before_a_flush() -> None:

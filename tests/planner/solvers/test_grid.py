@@ -330,7 +330,7 @@ def test_a_trainers_files_that_cannot_be_written_leave_the_older_plan(run: Run) 
     done = run(*asked, "3", "--for", "told", "--force")
     assert (done.code, done.err) == (
         2,
-        "error: plan/told is not a folder; an export is written to one: give another with -o\n",
+        "error: plan/told is not a folder: give another one with -o\n",
     )
     assert Path("plan/plan.json").read_bytes() == before
 

@@ -9,9 +9,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from pipeplan.cli.options import bundled_profiles, complete_names, json_option, quiet_option
+from pipeplan.cli.output import print_answer, print_json
 from pipeplan.cli.profile.show import ORIGINS
-from pipeplan.cli.shared.options import bundled_profiles, complete_names, json_option, quiet_option
-from pipeplan.cli.shared.output import print_answer, print_json
 from pipeplan.profile_data.bundled import load_profile
 from pipeplan.profile_data.diff import (
     SAME,
@@ -72,14 +72,14 @@ def _heading(diff: ProfileDiff, first: str, second: str) -> list[str]:
     ]
     if diff.per_sample:
         sizes = f"{diff.first.minibatch} and {diff.second.minibatch}"
-        lines.append(f"Minibatches of {sizes} samples: times, kept and outputs are compared per sample")
+        lines.append(f"Microbatches of {sizes} samples: times, kept and outputs are compared per sample")
     return lines
 
 
 def _origin(profile: Profile) -> str:
     origin = profile.provenance
     device = origin.device_name or origin.device or "an unnamed device"
-    return f"{profile.model_name}, minibatch {profile.minibatch}, {ORIGINS.get(origin.kind, origin.kind)} {device}"
+    return f"{profile.model_name}, microbatch {profile.minibatch}, {ORIGINS.get(origin.kind, origin.kind)} {device}"
 
 
 def _unmatched(letter: str, layers: Sequence[LayerDiff]) -> str:

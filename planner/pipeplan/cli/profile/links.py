@@ -17,8 +17,8 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from pipeplan.cli.shared.options import force_option, json_option, output_file, quiet_option
-from pipeplan.cli.shared.output import is_watched, note, print_answer, print_json, progress_bar
+from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
+from pipeplan.cli.output import is_watched, note, print_answer, print_json, progress_bar
 from pipeplan.cluster_data import cluster_toml, local
 from pipeplan.errors import InputError
 from pipeplan.link_fit.alpha_beta import AlphaBetaFit, LinkSeries

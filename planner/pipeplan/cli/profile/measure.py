@@ -11,9 +11,7 @@ from typing import Any
 import click
 
 from pipeplan.api import profile
-from pipeplan.cli.planning.problem_options import DEFAULT_PROFILE
-from pipeplan.cli.profile.table import measured_profile
-from pipeplan.cli.shared.options import (
+from pipeplan.cli.options import (
     complete_names,
     device_names,
     force_option,
@@ -24,7 +22,9 @@ from pipeplan.cli.shared.options import (
     refuse_output,
     seed_option,
 )
-from pipeplan.cli.shared.output import note, print_answer, print_json, progress_bar
+from pipeplan.cli.output import note, print_answer, print_json, progress_bar
+from pipeplan.cli.problem_options import DEFAULT_PROFILE
+from pipeplan.cli.profile.table import measured_profile
 from pipeplan.cluster_data.local import local_processors
 from pipeplan.cluster_data.machine_costs import enabled, machine_costs, save
 from pipeplan.errors import InputError
@@ -47,16 +47,16 @@ class _Measure(click.Command):
 @click.command("measure", cls=_Measure)
 @click.argument("model", shell_complete=complete_names(model_words, ".py"))
 @click.option(
-    "--batch",
-    "batches",
+    "--microbatch",
+    "sizes",
     metavar="N[,N…]",
-    help="Samples in a minibatch, or several sizes, which are measured in one run  [default: the model's own]",
+    help="Samples in a microbatch, or several sizes, which are measured in one run  [default: the model's own]",
 )
 @click.option(
     "--halvings",
     type=int,
     metavar="N",
-    help="Also measure the minibatch halved up to N times, briefly  [default: 3, or 0 with several sizes]",
+    help="Also measure the microbatch halved up to N times, briefly  [default: 3, or 0 with several sizes]",
 )
 @click.option(
     "--device",
@@ -113,7 +113,7 @@ class _Measure(click.Command):
 @quiet_option
 def command(
     model: str,
-    batches: str | None,
+    sizes: str | None,
     output: Path,
     force: bool,
     as_json: bool,
@@ -123,17 +123,17 @@ def command(
     """Measure the cost of each layer of MODEL: forward and backward time, and the bytes of its output, its parameters
     and the activations kept for the backward pass.
 
-    MODEL is a bundled name (`pipeplan models` lists them), path/to/file.py:callable or package.module:callable. The
+    MODEL is a bundled name (see `pipeplan list models`), path/to/file.py:callable or package.module:callable. The
     callable takes no arguments and returns a torch module with `example_input_array`, or a pipeplan_launch.Job. An
     older profile is replaced, any other file only with --force.
 
     \b
     pipeplan profile mnist
-    pipeplan profile job.py:build --batch 16,32 --granularity module
+    pipeplan profile job.py:build --microbatch 16,32 --granularity module
     pipeplan profile mnist --device v100 -o mnist-v100.json
     """
     refuse_output(output, b'"pipeplan-profile"', "a profile", force)
-    measuring = {"batch": _sizes(batches), **options}
+    measuring = {"microbatch": _sizes(sizes), **options}
     if executor_costs and options["device"] == "cpu" and _unknown_costs():
         measured = _measure_with_executor(model, measuring, output)
     else:
@@ -194,7 +194,9 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"--batch: expected a number of samples, or several as in 8,16,32, found {text!r}") from None
+        raise InputError(
+            f"--microbatch: expected a number of samples, or several as in 8,16,32, found {text!r}"
+        ) from None
 
 
 def _measure(model: str, options: dict[str, Any], before_passes: Callable[[], None] = lambda: None) -> Profile:

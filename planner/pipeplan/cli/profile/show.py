@@ -9,8 +9,7 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from pipeplan.cli.profile.table import layer_table, profile_totals
-from pipeplan.cli.shared.options import (
+from pipeplan.cli.options import (
     bundled_profiles,
     complete_names,
     force_option,
@@ -18,7 +17,8 @@ from pipeplan.cli.shared.options import (
     quiet_option,
     refuse_output,
 )
-from pipeplan.cli.shared.output import answer_width, note, print_answer, print_json
+from pipeplan.cli.output import answer_width, note, print_answer, print_json
+from pipeplan.cli.profile.table import layer_table, profile_totals
 from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
 from pipeplan.drawing.terminal import dag_lines
 from pipeplan.profile_data.bundled import load_profile
@@ -125,7 +125,7 @@ def _profile_parts(profile: Profile, top: int | None, *, drawn: bool) -> Iterato
 def profile_heading(profile: Profile) -> list[str]:
     """Lines on the model and on the origin of the numbers."""
     origin = profile.provenance
-    lines = [f"{profile.model_name or 'a model'}, minibatch {profile.minibatch}: {len(profile.layers)} layers"]
+    lines = [f"{profile.model_name or 'a model'}, microbatch {profile.minibatch}: {len(profile.layers)} layers"]
     lines[0] += f" ({profile.granularity}), {show_time(profile.total_s)} forward and backward"
     where = origin.device_name or origin.device or "an unnamed device"
     conditions = [
@@ -151,7 +151,7 @@ def profile_heading(profile: Profile) -> list[str]:
         rest = f" and {len(tie.layers) - 3} more" if len(tie.layers) > 3 else ""
         lines.append(f"  layers that share {show_size(tie.bytes)} of weights: {', '.join(tie.layers[:3])}{rest}")
     lines += [f"  note: {note}" for note in origin.notes]
-    lines.append("  times and sizes are for one minibatch: ms, and MiB of 2^20 or GiB of 2^30 bytes")
+    lines.append("  times and sizes are for one microbatch: ms, and MiB of 2^20 or GiB of 2^30 bytes")
     lines.append(f"  {profile.digest()}")
     return lines
 

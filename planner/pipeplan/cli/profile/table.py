@@ -34,7 +34,7 @@ def measured_profile(profile: Profile) -> Iterator[RenderableType]:
     if where.warning:
         yield one_line(where.warning)
     heading = (
-        f"{profile.model_name}, minibatch {profile.minibatch}, on {where.device_name or where.device or 'unknown'}"
+        f"{profile.model_name}, microbatch {profile.minibatch}, on {where.device_name or where.device or 'unknown'}"
     )
     if where.processes > 1:
         heading += f", measured in {where.processes} processes at the same time"
@@ -152,7 +152,7 @@ def profile_totals(profile: Profile) -> list[str]:
     if buffers:
         lines.append(f"Buffers (state that is not a weight): {show_size(buffers)}.")
     if profile.sizes:
-        lines += ["Minibatch sizes of the same run:", *(_size(size) for size in _by_size(profile))]
+        lines += ["Microbatch sizes of the same run:", *(_size(size) for size in _by_size(profile))]
     if any(layer.workspace_bytes for layer in profile.layers):
         lines.append(
             "work: temporary memory of a layer while it runs, beyond its inputs, outputs and kept tensors; "
@@ -165,7 +165,7 @@ def _reading(profile: Profile) -> list[str]:
     """A line on the time of reading samples, with advice where that is much; none where it is not known."""
     if not profile.read_s:
         return []
-    line = f"Reading the samples of a minibatch: {show_time(profile.read_s)}"
+    line = f"Reading the samples of a microbatch: {show_time(profile.read_s)}"
     if profile.read_s > MUCH_READING * profile.total_s:
         line += ", while the worker computes nothing; Data(processes=2) reads them in other processes"
     return [f"{line}."]

@@ -21,7 +21,7 @@ from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.virtual_stages.virtual_cuts import Places, VirtualShape, cuts_to_try, quick_estimate_s
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import scenario_of_plan
-from pipeplan.simulation.update_time import UPDATES, simulated_update_s
+from pipeplan.simulation.simulate import UPDATES, simulated_update_s
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 MOST_CHUNKS = 6

@@ -50,7 +50,7 @@ def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lamb
         raise InputError("--processes is for measurements on this machine's CPU: leave it out with an estimate")
     for size in options.batches:
         if size < 1:
-            raise InputError(f"the minibatch size must be at least 1, not {size}")
+            raise InputError(f"the microbatch size must be at least 1, not {size}")
     progress(0, 0, "tracing")
     try:
         built = trace_for_estimate(ref, options.seed, options.minibatch, options.granularity)
@@ -74,7 +74,7 @@ def count_minibatch_work(ref: str, built: TracedJob, minibatch: int) -> WorkCoun
     """Count the work of the layers at one minibatch size. Raises `LaunchError` if the model does not run at it."""
     traced = built.traced
     if minibatch != traced.minibatch and not traced.dynamic_batch:
-        raise LaunchError(f"{ref!r} was traced at minibatch {traced.minibatch}, and does not run at {minibatch}")
+        raise LaunchError(f"{ref!r} was traced at microbatch {traced.minibatch}, and does not run at {minibatch}")
     batch = built.job.example_batch(minibatch)
     try:
         with quiet():

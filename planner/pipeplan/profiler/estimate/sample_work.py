@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from pipeplan.profile_data.sample_work import SampleFlops, SampleWork
+from pipeplan.profile_data.layers import SampleFlops, SampleWork
 from pipeplan.profiler.estimate.flops import WorkCounts, count_work
 from pipeplan.profiler.passes import training_loss
 from pipeplan_launch.errors import LaunchError

@@ -1,0 +1,146 @@
+"""FSDP and HSDP: the passes, the exchanges and the memory of a plan whose replicas divide the weights.
+
+An independent implementation of docs/cost-model.md, "Divided weights", as a walk along the clock of one worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan.checker.document import FLUSH, FULLY_SHARDED, PlanDocument
+from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.network import LinkRates
+from pipeplan.errors import InputError
+
+GATHERING = "gathering weights"
+"""Name of the bound of a plan whose network is busier with weights than its workers with computing."""
+
+
+@dataclass(frozen=True)
+class ShardedFigures:
+    """Figures of one microbatch, and of the exchanges of one update. Seconds and bytes."""
+
+    shards: int
+    """Workers that hold the weights together."""
+    forward_s: float
+    backward_s: float
+    """The backward pass of a microbatch whose gradients are not reduced."""
+    exposed_s: float
+    """What reducing the gradients adds to a backward pass."""
+    reduce_s: float
+    """All exchanges of gradients of an update."""
+    activations: float
+    memory: float
+    """Bytes of a worker without workspace."""
+    bound: str
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A unit's times and bytes; the root has no passes."""
+
+    forward_s: float
+    backward_s: float
+    weights: float
+    saved: float
+    wrapped: bool
+
+
+def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigures:
+    """The figures of a plan of one stage. Raises an `InputError` where its workers cannot divide the weights."""
+    groups = _groups(document)
+    units = [_unit(document, model, *place) for place in model.units]
+    whole = float(model.parameters.sum())
+    rest = whole - sum(unit.weights for unit in units)
+    inside = [document.network.among(group) for group in groups]
+    ring = LinkRates(0.0, min(one.allreduce for one in inside), max(one.latency_s for one in inside))
+    across = document.network.among([group[0] for group in groups])
+
+    def exchange_s(members: int, size: float, link: LinkRates) -> float:
+        return (members - 1) * (size / members / link.allreduce + link.latency_s) if size else 0.0
+
+    gathers = [exchange_s(len(groups[0]), unit.weights, ring) for unit in units]
+    spread = [2 * exchange_s(len(groups), unit.weights, across) for unit in units]
+    root_s, root_spread_s = exchange_s(len(groups[0]), rest, ring), 2 * exchange_s(len(groups), rest, across)
+    overlap = document.options.overlap
+    forward_s = root_s + gathers[0] + _steps([unit.forward_s for unit in units], [*gathers[1:], 0.0], overlap)
+    backwards, before = [unit.backward_s for unit in units[::-1]], [*gathers[-2::-1], 0.0]
+    started_s = root_s + gathers[-1]
+    backward_s = started_s + _steps(backwards, before, overlap)
+    reducing_s, done_s = started_s, 0.0
+    for place, compute_s in enumerate(backwards):
+        scattered = gathers[::-1][place - 1] if place else 0.0
+        if place:
+            done_s = max(done_s, reducing_s + scattered) + spread[::-1][place - 1]
+        reducing_s += _steps([compute_s], [scattered + before[place]], overlap)
+    for scatter_s, spread_s in ((gathers[0], spread[0]), (root_s, root_spread_s)):
+        reducing_s += scatter_s
+        done_s = max(done_s, reducing_s) + spread_s
+    late_s, spread_all_s = max(0.0, done_s - reducing_s), sum(spread) + root_spread_s
+    reducing_s += late_s + (spread_all_s - late_s) * (1 - overlap)
+    busy_s = sum(unit.forward_s + unit.backward_s for unit in units)
+    kept = _activations(document, model, units)
+    return ShardedFigures(
+        shards=len(groups[0]),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        exposed_s=reducing_s - backward_s,
+        reduce_s=sum(gathers) + root_s + spread_all_s,
+        activations=kept,
+        memory=_weights_bytes(document, model, units, len(groups[0])) + kept + float(model.buffers.sum()),
+        bound=GATHERING if 2 * (sum(gathers) + root_s) > busy_s else "compute of stage 1",
+    )
+
+
+def _groups(document: PlanDocument) -> list[list[int]]:
+    """The workers by the group that holds the weights once: all of them, or those of each server."""
+    workers, cluster = document.stages[0].workers, document.cluster
+    servers = {
+        worker: 0 if document.options.sharding == FULLY_SHARDED else cluster.server_of(worker) for worker in workers
+    }
+    groups = [[worker for worker in workers if servers[worker] == server] for server in dict.fromkeys(servers.values())]
+    if len({len(group) for group in groups}) > 1 or len(workers) < 2 or len(document.stages) > 1:
+        raise InputError("the weights are not divided among equally many workers of one stage")
+    if document.schedule != FLUSH:
+        raise InputError(f"the weights are divided under {FLUSH} only, not {document.schedule}")
+    if (document.accumulate or 0) % len(workers):
+        raise InputError("workers that divide the weights need equally many of the microbatches")
+    return groups
+
+
+def _unit(document: PlanDocument, model: CheckedModel, start: int, stop: int, wrapped: bool) -> _Unit:
+    speed = min(document.cluster.device_of(worker).speed for worker in document.stages[0].workers)
+    forward_s, backward_s = (float(times[start:stop].sum()) / speed for times in (model.forward_s, model.backward_s))
+    if wrapped and document.stages[0].recompute:
+        backward_s += forward_s
+    weights = float(model.parameters[start:stop].sum()) if wrapped else 0.0
+    return _Unit(forward_s, backward_s, weights, float(model.saved[start:stop].sum()), wrapped)
+
+
+def _steps(computes: Sequence[float], waits: Sequence[float], overlap: float) -> float:
+    """Seconds of steps in each of which workers compute while the network is busy."""
+    both = zip(computes, waits, strict=True)
+    return sum(max(compute, wait) + (1 - overlap) * min(compute, wait) for compute, wait in both)
+
+
+def _weights_bytes(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit], shards: int) -> float:
+    """Bytes of weights, gradients and the optimiser's state, divided and gathered."""
+    whole = float(model.parameters.sum())
+    root = whole - sum(unit.weights for unit in units)
+    pairs = [unit.weights + following.weights for unit, following in itertools.pairwise(units)]
+    gathered = root + max([units[-1].weights, *pairs])
+    several = (document.accumulate or 1) > len(document.stages[0].workers)
+    return whole * (2 + model.state_ratio) / shards + gathered + (whole if several else gathered)
+
+
+def _activations(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit]) -> float:
+    """Bytes that a microbatch keeps: all, or with recomputation what units read, and all of one unit at a time."""
+    if not document.stages[0].recompute:
+        return sum(unit.saved for unit in units)
+    inside = [(1 << stop) - (1 << start) for start, stop, _ in model.units]
+    home = {layer: held for held in inside for layer in range(len(model.names)) if held >> layer & 1}
+    read = sum(edge.bytes for edge in model.edges if edge.readers & ~home[edge.producer])
+    once = max((unit.saved for unit in units if unit.wrapped), default=0.0)
+    return read + once + sum(unit.saved for unit in units if not unit.wrapped)

@@ -1,0 +1,238 @@
+"""`pipeplan calibrate RUN`: write a new profile and a new cluster file from the measurements of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import RenderableType
+from rich.table import Table
+
+from pipeplan.calibration.calibrate import Calibrated, calibrate
+from pipeplan.calibration.measured_stages import ObservedRun, median_run, observe_run
+from pipeplan.calibration.result import (
+    CalibratedStage,
+    calibrated_stages,
+    calibration_document,
+    cluster_of,
+    profile_of,
+)
+from pipeplan.cli.options import force_option, json_option, output_file, plan_profile_option, quiet_option
+from pipeplan.cli.output import note, print_answer, print_json, print_warning
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.machine_costs import without_costs
+from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan
+from pipeplan.problem import plan_file
+from pipeplan.problem.plan_profile import profile_of_plan
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.profile import Profile
+from pipeplan.run_data.run_folder import MeasuredRun, read_run
+from pipeplan.util.files import refuse_unwritable
+from pipeplan.util.text import shell_path
+from pipeplan.util.units import show_time
+
+DISTURBED = 0.05
+"""Share of a worker's time spent waiting for a core, above which a note says so."""
+MOST_SLACK = 1.25
+"""Factor on the times of all layers, above which a note says so."""
+_REMARK = "written by pipeplan calibrate; docs/calibrate.md"
+
+
+@dataclass(frozen=True)
+class _PlannedRun:
+    """A run, its plan, and the problem that the plan was made for."""
+
+    run: MeasuredRun
+    path: Path
+    problem: Problem
+    plan: Plan
+    digest: str
+    """Digest of the profile that the plan was made from."""
+
+
+@click.command("calibrate")
+@click.argument("run_folders", metavar="RUN…", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--plan",
+    "home",
+    type=click.Path(path_type=Path),
+    help="The folder of the plan that ran  [default: the one that holds RUN]",
+)
+@plan_profile_option
+@output_file(Path("calibrated.json"))
+@click.option(
+    "--cluster-output",
+    type=click.Path(path_type=Path),
+    help="The new cluster file  [default: the output file with the suffix .toml]",
+)
+@force_option
+@click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
+@json_option
+@quiet_option
+def command(
+    run_folders: tuple[Path, ...],
+    home: Path | None,
+    profile_file: Path | None,
+    output: Path,
+    cluster_output: Path | None,
+    force: bool,
+    no_write: bool,
+    as_json: bool,
+) -> None:
+    """Write a new profile and a new cluster file from the measurements of RUN. Several runs of one model are averaged.
+
+    With --force, existing files are replaced, but only those that `pipeplan calibrate` wrote.
+
+    \b
+    pipeplan calibrate plan/runs/20260131T120000Z
+    pipeplan solve calibrated.json --cluster calibrated.toml -o plan-2
+    """
+    target = cluster_output or output.parent / f"{output.stem}.toml"
+    planned_runs = _read(run_folders, home, profile_file)
+    if not no_write:
+        _refuse(output, target, force, [planned.digest for planned in planned_runs])
+    problem = planned_runs[0].problem
+    cluster = without_costs(problem.cluster)
+    shared = bool(cluster.shared_cores)
+    by_plan: dict[str, list[ObservedRun]] = {}
+    for planned in planned_runs:
+        observed = observe_run(planned.run, planned.path, planned.plan, planned.problem.options, shared)
+        by_plan.setdefault(planned.run.plan, []).append(observed)
+    runs = [median_run(of_one_plan) for of_one_plan in by_plan.values()]
+    calibrated = calibrate(runs, problem.profile, cluster)
+    if not no_write:
+        _write(profile_of(calibrated, runs, problem.profile), output, cluster_of(calibrated, runs), target)
+    if as_json:
+        print_json(calibration_document(calibrated, runs, problem.profile), ascii_only=True)
+    else:
+        print_answer(_calibration_table(calibrated, runs, calibrated_stages(runs, problem.profile)), fold=True)
+    print_warning(problem.profile, problem.cluster, as_json=True)
+    for warning in _warnings(calibrated, runs):
+        note(f"note: {warning}")
+    if not no_write:
+        names = f"{shell_path(output)} --cluster {shell_path(target)}"
+        note(f"written: {output}, {target}; solve again with: pipeplan solve {names}")
+
+
+def _warnings(calibrated: Calibrated, runs: list[ObservedRun]) -> Iterator[str]:
+    for run in runs:
+        if run.disturbed > DISTURBED:
+            share = min(1.0, run.disturbed)
+            cause = "other programs used the machine"
+            yield f"a worker of run {run.name} waited for a core {share:.0%} of its time: {cause}"
+    if calibrated.slack > MOST_SLACK:
+        unused = 1 - 1 / calibrated.slack
+        yield f"for {unused:.0%} of the time no stage was busy: this is valid for hardly any other plan"
+
+
+def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | None) -> list[_PlannedRun]:
+    """The runs with their plans. Raises `InputError` for runs that cannot be calibrated together."""
+    planned_runs: list[_PlannedRun] = []
+    for folder in folders:
+        run = read_run(folder)
+        home = named or run.folder.absolute().parent.parent
+        if not plan_file.plan_file(home).is_file():
+            raise InputError(f"{run.folder} is not in the folder of its plan: name that with --plan")
+        root, path = plan_file.read_plan_document(home), plan_file.plan_file(home)
+        if not planned_runs:
+            profile = profile_of_plan(root, path, profile_file)
+        elif root["profile"]["minibatch"].integer() != profile.minibatch:
+            raise InputError(
+                f"{path} is for microbatches of another size than {planned_runs[0].path}: calibrate one size"
+            )
+        plan = Plan.from_json(root["plan"])
+        problem, plan = plan_file.plan_from_document(root, _same_layers(profile, plan, path, planned_runs))
+        digest = root["profile"]["digest"].text()
+        if plan.digest(digest, problem.cluster.digest()) != run.plan:
+            raise InputError(f"{run.folder} is a run of another plan than {path}, which was solved again since")
+        _check_cluster(problem.cluster, path, planned_runs)
+        planned_runs.append(_PlannedRun(run, path, problem, plan, digest))
+    return planned_runs
+
+
+def _same_layers(profile: Profile, plan: Plan, path: Path, planned_runs: list[_PlannedRun]) -> Profile:
+    names = {name for stage in plan.stages for name in stage.layers}
+    if names != {layer.name for layer in profile.layers}:
+        raise InputError(
+            f"{path} is a plan of another model than {planned_runs[0].path if planned_runs else 'its profile'}"
+        )
+    return profile
+
+
+def _check_cluster(cluster: Cluster, path: Path, planned_runs: list[_PlannedRun]) -> None:
+    """Refuse a cluster with other devices or counts than the first run's, because its times are not comparable."""
+    if not planned_runs:
+        return
+    first = planned_runs[0].problem.cluster
+    shape, first_shape = (
+        (each_cluster.devices, [level.count for level in each_cluster.levels]) for each_cluster in (cluster, first)
+    )
+    if shape != first_shape:
+        raise InputError(f"{path} is for another cluster than {planned_runs[0].path}: calibrate their runs apart")
+
+
+def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> None:
+    """Refuse to replace any file but calibrated ones, and the profile that the plan was made from in any case."""
+    if profile.absolute() == cluster.absolute():
+        raise InputError(f"the profile and the cluster cannot both be {profile}: give another --cluster-output")
+    for path, option in ((profile, "-o"), (cluster, "--cluster-output")):
+        refuse_unwritable(path, option)
+        if not path.is_file():
+            continue
+        if not force:
+            raise InputError(f"{path} is there already: give another file with {option}, or --force to replace it")
+        if path == cluster and not path.read_text(encoding="utf-8", errors="replace").startswith(f"# {_REMARK}"):
+            raise InputError(f"{path} was not written by `pipeplan calibrate`: give another file with {option}")
+    if profile.is_file():
+        old = Profile.load(profile)
+        if old.provenance.kind != "calibrated" or old.digest() in made_from:
+            raise InputError(f"{profile} is a profile that plans are made from: give another file with -o")
+
+
+def _write(profile: Profile, output: Path, cluster: Cluster, target: Path) -> None:
+    """Write both files, or leave both as they were."""
+    before = target.read_bytes() if target.is_file() else None
+    cluster_toml.write_cluster(cluster, target, [_REMARK])
+    try:
+        profile.save(output)
+    except BaseException:
+        with suppress(OSError):
+            if before is None:
+                target.unlink()
+            else:
+                target.write_bytes(before)
+        raise
+
+
+def _calibration_table(
+    calibrated: Calibrated, runs: list[ObservedRun], stages: list[CalibratedStage]
+) -> Iterator[RenderableType]:
+    table = Table(box=None, padding=(0, 1), title="measured over the profile before", title_justify="left")
+    for name in ("run", "stage", "layers", "forward", "backward", "update", "besides"):
+        table.add_column(name, justify="left" if name in ("run", "layers") else "right")
+    for row in stages:
+        factors = ("-" if one is None else f"× {one:.3g}" for one in (row.forward, row.backward, row.update))
+        layers = row.layers[0] if len(row.layers) == 1 else f"{row.layers[0]} … {row.layers[-1]}"
+        table.add_row(row.run, str(row.stage), layers, *factors, show_time(row.own_s))
+    yield table
+    for fitted in calibrated.fitted:
+        change = (
+            f"{fitted.before:.3g} as before"
+            if fitted.after == fitted.before
+            else f"{fitted.before:.3g} -> {fitted.after:.3g}"
+        )
+        yield f"{fitted.operation} efficiency of level {fitted.level}: {change} ({fitted.why})"
+    if calibrated.unexplained:
+        bound = calibrated.unexplained
+        yield f"The pace is bound by {bound}, whose figures do not follow from the runs: they stay as they were."
+    else:
+        yield f"All layers × {calibrated.slack:.3g}, for the time in which stages wait for each other."
+    for run, calibrated_s in zip(runs, calibrated.paces_s, strict=True):
+        paces = ((run.predicted_s, "predicted"), (run.pace_s, "measured"), (calibrated_s, "calibrated"))
+        rates = ", ".join(f"{origin} {1 / pace_s:.4g}" for pace_s, origin in paces if pace_s > 0)
+        yield f"{run.plan.config}, microbatches/s: {rates}"

@@ -1,0 +1,67 @@
+"""`pipeplan docs [PAGE]`: the documentation that is installed with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.output import note, print_json, print_line
+from pipeplan.errors import InputError
+from pipeplan.util.files import bundled_folder, read_text
+from pipeplan.util.text import did_you_mean
+
+
+def _pages() -> dict[str, Path]:
+    """The pages by their names, such as `sweep` and `how-to/slurm`; the general ones first."""
+    folder = bundled_folder("docs")
+    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.md")}
+    return dict(sorted(found.items(), key=lambda item: ("/" in item[0], item[0])))
+
+
+def _shown(text: str) -> str:
+    """A page without the comments before its title, which are for those who edit it."""
+    return text.partition("-->")[2].lstrip() if text.startswith("<!--") else text
+
+
+def _title(text: str) -> str:
+    return _shown(text).partition("\n")[0].lstrip("# ")
+
+
+def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in _pages() if name.startswith(incomplete)]
+
+
+@click.command("docs")
+@click.argument("page", required=False, shell_complete=_complete)
+@json_option
+@quiet_option
+def command(page: str | None, as_json: bool) -> None:
+    """Print PAGE of the documentation, which is installed with pipeplan; without PAGE list all pages.
+
+    \b
+    pipeplan docs
+    pipeplan docs tutorial
+    pipeplan docs how-to/slurm
+    """
+    pages = _pages()
+    if page is None:
+        titles = {name: _title(read_text(path)) for name, path in pages.items()}
+        if as_json:
+            print_json([{"page": name, "title": titles[name], "file": str(path)} for name, path in pages.items()])
+            return
+        width = max(map(len, pages), default=0)
+        for name, title in titles.items():
+            print_line(f"{name:{width}}  {title}")
+        note(f"in {bundled_folder('docs')}; pipeplan docs PAGE prints one", dim=True)
+        return
+    name = page.removeprefix("docs/").removesuffix(".md")
+    if name not in pages:
+        raise InputError(f"there is no page {page!r}; {did_you_mean(name, pages)}")
+    text = _shown(read_text(pages[name]))
+    if as_json:
+        print_json({"page": name, "text": text})
+    else:
+        print_line(text, newline=False)

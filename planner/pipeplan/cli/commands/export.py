@@ -1,0 +1,217 @@
+"""`pipeplan export TARGET [PLAN]`: write what starts a plan, or the files of another trainer."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeplan.cli.options import (
+    force_option,
+    json_option,
+    output_file,
+    output_folder,
+    plan_profile_option,
+    quiet_option,
+)
+from pipeplan.cli.output import note, print_file, print_json
+from pipeplan.errors import InputError
+from pipeplan.exports.target import TARGET_NAMES, ExportFile, ExportTarget, export_files, export_target, write_export
+from pipeplan.plan.plan import Plan
+from pipeplan.problem import plan_file
+from pipeplan.problem.plan_profile import profile_of_plan
+from pipeplan.problem.problem import Problem
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launcher import Launcher, LauncherSetting
+from pipeplan.rendering.launchers import LAUNCHERS
+from pipeplan.util.text import did_you_mean
+
+FORMAT, VERSION = "pipeplan-export", 1
+TEMPLATE = "template"
+"""The target that renders a template of the user's."""
+TARGETS = (*LAUNCHERS, TEMPLATE, *TARGET_NAMES)
+_FILE = click.Path(path_type=Path)
+plan_argument = click.argument("plan", metavar="[PLAN]", type=_FILE, default=Path("plan"))
+
+
+class _Targets(click.Group):
+    """A group with one command for each target, which has the options of that target."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(TARGETS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name in LAUNCHERS:
+            return _launcher_command(LAUNCHERS[name])
+        if name in TARGET_NAMES:
+            return _trainer_command(export_target(name))
+        return _template_command if name == TEMPLATE else None
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in TARGETS:
+            raise InputError(f"there is no target {args[0]!r}; {did_you_mean(args[0], TARGETS)}")
+        return super().resolve_command(context, args)
+
+
+@click.command("export", cls=_Targets, invoke_without_command=True, subcommand_metavar="TARGET [PLAN]")
+@click.pass_context
+def command(context: click.Context) -> None:
+    """Write PLAN (default: ./plan) for TARGET: a script that starts it over ssh or in a batch system, a template of
+    your own, or the files of another trainer.
+
+    Each TARGET has options of its own: see `pipeplan export TARGET --help`. A plan that a trainer cannot express is
+    refused; `pipeplan solve --for TRAINER` finds the best plan that it can.
+
+    \b
+    pipeplan export ssh
+    pipeplan export slurm plan --partition gpu --time 12:00:00
+    pipeplan export template mine.sh.j2 plan -o start.sh
+    pipeplan export torch-pipelining
+    """
+    if context.invoked_subcommand is None:
+        raise InputError(f"say what to export the plan for: {', '.join(TARGETS)}")
+
+
+def _launcher_command(launcher: Launcher) -> click.Command:
+    """The command for a script of the launcher's kind."""
+
+    @plan_argument
+    @_setting_options(launcher.settings)
+    @click.option("--template", type=_FILE, metavar="FILE", help="Render your own jinja2 template.")
+    @output_file(note=f"{launcher.file_name} in the plan's folder")
+    @force_option
+    @quiet_option
+    def run(plan: Path, output: Path | None, force: bool, template: Path | None, **options: Any) -> None:
+        settings = {name: value for name, value in options.items() if value is not None}
+        _render(launcher, plan, settings, template, output, force)
+
+    force = " --force" if launcher.file_name == "launch.sh" else ""  # `pipeplan solve` has written one
+    text = f"Write {launcher.file_name}, which launches PLAN: {launcher.title}."
+    text += f"\n\n\b\npipeplan export {launcher.name} plan{force}"
+    return click.command(launcher.name, help=text, short_help=launcher.title)(run)
+
+
+def _setting_options(settings: tuple[LauncherSetting, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that gives a command an option for every setting of a launcher."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for setting in reversed(settings):
+            function = _setting_option(setting)(function)
+        return function
+
+    return decorate
+
+
+def _setting_option(setting: LauncherSetting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    name = f"--{setting.name.replace('_', '-')}"
+    if setting.type == "flag":
+        return click.option(name, setting.name, is_flag=True, default=None, help=setting.help)
+    default = f"  [default: {setting.default}]" if setting.default not in (None, "") else ""
+    return click.option(
+        name,
+        setting.name,
+        type=click.IntRange(1) if setting.type == "count" else str,
+        multiple=setting.many,
+        metavar=setting.metavar,
+        help=setting.help + default,
+    )
+
+
+@click.command(TEMPLATE, short_help="your own jinja2 template")
+@click.argument("template", metavar="FILE", type=_FILE)
+@plan_argument
+@click.option(
+    "--set",
+    "assigned",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a variable of the template. Can be repeated.",
+)
+@output_file(note="the template's name without .j2, in the plan's folder")
+@force_option
+@quiet_option
+def _template_command(template: Path, plan: Path, assigned: tuple[str, ...], output: Path | None, force: bool) -> None:
+    """Render your own jinja2 template FILE for PLAN. docs/launch.md lists its variables.
+
+    \b
+    pipeplan export template mine.sh.j2 plan
+    """
+    pairs = [assignment.partition("=") for assignment in assigned]
+    for name, equals, _ in pairs:
+        if not equals or not name.isidentifier():
+            raise InputError(f"--set takes NAME=VALUE, not {name + equals!r}")
+    _render(None, plan, {name: value for name, _, value in pairs}, template, output, force)
+
+
+def _render(
+    launcher: Launcher | None,
+    plan: Path,
+    settings: Mapping[str, Any],
+    template: Path | None,
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Write a script from the launcher's template, or from the user's; to standard output with `-o -`."""
+    to_screen = output == Path("-")
+    path = plan_folder.launch_file_path(plan, launcher, template, None if to_screen else output)
+    command_line = shlex.join(["pipeplan", *sys.argv[1:]])
+    text = plan_folder.launch_file_text(plan, launcher, settings, template=template, output=path, command=command_line)
+    if to_screen:
+        print_file(text)
+        return
+    plan_folder.write_launch_file(path, text, launcher, template, force=force)
+    note(f"written: {path}")
+
+
+def _trainer_command(target: ExportTarget) -> click.Command:
+    """The command for the files of another trainer."""
+
+    @plan_argument
+    @output_folder(note=f"{target.name} in the plan's folder")
+    @force_option
+    @plan_profile_option
+    @json_option
+    @quiet_option
+    def run(plan: Path, output: Path | None, force: bool, profile_file: Path | None, as_json: bool) -> None:
+        path, root = plan_file.plan_file(plan), plan_file.read_plan_document(plan)
+        solved = plan_file.plan_from_document(root, profile_of_plan(root, path, profile_file))
+        folder = output or path.parent / target.name
+        files = export_files(target, *solved)
+        if as_json:
+            print_json(_document(target, folder, files, solved), indent=None)
+            return
+        write_export(folder, files, force=force)
+        for line in export_lines(target, folder, files, solved):
+            note(line)
+
+    text = f"Write PLAN for {target.title}, as files that it reads. With --json no file is written."
+    text += f"\n\n\b\npipeplan export {target.name} plan -o {target.name} --force"
+    return click.command(target.name, help=text, short_help=target.title)(run)
+
+
+def export_lines(
+    target: ExportTarget, folder: Path, files: Mapping[str, ExportFile], solved: tuple[Problem, Plan]
+) -> list[str]:
+    """A line for each file that was written, and one on the next step."""
+    lines = [f"written: {folder / name}  {file.about}" for name, file in files.items()]
+    return [*lines, f"next: {target.next_step(*solved, str(folder))}"]
+
+
+def _document(
+    target: ExportTarget, folder: Path, files: Mapping[str, ExportFile], solved: tuple[Problem, Plan]
+) -> dict[str, object]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "target": target.name,
+        "title": target.title,
+        "folder": str(folder),
+        "files": [{"name": name, "about": file.about, "text": file.text} for name, file in files.items()],
+        "next": target.next_step(*solved, str(folder)),
+    }

@@ -1,0 +1,98 @@
+"""`pipeplan report`: one HTML page on a plan and a run of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pipeplan.cli.options import (
+    force_option,
+    json_option,
+    output_file,
+    plan_profile_option,
+    quiet_option,
+    refuse_output,
+)
+from pipeplan.cli.output import note, print_json, print_warning
+from pipeplan.errors import InputError
+from pipeplan.problem import plan_file
+from pipeplan.problem.plan_profile import profile_if_found
+from pipeplan.profile_data.profile import Profile
+from pipeplan.report.build import build_report, report_page
+from pipeplan.report.source import read_report_source
+from pipeplan.run_data.run_folder import MeasuredRun, has_runs, read_run_of_plan
+from pipeplan.util.files import write_text
+
+REPORT = "report.html"
+MARK = b'<meta name="generator" content="pipeplan report">'
+"""The line in the head of a page that marks it as a report."""
+
+
+@click.command("report")
+@click.argument("plan_folder", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan"))
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@output_file(note=f"{REPORT} in the plan's folder")
+@force_option
+@plan_profile_option
+@click.option("--thorough", is_flag=True, help="Search for a runner-up even if that is slow.")
+@json_option
+@quiet_option
+def command(
+    plan_folder: Path,
+    run: Path | None,
+    output: Path | None,
+    force: bool,
+    profile_file: Path | None,
+    thorough: bool,
+    as_json: bool,
+) -> None:
+    """Write one HTML page on PLAN (default: ./plan) and, beside it, on RUN, the folder of a run (default: the latest).
+
+    An older report is replaced, any other file only with --force. With --json no file is written.
+
+    \b
+    pipeplan report
+    pipeplan report plan plan/runs/20260131T120000Z
+    pipeplan report plan -o vgg16.html --profile profile.json
+    """
+    path = plan_file.plan_file(plan_folder)
+    target = output or path.parent / REPORT
+    root = plan_file.read_plan_document(plan_folder)
+    if not as_json:
+        if target.is_dir():
+            raise InputError(f"{target} is a folder: name the file to write, as in -o {target / REPORT}")
+        refuse_output(target, MARK, "a report", force)
+    profile = profile_if_found(root, path, profile_file)
+    source = read_report_source(root, profile)
+    measured = _latest_run(path.parent) if run is None else read_run_of_plan(path.parent, run)
+    document = build_report(source, measured, thorough=thorough).to_json()
+    if profile is not None:
+        print_warning(profile, source.cluster, as_json=True)
+    if as_json:
+        print_json(document, indent=None)
+        return
+    write_text(target, report_page(document))
+    note(f"written: {target}")
+
+
+def write_report(folder: Path, profile: Profile) -> Path:
+    """Write the report on a plan that was just written, replacing any older one. Returns its path."""
+    target = folder / REPORT
+    write_text(
+        target, report_page(build_report(read_report_source(plan_file.read_plan_document(folder), profile)).to_json())
+    )
+    return target
+
+
+def _latest_run(folder: Path) -> MeasuredRun | None:
+    """The latest run of the plan, with a line that names it; None, with the reason, if it cannot be read."""
+    if not has_runs(folder):
+        return None
+    try:
+        measured = read_run_of_plan(folder)
+    except InputError as error:
+        note(f"without a run: {error}")
+        return None
+    note(f"run: {measured.folder}, the latest", dim=True)
+    return measured

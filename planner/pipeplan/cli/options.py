@@ -1,0 +1,181 @@
+"""Options that commands share under the same name, their completion in a shell, and checks before a file is replaced.
+
+-o         the file or folder to write
+--force    replace an existing file; without it a command replaces only its own older output
+--json     print the answer as one JSON document on standard output
+-q         print nothing but errors and what --json asks for
+--seed     seed of the random numbers
+--profile  the profile that a plan was made from
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from pipeplan.cli import output
+from pipeplan.errors import InputError
+from pipeplan.util.files import read_bytes, refuse_unwritable
+
+HEAD = 2**12
+"""Bytes at the beginning of a file that are searched for the mark of its kind."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+FILE, FOLDER = "Write to this file; missing folders are made.", "Write to this folder; missing ones are made."
+FORCE = "Replace existing files."
+JSON = "Print the answer as one JSON document."
+QUIET = "Print nothing but errors and what --json asks for."
+SEED = "Seed the random numbers with this."
+PLAN_PROFILE = "Read the plan's profile here  [default: beside the plan, in this folder, or among the bundled ones]"
+
+
+class NumberRange(click.FloatRange):
+    """A range of numbers without NaN, which lies inside of every range of click's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number that a text stands for."""
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
+def output_file(default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
+    """`-o FILE`, a Path named `output`; `note` describes a default that is no fixed name."""
+    return _output(FILE, "FILE", default, note)
+
+
+def output_folder(default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
+    """`-o FOLDER`, a Path named `output`; `note` describes a default that is no fixed name."""
+    return _output(FOLDER, "FOLDER", default, note)
+
+
+def _output(text: str, metavar: str, default: Path | None, note: str) -> Callable[[Function], Function]:
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Path(path_type=Path),
+        default=default,
+        metavar=metavar,
+        show_default=default is not None,
+        help=text + (f"  [default: {note}]" if note else ""),
+    )
+
+
+def force_option(function: Function) -> Function:
+    """`--force`, a bool named `force`."""
+    return click.option("--force", is_flag=True, help=FORCE)(function)
+
+
+def json_option(function: Function) -> Function:
+    """`--json`, a bool named `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help=JSON)(function)
+
+
+def plan_profile_option(function: Function) -> Function:
+    """`--profile FILE`, a Path named `profile_file`, or None."""
+    option = click.option("--profile", "profile_file", type=click.Path(path_type=Path), help=PLAN_PROFILE)
+    return option(function)
+
+
+def seed_option(function: Function) -> Function:
+    """`--seed N`, an int named `seed`, 0 unless given."""
+    return click.option("--seed", type=int, default=0, metavar="N", show_default=True, help=SEED)(function)
+
+
+def quiet_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`-q`, which silences the command but for the JSON document of `--json` and a file that goes to standard output.
+
+    The command itself has no parameter for it. Errors are printed all the same, because the command raises them and
+    `pipeplan.cli.main` prints them.
+    """
+
+    @functools.wraps(function)
+    def command(*arguments: Any, quiet: bool, **named: Any) -> Any:
+        if not quiet:
+            return function(*arguments, **named)
+        with output.silenced():
+            return function(*arguments, **named)
+
+    return click.option("-q", "--quiet", is_flag=True, help=QUIET)(command)
+
+
+def complete_names(names: Callable[[], Iterable[str]], suffix: str = "") -> Complete:
+    """A completion to names and files; those files that end in `suffix` are listed before the shell adds others."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        matching_names = [name for name in names() if name.startswith(incomplete)]
+        # The item of type "file" makes shells add files, but bash only if nothing else matches: so list likely ones.
+        files = sorted(str(path) for path in Path().glob(f"*{suffix}") if path.is_file()) if suffix else []
+        matching = [name for name in files if name.startswith(incomplete) and name not in matching_names]
+        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, [*matching_names, *matching])]
+
+    return complete
+
+
+def bundled_models() -> list[str]:
+    """Names of the bundled models."""
+    from pipeplan_launch.job.bundled_models import BUNDLED
+
+    return list(BUNDLED)
+
+
+def bundled_clusters() -> list[str]:
+    """Names that `--cluster` takes."""
+    from pipeplan.cluster_data.cluster_toml import bundled_cluster_names
+
+    return ["local", *bundled_cluster_names()]
+
+
+def bundled_profiles() -> list[str]:
+    """Names of the bundled profiles."""
+    from pipeplan.profile_data.bundled import bundled_profile_paths
+
+    return list(bundled_profile_paths())
+
+
+def device_names() -> list[str]:
+    """Names that `pipeplan profile --device` takes."""
+    from pipeplan.cluster_data.devices import LOCAL_DEVICES, bundled_device_names
+
+    return [*LOCAL_DEVICES, *bundled_device_names()]
+
+
+def complete_words(*names: str) -> Complete:
+    """A completion to the given words alone."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def model_words() -> list[str]:
+    """Words that may follow `pipeplan profile`: a bundled model, or a subcommand."""
+    return [*bundled_models(), "show", "diff"]
+
+
+def refuse_output(path: Path, mark: bytes, what: str, force: bool, option: str = "-o") -> None:
+    """Raise an `InputError` if `path` cannot be written, or is a file that is not `what`, which has a mark in its first
+    bytes; for use before long work."""
+    refuse_unwritable(path, option)
+    if force or not path.is_file() or not path.stat().st_size or mark in _begin(path):
+        return
+    raise InputError(f"{path} exists and is not {what}: give another file with {option}, or --force to replace it")
+
+
+def refuse_existing(path: Path, force: bool) -> None:
+    """Raise an `InputError` if `path` is a folder, or an existing file and `force` is not set."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name the file to write with -o")
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; give another file with -o, or --force to replace it")
+
+
+def _begin(path: Path) -> bytes:
+    return read_bytes(path)[:HEAD]

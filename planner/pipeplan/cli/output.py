@@ -1,0 +1,190 @@
+"""Everything that the command line prints: answers on standard output, notes and progress on standard error.
+
+Errors alone are printed elsewhere, in `pipeplan.cli`, which also decides the exit code. rich is imported where it is
+needed, so that commands that print plain lines start quickly.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from pipeplan.util.text import escaped_json, one_line, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from pipeplan.cluster_data.cluster import Cluster
+    from pipeplan.profile_data.profile import Profile
+
+PIPED_WIDTH = 80
+"""Columns of explanations, sweeps and drawings that go into a file or a pipe."""
+LINE_EVERY_S = 10.0
+"""Seconds between two lines of progress outside of terminals."""
+_UNLIMITED = 10_000
+_asked_for: list[TextIO] = []
+"""The standard output for what is printed although `silenced`; empty while everything is printed."""
+
+
+def answer_console() -> Console:
+    """The console of standard output, which prints text as it is: without markup, emoji codes and highlighting."""
+    return _console()
+
+
+def narrow_console() -> Console:
+    """Like `answer_console`, but `PIPED_WIDTH` columns wide where standard output is no terminal."""
+    console = _console()
+    return console if console.is_terminal else _console(width=PIPED_WIDTH)
+
+
+def answer_width() -> int:
+    """Columns for a drawing: those of the terminal, else at most `PIPED_WIDTH`."""
+    console = _console()
+    return console.width if console.is_terminal else min(console.width, PIPED_WIDTH)
+
+
+def print_answer(
+    parts: Iterable[RenderableType], *, fold: bool = False, narrow: bool = False, wide: bool = False
+) -> None:
+    """Print lines and tables on standard output, each from a line of its own.
+
+    Tables are fitted to the console. Lines are left as long as they are, or with `fold` wrapped to the console. Outside
+    of terminals, `narrow` limits the console to `PIPED_WIDTH` columns, and `wide` gives tables all the width they need.
+    """
+    if _asked_for:
+        return
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    console = narrow_console() if narrow else answer_console()
+    for part in parts:
+        if not isinstance(part, Table):
+            console.print(part, soft_wrap=not fold)
+            continue
+        if wide and not console.is_terminal:
+            unlimited = console.options.update(width=_UNLIMITED)
+            console.width = max(console.width, Measurement.get(console, unlimited, part).maximum)
+        console.print(part)
+
+
+def print_line(text: str, *, newline: bool = True) -> None:
+    """Print plain text on standard output."""
+    click.echo(printable(text), nl=newline)
+
+
+def print_warning(profile: Profile, cluster: Cluster | None = None, *, as_json: bool = False) -> None:
+    """Print what makes an answer doubtful, before the answer or beside a JSON document: a profile that leaves work out,
+    and one that was made for none of the cluster's devices."""
+    if profile.provenance.warning:
+        (note if as_json else print_line)(one_line(profile.provenance.warning))
+    from pipeplan.cluster_data.devices import device_mismatch  # slow to import, and few commands need it
+
+    if cluster is not None and (mismatch := device_mismatch(profile, cluster)):
+        note(mismatch)
+
+
+def print_json(document: object, *, indent: int | None = 1, ascii_only: bool = False) -> None:
+    """Print a JSON document on standard output, also while `silenced`: only `--json` calls for one."""
+    text = json.dumps(document, indent=indent, allow_nan=False, ensure_ascii=ascii_only)
+    print_file(escaped_json(text) + "\n")
+
+
+def print_file(text: str) -> None:
+    """Print a text that the user has asked for in place of a file, also while `silenced`."""
+    stream = _asked_for[-1] if _asked_for else sys.stdout
+    click.echo(printable(text) if stream.isatty() else text, nl=False, file=stream)
+
+
+def note(text: str, *, dim: bool = False) -> None:
+    """Print a line on standard error beside the answer, such as which file was written."""
+    _console(stderr=True).print(text, style="dim" if dim else None, soft_wrap=True)
+
+
+def is_watched() -> bool:
+    """Whether standard error is a terminal, so that progress can be drawn there."""
+    return _console(stderr=True).is_terminal
+
+
+@contextmanager
+def status(text: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner with a text on standard error, in terminals only. Yields the function that replaces the text."""
+    from rich.markup import escape
+
+    console = _console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(escape(text)) as spinner:
+        yield lambda changed: spinner.update(escape(changed))
+
+
+@contextmanager
+def live_line(text: Callable[[], str]) -> Iterator[None]:
+    """Show a line on standard error while the block runs: drawn anew in terminals, elsewhere printed now and then.
+
+    `text` is called for every drawing, in a thread of its own.
+    """
+    console = _console(stderr=True)
+    if console.is_terminal:
+        from rich.live import Live
+        from rich.text import Text
+
+        line = Live(console=console, get_renderable=lambda: Text(text(), style="dim"), transient=True)
+        with line:
+            yield
+        return
+    ended = threading.Event()
+
+    def print_lines(stream: TextIO) -> None:
+        while not ended.wait(LINE_EVERY_S):
+            click.echo(printable(text()), file=stream)
+
+    printer = threading.Thread(target=print_lines, args=(sys.stderr,), daemon=True)
+    printer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        printer.join()
+
+
+@contextmanager
+def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, int, str], None]]:
+    """Show a progress bar on standard error, in terminals only.
+
+    Yields the function that updates it, with the steps done, the steps in all (0: not known) and the text beside it.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from pipeplan.cli.safe_console import SafeConsole
+
+    # The stream is bound now, because what runs inside may redirect sys.stderr.
+    console = SafeConsole(file=sys.stderr)
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+        task = bar.add_task(text, total=None)
+        yield lambda done, total, step: bar.update(task, completed=done, total=total or None, description=step)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Drop what is printed inside, except by `print_json` and `print_file`."""
+    _asked_for.append(sys.stdout)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        _asked_for.pop()
+
+
+def _console(*, stderr: bool = False, width: int | None = None) -> Console:
+    from pipeplan.cli.safe_console import SafeConsole
+
+    return SafeConsole(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)

@@ -1,0 +1,196 @@
+"""Data parallelism that divides the weights: FSDP over all workers, and HSDP inside each server.
+
+A microbatch passes the units of the model (`profile_data.fsdp_units`) in order, and every pass gathers the weights of a
+unit before it computes. Two resources work side by side, the workers and the network:
+
+    forward    root + g(1) + Σ over units i of max( f(i), g(i+1) )
+    backward   root + g(n) + Σ over units i, from n down to 1, of max( b(i), r(i+1) + g(i-1) )
+    behind it  r(1) + r(root), and what of the all-reduces across servers is not done by then
+
+Here f and b are the times of a unit's passes, g its all-gather and r its reduce-scatter, each half of a ring
+all-reduce; `root` is the all-gather of the weights that belong to no unit. While a unit computes, the network reduces
+the gradients of the unit before it and gathers the weights of the next. Only the last microbatch of an update reduces
+gradients; every microbatch gathers weights. With an overlap ω below 1, max(c, g) becomes max(c, g) + (1-ω) min(c, g).
+Under HSDP gathers and reduce-scatters stay inside a server, and the shards are then reduced across servers, by all
+workers of a server at a time over its one card.
+
+Source: Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, VLDB 2023, and the documentation
+of torch.distributed.fsdp.fully_shard (FSDP2), whose order of prefetching this is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import formulas
+from pipeplan.plan.plan import Plan
+from pipeplan.problem.options import Sharding
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.fsdp_units import FsdpUnit, fsdp_units
+
+GATHERING = "gathering weights"
+"""The bound of a plan whose network is busier with weights than its workers with computing."""
+Rate = tuple[float, float]
+"""Bandwidth in bytes/s and latency in seconds of a ring."""
+
+
+@dataclass(frozen=True)
+class ShardGroups:
+    """The groups of workers that exchange weights and gradients."""
+
+    shards: int
+    """Workers that hold the weights together."""
+    replicas: int
+    """Groups of such workers."""
+    inside: Rate
+    """The slowest ring of one group."""
+    across: Rate
+    """The slowest ring of the workers that hold the same shard."""
+
+    @staticmethod
+    def of(plan: Plan, problem: Problem, links: Links) -> ShardGroups:
+        """The groups of a plan of one stage: its workers, or under HSDP those of each server."""
+        groups = shard_groups(plan, problem)
+        rates = [links.allreduce_among(group) for group in groups]
+        inside = min(rate for rate, _ in rates), max(latency for _, latency in rates)
+        across = links.allreduce_among([group[0] for group in groups])
+        return ShardGroups(len(groups[0]), len(groups), inside, across)
+
+    def gather_s(self, size: float) -> float:
+        """Seconds of an all-gather of weights with `size` bytes, or of a reduce-scatter of their gradients."""
+        return float(formulas.ring_allreduce_time(self.shards, size, *self.inside)) / 2 if size else 0.0
+
+    def across_s(self, size: float) -> float:
+        """Seconds in which all workers of a group reduce their shards of `size` bytes with those of other groups."""
+        return float(formulas.ring_allreduce_time(self.replicas, size, *self.across)) if size else 0.0
+
+
+def shard_groups(plan: Plan, problem: Problem) -> list[tuple[int, ...]]:
+    """The workers of a plan of one stage, by the group that holds the weights once."""
+    workers = plan.stages[0].workers
+    if problem.options.sharding == Sharding.FULL:
+        return [workers]
+    servers: dict[int, list[int]] = {}
+    for worker in workers:
+        servers.setdefault(problem.cluster.server_of(worker), []).append(worker)
+    return [tuple(group) for group in servers.values()]
+
+
+@dataclass(frozen=True)
+class ShardedPasses:
+    """The passes of one microbatch on the slowest worker, and the exchanges of one update, in seconds."""
+
+    forward_s: float
+    """Forward pass with the waits for gathered weights."""
+    backward_s: float
+    """Backward pass with these waits, and with recomputation, of a microbatch whose gradients are not reduced."""
+    exposed_s: float
+    """What reducing the gradients of an update adds to the last backward pass."""
+    reduce_s: float
+    """All exchanges of gradients of one update."""
+    bound: str
+    """The resource that is busier during one microbatch, in words."""
+
+
+@dataclass(frozen=True)
+class _Times:
+    """The times of one unit in seconds."""
+
+    forward_s: float
+    backward_s: float
+    gather_s: float
+    across_s: float
+
+
+def sharded_passes(plan: Plan, problem: Problem, links: Links) -> ShardedPasses:
+    """The passes of a plan whose replicas divide the weights, by the recurrence of this module."""
+    groups, units = ShardGroups.of(plan, problem, links), fsdp_units(problem.profile.layers)
+    speed, again = problem.cluster.speed_of(plan.stages[0].workers), plan.stages[0].recompute
+    times = []
+    for unit in units:
+        forward_s = sum(layer.forward_s for layer in unit.layers) / speed
+        backward_s = sum(layer.backward_s for layer in unit.layers) / speed + again * unit.wrapped * forward_s
+        size = unit.gathered_bytes
+        times.append(_Times(forward_s, backward_s, groups.gather_s(size), groups.across_s(size)))
+    rest = root_bytes(problem, units)
+    root = _Times(0.0, 0.0, groups.gather_s(rest), groups.across_s(rest))
+    overlap = problem.options.overlap
+    forward_s = _pass_s([one.forward_s for one in times], [one.gather_s for one in times], root, overlap)
+    behind = times[::-1]
+    backward_s = _pass_s([one.backward_s for one in behind], [one.gather_s for one in behind], root, overlap)
+    exposed_s = _reducing_s(behind, root, overlap) - backward_s
+    reduce_s = sum(one.gather_s + one.across_s for one in [*times, root])
+    computes = sum(one.forward_s + one.backward_s for one in times)
+    gathers = 2 * sum(one.gather_s for one in [*times, root])
+    bound = GATHERING if gathers > computes else "compute of stage 1"
+    return ShardedPasses(forward_s, backward_s, exposed_s, reduce_s, bound)
+
+
+def root_bytes(problem: Problem, units: Sequence[FsdpUnit]) -> float:
+    """Bytes of the weights that belong to no unit."""
+    return problem.parameter_bytes - sum(unit.gathered_bytes for unit in units)
+
+
+def _pass_s(computes: Sequence[float], gathers: Sequence[float], root: _Times, overlap: float) -> float:
+    """Seconds of a pass that reduces no gradients: while a unit computes, the next one is gathered."""
+    following = [*gathers[1:], 0.0]
+    steps = (formulas.overlapped(work, wait, overlap) for work, wait in zip(computes, following, strict=True))
+    return float(root.gather_s + gathers[0] + sum(steps))
+
+
+def _reducing_s(behind: Sequence[_Times], root: _Times, overlap: float) -> float:
+    """Seconds of a backward pass that reduces the gradients, until these are reduced across servers too.
+
+    `behind` are the units in the order of the backward pass.
+    """
+    end_s, across_end_s = root.gather_s + behind[0].gather_s, 0.0
+    before = _Times(0.0, 0.0, 0.0, 0.0)
+    for unit, following in zip(behind, [*behind[1:], None], strict=True):
+        across_end_s = max(across_end_s, end_s + before.gather_s) + before.across_s
+        network_s = before.gather_s + (0.0 if following is None else following.gather_s)
+        end_s += float(formulas.overlapped(unit.backward_s, network_s, overlap))
+        before = unit
+    for last in (before, root):
+        end_s += last.gather_s
+        across_end_s = max(across_end_s, end_s) + last.across_s
+    across_s = sum(unit.across_s for unit in [*behind, root])
+    exposed_s = max(0.0, across_end_s - end_s)
+    return end_s + exposed_s + (1 - overlap) * (across_s - exposed_s)
+
+
+def sharded_memory(plan: Plan, problem: Problem) -> tuple[float, float]:
+    """Bytes of one worker without workspace, and the part of them for its microbatch: activations.
+
+    Weights, gradients and the optimiser's state are divided. The root and two neighbouring units are gathered, weights
+    and gradients. A worker that adds up the gradients of several microbatches keeps them whole until they are reduced.
+    """
+    workers, units = plan.stages[0].workers, fsdp_units(problem.profile.layers)
+    weights, shards = problem.parameter_bytes, len(shard_groups(plan, problem)[0])
+    sizes = [unit.gathered_bytes for unit in units]
+    gathered = root_bytes(problem, units) + max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
+    gradients = gathered if (plan.accumulate or 1) <= len(workers) else weights
+    divided = (2 + problem.state_ratio) * weights / shards
+    buffers = sum(layer.buffer_bytes for layer in problem.profile.layers)
+    activations = _activation_bytes(problem, units, recompute=plan.stages[0].recompute)
+    return divided + gathered + gradients + buffers + activations, activations
+
+
+def _activation_bytes(problem: Problem, units: Sequence[FsdpUnit], *, recompute: bool) -> float:
+    """Bytes that one microbatch keeps for the backward pass.
+
+    With recomputation a unit keeps only the tensors that it reads from others, and one unit at a time all.
+    """
+    share = 1 + problem.cluster.executor.activation_share
+    saved = [share * sum(layer.saved_bytes for layer in unit.layers) for unit in units]
+    if not recompute:
+        return sum(saved)
+    unit_of = {layer.name: number for number, unit in enumerate(units) for layer in unit.layers}
+    crossing = sum(
+        tensor.bytes
+        for tensor in problem.profile.tensors
+        if any(unit_of[name] != unit_of[tensor.producer] for name in tensor.consumers)
+    )
+    whole = sum(size for size, unit in zip(saved, units, strict=True) if not unit.wrapped)
+    return whole + crossing + max((size for size, unit in zip(saved, units, strict=True) if unit.wrapped), default=0.0)

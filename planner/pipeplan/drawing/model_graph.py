@@ -1,0 +1,196 @@
+"""The drawing of a model as a DAG. It runs from left to right, and wraps like lines of text.
+
+Layers are drawn in groups: chains if a model has many layers, equal blocks if it has very many. The layers of a group
+are consecutive in a topological order and in one stage, so that no arrow can point backwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeplan.drawing.dag_layout import layout_dag
+from pipeplan.drawing.fold_chains import Chain, fold_chains, most_expensive_layers, repeated_blocks
+from pipeplan.profile_data.layers import Layer, edges
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util.text import one_line
+
+MAX_SINGLE_LAYERS, MAX_NODES = 120, 400
+"""Most layers that are drawn one by one, and most nodes of a drawing."""
+NODE_SIZE = (150.0, 34.0)
+"""Width and height of a node."""
+NODE_DISTANCE = (182.0, 50.0)
+"""Distance between ranks, and between the nodes of a rank."""
+LINE_GAP = 44.0
+"""Distance between two lines of ranks."""
+RANKS_IN_LINE = 6
+"""Ranks side by side, which are as wide as the page."""
+_NAMES = ("name", "op", "layers", "stage", "x", "y", "forward_s", "backward_s", "parameter_bytes", "output_bytes")
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """The layers, or groups of layers, with their positions in the drawing."""
+
+    width: float
+    height: float
+    w: float
+    h: float
+    """Width (`w`) and height (`h`) of every node."""
+    nodes: dict[str, list[Any]]
+    """Columns: name, op, layers (their number), stage, x, y, forward_s, backward_s, parameter_bytes, output_bytes."""
+    edges: list[tuple[int, int]]
+    bends: list[list[float]]
+    """For edges with bends: [edge, x1, y1, x2, y2, …], from producer to consumer."""
+    note: str
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers of one stage that are drawn as one node."""
+
+    layers: tuple[Layer, ...]
+    stage: int
+
+
+def layer_groups(profile: Profile, stage_of: Mapping[str, int]) -> tuple[list[LayerGroup], str]:
+    """The nodes of the drawing in a topological order, and a sentence on how layers were grouped (or empty)."""
+    if len(profile.layers) <= MAX_SINGLE_LAYERS:
+        return [LayerGroup((layer,), stage_of[layer.name]) for layer in profile.layers], ""
+    nodes = _by_stage(fold_chains(profile, most_expensive_layers(profile)), stage_of)
+    note = "Layers that follow each other in one stage are drawn as one, but for the most expensive."
+    if len(nodes) > MAX_NODES:
+        nodes = _by_stage(_folded(fold_chains(profile)), stage_of)
+        note = "Layers of one stage that follow each other, and blocks that are alike, are drawn as one."
+    if len(nodes) > MAX_NODES:
+        nodes = list(_packed(nodes, -(-len(nodes) // MAX_NODES)))
+    return nodes, note if len(nodes) < len(profile.layers) else ""
+
+
+def _by_stage(runs: Iterable[Chain | Sequence[Layer]], stage_of: Mapping[str, int]) -> list[LayerGroup]:
+    """The runs of layers as groups, split between layers of different stages."""
+    made = []
+    for run in runs:
+        layers = run.layers if isinstance(run, Chain) else run
+        for stage, members in itertools.groupby(layers, key=lambda layer: stage_of[layer.name]):
+            made.append(LayerGroup(tuple(members), stage))
+    return made
+
+
+def _folded(plain: Sequence[Chain]) -> Iterator[Sequence[Layer]]:
+    """The layers of each chain, except that all repetitions of a block form a single run of layers."""
+    at = 0
+    for repeat in repeated_blocks(plain):
+        first = repeat.start + repeat.period
+        yield from (chain.layers for chain in plain[at:first])
+        yield [layer for chain in plain[first : repeat.end] for layer in chain.layers]
+        at = repeat.end
+    yield from (chain.layers for chain in plain[at:])
+
+
+def _packed(nodes: Sequence[LayerGroup], most: int) -> Iterator[LayerGroup]:
+    """Merge up to `most` consecutive groups of one stage."""
+    for stage, same_stage in itertools.groupby(nodes, key=lambda group: group.stage):
+        members = list(same_stage)
+        for at in range(0, len(members), most):
+            yield LayerGroup(tuple(layer for group in members[at : at + most] for layer in group.layers), stage)
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """Coordinates of ranks and places in a drawing that wraps after a number of ranks."""
+
+    ranks: int
+    """Number of ranks in a line."""
+    places: int
+    """Number of places in a rank."""
+
+    @property
+    def height(self) -> float:
+        """Distance from one line to the next."""
+        return (self.places - 1) * NODE_DISTANCE[1] + NODE_SIZE[1] + LINE_GAP
+
+    def corner(self, place: float, rank: int) -> tuple[float, float]:
+        """Left and top edge of a node."""
+        line, at = divmod(rank, self.ranks)
+        return at * NODE_DISTANCE[0], line * self.height + place * NODE_DISTANCE[1]
+
+    def middle(self, place: float, rank: int) -> tuple[float, float]:
+        """The middle of a node, or a point of an edge."""
+        x, y = self.corner(place, rank)
+        return x + NODE_SIZE[0] / 2, y + NODE_SIZE[1] / 2
+
+    def around(self, upper: tuple[float, int], lower: tuple[float, int]) -> list[tuple[float, float]]:
+        """Points from the end of a line back to the start of the next, between the two; none within a line."""
+        line = lower[1] // self.ranks
+        if upper[1] // self.ranks == line:
+            return []
+        between = line * self.height - LINE_GAP / 2
+        return [
+            (self.ranks * NODE_DISTANCE[0] - (NODE_DISTANCE[0] - NODE_SIZE[0]) / 2, between),
+            (-(NODE_DISTANCE[0] - NODE_SIZE[0]) / 2, between),
+        ]
+
+
+def model_graph(profile: Profile, nodes: Sequence[LayerGroup], note: str = "") -> ModelGraph:
+    """The drawing of these groups of a profile's layers."""
+    node_of = {layer.name: str(number) for number, group in enumerate(nodes) for layer in group.layers}
+    arrows = dict.fromkeys((node_of[source], node_of[target]) for source, target in edges(profile.tensors))
+    placed = layout_dag(list(map(str, range(len(nodes)))), [arrow for arrow in arrows if arrow[0] != arrow[1]])
+    lines = _Lines(RANKS_IN_LINE, placed.width)
+    bends = []
+    for edge, points in enumerate(placed.paths.values()):
+        passed: list[tuple[float, float]] = []
+        for upper, lower in itertools.pairwise(points):
+            passed += lines.around(upper, lower)
+            passed += [lines.middle(*lower)] if lower is not points[-1] else []
+        if passed:
+            bends.append([float(edge), *(value for point in passed for value in point)])
+    corners = [lines.corner(*placed.place[str(number)]) for number in range(len(nodes))]
+    return ModelGraph(
+        width=min(placed.ranks, lines.ranks) * NODE_DISTANCE[0] - (NODE_DISTANCE[0] - NODE_SIZE[0]),
+        height=math.ceil(placed.ranks / lines.ranks) * lines.height - LINE_GAP,
+        w=NODE_SIZE[0],
+        h=NODE_SIZE[1],
+        nodes=dict(zip(_NAMES, map(list, zip(*_rows(profile, nodes, corners), strict=True)), strict=True)),
+        edges=[(int(producer), int(consumer)) for producer, consumer in placed.paths],
+        bends=bends,
+        note=note,
+    )
+
+
+def _rows(
+    profile: Profile, nodes: Sequence[LayerGroup], corners: Sequence[tuple[float, float]]
+) -> list[Sequence[object]]:
+    made = profile.made_bytes()
+    rows: list[Sequence[object]] = []
+    for group, (x, y) in zip(nodes, corners, strict=True):
+        first, last = one_line(group.layers[0].name), one_line(group.layers[-1].name)
+        inside = {layer.name for layer in group.layers}
+        rows.append(
+            (
+                first if len(group.layers) == 1 else f"{first} … {last}",
+                one_line(group.layers[0].op) if len(group.layers) == 1 else f"{len(group.layers)} layers",
+                len(group.layers),
+                group.stage,
+                x,
+                y,
+                sum(layer.forward_s for layer in group.layers),
+                sum(layer.backward_s for layer in group.layers),
+                sum(layer.parameter_bytes for layer in group.layers),
+                made[group.layers[0].name] if len(inside) == 1 else _outgoing_bytes(profile, inside),
+            )
+        )
+    return rows
+
+
+def _outgoing_bytes(profile: Profile, inside: set[str]) -> int:
+    """Bytes of the tensors of these layers that other layers read."""
+    return sum(
+        tensor.bytes
+        for tensor in profile.tensors
+        if tensor.producer in inside and any(reader not in inside for reader in tensor.consumers)
+    )

@@ -1,0 +1,98 @@
+"""The units of a model whose weights FSDP gathers together: its repeated blocks, as the executor wraps them.
+
+The members of the largest list of modules that are alike are a unit each, such as `transformer.h.0`, `transformer.h.1`,
+… The weights of all other layers belong to the root, which is gathered for the whole pass. A profile that names no
+modules, as imported ones, is divided into runs of consecutive layers with weights of about 25 MB.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeplan.profile_data.layers import Layer
+
+LEAST_BYTES = 25 * 10**6
+"""A run of consecutive layers is closed when it has so many bytes of weights."""
+
+
+@dataclass(frozen=True)
+class FsdpUnit:
+    """Consecutive layers of a profile."""
+
+    layers: tuple[Layer, ...]
+    wrapped: bool = True
+    """Whether the unit gathers its own weights, and computes again alone; otherwise its weights are the root's."""
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of the weights that the unit gathers."""
+        return self.wrapped * sum(layer.parameter_bytes for layer in self.layers)
+
+
+def list_member(layer: Layer) -> tuple[str, int] | None:
+    """The path of the list of modules that a layer belongs to, and its index there. None if there is no list.
+
+    If lists are nested directly, it is the inner one (`stages.0.1`). A list further inside a member does not count
+    (`layers.3.experts.2`).
+    """
+    parts = (layer.module or layer.name.partition("#")[0]).split(".")
+    for index, part in enumerate(parts):
+        if _is_index(part) and not (index + 1 < len(parts) and _is_index(parts[index + 1])):
+            return ".".join(parts[:index]), int(part)
+    return None
+
+
+def _is_index(part: str) -> bool:
+    return part.isascii() and part.isdecimal()
+
+
+def fsdp_units(layers: Sequence[Layer]) -> tuple[FsdpUnit, ...]:
+    """The units of a model in the order of its layers, which they hold all."""
+    starts = _starts_of_blocks(layers)
+    if not starts:
+        named = any(layer.module for layer in layers)
+        return (FsdpUnit(tuple(layers), wrapped=False),) if named else _runs(layers)
+    parts = [FsdpUnit(tuple(layers[: starts[0]]), wrapped=False)]
+    parts += [FsdpUnit(tuple(layers[first:stop])) for first, stop in itertools.pairwise(starts)]
+    parts.append(FsdpUnit(tuple(layers[starts[-1] :]), wrapped=False))
+    return tuple(part for part in parts if part.layers)
+
+
+def _runs(layers: Sequence[Layer]) -> tuple[FsdpUnit, ...]:
+    """Runs of consecutive layers with weights of at least `LEAST_BYTES`; the last one may have less."""
+    units, run, filled = [], list[Layer](), 0
+    for layer in layers:
+        run.append(layer)
+        filled += layer.parameter_bytes
+        if filled >= LEAST_BYTES:
+            units.append(FsdpUnit(tuple(run)))
+            run, filled = [], 0
+    return (*units, FsdpUnit(tuple(run))) if run else tuple(units)
+
+
+def _starts_of_blocks(layers: Sequence[Layer]) -> list[int]:
+    """The position of the first layer of every block, and the position behind the last block; empty without blocks."""
+    lists: dict[str, dict[int, list[int]]] = {}
+    for position, layer in enumerate(layers):
+        if member := list_member(layer):
+            lists.setdefault(member[0], {}).setdefault(member[1], []).append(position)
+    alike = [(_bytes(layers, members), members) for members in lists.values() if _are_alike(layers, members)]
+    if not alike:
+        return []
+    members = max(alike, key=lambda one: one[0])[1]
+    return [*(places[0] for places in members.values()), list(members.values())[-1][-1] + 1]
+
+
+def _bytes(layers: Sequence[Layer], members: dict[int, list[int]]) -> int:
+    return sum(layers[place].parameter_bytes for places in members.values() for place in places)
+
+
+def _are_alike(layers: Sequence[Layer], members: dict[int, list[int]]) -> bool:
+    """Whether there are several members, one after another, that have weights and, as single layers, the same class."""
+    weights = all(any(layers[place].parameter_bytes for place in places) for places in members.values())
+    kinds = {len(places) == 1 and layers[places[0]].op.partition("(")[0] for places in members.values()}
+    ends = [(places[0], places[-1]) for places in members.values()]
+    apart = all(before[1] < behind[0] for before, behind in itertools.pairwise(ends))
+    return len(members) > 1 and weights and apart and len(kinds) == 1

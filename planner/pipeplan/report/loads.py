@@ -1,0 +1,152 @@
+"""The loads of a plan in one table: how long a minibatch keeps each resource busy, and what crosses each link."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import contention
+from pipeplan.cost.flush import BatchTime
+from pipeplan.explanation.time_breakdown import batch_parts, resource_loads
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.report.document import LoadRow
+from pipeplan.report.source import ReportSource
+from pipeplan.report.timeline import ReportSimulation
+from pipeplan.util.typed import decode
+
+FILL_AND_DRAIN = "filling and draining the pipeline"
+"""A name in `bound_by` that stands for two parts of a batch: the first minibatch's passes, and its transfers."""
+MAX_LOADS = 100
+"""Most loads that are listed, the longest first."""
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """What crosses a link, or a network card."""
+
+    rate: float
+    bytes_per_minibatch: float
+    simulated_busy: float | None = None
+    measured_busy: float | None = None
+
+
+def load_rows(source: ReportSource, simulated: ReportSimulation, measured: Mapping[int, float]) -> list[LoadRow]:
+    """All resources, the longest busy first; before them, for a schedule with a flush, the parts of a batch.
+
+    `measured` is the share of time in which all-reduces ran, by stage of a run.
+    """
+    bound, step_s = source.root["prediction"]["bound_by"].text(), source.pace_s
+    stated = source.root["prediction"].get("batch")
+    parts = {} if stated is None else dict(batch_parts(source.plan, decode(stated, BatchTime)))
+    seconds = dict(parts)
+    if source.known is not None:
+        seconds |= dict(resource_loads(source.plan, source.known.problem, source.known.score))
+    traffic = dict([*_boundaries(source, simulated), *_allreduces(source, simulated, measured)])
+    for name, stated_s in _stated_loads(source):
+        seconds.setdefault(name, stated_s)
+    for name, busy_s, rate in _cards(source):
+        seconds.setdefault(name, busy_s)
+        traffic[name] = _Traffic(rate, busy_s * rate)
+    if not any(_binds(name, bound) for name in seconds):
+        # The bound is a wait, a card or a depth. plan.json states no time for it, but since it binds that is the pace.
+        seconds[bound] = step_s
+    rows = [
+        LoadRow(
+            name=name,
+            seconds=busy_s,
+            share=busy_s / step_s,
+            binds=_binds(name, bound),
+            part=name in parts,
+            **(vars(traffic[name]) if name in traffic else {}),
+        )
+        for name, busy_s in seconds.items()
+        if busy_s > 0
+    ]
+    return sorted(rows, key=lambda row: (not row.part, -row.seconds, not row.binds))[:MAX_LOADS]
+
+
+def _binds(name: str, bound: str) -> bool:
+    """Whether a resource, or a part of a batch, is the bound that plan.json names."""
+    if bound == FILL_AND_DRAIN:
+        return name.endswith(": filling and draining") or name == "its transfers"
+    return name == bound or (name.startswith(f"{bound}, minibatches ") or name == f"{bound} that is waited for")
+
+
+def _stated_loads(source: ReportSource) -> Iterator[tuple[str, float]]:
+    """Names and seconds of the loads that plan.json alone states: passes, all-reduces and messages."""
+    plan, scenario = source.plan, source.scenario
+    if plan.copies > 1:
+        copies_s = source.root["prediction"]["copies_synchronisation_s"].number()
+        yield "synchronisation among the copies of the pipeline", copies_s
+    for number, load in enumerate(scenario.stages, start=1):
+        yield f"compute of stage {number}", (load.forward_s + load.backward_s) / load.replicas
+        yield f"gradient synchronisation of stage {number}", load.sync_s / _group(source, number - 1)
+    for number, hops in enumerate(scenario.hops, start=1):
+        busy_s = max(max(hop.transmit_s, hop.back_s) / hop.links for hop in hops) / len(hops)
+        yield f"traffic from stage {number} to stage {number + 1}", busy_s
+
+
+def _group(source: ReportSource, index: int) -> int:
+    """Minibatches of the whole pipeline for each all-reduce of a stage."""
+    if source.plan.schedule in ACCUMULATING:
+        return source.plan.accumulate or 1
+    return source.plan.stages[index].replicas
+
+
+def _boundaries(source: ReportSource, simulated: ReportSimulation) -> Iterator[tuple[str, _Traffic]]:
+    """The traffic over every stage boundary, both directions and all copies of the pipeline together.
+
+    It is as busy as its busiest direction in any copy.
+    """
+    shares = simulated.report.links
+    for index, hops in enumerate(source.scenario.hops):
+        if source.plan.stages[index].workers == source.plan.stages[index + 1].workers:
+            continue  # stages of one worker hand tensors over
+        stage, busy = source.predictions[index], 0.0
+        for copy, hop in enumerate(hops, start=1):
+            for direction in (f"stage {index + 1} → {index + 2}", f"stage {index + 2} → {index + 1}"):
+                name = direction + (f", copy {copy}" if len(hops) > 1 else "")
+                own = [share for row, share in shares.items() if row == name or row.startswith(f"{name}, link ")]
+                busy = max(busy, sum(own) / hop.links)
+        yield (
+            f"traffic from stage {index + 1} to stage {index + 2}",
+            _Traffic(hops[0].bandwidth * hops[0].links, stage.send_bytes + stage.receive_gradient_bytes, busy),
+        )
+
+
+def _allreduces(
+    source: ReportSource, simulated: ReportSimulation, measured: Mapping[int, float]
+) -> Iterator[tuple[str, _Traffic]]:
+    """The traffic of the all-reduces of replicated stages.
+
+    In a ring of r replicas, 2 (r-1)/r of the gradient bytes cross each hop for every group of minibatches.
+    """
+    rates = Links.of(source.cluster)
+    for index, stage in enumerate(source.plan.stages):
+        if stage.replicas == 1 or source.plan.inference:
+            continue
+        size = 2 * (stage.replicas - 1) / stage.replicas * source.predictions[index].parameter_bytes
+        yield (
+            f"gradient synchronisation of stage {index + 1}",
+            _Traffic(
+                rates.allreduce_among(stage.workers)[0],
+                size / _group(source, index),
+                simulated.report.links.get(f"all-reduce of stage {index + 1}", 0.0),
+                measured.get(index),
+            ),
+        )
+
+
+def _cards(source: ReportSource) -> Iterator[tuple[str, float, float]]:
+    """Name, seconds and rate of both directions of the network cards of servers and higher levels."""
+    if source.known is None or not source.known.problem.options.contention:
+        return
+    rates = Links.of(source.cluster)
+    loads = contention.card_loads(source.plan, source.known.problem, rates)
+    for level in range(source.cluster.server_level, len(loads.busy_s)):
+        starts, kind = source.cluster.starts(level), source.cluster.levels[level - 1].name
+        for direction, way in ((contention.OUTGOING, "outgoing"), (contention.INCOMING, "incoming")):
+            for component, seconds in enumerate(loads.busy_s[level][direction]):
+                rate = rates.card(level, starts[component])[0]
+                yield f"network card of {kind} {component}, {way}", float(seconds), rate

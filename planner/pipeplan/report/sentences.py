@@ -1,0 +1,190 @@
+"""Sentences of a report: what its figures and tables do not say by themselves, by section, and notes on the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipeplan.explanation.second_best import Alternatives
+from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.report.document import PlanReport
+from pipeplan.report.source import ReportSource
+from pipeplan.report.timeline import ReportSimulation
+from pipeplan.run_data.run_folder import MeasuredRun
+from pipeplan.util.units import show_pace, show_time
+
+MAX_DESCRIBED = 8
+"""Most stages that are described one by one."""
+EQUAL_TIME = 0.01
+"""Relative difference up to which two times count as equal."""
+STALE = 1e-6
+"""Relative difference above which a plan's step time disagrees with the present cost model."""
+NOTABLE_SLOWDOWN, BUSY_SHARE = 0.03, 0.9
+"""If a simulation is slower than the formulas by this share, a link that is this busy explains it."""
+
+
+def section_sentences(
+    report: PlanReport,
+    source: ReportSource,
+    simulated: ReportSimulation,
+    run: MeasuredRun | None,
+    others: Alternatives | None,
+) -> dict[str, list[str]]:
+    """The sentences of all sections, by the section's name."""
+    return {
+        "summary": list(_summary(report)),
+        "placement": list(_placement(report)),
+        "stages": list(_stages(report)),
+        "graph": list(_graph(report)),
+        "timeline": list(_timeline(report, source, simulated)),
+        "memory": list(_memory(report)),
+        "loads": list(_loads(report, source)),
+        "comparisons": list(_comparisons(report, others)),
+        "measured": list(_run(report, run)),
+    }
+
+
+def _summary(report: PlanReport) -> Iterator[str]:
+    """What the plan is, and where its figure comes from."""
+    made, prediction, stages = report.made, report.prediction, len(report.stages)
+    purpose = "inference" if made["mode"] == "inference" else "training"
+    copies = f" in {made['copies']} copies of the pipeline" if made["copies"] > 1 else ""
+    yield (
+        f"{stages} stage{'s' * (stages > 1)} for {purpose} {made['model'] or 'the model'} on {made['busy']} of "
+        f"{made['workers']} workers of cluster {made['cluster']} ({made['cluster_described']}){copies}, minibatch "
+        f"{made['minibatch']}."
+    )
+    if prediction["minibatch_s"] != prediction["formulas_s"]:
+        yield (
+            f"The step time is simulated. By the formulas, to which all shares of loads refer, it is "
+            f"{show_time(prediction['formulas_s'])}."
+        )
+
+
+def _placement(report: PlanReport) -> Iterator[str]:
+    idle = report.made["workers"] - report.made["busy"]
+    if idle:
+        yield f"{idle} worker{'s are' if idle > 1 else ' is'} idle."
+    if sum(len(server["workers"]) for server in report.placement) < report.made["workers"]:
+        yield f"The first {len(report.placement)} servers are shown."
+
+
+def _stages(report: PlanReport) -> Iterator[str]:
+    if report.made["updates"]:
+        yield report.made["updates"]
+    recomputing = [str(stage.index + 1) for stage in report.stages if stage.recompute]
+    if recomputing:
+        several = len(recomputing) > MAX_DESCRIBED
+        listed = f"stage{'s' * (len(recomputing) > 1)} {', '.join(recomputing)}"
+        which = f"{len(recomputing)} stages" if several else listed
+        yield f"To save memory, {which} run{'s' * (len(recomputing) == 1)} forward again for backward."
+
+
+def _graph(report: PlanReport) -> Iterator[str]:
+    if report.graph is None:
+        yield "The layers cannot be drawn without the profile that the plan was made from: name it with --profile."
+    elif report.graph.note:
+        yield report.graph.note
+
+
+def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulation) -> Iterator[str]:
+    """How the pipeline fills, when it is steady, and how busy its workers are from then on."""
+    shown, metrics = report.timeline, simulated.report
+    yield "This is a simulation of the schedule that the executor runs, with the predicted times."
+    yield "A trace for Perfetto has all of a long one."
+    if simulated.remark:
+        yield simulated.remark
+    if metrics.fill_s > 0:
+        yield f"Every stage has begun after {show_time(metrics.fill_s)}."
+    if metrics.steady is None:
+        yield "The simulation is too short for a steady state."
+    else:
+        step_s, ratio = metrics.steady.pace_s, metrics.ratio or 1.0
+        off = f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than by the formulas"
+        comparison = "as by the formulas" if abs(ratio - 1) <= EQUAL_TIME else off
+        since = f"From {show_time(shown.steady[0])} on it is steady, with" if shown.steady else "Steady, it has"
+        yield f"{since} {show_time(step_s)} a minibatch, {comparison}."
+        if source.cluster.shared_cores:
+            yield "Here, computing includes waiting for a core that workers share."
+        for index, stage in enumerate(metrics.stages[:MAX_DESCRIBED], start=1):
+            sync = f", are held up by all-reduces for {stage.synchronising:.0%}" if stage.synchronising >= 0.005 else ""
+            yield f"Stage {index}: its workers compute for {stage.computing:.0%} of the time{sync}."
+        full = [link for link in report.loads if (link.simulated_busy or 0.0) >= BUSY_SHARE]
+        if ratio > 1 + NOTABLE_SLOWDOWN and full:
+            busy = f"{full[0].name} is busy for {full[0].simulated_busy:.0%} of the time"
+            yield f"Messages come in bursts, which the formulas average: {busy}."
+    if shown.measured is not None:
+        yield "The run's recording of the same minibatches is below it, and begins with an epoch."
+
+
+def _memory(report: PlanReport) -> Iterator[str]:
+    if any(row.peak_bytes < row.planned_bytes * (1 - EQUAL_TIME) for row in report.memory):
+        yield "The simulation needs less where it does not use every version of the weights that the plan allows for."
+    if any(stage.capacity_bytes is None for stage in report.stages):
+        yield "Memory did not limit this plan, by request."
+
+
+def _loads(report: PlanReport, source: ReportSource) -> Iterator[str]:
+    if any(row.part for row in report.loads):
+        yield "The parts of the time from one update to the next add up to the step time; the other resources overlap."
+    if source.known is None:
+        yield "Network cards are left out, because the profile is not available."
+
+
+def _comparisons(report: PlanReport, others: Alternatives | None) -> Iterator[str]:
+    """The runner-up, or that it was not searched for."""
+    if others is None:
+        yield "A runner-up was not searched for, because that can take long; `pipeplan report --thorough` does."
+    elif others.second is None:
+        yield "No plan of another configuration was found."
+    else:
+        last = report.comparisons[-1]
+        behind = (last.gain or 1.0) - 1.0
+        share = "less than 0.1%" if behind < 0.001 else f"{behind:.1%}"
+        slower = "as fast" if abs(behind) <= TOLERANCE else f"{share} slower"
+        yield f"The runner-up, {last.config}, is {slower} ({last.remark})."
+
+
+def _run(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:
+    """The run, compared with the prediction."""
+    figures = report.measured
+    if figures is None:
+        yield "No run is shown: `pipeplan report PLAN RUN` compares one with the prediction."
+        return
+    if not figures["minibatch_s"]:
+        yield "The run was too short to measure a step time."
+    else:
+        share = f", {1 / figures['ratio']:.0%} of the predicted throughput" if figures["ratio"] else ""
+        fill = "; this includes the fill, because the epochs are short" if figures["includes_fill"] else ""
+        yield (
+            f"Measured over {figures['minibatches']} minibatches: "
+            f"{show_pace(figures['minibatches_per_s'])} minibatches/s{share}{fill}."
+        )
+    if figures["cause"]:
+        yield f"First cause of the difference: {figures['cause']}."
+    if run is not None and not run.timelines:
+        yield "The run recorded no timeline, so none is drawn."
+
+
+def report_notes(report: PlanReport, source: ReportSource) -> Iterator[str]:
+    """Notes on the whole report: where the times come from, and what is missing or wrong."""
+    made, known = report.made, source.known
+    if known is not None and (warning := known.problem.profile.provenance.warning):
+        yield f"{warning}."
+    how = f" ({made['profile_how'].rstrip('.')})" if made["profile_how"] else ""
+    device = made["profile_device"]
+    if made["profile_kind"] == "modelled":
+        yield f"The times of the layers are modelled{f' for {device}' if device else ''}, not measured{how}."
+    else:
+        yield f"The times of the layers are {made['profile_kind']}{f' on {device}' if device else ''}{how}."
+    if known is None:
+        yield (
+            "The profile is not available, so the layers, the network cards and the runner-up are left out: "
+            "name it with --profile."
+        )
+    elif abs(known.score.pace_s / source.pace_s - 1) > STALE:
+        yield (
+            f"plan.json states {show_time(source.pace_s)} a minibatch; by the cost model of this pipeplan it is "
+            f"{show_time(known.score.pace_s)}: solve again to plan with it."
+        )
+    if source.checked is not None and source.checked.wrong is not None:
+        yield f"`pipeplan check` finds plan.json wrong ({source.checked.wrong.what}): do not rely on what it states."

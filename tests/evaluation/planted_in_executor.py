@@ -1,0 +1,195 @@
+"""Faults of the executor: (name, file, text, what replaces it, tests that should notice)."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+L = "launch/pipeplan_launch/"
+T = "tests/launch/"
+PLAN, RUNTIME, COMM = T + "plan", T + "runtime", T + "comm"
+
+EXECUTOR = (
+    (
+        "a stale version: one update too new",
+        L + "plan/schedule.py",
+        "return max(0, minibatch // shape.replicas - shape.depth + 1 - lag)",
+        "return max(0, minibatch // shape.replicas - shape.depth + 2 - lag)",
+        (PLAN, RUNTIME),
+    ),
+    (
+        "replicas do not lag",
+        L + "plan/schedule.py",
+        "return int(len(pipeline) > 1 and pipeline[stage].replicas > 1)",
+        "return 0",
+        (PLAN, RUNTIME),
+    ),
+    (
+        "vertical sync uses its own version",
+        L + "plan/schedule.py",
+        "return version_stashed(pipeline, 0, minibatch) * pipeline[0].replicas // pipeline[stage].replicas",
+        "return version_stashed(pipeline, stage, minibatch)",
+        (PLAN, RUNTIME),
+    ),
+    (
+        "2bw uses the newest version",
+        L + "plan/schedule.py",
+        "return max(0, minibatch // _accumulated(pipeline[stage]) - 1)",
+        "return minibatch // _accumulated(pipeline[stage])",
+        (PLAN, RUNTIME),
+    ),
+    (
+        "minibatches go to the wrong replica",
+        L + "plan/schedule.py",
+        "return minibatch % replicas",
+        "return (minibatch + 1) % replicas",
+        (PLAN, RUNTIME),
+    ),
+    (
+        "the short last group is left out",
+        L + "plan/schedule.py",
+        "return -(-minibatches // size)",
+        "return minibatches // size",
+        (PLAN, RUNTIME),
+    ),
+    (
+        "groups overlap by one",
+        L + "plan/schedule.py",
+        "return range(group * size, min((group + 1) * size, minibatches))",
+        "return range(group * size, min((group + 1) * size + 1, minibatches))",
+        (PLAN, RUNTIME),
+    ),
+    (
+        "fill with one forward too many",
+        L + "plan/schedule.py",
+        "for minibatch in own[: shape.depth]:\n        yield Action(ActionKind.FORWARD, minibatch)\n    for group in range(groups):",
+        "for minibatch in own[: shape.depth + 1]:\n        yield Action(ActionKind.FORWARD, minibatch)\n    for group in range(groups):",
+        (PLAN, RUNTIME),
+    ),
+    (
+        "the last update is forgotten",
+        L + "plan/schedule.py",
+        "if lag and groups:\n        yield Action(ActionKind.UPDATE, groups - 1)",
+        "if False:\n        yield Action(ActionKind.UPDATE, groups - 1)",
+        (PLAN, RUNTIME),
+    ),
+    (
+        "deferred gradients of weights are lost",
+        L + "plan/schedule.py",
+        "for minibatch in own[max(0, len(own) - deferred) :]:",
+        "for minibatch in own[max(0, len(own) - deferred + 1) :]:",
+        (PLAN, RUNTIME),
+    ),
+    (
+        "updates write into versions in use",
+        L + "runtime/weight_stash.py",
+        "for parameter in [one for one in changed if self._needed(one)]:",
+        "for parameter in []:",
+        (RUNTIME,),
+    ),
+    (
+        "versions are never released",
+        L + "runtime/weight_stash.py",
+        "version.in_flight -= 1",
+        "version.in_flight -= 0",
+        (RUNTIME,),
+    ),
+    (
+        "the newest version for every minibatch",
+        L + "runtime/weight_stash.py",
+        "version = self._find(self._current.number if number is None else number)",
+        "version = self._find(self._current.number)",
+        (RUNTIME,),
+    ),
+    (
+        "moved parameters keep old leaves",
+        L + "runtime/weight_stash.py",
+        "if self._moved:\n            leaves",
+        "if False:\n            leaves",
+        (RUNTIME,),
+    ),
+    (
+        "correction with the wrong sign",
+        L + "runtime/step_correction.py",
+        "torch.sub(change, oldest, out=oldest)",
+        "torch.sub(oldest, change, out=oldest)",
+        (RUNTIME,),
+    ),
+    (
+        "correction one update early",
+        L + "runtime/step_correction.py",
+        "if len(steps) < self.delay:",
+        "if len(steps) < self.delay - 1:",
+        (RUNTIME,),
+    ),
+    (
+        "gradients are not cleared",
+        L + "runtime/stage_optimizer.py",
+        "for parameter in changed:\n            parameter.grad = None",
+        "for parameter in []:\n            parameter.grad = None",
+        (RUNTIME,),
+    ),
+    (
+        "a scheduler steps once per update",
+        L + "runtime/stage_optimizer.py",
+        "for _ in range(minibatches):\n                    self._scheduler.step()",
+        "for _ in range(1):\n                    self._scheduler.step()",
+        (RUNTIME,),
+    ),
+    (
+        "shared gradients are clipped twice",
+        L + "runtime/stage_optimizer.py",
+        "if shared.get(name, (stage,))[0] == stage]",
+        "]",
+        (RUNTIME,),
+    ),
+    (
+        "frozen parameters are trained",
+        L + "runtime/stage_optimizer.py",
+        "and parameter.requires_grad and id(parameter) not in seen",
+        "and id(parameter) not in seen",
+        (RUNTIME,),
+    ),
+    (
+        "shares of minibatches are ignored",
+        L + "comm/gradient_allreduce.py",
+        "self._share_sum += share",
+        "self._share_sum += 1.0",
+        (COMM, RUNTIME),
+    ),
+    ("absent gradients are not zeroed", L + "comm/buckets.py", "view.zero_()", "pass", (COMM, RUNTIME)),
+    (
+        "parameters without a gradient get zeros",
+        L + "comm/buckets.py",
+        "if count > 0}",
+        "if count >= 0}",
+        (COMM, RUNTIME),
+    ),
+    (
+        "a lost gradient: the last bucket stays",
+        L + "comm/buckets.py",
+        "closed += [names for names, _ in filling.values()]",
+        "closed += [names for names, _ in list(filling.values())[1:]]",
+        (COMM, RUNTIME),
+    ),
+    (
+        "messages go to the wrong rank",
+        L + "runtime/engine.py",
+        "return workers[index % len(workers)]",
+        "return workers[(index + 1) % len(workers)]",
+        (RUNTIME,),
+    ),
+    (
+        "segments end one minibatch late",
+        L + "runtime/engine.py",
+        "else self.end) - self.first",
+        "else self.end) - self.first + 1",
+        (RUNTIME,),
+    ),
+    (
+        "minibatches are numbered from the segment",
+        L + "runtime/engine.py",
+        "return self.first + index",
+        "return index",
+        (RUNTIME, T + "checkpoint"),
+    ),
+)

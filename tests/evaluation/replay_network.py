@@ -1,0 +1,277 @@
+"""The emulated network of a replay: its cables, its scale, and the traffic that plan.json predicts for it.
+
+The cluster is a tree of switches, in which every component's card is a cable with the rate of its messages. Bytes and
+rates are divided by `bytes_by`, so that a machine with two cores can carry the traffic of all cables together. Times
+are multiplied by `time_by`, and rates are divided by it again, so that the executor's own time per minibatch is
+negligible. All ratios of times are then as on the hardware.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import contention
+from pipeplan.cost.ddp_overlap import BUCKET_BYTES
+from pipeplan.plan.plan import Plan
+from pipeplan.problem.plan_file import step_time_s
+from pipeplan.simulation.scenario import Scenario, StageLoad, predicted_stages
+from pipeplan.util.files import Node
+
+MOST_TRAFFIC = 1e8
+"""Most bytes/s of all workers together: on two cores 16 workers reach 1.3 Gbit/s without computing."""
+LEAST_BYTES_BY = 20.0
+LEAST_TIME_BY = 3.0
+OWN_S = 0.005
+"""The executor's own time of a worker per minibatch, with its waits for a core: 4 to 6 ms where 16 workers share two
+slow cores."""
+OWN_SHARE = 0.02
+"""Most share of it in the time of a worker that never waits."""
+WAITING_SHARE = 0.25
+"""Most share of it in the time for which a worker waits. Waits are uneven: a worker that is late after a short one
+holds up the others, though it waits long in the mean."""
+CPU_S = 0.006
+"""Processor time of the executor per minibatch and stage, which the pace must exceed for all stages together."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The factors of an emulation."""
+
+    bytes_by: float
+    time_by: float
+
+    def size(self, size: float) -> int:
+        """Emulated bytes of a message or of parameters."""
+        return round(size / self.bytes_by)
+
+    def rate(self, rate: float) -> float:
+        """Emulated bytes/s of a link."""
+        return rate / self.bytes_by / self.time_by
+
+
+def scaling_for(scenario: Scenario, inflations: Sequence[float]) -> Scaling:
+    """The factors for a plan. `inflations` are the stages' factors on the bytes of all-reduces (`Rings.inflation`)."""
+    pace = scenario.predicted_s
+    own = max(OWN_S / _spare_s(stage, pace) for stage in scenario.stages)
+    if scenario.drains and scenario.accumulate:
+        own = OWN_S * _passed_one_by_one(scenario) / (OWN_SHARE * scenario.accumulate * pace)
+    time_by = max(LEAST_TIME_BY, own, CPU_S * len(scenario.stages) / pace)
+    return Scaling(max(LEAST_BYTES_BY, _traffic(scenario, inflations) / time_by / MOST_TRAFFIC), time_by)
+
+
+def _spare_s(stage: StageLoad, pace_s: float) -> float:
+    """The part of a worker's time per minibatch that the executor may take: some of its waits, and a little more."""
+    whole = stage.replicas * pace_s
+    return WAITING_SHARE * max(0.0, whole - stage.busy_s) + OWN_SHARE * whole
+
+
+def _passed_one_by_one(scenario: Scenario) -> int:
+    """Minibatches of stages whose passes follow each other in a batch that drains, so that no waiting makes up for the
+    executor's own time: those of a worker, and one through the stages of all other workers."""
+    assert scenario.accumulate is not None
+    stages = len(scenario.stages)
+    most = 0
+    for load in scenario.stages:
+        own = sum(other.workers == load.workers for other in scenario.stages)
+        most = max(most, -(-scenario.accumulate // load.replicas) * own + stages - own)
+    return most
+
+
+def _traffic(scenario: Scenario, inflations: Sequence[float]) -> float:
+    """Bytes/s of all workers together, on the hardware."""
+    per_minibatch = 0.0
+    for stage, inflation, hops in zip(scenario.stages, inflations, (*scenario.hops, ()), strict=True):
+        rings = 2 * (stage.replicas - 1) * stage.parameter_bytes * inflation
+        per_minibatch += rings / (scenario.accumulate or stage.replicas)
+        per_minibatch += sum((hop.transmit_s + hop.back_s) * hop.bandwidth for hop in hops) / max(1, len(hops))
+    return per_minibatch / scenario.predicted_s
+
+
+@dataclass(frozen=True)
+class NetworkPart:
+    """A component of the cluster, joined to others by a cable."""
+
+    name: str
+    rate: float
+    """Bytes/s of its cable in each direction; infinite where it is not shaped."""
+    workers: tuple[int, ...] = ()
+    """Workers behind the cable without cables of their own."""
+    below: tuple[NetworkPart, ...] = field(default_factory=tuple)
+    level: int = 0
+    """Level of the component, 0 for a worker."""
+    component: int = 0
+    """Number of the component at its level."""
+
+    @property
+    def cables(self) -> list[NetworkPart]:
+        """This part and all parts below it that have a shaped cable."""
+        own = [self] if math.isfinite(self.rate) else []
+        return own + [cable for part in self.below for cable in part.cables]
+
+    @property
+    def shapes_inside(self) -> bool:
+        """Whether links inside servers are cables too."""
+        return self.leaves[0].level == 0
+
+    @property
+    def leaves(self) -> list[NetworkPart]:
+        """The lowest parts, in the order of their workers."""
+        return [leaf for part in self.below for leaf in part.leaves] if self.below else [self]
+
+
+MOST_INSIDE = 2.0
+"""Largest ratio of the rate inside a server to that of its card. One machine cannot carry bursts of faster links."""
+HEADERS = 1.011
+"""Bytes of a cable for each byte of messages: headers of frames of 9000 bytes, and acknowledgements of every second one
+on the way back. The rates of a cluster are those of messages, without these."""
+
+
+def parts_of(cluster: Cluster, workers: Collection[int] | None = None) -> NetworkPart:
+    """The tree of the whole cluster, for a plan that runs on these workers, by default all.
+
+    Links inside servers are cables too where the plan runs on a single server, or where they are not much faster than
+    those between servers. Otherwise messages inside a server are as fast as this machine.
+    """
+    links = Links.of(cluster)
+    own = links.card(cluster.server_level, 0)[0]
+    inside = [links.card(0, first)[0] for first in cluster.starts(cluster.server_level)[:-1]]
+    # The rate is infinite in a server with one worker, which has no links inside.
+    slow = max((rate for rate in inside if math.isfinite(rate)), default=math.inf) <= MOST_INSIDE * own
+    servers = {cluster.server_of(worker) for worker in (range(cluster.workers) if workers is None else workers)}
+    lowest = 0 if len(servers) == 1 or slow else cluster.server_level
+    return _part(cluster, links, len(cluster.levels), 0, lowest)
+
+
+def _part(cluster: Cluster, links: Links, level: int, component: int, lowest: int) -> NetworkPart:
+    starts = cluster.starts(level)
+    workers = range(starts[component], starts[component + 1])
+    rate = links.card(level, workers[0])[0]
+    if level == lowest:
+        name = f"worker {component}" if level == 0 else f"{cluster.levels[level - 1].name} {component}"
+        return NetworkPart(name, rate, tuple(workers), (), level, component)
+    inside = dict.fromkeys(cluster.component(level - 1, worker) for worker in workers)
+    name = f"{cluster.levels[level - 1].name} {component}"
+    below = tuple(_part(cluster, links, level - 1, component, lowest) for component in inside)
+    return NetworkPart(name, rate, (), below, level, component)
+
+
+def network_tree(part: NetworkPart, scaling: Scaling) -> dict[str, Any]:
+    """The tree in the order for the emulation. Its root is always a switch."""
+    tree = _node(part, scaling)
+    return {"name": "", "below": [tree]} if part.workers else tree
+
+
+def _node(part: NetworkPart, scaling: Scaling) -> dict[str, Any]:
+    node: dict[str, Any] = {"name": part.name, "workers": len(part.workers)}
+    if math.isfinite(part.rate):
+        node["rate"] = f"{max(1, round(8 * HEADERS * scaling.rate(part.rate)))}bit"
+    if part.below:
+        node["below"] = [_node(child, scaling) for child in part.below]
+    return node
+
+
+_WAYS = {"out": contention.OUTGOING, "in": contention.INCOMING}
+STEP_S = 0.002
+"""Least seconds of a ring, of the emulation. Shorter rings are bound by the cost of messages and not by links."""
+LEAST_BUCKET_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """The traffic of one cable, in its busier direction."""
+
+    name: str
+    rate: float
+    """Bytes/s."""
+    direction: str
+    """`out` of the part that the cable joins to the others, or `in`."""
+    bytes_per_minibatch: float
+    """Bytes on the plan's hardware."""
+    busy: float
+    """Carried share of its capacity."""
+    predicted_bytes: float = 0.0
+    """Predicted bytes in this direction. Bytes of all-reduces with another efficiency are converted to bytes of
+    messages that take as long."""
+    predicted_busy: float = 0.0
+    """Predicted busy time as a share of the predicted pace."""
+
+
+def with_predictions(uses: Sequence[LinkUse], servers: NetworkPart, root: Node) -> tuple[LinkUse, ...]:
+    """The traffic of cables together with its prediction by plan.json, `root`."""
+    plan, cluster = Plan.from_json(root["plan"]), cluster_from_json(root["cluster"])
+    links, pace_s = Links.of(cluster), step_time_s(root)
+    by_name = {part.name: part for part in servers.cables}
+    predicted = []
+    for use in uses:
+        part = by_name[use.name]
+        busy_s = _busy_s(plan, cluster, links, root, part)[_WAYS[use.direction]]
+        predicted.append(replace(use, predicted_bytes=busy_s * use.rate, predicted_busy=busy_s / pace_s))
+    return tuple(predicted)
+
+
+def _busy_s(plan: Plan, cluster: Cluster, links: Links, root: Node, part: NetworkPart) -> tuple[float, float]:
+    """Predicted busy seconds per minibatch, out and in."""
+    predictions = predicted_stages(root)
+    names = ("parameter_bytes", "send_bytes", "receive_gradient_bytes")
+    parameters, forward, backward = (np.array([float(getattr(stage, name)) for stage in predictions]) for name in names)
+    messages, rings = contention.bytes_across_cards(
+        plan, cluster, part.level, (parameters, forward, backward), not plan.inference
+    )
+    send, reduce = links.card(part.level, cluster.starts(part.level)[part.component])
+    busy = messages[:, part.component] / send + rings[:, part.component] / reduce
+    return float(busy[contention.OUTGOING]), float(busy[contention.INCOMING])
+
+
+def unshaped_levels(cluster: Cluster, servers: NetworkPart) -> tuple[str, ...]:
+    """Names of the levels that join several components by links without shaping."""
+    shaped = {cable.level for cable in servers.cables}
+    counts = {level: len(cluster.starts(level)) - 1 for level in range(len(cluster.levels) + 1)}
+    return tuple(
+        cluster.levels[level].name
+        for level in range(len(cluster.levels))
+        if counts[level] > counts[level + 1] and level not in shaped
+    )
+
+
+@dataclass(frozen=True)
+class Rings:
+    """The all-reduces of each stage's replicas."""
+
+    plan: Plan
+    cluster: Cluster
+    servers: NetworkPart
+
+    @cached_property
+    def _links(self) -> Links:
+        return Links.of(self.cluster)
+
+    def _shaped(self, index: int) -> bool:
+        """Whether a ring passes a shaped link."""
+        workers, cluster = self.plan.stages[index].workers, self.cluster
+        inside = cluster.server_of(min(workers)) == cluster.server_of(max(workers))
+        return len(workers) > 1 and bool(self.servers.cables) and (self.servers.shapes_inside or not inside)
+
+    def inflation(self, index: int) -> float:
+        """Factor on the bytes of a stage's all-reduce that makes up for the other rate of messages."""
+        if not self._shaped(index):
+            return 1.0
+        workers = self.plan.stages[index].workers
+        return self._links.sendrecv_among(workers)[0] / self._links.allreduce_among(workers)[0]
+
+    def bucket_bytes(self, index: int, scaling: Scaling) -> int:
+        """Size of a bucket of a stage's gradients: the executor's, unless its ring would be too short."""
+        workers = self.plan.stages[index].workers
+        least = float(LEAST_BUCKET_BYTES)
+        rate = self._links.sendrecv_among(workers)[0]
+        if self._shaped(index) and math.isfinite(rate):
+            least = max(least, len(workers) * scaling.rate(rate) * STEP_S)
+        return round(max(least, BUCKET_BYTES * self.inflation(index) / scaling.bytes_by))

@@ -1,0 +1,247 @@
+"""What `pipeplan calibrate` reads, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Run as Call
+from runs import chain, cluster, summary_of, write_run
+
+from pipeplan.cluster_data import cluster_toml
+from pipeplan.profile_data.layers import Provenance
+from pipeplan.profile_data.profile import Profile
+
+SOLVED = ("--max-replicas", "1", "--schedule", "1f1b-stashing")
+
+
+@pytest.fixture
+def plan_folder(run: Call, tmp_path: Path) -> Path:
+    """A plan of a small chain on two workers, solved in an empty folder, with its profile above it."""
+    profile = chain([(0.1, 0.2, 0.01), (0.1, 0.1, 0.01), (0.1, 0.2, 0.01)])
+    replace(profile, provenance=Provenance(notes=("kept",), how="stopwatch")).save(tmp_path / "profile.json")
+    cluster_toml.write_cluster(cluster(2, bandwidth=1e9), tmp_path / "here.toml")
+    # Not with `run_once`: the digest of a profile holds the path of its model.
+    ran = run("solve", "profile.json", "--cluster", "here.toml", *SOLVED)
+    assert ran.code == 0, ran.err
+    return tmp_path / "plan"
+
+
+MEASURED = ({"forward_s": 0.25, "backward_s": 0.5, "update_s": 0.03}, {"forward_s": 0.3, "backward_s": 0.3})
+
+
+def a_run(plan_folder: Path, name: str = "one", pace_s: float = 0.8, **more: Any) -> Path:
+    return write_run(plan_folder, name, summary_of(plan_folder, pace_s, MEASURED, **more))
+
+
+def test_solving_again_predicts_what_was_measured(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+    a_run(plan_folder)
+    before = (tmp_path / "profile.json").read_bytes()
+    ran = run("calibrate", "plan/runs/one")
+    assert ran.code == 0, ran.err
+    assert "solve again with: pipeplan solve calibrated.json --cluster calibrated.toml" in ran.err
+    assert (tmp_path / "profile.json").read_bytes() == before
+    stages = json.loads((plan_folder / "plan.json").read_text())["plan"]["stages"]
+    pins = [f"{stage['layers'][0]}={number}" for number, stage in enumerate(stages, 1)]
+    again = run(
+        *("solve", "calibrated.json", "--cluster", "calibrated.toml", *SOLVED, "--json"),
+        *(part for pin in pins for part in ("--pin", pin)),
+        *("--pin", f"{stages[0]['layers'][-1]}=1", "-o", "plan-2"),
+    )
+    assert json.loads(again.out)["prediction"]["minibatch_s"] == pytest.approx(0.8)
+    stage = json.loads((tmp_path / "plan-2" / "stages" / "stage-0.json").read_text())
+    assert stage["profile"] == "calibrated"
+
+
+def test_the_new_profile_says_where_it_is_from(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+    a_run(plan_folder)
+    for output in ("c1.json", "c2.json"):
+        assert run("calibrate", "plan", "-o", output).code == 0
+    origin = Profile.load(tmp_path / "c2.json").provenance
+    assert origin.kind == "calibrated"
+    assert "proportion to a profile that was measured (stopwatch)" in origin.how
+    assert origin.notes[0] == "kept"
+    assert sum("run one, stage " in note for note in origin.notes) == 2
+    assert cluster_toml.load_cluster(str(tmp_path / "c2.toml")).levels[0].source == "nominal"
+    assert "calibrated by runs on" in " ".join(run("profile", "show", "c2.json").out.split())
+
+
+def test_of_several_runs_of_a_plan_the_median_counts(run: Call, plan_folder: Path) -> None:
+    names = [f"plan/runs/{name}" for name in ("one", "two", "three")]
+    for name, pace_s, factor in zip(names, (0.8, 4.0, 0.9), (1.0, 5.0, 1.1), strict=True):
+        stages = [{what: factor * value for what, value in one.items()} for one in MEASURED]
+        write_run(plan_folder, Path(name).name, summary_of(plan_folder, pace_s, stages))
+    (found,) = json.loads(run("calibrate", *names, "--json", "--no-write").out)["runs"]
+    assert (found["run"], found["measured_s"]) == ("one and 2 more", 0.9)
+    assert found["calibrated_s"] == pytest.approx(0.9)
+    alone = json.loads(run("calibrate", names[2], "--json", "--no-write").out)
+    assert json.loads(run("calibrate", *names, "--json", "--no-write").out)["slack"] == pytest.approx(alone["slack"])
+
+
+def test_a_run_that_others_disturbed_is_called_so(run: Call, plan_folder: Path) -> None:
+    write_run(plan_folder, "one", summary_of(plan_folder, 0.8, [MEASURED[0] | {"core_wait_s": 0.078}, MEASURED[1]]))
+    note = "note: a worker of run one waited for a core 10% of its time: other programs used the machine"
+    assert note in run("calibrate", "plan").err
+
+
+def test_a_run_in_which_stages_mostly_waited_is_called_so(run: Call, plan_folder: Path) -> None:
+    a_run(plan_folder, pace_s=1.56)
+    assert "note: for 50% of the time no stage was busy" in run("calibrate", "plan").err
+
+
+def test_json_has_all_that_was_found(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+    a_run(plan_folder)
+    ran = run("calibrate", "plan", "--json", "--no-write")
+    assert ran.code == 0
+    assert not (tmp_path / "calibrated.json").exists()
+    found = json.loads(ran.out)
+    assert (found["format"], found["version"]) == ("pipeplan-calibration", 1)
+    assert found["runs"][0]["measured_s"] == 0.8
+    assert found["runs"][0]["calibrated_s"] == pytest.approx(0.8)
+    assert found["stages"][0]["layers"][0] == "l0"
+    assert {one["operation"] for one in found["links"]} == {"all-reduce", "send/recv"}
+
+
+@pytest.mark.parametrize("output", [".", "profile.json/new.json"])
+def test_what_is_not_written_needs_no_place(run: Call, plan_folder: Path, output: str) -> None:
+    """A folder, and a path that nobody can write."""
+    a_run(plan_folder)
+    ran = run("calibrate", "plan", "-o", output)
+    assert (ran.code, ran.out) == (2, "")
+    ran = run("calibrate", "plan", "-o", output, "--no-write")
+    assert (ran.code, "measured 1.25, calibrated 1.25" in " ".join(ran.out.split())) == (0, True), ran.err
+
+
+def test_nothing_is_replaced_unasked(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+    """And only what was calibrated before, however it is asked for."""
+    a_run(plan_folder)
+    assert run("calibrate", "plan").code == 0
+    for options, complaint in (
+        ((), "calibrated.json is there already"),
+        (("-o", "new.json", "--cluster-output", "calibrated.toml"), "calibrated.toml is there already"),
+        (("-o", "profile.json", "--cluster-output", "new.toml", "--force"), "profile.json is a profile that plans are"),
+        (("-o", "new.json", "--cluster-output", "here.toml", "--force"), "here.toml was not written by `pipeplan cal"),
+        (("-o", "same", "--cluster-output", "same"), "cannot both be same"),
+        (("-o", "."), "is a folder"),
+    ):
+        ran = run("calibrate", "plan", *options)
+        assert (ran.code, ran.out) == (2, "")
+        assert complaint in " ".join(ran.err.split())
+        assert not {"new.json", "new.toml", "same"} & {path.name for path in tmp_path.iterdir()}
+    assert run("calibrate", "plan", "--force").code == 0
+
+
+def broken(what: str, plan_folder: Path, tmp_path: Path) -> str:
+    """Make a run that cannot be used; returns its folder."""
+    more: dict[str, Any] = {}
+    if what == "short":
+        more = {"steady_minibatches": 3}
+    elif what == "fill":
+        more = {"includes_fill": True}
+    elif what == "unmeasured":
+        more = {"minibatch_s": {"predicted": 1.0, "measured": None, "ratio": None}}
+    elif what == "still":
+        more = {"minibatch_s": {"predicted": 1.0, "measured": 0.0, "ratio": None}}
+    elif what == "emulated":
+        more = {"emulated": True}
+    elif what == "other":
+        more = {"plan": "sha256:another"}
+    folder = a_run(plan_folder, **more)
+    summary = json.loads((folder / "summary.json").read_text())
+    if what == "stages":
+        summary["stages"].pop()
+    elif what == "zero":
+        summary["stages"][1]["backward_s"]["measured"] = 0.0
+    elif what == "old":
+        del summary["stages"][0]["measured"]["cpu_s"]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    if what == "unfinished":
+        (folder / "summary.json").unlink()
+    elif what == "gone":
+        (plan_folder / "plan.json").unlink()
+    elif what == "profile":
+        (tmp_path / "profile.json").unlink()
+    return "nothing" if what == "nothing" else "plan/runs/one"
+
+
+@pytest.mark.parametrize(
+    ("what", "complaint"),
+    [
+        ("nothing", "nothing does not exist"),
+        ("unfinished", "has no summary.json"),
+        ("short", "too few minibatches to measure a step time (3 after the fill"),
+        ("fill", "too few minibatches"),
+        ("unmeasured", "too few minibatches"),
+        ("still", "the measured step time is zero"),
+        ("emulated", "is a run of emulated stages"),
+        ("other", "is a run of another plan than"),
+        ("stages", "measured 1 stages, and"),
+        ("zero", "measured no time at all"),
+        ("old", "of an older version"),
+        ("gone", "is not in the folder of its plan: name that with --plan"),
+        ("profile", "name it with --profile"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_line(
+    run: Call, plan_folder: Path, tmp_path: Path, what: str, complaint: str
+) -> None:
+    ran = run("calibrate", broken(what, plan_folder, tmp_path))
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    assert complaint in ran.err
+    assert not (tmp_path / "calibrated.json").exists()
+    assert not (tmp_path / "calibrated.toml").exists()
+
+
+def test_runs_of_other_models_and_clusters_are_refused(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+    a_run(plan_folder)
+    cluster_toml.write_cluster(cluster(3, bandwidth=1e9), tmp_path / "three.toml")
+    assert run("solve", "profile.json", "--cluster", "three.toml", *SOLVED, "-o", "wide").code == 0
+    chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)]).save(tmp_path / "two.json")
+    assert run("solve", "two.json", "--cluster", "here.toml", *SOLVED, "-o", "short").code == 0
+    for folder in ("wide", "short"):
+        stages = len(list((tmp_path / folder / "stages").iterdir()))
+        write_run(tmp_path / folder, "one", summary_of(tmp_path / folder, 0.8, [MEASURED[0]] * stages))
+    assert "is for another cluster than" in run("calibrate", "plan", "wide").err
+    assert "is a plan of another model than" in run("calibrate", "plan", "short").err
+
+
+ODD = [None, -1.0, 0, 0.0, 1e300, 1e-300, float("inf"), float("nan"), "x", "", [], {}, True, 3, 10**30]
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container in a document with every key or index of it."""
+    found: list[tuple[Any, Any]] = []
+    if isinstance(value, dict | list):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        found = [(value, key) for key in keys]
+        for key in keys:
+            found += places(value[key])
+    return found
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 300))])
+def test_damaged_summaries_end_in_files_or_in_a_line(run: Call, plan_folder: Path, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    summary = summary_of(plan_folder, 0.8, MEASURED)
+    for _ in range(rng.randint(1, 3)):
+        container, key = rng.choice(places(summary))
+        if rng.random() < 0.2:
+            container.pop(key)
+        else:
+            container[key] = rng.choice(ODD)
+    write_run(plan_folder, "one", summary)
+    ran = run("calibrate", "plan/runs/one")
+    assert ran.code in (0, 2)
+    if ran.code == 2:
+        assert (ran.out, ran.err.count("\n"), ran.err[:7]) == ("", 1, "error: ")
+    written = {"calibrated.json", "calibrated.toml"} & {path.name for path in tmp_path.iterdir()}
+    assert len(written) == (2 if ran.code == 0 else 0)
+    if written:
+        Profile.load(tmp_path / "calibrated.json")
+        cluster_toml.load_cluster(str(tmp_path / "calibrated.toml"))

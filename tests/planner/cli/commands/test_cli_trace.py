@@ -1,0 +1,261 @@
+"""Traces of `pipeplan simulate`, and the timeline of a run below its prediction, on run folders written by hand."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commandline import Run, run_once
+
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+
+FORWARD_S, BACKWARD_S, UPDATE_S, MOVE_S = 1.0, 2.0, 0.5, 0.25
+"""Of both stages, but the update of the first alone, and what lies between them."""
+COUNT = 12
+Rows = Sequence[tuple[str, int, float, float]]
+
+
+@pytest.fixture
+def planned(run: Run) -> Path:
+    """A plan of two stages, 1-1, by which every time is a multiple of a quarter of a second."""
+    Path("two.toml").write_text(
+        'format = "pipeplan-cluster"\nversion = 1\nname = "two"\n[device]\nname = "x"\nkind = "cpu"\nmemory = "9 GiB"\n'
+        '[[level]]\nname = "server"\ncount = 1\nbandwidth = "8 B/s"\n'
+        '[[level]]\nname = "cluster"\ncount = 2\nbandwidth = "8 B/s"\n'
+    )
+    Profile(
+        layers=(
+            Layer("a", FORWARD_S, BACKWARD_S, 1000, 10, update_s=UPDATE_S),
+            Layer("b", FORWARD_S, BACKWARD_S, 1000, 10),
+        ),
+        tensors=(Tensor("x", "a", ("b",), 2, 2),),
+        minibatch=4,
+        model_name="small",
+    ).save(Path("profile.json"))
+    done = run_once(run, "solve", "--cluster", "two.toml", "--solver", "dp", "--schedule", "1f1b-stashing")
+    assert done.code == 0, done.err
+    assert json.loads(Path("plan/plan.json").read_text())["plan"]["config"] == "1-1"
+    return Path("plan")
+
+
+def _write_run(plan: Path, rows: Sequence[Rows], name: str = "20260131T120000Z", digest: str = "") -> Path:
+    folder = plan / "runs" / name
+    (folder / "timeline").mkdir(parents=True)
+    own = json.loads((plan / "stages" / "stage-0.json").read_text())["plan"]
+    common = {"version": 1, "plan": digest or own}
+    pace = {"predicted": 3.5, "measured": 7.0, "ratio": 2.0}
+    summary = {"format": "pipeplan-summary", "minibatch_s": pace} | common
+    summary |= {"includes_fill": False, "steady_minibatches": 5, "stages": []}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    for rank, intervals in enumerate(rows):
+        head = {"format": "pipeplan-timeline", "rank": rank, "stage": rank, "replica": 0, "epoch": 1, "first": 0}
+        head |= {"epoch_minibatches": COUNT, "minibatches": COUNT, "intervals": intervals} | common
+        (folder / "timeline" / f"rank-{rank}.json").write_text(json.dumps(head))
+    return folder
+
+
+def _sequential(times: float) -> list[Rows]:
+    """A run that has one minibatch in the pipeline at a time, so many times as slow as predicted."""
+    first: list[tuple[str, int, float, float]] = []
+    second: list[tuple[str, int, float, float]] = []
+    now = 0.0
+    for minibatch in range(COUNT):
+        ends = [now]
+        for seconds in (FORWARD_S, MOVE_S, FORWARD_S, BACKWARD_S, MOVE_S, BACKWARD_S, UPDATE_S):
+            ends.append(ends[-1] + seconds * times)
+        first += [("forward", minibatch, now, ends[1]), ("wait", minibatch, ends[1], ends[5])]
+        first += [("backward", minibatch, ends[5], ends[6]), ("update", minibatch, ends[6], ends[7])]
+        second += [("wait", minibatch, now, ends[2]), ("forward", minibatch, ends[2], ends[3])]
+        second += [("backward", minibatch, ends[3], ends[4]), ("update", minibatch, ends[4], ends[4])]
+        now = ends[7]
+    return [first, second]
+
+
+def _events(path: str) -> list[dict[str, Any]]:
+    """A trace's events, with what the Trace Event Format asks of them checked."""
+    events: list[dict[str, Any]] = json.loads(Path(path).read_text())["traceEvents"]
+    ends: dict[tuple[int, int], int] = defaultdict(int)
+    assert [event["ts"] for event in events] == sorted(event["ts"] for event in events)
+    for event in events:
+        assert isinstance(event["name"], str)
+        assert event["ph"] in "MXCsf"
+        if event["ph"] in "sf":  # arrows
+            assert isinstance(event["id"], str)
+            continue
+        assert isinstance(event["args"], dict)
+        assert all(isinstance(event[key], int) for key in ("pid", "tid"))
+        if event["ph"] == "X":
+            assert isinstance(event["cat"], str)
+            start, lasts = round(event["ts"] * 1000), round(event["dur"] * 1000)
+            row = event["pid"], event["tid"]
+            assert lasts >= 0
+            assert start >= ends[row], f"{event} begins before what is in its thread is over"
+            ends[row] = start + lasts
+    return events
+
+
+def _bars(events: Sequence[dict[str, Any]], process: int) -> list[tuple[Any, ...]]:
+    return [
+        (event["name"], event["cat"], event["tid"], event["ts"] / 1e6, event["dur"] / 1e6)
+        for event in events
+        if event["ph"] == "X" and event["pid"] == process and event["cat"] != "wait"
+    ]
+
+
+def _processes(events: Sequence[dict[str, Any]]) -> dict[str, int]:
+    return {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+
+
+def test_predicted_and_measured_have_one_shape_and_one_zero(run: Run, planned: Path) -> None:
+    _write_run(planned, _sequential(2.0))
+    done = run("simulate", "--run", "latest", "--trace", "trace.json")
+    assert done.code == 0, done.err
+    assert "trace.json" in done.err
+    events = _events("trace.json")
+    processes = _processes(events)
+    assert processes == {
+        "server 0, predicted": 1,
+        "server 1, predicted": 2,
+        "links, predicted": 3,
+        "server 0, measured": 11,
+        "server 1, measured": 12,
+    }
+    for server in (1, 2):
+        predicted, measured = _bars(events, server), _bars(events, 10 + server)
+        assert {bar[:3] for bar in predicted} == {bar[:3] for bar in measured}
+        assert len(predicted) == len(measured) == 3 * COUNT
+    threads = {(e["pid"] % 10, e["tid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+    assert {each for each in threads if each[0] < 3} == {(1, 1, "worker 0, stage 1"), (2, 3, "worker 1, stage 2")}
+    assert _bars(events, 1)[0] == ("F0", "forward", 1, 0.0, FORWARD_S)
+    assert _bars(events, 11)[0] == ("F0", "forward", 1, 0.0, 2 * FORWARD_S)
+    arguments = {e["cat"]: set(e["args"]) for e in events if e["ph"] == "X" and e["pid"] in (1, 2, 11, 12)}
+    assert arguments["forward"] == arguments["backward"] == {"stage", "minibatch"}
+    assert arguments["update"] == {"stage", "group"}
+
+
+def test_the_replay_is_drawn_as_the_schedule_has_it(run: Run, planned: Path) -> None:
+    """The first backward pass of stage 1 by hand: two passes there, the link each way, and the step at its end."""
+    assert run("simulate", "--trace", "trace.json").code == 0
+    events = _events("trace.json")
+    bars = {bar[:2]: bar[3:] for bar in _bars(events, 1)}
+    begins = FORWARD_S + MOVE_S + FORWARD_S + BACKWARD_S + MOVE_S
+    assert bars["B0", "backward"] == (begins, BACKWARD_S)
+    assert bars["U0", "update"] == (begins + BACKWARD_S, UPDATE_S)
+    waits = [e for e in events if e["ph"] == "X" and e["pid"] == 2 and e["cat"] == "wait"]
+    assert (waits[0]["name"], waits[0]["ts"], waits[0]["dur"]) == ("wait for F0", 0.0, 1e6 * (FORWARD_S + MOVE_S))
+    counted = [e["args"]["minibatches"] for e in events if e["name"] == "in flight on worker 1"]
+    assert set(counted) == {0, 1}
+    assert {e["name"] for e in events if e["ph"] == "C"} >= {"memory of worker 0", "memory of worker 1"}
+
+
+def test_only_so_many_microbatches(run: Run, planned: Path) -> None:
+    folder = _write_run(planned, _sequential(1.0))
+    for of_run, processes in ([], (1, 2)), (["--run", str(folder)], (1, 2, 11, 12)):
+        assert run("simulate", "--trace", "trace.json", "--microbatches", "5", *of_run).code == 0
+        events = _events("trace.json")
+        for process in processes:
+            assert {bar[0] for bar in _bars(events, process)} == {f"{kind}{n}" for kind in "FBU" for n in range(5)}
+
+
+def test_a_wait_is_named_after_what_follows(run: Run, planned: Path) -> None:
+    first: Rows = [
+        ("forward", 0, 0.0, 1.0),
+        ("wait", 0, 1.0, 2.0),
+        ("backward", 0, 2.0, 3.0),
+        ("wait", 0, 3.0, 4.0),
+        ("update", 0, 4.0, 5.0),
+        ("wait", 1, 5.0, 6.0),
+    ]
+    rows = [first, [("all-reduce", 0, 0.5, 4.0)]]
+    _write_run(planned, rows)
+    assert run("simulate", "--run", "latest", "--trace", "trace.json").code == 0
+    events = [event for event in _events("trace.json") if event.get("pid", 0) > 10]
+    waits = [(e["name"], e["args"]) for e in events if e["ph"] == "X" and e["cat"] == "wait"]
+    assert waits == [("wait for B0", {"stage": 1, "minibatch": 0}), ("wait for U0", {"stage": 1, "group": 0})]
+    (sums,) = (e for e in events if e["ph"] == "X" and e["cat"] == "all-reduce")
+    assert (sums["name"], sums["tid"], sums["args"]) == ("R0", 4, {"stage": 2, "group": 0})
+
+
+def test_the_run_is_drawn_beneath_at_the_same_scale(run: Run, planned: Path) -> None:
+    folder = _write_run(planned, _sequential(2.0))
+    done = run("simulate", "plan", "--run", str(folder))
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert "Measured: 7000 ms each, 2.000 of the prediction." in " ".join(done.out.split())
+    predicted, measured = lines.index("predicted"), lines.index("measured")
+    assert [line[:6] for line in lines[predicted + 1 : measured]] == ["w0 s1 ", "w1 s2 "]
+    drawn = lines[measured + 1 : measured + 3]
+    assert [line[:6] for line in drawn] == ["w0 s1 ", "w1 s2 "]
+    assert {len(line) for line in drawn} == {80}
+    assert max(map(len, lines)) <= 80
+    assert run("simulate", "plan", "--run", str(folder), "--trace", "both.json").code == 0
+    assert {"server 0, predicted", "server 0, measured"} <= _processes(_events("both.json")).keys()
+    assert "leave out --run" in run("simulate", "plan", "--run", str(folder), "--json").err
+    # Twice as long from the begin of the first forward pass to that of the first backward one.
+    ratio = (drawn[0].index("B0") - 6) / (lines[predicted + 1].index("B0") - 6)
+    assert ratio == pytest.approx(2.0, abs=0.3)
+    assert "\x1b" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["nowhere"], "nowhere does not exist"),
+        (["plan"], "plan has no run that came to its end"),
+        (["plan", "--run", "elsewhere"], "elsewhere does not exist"),
+        (["plan", "--trace", "."], "is a folder"),
+    ],
+    ids=["no plan", "no run", "no such run", "a folder"],
+)
+def test_what_is_wrong_is_one_line(run: Run, planned: Path, arguments: list[str], what: str) -> None:
+    done = run("simulate", "--trace", "trace.json", "--run", "latest", *arguments)
+    assert done.code == 2
+    assert what in done.err
+    assert done.err.count("\n") == 1
+    assert not Path("trace.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "what"),
+    [
+        ("summary.json", '"pipeplan-summary"', '"x"', "summary.json is not a pipeplan-summary file"),
+        ("summary.json", "{", "", "summary.json is not valid JSON"),
+        ("timeline/rank-1.json", "]", "", "rank-1.json is not valid JSON"),
+        ("timeline/rank-1.json", '"forward", 0, ', '"forward", ', "intervals[1]: expected a list of 4, found 3 values"),
+        ("timeline/rank-1.json", '"forward", 0, ', '"run", 0, ', "intervals[1]: kind: expected 'forward' or"),
+        ("timeline/rank-1.json", '"forward", 0, ', '"forward", 0.5, ', "expected a whole number"),
+        (
+            "timeline/rank-1.json",
+            '"forward", 0, 1.25',
+            '"forward", 0, 1e9',
+            "[1]: the end, 2.25 s, is before",
+        ),
+        ("timeline/rank-1.json", '"epoch": 1', '"epoch": 2', "has files of different epochs"),
+        ("timeline/rank-1.json", '"stage": 1', '"stage": 0', "its worker 1 has another stage"),
+        ("timeline/rank-1.json", '"minibatches": 12', '"minibatches": 13', "are more than an epoch of 12 has"),
+    ],
+    ids=["format", "summary cut", "timeline cut", "fields", "kind", "number", "times", "epochs", "stage", "count"],
+)
+def test_damaged_runs_are_one_line(run: Run, planned: Path, file: str, old: str, new: str, what: str) -> None:
+    path = _write_run(planned, _sequential(1.0)) / file
+    path.write_text(path.read_text().replace(old, new, 1))
+    done = run("simulate", "--run", "latest", "--trace", "trace.json")
+    assert done.code == 2
+    assert what in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_runs_of_other_plans_and_runs_without_timelines_are_refused(run: Run, planned: Path) -> None:
+    _write_run(planned, _sequential(1.0), "20260101T000000Z", "sha256:other")
+    done = run("simulate", "--run", "latest", "--trace", "trace.json")
+    assert done.code == 2
+    assert "is a run of another plan than plan has now" in done.err
+    _write_run(planned, [], "20260102T000000Z")
+    done = run("simulate", "--run", "latest", "--trace", "trace.json")
+    assert done.code == 2
+    assert "has no timelines" in done.err

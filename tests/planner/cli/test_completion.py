@@ -1,0 +1,153 @@
+"""What shells complete: asked of click as a shell asks it, and of real shells."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.shell_completion import CompletionItem, ShellComplete
+from commandline import Run
+
+from pipeplan.cli import _COMMANDS, cli
+from pipeplan.cli.commands.export import TARGETS
+from pipeplan.first_steps import init
+from pipeplan.plan.schedules import SCHEDULES
+
+PROGRAM, VARIABLE = "pipeplan", "_PIPEPLAN_COMPLETE"
+
+
+def completed(line: str) -> list[CompletionItem]:
+    """What a line could go on with, as a shell asks for it; the last word is the one that is begun."""
+    *words, begun = line.split(" ")
+    return ShellComplete(cli, {}, PROGRAM, VARIABLE).get_completions(words[1:], begun)
+
+
+def words(line: str) -> set[str]:
+    return {str(item.value) for item in completed(line) if item.type == "plain"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `pipeplan init` writes, and a profile."""
+    monkeypatch.chdir(tmp_path)
+    init.write_starter_files(tmp_path, init.starter_files())
+    (tmp_path / "mine.json").write_text("{}")
+    return tmp_path
+
+
+def test_commands_with_what_they_do() -> None:
+    found = {item.value: item.help for item in completed("pipeplan ")}
+    assert {name: help for name, help in found.items() if name in _COMMANDS} == {
+        name: text for name, (_, text) in _COMMANDS.items()
+    }
+    assert words("pipeplan so") == {"solve"}
+    assert words("pipeplan --vers") == {"--version"}
+
+
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("pipeplan solve --clu", {"--cluster"}),
+        ("pipeplan solve --cluster ", {"A", "B", "C", "local", "cluster.toml"}),
+        ("pipeplan solve --cluster cl", {"cluster.toml"}),
+        ("pipeplan solve --schedule ", {*SCHEDULES}),
+        ("pipeplan solve mnist-v100 --together con", {"conv1", "conv2"}),
+        ("pipeplan solve mnist-v100 --together conv1,rel", {"conv1,relu", "conv1,relu#2"}),
+        ("pipeplan solve mnist-v100 --pin fc", {"fc1=", "fc2="}),
+        ("pipeplan solve --pin features.0", {"features.0="}),
+        ("pipeplan profile --device ", {"cpu", "cuda", "v100", "a100"}),
+        ("pipeplan solve --staleness a", {"any"}),
+        ("pipeplan solve --solver ", {"dp", "ilp", "both"}),
+        ("pipeplan solve ", {"vgg16-v100", "mine.json"}),
+        ("pipeplan explain resnet", {"resnet50-v100"}),
+        ("pipeplan profile ", {"mnist", "vgg16", "show", "diff", "job.py"}),
+        ("pipeplan profile mnist --gran", {"--granularity"}),
+        ("pipeplan profile mnist --granularity ", {"module", "layer", "op"}),
+        ("pipeplan profile --links --dev", {"--device"}),
+        ("pipeplan profile show gnmt", {"gnmt8-v100", "gnmt16-v100"}),
+        ("pipeplan profile diff mine.json vgg", {"vgg16-v100"}),
+        ("pipeplan list ", {"models", "clusters"}),
+        ("pipeplan list clusters c", {"cluster.toml"}),
+        ("pipeplan export ", set(TARGETS)),
+        ("pipeplan import --format ", {"pipedream", "nccl-tests"}),
+        ("pipeplan docs how-to/s", {"how-to/slurm", "how-to/ssh"}),
+    ],
+)
+def test_values(line: str, some: set[str], folder: Path) -> None:
+    found = words(line)
+    assert found >= some
+    begun = line.rpartition(" ")[2]
+    assert all(word.startswith(begun) for word in found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pipeplan solve -o ",
+        "pipeplan simulate ",
+        "pipeplan report ",
+        "pipeplan profile job",
+        "pipeplan solve --cluster x",
+    ],
+)
+def test_files_where_files_are_meant(line: str, folder: Path) -> None:
+    assert {item.type for item in completed(line)} & {"file", "dir"}
+
+
+def test_what_is_wrong_completes_to_nothing(folder: Path) -> None:
+    assert words("pipeplan sovle --") <= {"--help", "--version"}
+    assert words("pipeplan solve mine.json --pin a") == set()  # an empty file
+
+
+def in_shell(command: list[str], script: str, folder: Path) -> list[str]:
+    """The lines that a shell prints, with pipeplan where it looks for programs."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*command, script], cwd=folder, capture_output=True, text=True, env=os.environ | {"PATH": path}, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_in_bash(folder: Path) -> None:
+    """The function that the script defines is called as bash calls it."""
+    script = """
+    eval "$(_PIPEPLAN_COMPLETE=bash_source pipeplan)"
+    registered=$(complete -p pipeplan) || exit 1
+    function=$(sed 's/.*-F \\([^ ]*\\).*/\\1/' <<< "$registered")
+    COMP_WORDS=(pipeplan solve --cluster cl) COMP_CWORD=3
+    "$function" pipeplan cl --cluster 2> /dev/null
+    printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    assert in_shell(["bash", "-c"], script, folder) == ["cluster.toml"]
+
+
+@pytest.mark.slow
+def test_in_fish(folder: Path) -> None:
+    script = "_PIPEPLAN_COMPLETE=fish_source pipeplan | source; complete -C 'pipeplan sol'"
+    assert in_shell(["fish", "-c"], script, folder)[0] == "solve"
+
+
+@pytest.mark.slow
+def test_in_zsh(folder: Path) -> None:
+    """Zsh completes only at a prompt: here the script is read, and what it asks pipeplan for."""
+    script = """
+    autoload -U compinit && compinit -u -d "$PWD/dump"
+    eval "$(_PIPEPLAN_COMPLETE=zsh_source pipeplan)"
+    print -r -- ${_comps[pipeplan]}
+    """
+    assert in_shell(["zsh", "-f", "-c"], script, folder) == ["_pipeplan_completion"]
+
+
+def test_names_of_servers_and_workers_are_those_of_the_plan(folder: Path, run: Run) -> None:
+    assert words("pipeplan replan --lost s") == set()
+    assert run("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "-o", "some").code == 0
+    shutil.copytree("some", "plan", dirs_exist_ok=True)
+    assert words("pipeplan replan --lost ") == {f"{kind}{n}" for kind in ("server", "worker") for n in range(4)}
+    assert words("pipeplan replan some --lost server1,worker") == {f"server1,worker{n}" for n in range(4)}

@@ -1,0 +1,187 @@
+"""The cost of FSDP and HSDP: a recurrence that can be followed by hand, memory, and what makes it larger or smaller."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.sharded_data_parallel import GATHERING, ShardedPasses, sharded_passes
+from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.plan.plan import Plan
+from pipeplan.problem.options import Options, Sharding
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.fsdp_units import LEAST_BYTES, fsdp_units
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+
+GB = 10**9
+FORWARD, BACKWARD, WEIGHTS = (2.0, 1.0, 3.0), (4.0, 2.0, 6.0), (6 * GB, 12 * GB, 2 * GB)
+TWO = Cluster("two", Device("gpu", "cuda", 10**12), (Level("server", 2, 2.0 * GB),))
+"""A ring of two workers: half of the bytes in one step at 2 GB/s, so that a gather takes 1 s for each 4 GB."""
+SERVERS = replace(TWO, levels=(*TWO.levels, Level("cluster", 2, 1.0 * GB)))
+"""Two such servers; a ring of two shards of one weight across them takes 1 s for each GB of the weight."""
+
+
+def _problem(
+    cluster: Cluster = TWO,
+    sharding: Sharding = Sharding.FULL,
+    accumulate: int = 2,
+    weights: tuple[int, ...] = WEIGHTS,
+    **options: Any,
+) -> Problem:
+    """Three layers of 10 GB activations each, of which each is a unit."""
+    names = [f"l{number}" for number in range(len(weights))]
+    layers = tuple(
+        Layer(name, forward_s, backward_s, size, 10 * GB, update_s=0.5, workspace_bytes=GB, buffer_bytes=7)
+        for name, forward_s, backward_s, size in zip(names, FORWARD, BACKWARD, weights, strict=True)
+    )
+    tensors = tuple(Tensor(f"t{a}", a, (b,), 3 * GB, 3 * GB) for a, b in itertools.pairwise(names))
+    profile = Profile(layers, tensors, 1, optimizer_state_ratio=2.0)
+    chosen = {"schedule": "1f1b-flush", "stages": 1, "accumulate": accumulate, "sharding": sharding} | options
+    return Problem(profile, cluster, Options(**chosen))
+
+
+def _plan(problem: Problem, *, recompute: bool = False) -> Plan:
+    plan = plain_data_parallel(problem, problem.cluster.workers)
+    return replace(plan, stages=(replace(plan.stages[0], recompute=recompute),))
+
+
+def _passes(problem: Problem, **changes: Any) -> ShardedPasses:
+    return sharded_passes(_plan(problem, **changes), problem, Links.of(problem.cluster))
+
+
+def test_three_units_on_two_workers() -> None:
+    """Gathers take 1.5, 3 and 0.5 s.
+
+    Forward: gather 1.5, then max(2, 3), max(1, 0.5) and 3. Backward: gather 0.5, then max(6, 3), max(2, 1.5) and 4.
+    With gradients: 0.5, max(6, 3), max(2, 0.5 + 1.5), max(4, 3), and 1.5 to reduce those of the first unit.
+    """
+    found = _passes(_problem())
+    assert found.forward_s == pytest.approx(1.5 + 3 + 1 + 3)
+    assert found.backward_s == pytest.approx(0.5 + 6 + 2 + 4)
+    assert found.exposed_s == pytest.approx(1.5)
+    assert found.reduce_s == pytest.approx(5)
+
+
+def test_without_overlap_everything_is_added() -> None:
+    found = _passes(_problem(overlap=0.0))
+    assert (found.forward_s, found.backward_s) == (pytest.approx(6 + 5), pytest.approx(12 + 5))
+    assert found.exposed_s == pytest.approx(5)
+    across = _passes(_problem(SERVERS, Sharding.HYBRID, 4, overlap=0.0))
+    assert across.exposed_s == pytest.approx(5 + 20)
+
+
+def test_recomputation_adds_the_forward_pass_of_every_unit_to_its_backward_pass() -> None:
+    assert _passes(_problem(), recompute=True).backward_s == pytest.approx(0.5 + 9 + 3 + 6)
+
+
+def test_all_reduces_across_servers_follow_the_scatters_of_their_units() -> None:
+    """They take 6, 12 and 2 s. The third unit's scatter ends at 0.5 + 6 + 0.5 = 7, its all-reduce at 9.
+
+    The second unit's: at 0.5 + 6 + 2 + 3 = 11.5 and 23.5. The first unit's scatter ends at 0.5 + 6 + 2 + 4 + 1.5 = 14,
+    and its all-reduce at 29.5.
+    """
+    found = _passes(_problem(SERVERS, Sharding.HYBRID, 4))
+    assert found.forward_s == _passes(_problem()).forward_s, "gathers stay inside a server"
+    assert found.backward_s + found.exposed_s == pytest.approx(29.5)
+    assert found.reduce_s == pytest.approx(5 + 20)
+
+
+def test_the_step_is_made_of_passes_one_reduction_and_a_step_on_the_shard() -> None:
+    for accumulate, rounds in ((2, 1), (6, 3)):
+        problem = _problem(accumulate=accumulate)
+        score = evaluate(_plan(problem), problem)
+        expected = rounds * (8.5 + 12.5) + 1.5 + 3 * 0.5 / 2
+        assert score.pace_s * accumulate == pytest.approx(expected)
+    slow = _problem(replace(TWO, levels=(Level("server", 2, 0.1 * GB),)))
+    assert evaluate(_plan(slow), slow).batch.bound == GATHERING  # type: ignore[union-attr]
+
+
+def test_memory_of_a_worker() -> None:
+    """20 GB of weights: with gradients and Adam 4 × 20 / 2. Gathered: 18 GB of weights and of gradients."""
+    problem = _problem()
+    (cost,) = evaluate(_plan(problem), problem).stages
+    assert cost.memory_bytes == pytest.approx(40 * GB + 2 * 18 * GB + 30 * GB + GB + 3 * 7)
+    several = _problem(accumulate=4)
+    (more,) = evaluate(_plan(several), several).stages
+    assert more.memory_bytes - cost.memory_bytes == pytest.approx(2 * GB), "gradients are added up whole: 20 GB, not 18"
+    (less,) = evaluate(_plan(problem, recompute=True), problem).stages
+    assert less.minibatch_bytes == pytest.approx(2 * 3 * GB + 10 * GB), "the inputs of two units, and one unit whole"
+    hybrid = _problem(SERVERS, Sharding.HYBRID, 4)
+    (inside,) = evaluate(_plan(hybrid), hybrid).stages
+    assert inside.memory_bytes == cost.memory_bytes, "servers are replicas"
+
+
+@pytest.mark.parametrize("sharding", [Sharding.FULL, Sharding.HYBRID])
+def test_more_weights_and_slower_links_never_make_it_faster(sharding: Sharding) -> None:
+    times = []
+    for factor in (1, 2, 4, 8):
+        problem = _problem(SERVERS, sharding, 4, tuple(factor * size for size in WEIGHTS))
+        times.append(evaluate(_plan(problem), problem).pace_s)
+    assert times == sorted(times)
+    for level in (0, 1):
+        times = []
+        for factor in (1.0, 0.5, 0.25):
+            levels = list(SERVERS.levels)
+            levels[level] = replace(levels[level], bandwidth=levels[level].bandwidth * factor)
+            problem = _problem(replace(SERVERS, levels=tuple(levels)), sharding, 4)
+            times.append(evaluate(_plan(problem), problem).pace_s)
+        assert times == sorted(times)
+
+
+def _layers(*named: tuple[str, int]) -> list[Layer]:
+    return [Layer(name, 1.0, 1.0, size, 0) for name, size in named]
+
+
+def test_units_are_the_repeated_blocks_or_runs_of_layers() -> None:
+    inner = [(f"h.{block}.{part}", 10) for block in range(3) for part in ("attn", "mlp")]
+    blocks = fsdp_units(_layers(("wte", 50), *inner[:2], ("add", 0), *inner[2:], ("head", 50)))
+    assert [[layer.name for layer in unit.layers] for unit in blocks] == [
+        ["wte"],
+        ["h.0.attn", "h.0.mlp", "add"],
+        ["h.1.attn", "h.1.mlp"],
+        ["h.2.attn", "h.2.mlp"],
+        ["head"],
+    ]
+    assert [unit.gathered_bytes for unit in blocks] == [0, 20, 20, 20, 0]
+    runs = fsdp_units(_layers(("a", 10), ("b", LEAST_BYTES), ("c", 0), ("d", 5)))
+    assert [unit.gathered_bytes for unit in runs] == [LEAST_BYTES + 10, 5]
+    assert all(unit.wrapped for unit in runs)
+
+
+def test_a_list_of_different_modules_makes_no_units() -> None:
+    """The executor would wrap the whole model: all of its weights are the root's."""
+    named = [
+        Layer(name, 1.0, 1.0, size, 0, module=name, op=op)
+        for name, size, op in (
+            ("features.0", LEAST_BYTES, "Conv2d(3, 64)"),
+            ("features.1", 0, "ReLU"),
+            ("head.0", LEAST_BYTES, "Linear(4, 4)"),
+            ("head.1", LEAST_BYTES, "BatchNorm1d(4)"),
+        )
+    ]
+    (whole,) = fsdp_units(named)
+    assert not whole.wrapped
+    assert len(whole.layers) == 4
+    same = [replace(layer, op="Linear(4, 4)") for layer in named]
+    assert [unit.gathered_bytes for unit in fsdp_units(same)] == [0, LEAST_BYTES, LEAST_BYTES]
+
+
+def test_weights_outside_of_blocks_are_gathered_for_the_whole_pass() -> None:
+    """A root of 4 GB takes 1 s to gather before each pass, and 1 s to reduce at the end."""
+    problem = _problem()
+    layers = list(problem.profile.layers)
+    layers[0] = replace(layers[0], parameter_bytes=4 * GB)
+    renamed = [replace(layer, name=name) for layer, name in zip(layers, ("embed", "h.0", "h.1"), strict=True)]
+    renamed[1:] = [replace(layer, parameter_bytes=8 * GB) for layer in renamed[1:]]
+    profile = replace(problem.profile, layers=tuple(renamed), tensors=())
+    found = _passes(replace(problem, profile=profile))
+    assert found.forward_s == pytest.approx(1 + 2 + 2 + 3), "the first block is gathered beside the embedding"
+    assert found.backward_s == pytest.approx(1 + 2 + 6 + 2 + 4)
+    assert found.exposed_s == pytest.approx(1)

@@ -1,0 +1,120 @@
+"""The loads in a report, with the profile at hand and without."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from reported import Document, branching, report_of, small_cluster, source_of
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.settings import Settings
+from pipeplan.planning.solve import solve
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.rendering import plan_json
+from pipeplan.report.source import ReportSource, read_report_source
+from pipeplan.util.files import Node
+
+
+def test_the_pace_is_the_plans_and_its_slowest_resource_has_all_of_it(source: ReportSource, document: Document) -> None:
+    said = document["prediction"]
+    assert said["minibatch_s"] == pytest.approx(source.pace_s, rel=1e-5)
+    assert said["samples_per_s"] == pytest.approx(64 / source.pace_s, rel=1e-5)
+    loads = document["loads"]
+    first = loads[0]
+    assert first["name"] == said["bound_by"]
+    assert first["binds"] is True
+    assert first["share"] == pytest.approx(1, rel=1e-5)
+    seconds = [load["seconds"] for load in loads]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.slow
+def test_one_resource_binds_however_its_name_begins() -> None:
+    """The first of twelve stages binds; there is a tenth as well."""
+    layers = tuple(Layer(f"l{i}", 2e-3 if i == 0 else 1e-3, 2e-3, 10**7, 1000) for i in range(12))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 100, 100) for i in range(11))
+    profile = Profile(layers=layers, tensors=tensors, minibatch=1)
+    found = source_of(profile, small_cluster(6, 2), Options(stages=12, max_replicas=1))
+    for known in (profile, None):
+        loads = report_of(read_report_source(found.root, known))["loads"]
+        assert [load["name"] for load in loads if load["binds"]] == ["compute of stage 1"]
+
+
+def test_with_a_flush_the_parts_add_up() -> None:
+    found = source_of(branching(4), small_cluster(), Options(schedule="1f1b-flush", accumulate=2, stages=2))
+    for profile in (branching(4), None):
+        loads = report_of(read_report_source(found.root, profile))["loads"]
+        parts = [load for load in loads if load["part"]]
+        assert loads[: len(parts)] == parts
+        assert sum(load["share"] for load in parts) == pytest.approx(1, rel=1e-4)
+        assert "traffic from stage 1 to stage 2" in [load["name"] for load in loads[len(parts) :]]
+        assert found.root.value["prediction"]["bound_by"] == "filling and draining the pipeline"
+        assert [load["name"] for load in loads if load["binds"]] == [
+            "the first minibatch's passes: filling and draining",
+            "its transfers",
+        ]
+
+
+def test_without_the_profile_computing_and_links_are_those_of_plan_json(
+    source: ReportSource, document: Document
+) -> None:
+    alone = report_of(read_report_source(source.root, None))["loads"]
+    known = {load["name"]: load["seconds"] for load in document["loads"]}
+    assert len(alone) >= 4
+    for load in alone:
+        assert load["seconds"] == pytest.approx(known[load["name"]], rel=1e-4)
+
+
+def test_without_the_profile_the_wait_of_plain_data_parallelism_still_binds() -> None:
+    """Three layers on four workers: backward takes 1 s for c, 1 for b and 4 for a; 5.5 s of the all-reduce are left.
+
+    Their buckets of 2, 30 and 8 MiB travel for 0.5, 7.5 and 2 s: c's from 1 to 1.5, b's from 2 to 9.5, a's to 11.5.
+    """
+    mib, huge = 2**20, 10**9
+    layers = (
+        Layer("a", 1.0, 4.0, 8 * mib, 0),
+        Layer("b", 1.0, 1.0, 30 * mib, 0),
+        Layer("c", 1.0, 1.0, 2 * mib, 0, update_s=1.0),
+    )
+    tensors = (Tensor("x", "a", ("b",), huge, huge), Tensor("y", "b", ("c",), huge, huge))
+    cluster = Cluster("t", Device("d", "cuda", 2**40), (Level("server", 4, 6.0 * mib),))
+    found = source_of(Profile(layers, tensors, 1), cluster)
+    assert found.plan.config == "4"
+    told = report_of(read_report_source(found.root, None))
+    first, *others = told["loads"]
+    assert first["name"] == "gradient synchronisation of stage 1, for which the next forward pass waits"
+    assert first["seconds"] == pytest.approx((3 + 6 + 1 + 5.5) / 4, rel=1e-5)
+    assert (first["share"], first["binds"]) == (1, True)
+    assert [one["name"] for one in others] == ["compute of stage 1", "gradient synchronisation of stage 1"]
+    assert not any(one["binds"] for one in others)
+
+
+@pytest.mark.slow
+def test_without_the_profile_a_card_that_stages_share_still_binds() -> None:
+    """Two stages on two servers of two, each replicated across both, so that everything crosses the cards."""
+    layers = tuple(Layer(f"l{i}", 1e-3, 2e-3, 10**6, 1000) for i in range(4))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 10**5, 10**5) for i in range(3))
+    problem = Problem(Profile(layers, tensors, minibatch=1), small_cluster())
+    names = problem.layer_names
+    plan = Plan((Stage(names[:2], (0, 2), 99, 99), Stage(names[2:], (1, 3), 9, 9)))
+    outcome = solve(problem, Settings(solver="dp", certify=False))
+    crossing = replace(outcome, plan=plan, evaluation=evaluate(plan, problem))
+    found = read_report_source(
+        Node(json.loads(json.dumps(plan_json.plan_document(crossing))), "plan.json"), problem.profile
+    )
+    first, *others = report_of(read_report_source(found.root, None))["loads"]
+    assert first["name"].startswith("network card of server")
+    assert (first["share"], first["binds"]) == (1, True)
+    known = report_of(found)["loads"][0]
+    assert [first[key] for key in ("name", "seconds", "share", "binds")] == [
+        known[key] for key in ("name", "seconds", "share", "binds")
+    ]
+    assert len(others) >= 3
+    assert not any(one["binds"] for one in others)

@@ -1,0 +1,191 @@
+"""Emulated networks on one machine: namespaces joined by virtual cables with limited rates, and processes in them.
+
+Torch-free. Jumbo frames, a burst of the size of the kernel's largest segment and TCP Reno make a shaped cable behave
+like a real one (BBR would measure the shaper instead of obeying it). The process must be root of its own network, mount
+and process namespaces; the command `OWN_NAMESPACES` provides them, on most machines without root. The network ends
+with the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeplan.errors import InputError
+from pipeplan_launch.elastic.local_workers import fork_worker
+
+OWN_NAMESPACES = ("unshare", "--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--kill-child")
+"""A command prefix that runs a command as root of its own network, mount and process namespaces, which end with it."""
+CLONE_NEWNET = 0x40000000  # from linux/sched.h
+NAMES = Path("/run/netns")
+CABLE_INTERFACE = "cable"
+"""Name of the network interface of every server."""
+
+
+@dataclass(frozen=True)
+class NetworkNode:
+    """A server with workers, or a switch that joins the nodes below it."""
+
+    rate: str = ""
+    """Rate of the cable to the switch above, in each direction, in tc's notation (`100mbit`). Empty: not limited."""
+    workers: int = 0
+    """Number of workers on a server; 0 for a switch."""
+    below: tuple[NetworkNode, ...] = field(default_factory=tuple)
+    name: str = ""
+    """Name for messages."""
+
+
+@dataclass(frozen=True)
+class SwitchPort:
+    """The port of a switch to which a cable is connected."""
+
+    switch: str
+    """Namespace of the switch."""
+    interface: str
+    node: NetworkNode
+    """The node at the other end of the cable."""
+
+
+class Network:
+    """The namespaces of a tree of nodes, whose root is a switch."""
+
+    def __init__(self, root: NetworkNode) -> None:
+        """Raises `RuntimeError` if the machine does not allow namespaces."""
+        self.servers: list[tuple[str, int]] = []
+        """(namespace, number of workers) of each server, in order."""
+        self.ports: list[SwitchPort] = []
+        self._count = 0
+        _run("mount -t tmpfs none /run")
+        NAMES.mkdir()
+        self._make(root)
+
+    def _make(self, node: NetworkNode) -> str:
+        name = f"ns{self._count}"
+        self._count += 1
+        _run(f"ip netns add {name}")
+        _run(f"ip -n {name} link set lo up")
+        if node.workers:
+            self.servers.append((name, node.workers))
+            _run(f"ip netns exec {name} sysctl -qw net.ipv4.tcp_congestion_control=reno")
+            return name
+        _run(f"ip -n {name} link add bridge type bridge")
+        _run(f"ip -n {name} link set bridge mtu 9000 up")
+        for number, one in enumerate(node.below):
+            self._join(name, f"port{number}", one, self._make(one))
+        return name
+
+    def _join(self, above: str, port: str, node: NetworkNode, below: str) -> None:
+        end = CABLE_INTERFACE if node.workers else "uplink"
+        _run(f"ip link add {end} netns {below} type veth peer name {port} netns {above}")
+        for name, link in ((below, end), (above, port)):
+            _run(f"ip -n {name} link set {link} mtu 9000 up")
+            if node.rate:
+                _run(f"ip netns exec {name} tc qdisc add dev {link} root tbf rate {node.rate} burst 64k latency 200ms")
+        _run(f"ip -n {above} link set {port} master bridge")
+        self.ports.append(SwitchPort(above, port, node))
+        if node.workers:
+            number = len(self.servers)
+            _run(f"ip -n {below} addr add 10.0.{number >> 8}.{number & 255}/16 dev {end}")
+        else:
+            _run(f"ip -n {below} link set {end} master bridge")
+
+    def start(self, work: Callable[[], object], port: int) -> list[tuple[int, int]]:
+        """Call `work` in one process per worker, with RANK and the like set; returns (process id, rank) of each.
+
+        The processes are forked, so modules that they need should be imported before.
+        """
+        world = sum(workers for _, workers in self.servers)
+        found = []
+        for rank, (name, local, here) in enumerate(self._ranks()):
+            variables: dict[str, object] = {
+                "RANK": rank,
+                "WORLD_SIZE": world,
+                "LOCAL_RANK": local,
+                "LOCAL_WORLD_SIZE": here,
+            }
+            variables |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": False}  # worker 0 serves the store
+            found.append((start_in_namespace(name, work, variables), rank))
+        return found
+
+    def _ranks(self) -> Iterator[tuple[str, int, int]]:
+        for name, workers in self.servers:
+            yield from ((name, local, workers) for local in range(workers))
+
+
+def start_in_namespace(name: str, work: Callable[[], object], variables: Mapping[str, object] | None = None) -> int:
+    """Call `work` in a new process in a namespace; returns the process id."""
+
+    def enter_and_work() -> None:
+        enter_namespace(name)
+        work()
+
+    network = {"MASTER_ADDR": "10.0.0.1", "GLOO_SOCKET_IFNAME": CABLE_INTERFACE}
+    return fork_worker(enter_and_work, {**(variables or {}), **network})
+
+
+def enter_namespace(name: str) -> None:
+    """Move this thread into a network namespace."""
+    with (NAMES / name).open() as place:
+        if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+
+
+def _run(command: str) -> None:
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command}: {done.stderr.strip()}")
+
+
+_COMMANDS = (
+    ("mount -t tmpfs none /run", "a mount in a namespace of its own"),
+    ("ip link add one0 type veth peer name one1", "virtual cables (the kernel's veth)"),
+    ("ip link add two type bridge", "virtual switches (the kernel's bridge)"),
+    ("tc qdisc add dev one0 root tbf rate 1gbit burst 64k latency 200ms", "shaped links (the kernel's sch_tbf)"),
+    ("sysctl -qw net.ipv4.tcp_congestion_control=reno", "TCP reno (net.ipv4.tcp_available_congestion_control)"),
+)
+
+
+_PROCESSES = ("mount -t proc proc /proc", "a /proc of its own")
+
+
+def check_requirements(processes: bool = False) -> None:
+    """Raise `InputError` where this machine cannot replay plans. Launchers also need `processes` of their own."""
+    if why := missing_requirement(processes):
+        raise InputError(f"plans cannot be replayed here: {why}")
+
+
+def missing_requirement(processes: bool = False) -> str:
+    """The first missing requirement and its remedy; empty where nothing is missing."""
+    commands = (*_COMMANDS, _PROCESSES) if processes else _COMMANDS
+    if not sys.platform.startswith("linux"):
+        return f"replays need network namespaces of Linux; this is {sys.platform}; replay on a Linux machine"
+    for command, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2"), ("sysctl", "procps")):
+        if shutil.which(command) is None:
+            return f"the command {command} is missing; install the package {package}"
+    if importlib.util.find_spec("torch") is None:
+        return "the executor needs torch, which is not installed; pip install 'pipeplan[torch]'"
+    if why := _try("true"):
+        return f"this system allows no namespaces without root ({why}); run it as root, or allow them"
+    if _try(" && ".join(command for command, _ in commands)):
+        for number, (_, feature) in enumerate(commands):
+            if why := _try(" && ".join(command for command, _ in commands[: number + 1])):
+                return f"this system does not allow {feature}: {why}; replay on another machine"
+    return ""
+
+
+def _try(script: str) -> str:
+    """The error of a script in namespaces of its own; empty if it succeeds."""
+    try:
+        done = subprocess.run(
+            [*OWN_NAMESPACES, "sh", "-c", script], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    return lines[-1] if done.returncode else ""
