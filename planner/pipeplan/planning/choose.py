@@ -97,16 +97,17 @@ class Choice:
     stale: Candidate | None
     """The fastest plan with old gradients, if it is faster than the synchronous ones by more than the tolerance."""
     bound_sample_s: float
-    """No synchronous plan takes fewer seconds per sample: the least of a bound on plans that keep whole weights, and of
-    the figures of those that divide them, all of which are tried."""
+    """No plan of 1f1b-flush, and no known plan, takes fewer seconds per sample."""
+    elsewhere_sample_s: float
+    """No plan of 1f1b-flush outside of the problem of the plan that is taken takes fewer: that problem may hold data
+    parallelism alone, or one microbatch size. Infinite where there is no other plan, 0 where it is not known."""
     finished: bool
     """Whether all searches ended before the time limit."""
 
     @property
-    def sharded_sample_s(self) -> float:
-        """Seconds per sample of the fastest plan that divides the weights and is allowed; infinite without one."""
-        sharded = (one.sample_s for one in self.rivals if one.sharding.divides_weights and one.allowed)
-        return min(sharded, default=float("inf"))
+    def fastest_sample_s(self) -> float:
+        """Seconds per sample of the fastest synchronous plan that is allowed; infinite without one."""
+        return min((one.sample_s for one in self.rivals if one.allowed), default=float("inf"))
 
     def rival(self, kind: str) -> Candidate | None:
         """The best candidate of a kind; None if it does not fit or was not searched for."""
@@ -153,8 +154,8 @@ class _Chooser:
     stale: Candidate | None = None
     steady: list[Plan] = field(default_factory=list)
     """The best plans without a flush."""
-    bounds: list[float] = field(default_factory=list)
-    """Lower bounds on the seconds per sample of the plans of each problem that holds all synchronous plans."""
+    bounds: dict[int, float] = field(default_factory=dict)
+    """For each microbatch size a lower bound on the seconds per sample of all plans of 1f1b-flush."""
     finished: bool = True
     refused: TooFewLayersError | None = None
 
@@ -266,7 +267,7 @@ class _Chooser:
                 useful_sample_s = min(useful_sample_s, *(one.sample_s for one in self._allowed))
             bound_s = self._add(kind, problem, useful_sample_s * size, extrapolated=extrapolated, allowed=allowed)
             if bounds:
-                self.bounds.append(bound_s / size)
+                self.bounds[size] = bound_s / size
             best_sample_s = min((one.sample_s for one in self.found if one.kind == kind), default=best_sample_s)
 
     @property
@@ -366,6 +367,7 @@ class _Chooser:
         rivals = [
             taken if taken.kind == kind else best_of([one for one in self.found if one.kind == kind]) for kind in kinds
         ]
+        figures = (one.sample_s for one in self._allowed)
         stale = self.stale
         if stale is not None and fastest is not None and stale.sample_s * (1 + TOLERANCE) >= fastest.sample_s:
             stale = None
@@ -376,6 +378,17 @@ class _Chooser:
             taken=taken,
             rivals=tuple(one for one in rivals if one is not None),
             stale=stale,
-            bound_sample_s=min([*self.bounds, *(one.sample_s for one in self._allowed)]) if self.bounds else 0.0,
+            bound_sample_s=min([*self.bounds.values(), *figures]) if self.bounds else 0.0,
+            elsewhere_sample_s=self._elsewhere_sample_s(taken),
             finished=self.finished,
         )
+
+    def _elsewhere_sample_s(self, taken: Candidate) -> float:
+        """A lower bound on the seconds per sample of all plans of 1f1b-flush outside of the problem of a candidate."""
+        if taken.delay:
+            return ANY  # what is proven of its schedule is said
+        problem, asked = taken.problem, self.question.options
+        constraints = ("stages", "max_stages", "max_workers", "grid", "sharding", "allow_copies")
+        whole = all(getattr(problem.options, name) == getattr(asked, name) for name in constraints)
+        own = problem.profile.minibatch if whole else 0
+        return min((bound for size, bound in self.bounds.items() if size != own), default=ANY if whole else 0.0)

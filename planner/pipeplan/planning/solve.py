@@ -234,15 +234,22 @@ class _Search:
             self._figured = FiguredPlan(plan, score, Figure(score.pace_s, note="Ctrl-C came before"))
         found = self._figured
         certificate = self._certificate if self._means.settings.certify else NO_CERTIFICATE
-        sharded_s = math.inf if self._choice is None else self._choice.sharded_sample_s * problem.profile.minibatch
-        bound = min(max(result.bound_s for result in self._results), found.step_s, sharded_s)
+        fastest_s, elsewhere_s, results = math.inf, math.inf, self._results
+        if self._choice is not None:
+            size = problem.profile.minibatch
+            fastest_s, elsewhere_s = self._choice.fastest_sample_s * size, self._choice.elsewhere_sample_s * size
+        bound = min(max(result.bound_s for result in results), found.step_s, fastest_s)
+        if elsewhere_s < bound:
+            # The choice has the bound from the DP alone.
+            bound = elsewhere_s
+            results = tuple(result for result in results if result.solver == "DP") or results
         bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
         return Outcome(
             problem,
             found.plan,
             found.score,
-            self._results,
-            state_verdict(problem, found.step_s, bound, self._results),
+            results,
+            state_verdict(problem, found.step_s, bound, results),
             self._baselines(),
             self._phases,
             bound,
