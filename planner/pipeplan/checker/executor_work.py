@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, PlanDocument
 from pipeplan.checker.model import Floats, Totals
-from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster import Cluster, Device
 
 
 def executor_work_s(document: PlanDocument, neighbours: Any, crossing: Any, followed: Any) -> Any:
@@ -35,10 +36,15 @@ def worker_bytes(cluster: Cluster, stage_bytes: float) -> float:
     return stage_bytes + stage_bytes * costs.allocator_share + costs.worker_bytes
 
 
-def room_of(cluster: Cluster, memory_bytes: float) -> float:
-    """The most bytes of a stage for which `worker_bytes` fits into this memory."""
+def usable_of(device: Device) -> float:
+    """Bytes of a device that a worker may take: all but the reserve, in whole bytes."""
+    return math.ceil(device.memory_bytes - device.memory_reserve * device.memory_bytes)
+
+
+def room_of(cluster: Cluster, device: Device) -> float:
+    """The most bytes of a stage for which `worker_bytes` fits on this device."""
     costs = cluster.executor
-    return (memory_bytes - costs.worker_bytes) / (costs.allocator_share + 1)
+    return (usable_of(device) - costs.worker_bytes) / (costs.allocator_share + 1)
 
 
 def executor_work_between(document: PlanDocument, totals: Totals, cut: int, before: NDArray[np.intp]) -> Floats:

@@ -12,6 +12,7 @@ from pipeplan.checker.charged_pace import ChargedPace, charged_pace
 from pipeplan.checker.ddp_overlap import exposed_allreduce_s
 from pipeplan.checker.description import check_description
 from pipeplan.checker.document import FLUSHING, WHOLE, PlanDocument
+from pipeplan.checker.executor_work import usable_of
 from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s, stage_figures, weight_versions
 from pipeplan.checker.loads import BatchParts
 from pipeplan.checker.model import CheckedModel, checked_model
@@ -225,10 +226,10 @@ def check_memory(document: PlanDocument, figures: tuple[StageFigures, ...]) -> s
     if not document.options.memory:
         return f"at most {show_size(most)}; the plan was to ignore the limit"
     for number, (stage, figure) in enumerate(zip(document.stages, figures, strict=True), start=1):
-        capacity = min(document.cluster.device_of(worker).memory_bytes for worker in stage.workers)
+        capacity = min(usable_of(document.cluster.device_of(worker)) for worker in stage.workers)
         if figure.memory_bytes > capacity:
             needs, has = show_size(figure.memory_bytes), show_size(capacity)
-            raise InputError(f"stage {number} needs {needs}, a device has {has}")
+            raise InputError(f"stage {number} needs {needs}, a device has {has} to use")
     return f"every stage fits; the largest takes {show_size(most)}"
 
 

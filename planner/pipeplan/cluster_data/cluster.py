@@ -26,6 +26,8 @@ from pipeplan.util.typed import Amount, Bytes, Natural, settle_numbers
 MAXIMUM_WORKERS = 1 << 20
 LONGEST_LATENCY_S = 3600.0
 LEAST_EFFICIENCY = 1e-6
+MEMORY_RESERVE, MOST_RESERVED = 0.05, 0.5
+"""The share of a device's memory that plans leave free, unless the cluster file says otherwise, and the largest one."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +38,26 @@ class Device:
     kind: str
     """`cuda` or `cpu`."""
     memory_bytes: Bytes
-    """Memory of one device that the planner may use."""
+    """Memory of one device."""
     speed: Amount = 1.0
     """Speed relative to the device on which the profile was measured."""
     cores: Natural | Amount = 0
     """Processor cores that the workers of one server share, or how many workers' computing they get done together if
     that was measured; 0 where every worker has a core of its own."""
+    memory_reserve: Amount = 0.0
+    """Share of the memory that plans leave free, because an allocator cannot use all of it (fragmentation)."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
 
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that a worker may use: all but the reserve."""
+        return int(self.memory_bytes * (1 - self.memory_reserve))
+
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON, `cores` only where cores are shared."""
-        return {name: value for name, value in asdict(self).items() if name != "cores" or value}
+        """All fields as JSON, `cores` and `memory_reserve` only where they are not 0."""
+        return {name: value for name, value in asdict(self).items() if name not in ("cores", "memory_reserve") or value}
 
 
 @dataclass(frozen=True)
@@ -176,9 +185,9 @@ class Cluster:
         return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
 
     def memory_of(self, workers: Iterable[int]) -> int:
-        """The smallest memory among some workers, in bytes."""
+        """The smallest usable memory among some workers, in bytes."""
         return (
-            self.device.memory_bytes if self.uniform else min(self.devices[worker].memory_bytes for worker in workers)
+            self.device.usable_bytes if self.uniform else min(self.devices[worker].usable_bytes for worker in workers)
         )
 
     @property
@@ -416,6 +425,11 @@ def _check_servers(where: str, cluster: Cluster) -> None:
 def _check_device(where: str, device: Device) -> None:
     if device.memory_bytes < 1:
         raise InputError(f"{where}: its device has no memory")
+    if not 0 <= device.memory_reserve <= MOST_RESERVED:
+        raise InputError(
+            f"{where}: a memory_reserve of {device.memory_reserve:.0%} leaves too little to plan with: give at most "
+            f"{MOST_RESERVED:.0%}"
+        )
     if not 1e-6 <= device.speed <= 1e6:
         raise InputError(f"{where}: the device's speed must lie between 1e-6 and 1e6")
     if not 0 <= device.cores <= MAXIMUM_WORKERS:

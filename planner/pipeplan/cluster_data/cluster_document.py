@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from pipeplan.cluster_data.cluster import Device, Level
+from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Device, Level
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.errors import InputError
-from pipeplan.util.typed import Amount, Natural, Positive, WrittenRate, WrittenSize, WrittenTime
+from pipeplan.util.typed import Amount, Natural, Positive, WrittenRate, WrittenShare, WrittenSize, WrittenTime
 
 CLUSTER_FORMAT = "pipeplan-cluster"
 CLUSTER_VERSION = 1
@@ -25,12 +25,15 @@ class DeviceTable(Struct, forbid_unknown_fields=True):
     memory: WrittenSize
     speed: Amount = 1.0
     cores: Positive | Annotated[float, Meta(ge=1)] = 0
+    memory_reserve: WrittenShare | None = None
+    """None for `MEMORY_RESERVE`."""
 
     def record(self) -> Device:
         """The device of this table. Raises an `InputError` for a memory that lacks a unit."""
         if 0 < self.memory < LEAST_MEMORY:
             raise InputError(f"device {self.name}: a memory of {self.memory} bytes; is a unit missing, as in '16 GiB'?")
-        return Device(self.name, self.kind, self.memory, self.speed, self.cores)
+        reserve = MEMORY_RESERVE if self.memory_reserve is None else float(self.memory_reserve)
+        return Device(self.name, self.kind, self.memory, self.speed, self.cores, reserve)
 
 
 class _LinkFields(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
 from pipeplan.cluster_data.cluster_document import (
     CLUSTER_FORMAT,
     CLUSTER_VERSION,
@@ -199,6 +199,7 @@ def _executor_lines(costs: ExecutorCosts) -> list[str]:
 def _device_lines(device: Device) -> list[str]:
     lines = [f"name = {_text(device.name)}", f"kind = {_text(device.kind)}"]
     lines.append(f"memory = {_quantity(device.memory_bytes, _SIZES, parse_size)}")
+    lines += [f"memory_reserve = {device.memory_reserve!r}"] if device.memory_reserve != MEMORY_RESERVE else []
     lines += [f"speed = {device.speed!r}"] if device.speed != 1.0 else []
     return [*lines, f"cores = {device.cores}"] if device.cores else lines
 

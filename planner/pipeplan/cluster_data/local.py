@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level
 from pipeplan.errors import InputError
 from pipeplan.util.units import parse_size
 
@@ -43,9 +43,9 @@ class Hardware:
         """The device of each of `workers` workers. CPU workers divide the memory evenly, and share the cores where
         there are more workers than cores."""
         if self.kind == "cuda":
-            return Device(self.name, self.kind, self.memory_bytes)
+            return Device(self.name, self.kind, self.memory_bytes, memory_reserve=MEMORY_RESERVE)
         shared = self.cores if workers > self.cores else 0
-        return Device(self.name, self.kind, self.memory_bytes // workers, cores=shared)
+        return Device(self.name, self.kind, self.memory_bytes // workers, cores=shared, memory_reserve=MEMORY_RESERVE)
 
 
 def local_cluster(workers: int | None) -> Cluster:

@@ -52,7 +52,7 @@ class Torchtitan:
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` for any other plan."""
         grid, stack = (
-            grid_degrees(self, problem, plan, several=True),
+            self._degrees(problem, plan),
             self._stack(problem.profile, stages=len(plan.stages)),
         )
         refuse_split_ties(self, problem.profile.tied, plan)
@@ -61,7 +61,7 @@ class Torchtitan:
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The configuration, and the order of passes if torch's schedule has another one."""
-        grid, stack = grid_degrees(self, problem, plan, several=True), stack_of(problem.profile)
+        grid, stack = self._degrees(problem, plan), stack_of(problem.profile)
         torch_order = uniform_degrees.is_torch_order(plan, grid)
         text = load_template("exports/torchtitan.py.j2").render(
             header=header_lines(self, problem, plan),

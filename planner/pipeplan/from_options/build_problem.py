@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ from pipeplan.exports.target import export_target
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, FLUSH, SCHEDULES, VIRTUAL
-from pipeplan.planning.candidates import Machines, problem_of, sized, sizes_for
+from pipeplan.planning.candidates import Machines, candidate_of, problem_of, sized, sizes_for, virtual_candidate
 from pipeplan.planning.choose import ANY, Choice, Question, choose
 from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.settings import MAXIMUM_CUTS, SHARES
@@ -125,7 +126,7 @@ def build_problem(request: Request) -> BuiltProblem:
     if request.target is not None or built.problem.options.schedule in VIRTUAL:
         return built  # No solver that tries orders knows the stages of these schedules.
     ends = request.deadline.share(SHARES["choice"])
-    problem, orders = choose_order(built.problem, request.maximum_cuts, ends)
+    problem, orders = choose_order(built.problem, request.maximum_cuts, ends, simulates=request.simulate)
     return replace(built, problem=problem, orders=tuple(orders))
 
 
@@ -181,6 +182,8 @@ def _named(request: Request) -> BuiltProblem:
     if accumulates and options.get("accumulate") is None and (request.batch is not None or schedule in ACCUMULATING):
         known, others = sizes_for(request.profile, request.samples, request.microbatch)
         size = size if size in (*known, *others) else [*known, *others][0]
+        if schedule in ACCUMULATING and request.target is None and len(known) > 1:
+            size = _best_size(request, known, size)
         options = options | {"accumulate": request.samples // size}
     profile = request.profile if size == request.profile.minibatch else request.profile.rescaled(size)
     unrestricted = Problem(profile, request.cluster, options_for(request.cluster.device.kind, **options))
@@ -188,3 +191,25 @@ def _named(request: Request) -> BuiltProblem:
     problem = unrestricted if targeted is None else targeted.problem
     request.before_search()
     return BuiltProblem(problem, targeted=targeted)
+
+
+def _best_size(request: Request, sizes: list[int], usual: int) -> int:
+    """The microbatch size of the plan with the most samples per second under the named schedule; `usual` if none fits.
+
+    All sizes share the time for a choice. Of equal sizes the usual one is taken.
+    """
+    machines, schedule = Machines(request.profile, request.cluster), request.options["schedule"]
+    ends = request.deadline.share(SHARES["choice"])
+    best, best_sample_s = usual, math.inf
+    for size in sorted(sizes, key=lambda one: one != usual):
+        options = request.checked_options(accumulate=request.samples // size)
+        problem = Problem(sized(machines.profile, size), machines.cluster, options)
+        share = ends.share(0.5)
+        if schedule in VIRTUAL:
+            one = virtual_candidate(problem, share)
+        else:
+            useful_s = best_sample_s * size
+            one = candidate_of(schedule, problem, request.maximum_cuts, share, useful_s, simulates=request.simulate)[0]
+        if one is not None and one.sample_s < best_sample_s * (1 - 1e-9):
+            best, best_sample_s = size, one.sample_s
+    return best

@@ -127,15 +127,15 @@ def candidate_of(
     least_s = max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
     if least_s >= useful_s:
         return None, useful_s
-    best, in_time = best_in_time(problem, maximum_cuts, deadline, CHOICE_GAP, useful_s)
+    best, searched_all = best_in_time(problem, maximum_cuts, deadline, CHOICE_GAP, useful_s)
     if best is None:
-        return None, useful_s if in_time else least_s
+        return None, useful_s if searched_all else least_s
+    bound_s = min(max(best.bound_s, least_s), useful_s)
     if best.pace_s >= useful_s:
-        return None, useful_s
+        return None, bound_s
     start = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
     found = improve(start, problem, deadline)
-    bound_s = max(least_s, min(best.bound_s, found.step_s))
-    return Candidate(kind, problem, found.plan, found.figure, extrapolated), bound_s
+    return Candidate(kind, problem, found.plan, found.figure, extrapolated), min(bound_s, found.step_s)
 
 
 def _never_fits(problem: Problem) -> bool:
@@ -175,13 +175,20 @@ def virtual_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
     found: list[Candidate] = []
     for schedule in VIRTUAL if _is_pipeline(start) else ():
         problem = replace(start.problem, options=replace(start.problem.options, schedule=schedule))
-        try:
-            best = search_virtual(problem, deadline.share(0.5)).plans[0]
-        except (InfeasibleError, InputError, NotFoundInTimeError):
-            continue
-        figure = Figure(best.score.pace_s, best.simulated_s, best.minibatches)
-        found.append(Candidate(schedule, problem, best.plan, figure, start.extrapolated))
-    return [one for one in found if _comparable(one, start)]
+        one = virtual_candidate(problem, deadline.share(0.5), extrapolated=start.extrapolated)
+        if one is not None and _comparable(one, start):
+            found.append(one)
+    return found
+
+
+def virtual_candidate(problem: Problem, deadline: Deadline, *, extrapolated: bool = False) -> Candidate | None:
+    """The best plan of a schedule whose workers run several stages each; None where none fits or is found in time."""
+    try:
+        best = search_virtual(problem, deadline).plans[0]
+    except (InfeasibleError, InputError, NotFoundInTimeError):
+        return None
+    figure = Figure(best.score.pace_s, best.simulated_s, best.minibatches)
+    return Candidate(problem.options.schedule, problem, best.plan, figure, extrapolated)
 
 
 def _comparable(one: Candidate, start: Candidate) -> bool:
@@ -217,8 +224,6 @@ def sizes_for(profile: Profile, batch: int, given: int | None) -> tuple[list[int
 
     Raises `InputError` if there is none.
     """
-    if batch < 1:
-        raise InputError(f"--batch must be at least 1 sample, not {batch}")
     measured = [size.minibatch for size in profile.all_sizes]
     if given is not None:
         microbatches(batch, given)

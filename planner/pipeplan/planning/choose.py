@@ -166,7 +166,13 @@ class _Chooser:
         self._one_stage(known)
         self._alone()
         self._old_gradients()
+        finished, self.finished = self.finished, True
         self._pipelines(known)
+        if not self.finished and not self.deadline.passed:
+            # Searches that needed less than their share of the time have left it to those that were cut off.
+            self.finished = True
+            self._pipelines(known)
+        self.finished = self.finished and finished
         if not self._allowed:
             self._one_stage(others, extrapolated=True)
             self._pipelines(others, extrapolated=True)

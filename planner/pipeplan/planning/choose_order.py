@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.fast import best_in_time
+from pipeplan.planning.figure import Figure, figured
 from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
@@ -30,14 +32,15 @@ class OrderChoice:
     order: tuple[int, ...]
     """For every server in this order, its number in the cluster as it was listed."""
     pace_s: float | None
-    """Seconds per minibatch of the best plan; None if no plan fits."""
+    """The figure of the best plan, in seconds per minibatch; by the formulas if that of another order is. None if no
+    plan fits."""
     config: str
     in_time: bool = True
     """Whether there was time enough to find a plan, or that there is none."""
 
 
 def choose_order(
-    problem: Problem, maximum_cuts: int, deadline: Deadline = NO_DEADLINE
+    problem: Problem, maximum_cuts: int, deadline: Deadline = NO_DEADLINE, *, simulates: bool = True
 ) -> tuple[Problem, list[OrderChoice]]:
     """The problem with its servers in the best order, and the results of all orders that were tried, best first.
 
@@ -48,12 +51,19 @@ def choose_order(
     orders = list(itertools.islice(distinct_orders(problem.cluster), MOST_ORDERS))
     if len(orders) == 1:
         return problem, []
-    choices = []
+    choices, figures = [], list[Figure]()
     for number, order in enumerate(orders):
         ordered = replace(problem, cluster=in_order(problem.cluster, order))
-        best, in_time = best_in_time(ordered, maximum_cuts, deadline.share(1 / (len(orders) - number)))
-        pace, config = (None, "") if best is None else (best.pace_s, best.plan.config)
+        ends = deadline.share(1 / (len(orders) - number))
+        best, in_time = best_in_time(ordered, maximum_cuts, ends)
+        if best is not None:
+            found = figured(best.plan, evaluate(best.plan, ordered), ordered, ends, simulates=simulates)
+            figures.append(found.figure)
+        pace, config = (None, "") if best is None else (figures[-1].step_s, best.plan.config)
         choices.append(OrderChoice(ordered, order, pace, config, in_time))
+    if any(figure.simulated_s is None for figure in figures):
+        formulas = iter(figures)
+        choices = [one if one.pace_s is None else replace(one, pace_s=next(formulas).formula_s) for one in choices]
     if all(choice.pace_s is None for choice in choices):
         if all(choice.in_time for choice in choices):
             raise InfeasibleError(f"no order of the servers has a plan that fits: tried {len(choices)}")

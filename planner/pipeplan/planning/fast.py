@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
@@ -11,7 +13,8 @@ from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import satisfies_options, uniform_grid
 from pipeplan.planning.charge_results import deepened
 from pipeplan.planning.sharded import sharded_plan
-from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.problem.blocks import block_cuts
+from pipeplan.problem.cuts import Cuts, Flags, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.result import Result, Status
@@ -22,6 +25,11 @@ USEFUL = 1 + 1e-6
 MANY_CUTS = 96
 """With more cuts than this, the proof of a best plan takes much longer than finding one that is nearly as fast."""
 
+NEAR = 1.05
+"""A plan with cuts between blocks that is this much slower than is useful may have a useful one near it."""
+NEAREST_CUTS = 12
+"""The number of cuts that are searched around each cut of the best plan between blocks."""
+
 
 @dataclass(frozen=True)
 class ScoredPlan:
@@ -30,7 +38,7 @@ class ScoredPlan:
     plan: Plan
     pace_s: float
     bound_s: float = 0.0
-    """Lower bound on the pace of every plan of the problem, as far as the search came."""
+    """Lower bound on the pace of every plan of the problem; 0 where none was sought."""
 
 
 def best_of_known(plans: Iterable[Plan], problem: Problem) -> ScoredPlan | None:
@@ -75,9 +83,10 @@ def best_in_time(
     gap_of_many_cuts: float = 0.0,
     useful_s: float = float("inf"),
 ) -> tuple[ScoredPlan | None, bool]:
-    """`best_plan` of a problem whose cuts are still to be listed, and whether there was time to know it.
+    """`best_plan` of a problem whose cuts are still to be listed, and whether all plans of the problem were searched.
 
-    With more than `MANY_CUTS` cuts the search may stop at a plan within the relative `gap_of_many_cuts` of the best.
+    With more than `MANY_CUTS` cuts the search may stop at a plan within the relative `gap_of_many_cuts` of the best. If
+    the model has repeated blocks, a search of plans between these may then stand for the search of all plans.
     """
     if problem.options.sharding.divides_weights:
         return _sharded(problem), True
@@ -85,9 +94,47 @@ def best_in_time(
         cuts = enumerate_cuts(problem, maximum_cuts, deadline.share(0.5))
         if len(cuts.ideals) <= MANY_CUTS:
             return best_plan(problem, cuts, deadline, useful_s=useful_s), True
+        several = 1 not in (problem.options.stages, problem.options.max_stages)
+        if gap_of_many_cuts and several and (between := block_cuts(problem, cuts)) is not None:
+            found = _in_blocks(problem, cuts, between, gap_of_many_cuts, deadline, useful_s)
+            if found is not None or useful_s < float("inf"):
+                return found, False
         return _or_grid(problem, cuts, gap_of_many_cuts, deadline, useful_s), True
     except OutOfTime:
         return None, False
+
+
+def _in_blocks(
+    problem: Problem, cuts: Cuts, between: Flags, gap: float, deadline: Deadline, useful_s: float
+) -> ScoredPlan | None:
+    """The best plan that cuts between blocks, improved by a search of the cuts near its own; None where none is found.
+
+    Plans that cut inside blocks may be faster than `useful_s` where those between blocks are not by more than `NEAR`.
+    """
+    coarse = replace(cuts.only(between), complete=False)
+    best = _scored(_solved(problem, coarse, deadline.share(0.5), gap, useful_s * NEAR), problem, coarse)
+    if best is None:
+        return None
+    fine = replace(cuts.only(_near_cuts(problem, cuts, between, best.plan)), complete=False)
+    limit_s = min(best.pace_s, useful_s)
+    try:
+        finer = _scored(_solved(problem, fine, deadline.share(0.5), gap, limit_s, near=True), problem, fine)
+    except OutOfTime:
+        finer = None
+    return best if finer is None else min(best, finer, key=lambda one: one.pace_s)
+
+
+def _near_cuts(problem: Problem, cuts: Cuts, between: Flags, plan: Plan) -> Flags:
+    """A mask of the cuts between blocks, and of those with nearly the work of the cuts of a plan."""
+    mask, work_s = (
+        between.copy(),
+        {name: unit.forward_s + unit.backward_s for unit in problem.units for name in unit.layers[:1]},
+    )
+    inside_s = 0.0
+    for stage in plan.stages[:-1]:
+        inside_s += sum(work_s.get(name, 0.0) for name in stage.layers)
+        mask[np.argsort(np.abs(cuts.work_s - inside_s), kind="stable")[:NEAREST_CUTS]] = True
+    return mask
 
 
 def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, useful_s: float) -> ScoredPlan | None:
@@ -121,6 +168,7 @@ def _sharded(problem: Problem) -> ScoredPlan | None:
 
 
 def _scored(result: Result, problem: Problem, cuts: Cuts) -> ScoredPlan | None:
+    """The plan of a search, with a bound where it was among all cuts."""
     if result.plan is None:
         return None
     plan, score = deepened(result.plan, problem)

@@ -8,7 +8,9 @@ result is remembered, so that a plan has the same figure wherever it is named.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.cost.evaluate import Evaluation
@@ -18,18 +20,22 @@ from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches, round_length
 from pipeplan.simulation.scenario import Scenario
-from pipeplan.simulation.simulate import simulate
+from pipeplan.simulation.simulate import UPDATES, simulate, simulated_update_s, with_update
 from pipeplan.util.deadline import Deadline, OutOfTime
 
 USUAL_PASSES = 1_000
 """Passes of microbatches through stages, forward and backward, up to which a plan is simulated for as many microbatches
 as `pipeplan simulate` does. With shared cards a thousand passes take 0.1 to 0.6 seconds."""
 MOST_PASSES = 4_000
-"""The most passes of one simulation. A plan that needs more for a steady state has the formula's figure."""
+"""The most passes of one simulation of the steady state. A plan that needs more is simulated for two updates."""
+MOST_PASSES_OF_UPDATES = 48_000
+"""The most passes of simulations of two updates, of one to two seconds. A larger plan has the formula's figure."""
 LEAST_TURNS = 5
 """The least length of a simulation, as a multiple of the microbatches in flight."""
 LEAST_FLUSHES = 3
 """The least number of updates before and after the steady part of a simulation with a flush."""
+LEAST_UPDATE = 2
+"""The least length of a shortened update, as a multiple of the microbatches in flight."""
 REMEMBERED = 512
 """The number of simulations that are remembered."""
 
@@ -93,16 +99,20 @@ def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadlin
         return known
     scenario = scenario_of_plan(plan, problem, score)
     count = affordable(scenario, plan)
-    if count is None:
+    lengths = () if count is not None else lengths_of_updates(scenario, plan)
+    if count is None and not lengths:
         return Figure(score.pace_s, note="the plan is too large to simulate")
     try:
-        steady = simulate(scenario, count, deadline).report.steady
+        if count is None:
+            known = Figure(score.pace_s, by_updates_s(scenario, lengths, deadline), UPDATES * sum(lengths))
+        else:
+            steady = simulate(scenario, count, deadline).report.steady
+            note = "" if steady is not None else "too few microbatches for a steady state"
+            known = Figure(score.pace_s, None if steady is None else steady.pace_s, count, note)
     except OutOfTime:
         return Figure(score.pace_s, note="no time was left to simulate it")
     except InputError as error:
         return Figure(score.pace_s, note=str(error))
-    note = "" if steady is not None else "too few microbatches for a steady state"
-    known = Figure(score.pace_s, None if steady is None else steady.pace_s, count, note)
     _remember(key, known)
     return known
 
@@ -134,3 +144,34 @@ def affordable(scenario: Scenario, plan: Plan) -> int | None:
     if passes * least > MOST_PASSES:
         return None
     return min(count, max(least, USUAL_PASSES // passes))
+
+
+def lengths_of_updates(scenario: Scenario, plan: Plan) -> tuple[int, ...]:
+    """The updates, in microbatches, whose simulation tells how long an update of a large plan with a flush takes.
+
+    Once the pipeline is full, a schedule repeats after as many microbatches as all replica counts divide. So two short
+    updates, which leave the same remainder as the plan's own, show the time of every further round. Where these are no
+    shorter, it is the plan's own update. Empty where even that takes more than `MOST_PASSES_OF_UPDATES`.
+    """
+    group = scenario.accumulate
+    if not (scenario.drains and group):
+        return ()
+    turn = math.lcm(*(stage.replicas for stage in scenario.stages)) * (len(plan.devices) if plan.virtual else 1)
+    least = LEAST_UPDATE * scenario.in_flight
+    short = least + (group - least) % turn
+    longer = short + turn * math.ceil(scenario.in_flight / turn)
+    most = MOST_PASSES_OF_UPDATES // (2 * len(plan.stages) * UPDATES)
+    if short + longer < group and not (plan.virtual and group <= most):
+        return (short, longer) if short + longer <= most else ()
+    return (group,) if group <= most else ()
+
+
+def by_updates_s(scenario: Scenario, lengths: Sequence[int], deadline: Deadline) -> float:
+    """Seconds per microbatch of a plan with a flush, from simulations of updates of these lengths."""
+    group, times = scenario.accumulate or 1, [simulated_update_s(with_update(scenario, n), deadline) for n in lengths]
+    if len(lengths) == 1:
+        return times[0] / group
+    # Stages before the slowest one run ahead until as many microbatches are in flight as they may have.
+    slowest_s = max((stage.forward_s + stage.backward_s) / stage.replicas for stage in scenario.stages)
+    further_s = max((times[1] - times[0]) / (lengths[1] - lengths[0]), slowest_s)
+    return (times[1] + further_s * (group - lengths[1])) / group

@@ -56,7 +56,7 @@ class OversizedLayers:
     layers: tuple[str, ...]
     needs_bytes: float
     capacity_bytes: float
-    """Memory of the largest device."""
+    """Usable memory of the largest device."""
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ class Diagnosis:
 
     device: str
     capacity_bytes: float
-    """Memory of the device concerned: the largest device if some layer fits on none, else the smallest."""
+    """Usable memory of the largest device if some layer fits on none, else the memory of the smallest."""
     uniform: bool
     """Whether all devices have the same memory."""
     workers: int
@@ -210,7 +210,7 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
     devices = problem.cluster.devices
     largest = max(devices, key=lambda device: device.memory_bytes)
     smallest = min(devices, key=lambda device: device.memory_bytes)
-    oversized = _oversized(problem, float(largest.memory_bytes)) if problem.options.memory else ()
+    oversized = _oversized(problem, float(largest.usable_bytes)) if problem.options.memory else ()
     sharding = attempts.attempt(lambda ends: _fits_with_sharding(problem, cuts, ends), 0.25)
     # More memory gets half of the time, and more servers half of the rest.
     enough = attempts.attempt(lambda ends: _enough_memory(problem, cuts, smallest.memory_bytes, ends), 0.5)
@@ -221,7 +221,7 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
         attempts.attempt(lambda ends: relaxed.extend(_options_to_relax(problem, ends)), 1.0)
     return Diagnosis(
         device=largest.name if oversized else smallest.name,
-        capacity_bytes=float((largest if oversized else smallest).memory_bytes),
+        capacity_bytes=float(largest.usable_bytes if oversized else smallest.memory_bytes),
         uniform=largest.memory_bytes == smallest.memory_bytes,
         workers=problem.cluster.workers,
         oversized=oversized,

@@ -22,21 +22,23 @@ from pipeplan.util.deadline import Deadline
 LEAST_GAIN = 1e-3
 """Relative. A neighbour replaces the plan if its figure is smaller by this share."""
 MOST_SIMULATIONS = 48
-"""The most simulations of one search. A limit in time would make answers depend on the machine."""
+MOST_PASSES = 200_000
+"""The most simulations of one search, and the most passes of all of them. A limit in time would make answers depend on
+the machine."""
 MOST_STAGES = 16
 """Plans of more stages have many neighbours, and differences of one unit matter little there."""
 
 
 def improve(start: FiguredPlan, problem: Problem, deadline: Deadline) -> FiguredPlan:
     """The best plan that hill climbing finds from a plan; the plan itself where nothing near it is faster."""
-    best, tried, left = start, {start.plan}, MOST_SIMULATIONS
+    best, tried, left, passes = start, {start.plan}, MOST_SIMULATIONS, 0
     if start.figure.simulated_s is None or start.plan.virtual:
         return start
     improved = True
     while improved and left > 0:
         improved = False
         for neighbour in neighbours(best, problem):
-            if left <= 0 or deadline.passed:
+            if left <= 0 or passes >= MOST_PASSES or deadline.passed:
                 return best
             if neighbour in tried:
                 continue
@@ -46,6 +48,7 @@ def improve(start: FiguredPlan, problem: Problem, deadline: Deadline) -> Figured
                 continue
             left -= 1
             found = figured(neighbour, score, problem, deadline)
+            passes += found.figure.minibatches * problem.passes * len(neighbour.stages)
             if found.figure.simulated_s is not None and found.step_s < best.step_s * (1 - LEAST_GAIN):
                 best, improved = found, True
                 break

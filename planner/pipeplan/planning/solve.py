@@ -186,8 +186,10 @@ class _Search:
         ]
         plans += [one.plan for one in self._baselines() if one.plan is not None and one.fits]
         found = [one for plan in dict.fromkeys(plans) if (one := self._figured_plan(plan, ends)) is not None]
+        # Ctrl-C from here on leaves the plan with its figure.
+        self._figured = min(found, key=lambda one: one.step_s)
         if settings.simulate:
-            best = improve(min(found, key=lambda one: one.step_s), problem, ends)
+            best = improve(self._figured, problem, ends)
             moved = self._figured_plan(compact(best.plan, problem), ends)
             found += [best] if moved is None else [best, moved]
         if settings.simplify:

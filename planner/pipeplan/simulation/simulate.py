@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.events import SimulatedEvents
@@ -55,3 +55,9 @@ def simulated_update_s(scenario: Scenario, deadline: Deadline = NO_DEADLINE) -> 
             update = done.action.index // scenario.accumulate
             ends[done.stage][update] = max(ends[done.stage][update], done.end_s)
     return max(after - before for before, after in ends)
+
+
+def with_update(scenario: Scenario, minibatches: int) -> Scenario:
+    """The scenario of a plan with a flush, with another number of minibatches in each update."""
+    stages = tuple(replace(stage, per_update=minibatches / stage.replicas) for stage in scenario.stages)
+    return replace(scenario, accumulate=minibatches, stages=stages)

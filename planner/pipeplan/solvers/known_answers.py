@@ -162,7 +162,7 @@ def is_no_better(cluster: Cluster, other: Cluster) -> bool:
         and (cluster.executor, cluster.exchange_rings) == (other.executor, other.exchange_rings)
         and devices[0].speed == devices[1].speed
         and devices[0].cores == devices[1].cores
-        and devices[0].memory_bytes <= devices[1].memory_bytes
+        and devices[0].usable_bytes <= devices[1].usable_bytes
         and all(starmap(_is_no_faster, zip(cluster.levels, other.levels, strict=True)))
     )
 

@@ -14,7 +14,7 @@ import msgspec
 
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
-from pipeplan.util.units import parse_rate, parse_size, parse_time
+from pipeplan.util.units import parse_rate, parse_share, parse_size, parse_time
 from pipeplan_launch import typed_document
 from pipeplan_launch.typed_document import LARGEST as LARGEST
 from pipeplan_launch.typed_document import Amount as Amount
@@ -38,7 +38,16 @@ class WrittenSize(int):
     """Bytes, in a file a number or text such as `16 GiB`."""
 
 
-_WRITTEN: dict[Any, Any] = {WrittenRate: parse_rate, WrittenTime: parse_time, WrittenSize: parse_size}
+class WrittenShare(float):
+    """A share of 1, in a file a number such as 0.05 or text such as `5%`."""
+
+
+_WRITTEN: dict[Any, Any] = {
+    WrittenRate: parse_rate,
+    WrittenTime: parse_time,
+    WrittenSize: parse_size,
+    WrittenShare: parse_share,
+}
 _NEEDS_UNIT: dict[Any, str] = {WrittenRate: "10 Gbit/s", WrittenTime: "50 us"}
 """Quantities that people write in several units, so that a number without one is a guess, with an example."""
 _Document = TypeVar("_Document")

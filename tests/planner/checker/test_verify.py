@@ -250,6 +250,18 @@ def test_memory_must_suffice_and_the_cluster_be_the_one_planned_for(case: Case) 
     )
 
 
+def test_the_reserve_of_a_device_is_not_there_to_use(case: Case) -> None:
+    cluster = case[1].cluster
+    most = max(stage["memory_bytes"] for stage in case[2]["prediction"]["stages"])
+    tight = replace(cluster, device=replace(cluster.device, memory_bytes=most, memory_reserve=0.1))
+    exact = replace(tight, device=replace(tight.device, memory_reserve=0.0))
+    document = copy.deepcopy(case[2]) | {"cluster": exact.to_json() | {"digest": exact.digest()}}
+    assert _checked(document, case[1])["memory"].holds
+    assert "memory: wrong, stage " in _refused(
+        case, lambda d: d.update(cluster=tight.to_json() | {"digest": tight.digest()})
+    )
+
+
 def test_a_certificate_speaks_of_every_space_of_plans(case: Case) -> None:
     def spaces(document: Document) -> list[Document]:
         found: list[Document] = document["certificate"]["spaces"]

@@ -245,6 +245,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     device = '[device]\nname = "V100"\nkind = "cuda"\nmemory = "16 GiB"\n'
     levels = '[[level]]\nname = "server"\ncount = 1\n[[level]]\nname = "cluster"\ncount = 2\nbandwidth = 16\n'
     (folder / "bare.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "bare"\n{device}{levels}')
+    carried = levels.replace("16", '"16 GB/s"')
+    reserved = f'{device}memory_reserve = "60%"\n{carried}'
+    (folder / "reserve.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "reserve"\n{reserved}')
     return folder
 
 

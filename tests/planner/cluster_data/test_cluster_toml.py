@@ -55,6 +55,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert (level.name, level.count, level.bandwidth, level.allreduce_efficiency) == ("cluster", 3, 1.25e9, 0.5)
     assert level.latency_s == pytest.approx(20e-6)
     assert found.device.memory_bytes == 40 * 2**30
+    assert found.device.usable_bytes == (38 * 2**30)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,17 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         ("count = 3", "count = 99999999", "at most"),
         ('memory = "40 GiB"', 'memory = "0 B"', "no memory"),
         ('memory = "40 GiB"', "", "'memory' is missing"),
+        (
+            'memory = "40 GiB"',
+            'memory = "40 GiB"\nmemory_reserve = 0.6',
+            "a memory_reserve of 60% leaves too little to plan with: give at most 50%",
+        ),
+        ('memory = "40 GiB"', 'memory = "40 GiB"\nmemory_reserve = "51%"', "a memory_reserve of 51% leaves too little"),
+        (
+            'memory = "40 GiB"',
+            'memory = "40 GiB"\nmemory_reserve = "5 GiB"',
+            "memory_reserve: expected a share such as '5%' or 0.05",
+        ),
         ('memory = "40 GiB"', "memory = 40", "a memory of 40 bytes; is a unit missing, as in '16 GiB'"),
         ("latency", "latancy", "no field 'latancy'; did you mean 'latency'"),
         ("allreduce_efficiency = 0.5", "allreduce_efficiency = 1.5", "must be 1e-06 to 1"),

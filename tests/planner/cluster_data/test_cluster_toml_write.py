@@ -33,7 +33,8 @@ def level(rng: random.Random, name: str, most: int = 5) -> Level:
 
 def device(rng: random.Random, name: str) -> Device:
     memory = rng.choice([16 * 2**30, 10**9, rng.randrange(1, 2**40), 2**20 + 1])
-    return Device(name, "cpu", memory, rng.choice([1.0, 0.5, 2 / 3]), rng.choice([0, 2]))
+    speed, cores, reserve = rng.choice([1.0, 0.5, 2 / 3]), rng.choice([0, 2]), rng.choice([0.0, 0.05, 1 / 3])
+    return Device(name, "cpu", memory, speed, cores, reserve)
 
 
 @pytest.mark.parametrize("name", cluster_toml.bundled_cluster_names())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from instances import drawn, random_instance
 
-from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
 from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.cluster_data.cluster_toml import load_cluster
 from pipeplan.cluster_data.links import Links
@@ -94,7 +94,7 @@ def test_a_file_lists_what_differs(tmp_path: Path) -> None:
     assert [device.name for device in cluster.devices] == ["big"] * 8 + ["small"] * 2
     assert cluster.device_of(9).memory_bytes == 8 * 2**30
     assert (cluster.speed_of([0, 7]), cluster.speed_of([7, 8])) == (1.0, 0.5)
-    assert cluster.memory_of([7, 8]) == 8 * 2**30
+    assert cluster.memory_of([7, 8]) == int(8 * 2**30 * (1 - MEMORY_RESERVE))
     assert cluster.total_speed == 9.0
     assert cluster.price_per_hour == 21.5
     assert cluster.levels[-1].count == 3

@@ -99,7 +99,7 @@ def test_the_best_order_is_found(seed: int) -> None:
             with pytest.raises(InfeasibleError, match="no order of the servers"):
                 choose_order(problem, CUTS)
         return
-    chosen, choices = choose_order(problem, CUTS)
+    chosen, choices = choose_order(problem, CUTS, simulates=False)
     if choices:
         assert choices[0].problem is chosen
         assert choices[0].pace_s == pytest.approx(least, rel=1e-9)
@@ -129,3 +129,24 @@ def test_without_time_the_listed_order_stays() -> None:
     chosen, choices = choose_order(problem, CUTS, Deadline.after(0.0))
     assert chosen is problem
     assert not any(choice.in_time for choice in choices)
+
+
+def test_orders_are_compared_by_their_figures() -> None:
+    """The figure of a plan is at least the time by the formulas, and orders are sorted by it."""
+    for seed in range(40):
+        _, problem = drawn(seed, unequal_instance)
+        if len(list(distinct_orders(problem.cluster))) == 1 or problem.options.inference:
+            continue
+        try:
+            _, choices = choose_order(problem, CUTS)
+            _, by_formula = choose_order(problem, CUTS, simulates=False)
+        except InfeasibleError:
+            continue
+        formula_of = {one.order: one.pace_s for one in by_formula}
+        later = [one for one in choices if one.pace_s is not None and one.pace_s > (formula_of[one.order] or 0) * 1.001]
+        if later:
+            assert [one.pace_s for one in choices[1:] if one.pace_s] == sorted(
+                one.pace_s for one in choices[1:] if one.pace_s
+            )
+            return
+    pytest.fail("no drawn problem has a plan whose simulation is slower than the formulas")

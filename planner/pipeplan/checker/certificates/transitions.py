@@ -121,7 +121,7 @@ class Transitions:
             aligned=aligned,
             copies=copies,
             threshold=threshold,
-            capacity=room_of(document.cluster, document.cluster.device.memory_bytes) if options.memory else np.inf,
+            capacity=room_of(document.cluster, document.cluster.device) if options.memory else np.inf,
             overlap=options.overlap,
             speed=document.cluster.device.speed,
             recompute=options.recompute and model.training,

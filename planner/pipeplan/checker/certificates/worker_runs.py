@@ -80,7 +80,7 @@ class WorkerRuns:
         start, last = start[kept], last[kept]
         inside = homes[1][start] == homes[1][last]
         speeds = np.array([device.speed for device in cluster.devices])
-        memories = np.array([room_of(cluster, device.memory_bytes) for device in cluster.devices])
+        memories = np.array([room_of(cluster, device) for device in cluster.devices])
         pairs = list(zip(start.tolist(), last.tolist(), strict=True))
         return WorkerRuns(
             start=start,

@@ -18,10 +18,11 @@ from pipeplan.errors import NO_PLAN_IN_TIME, InfeasibleError, InputError, NotFou
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import INTERLEAVED
 from pipeplan.planning.baselines import satisfies_options
+from pipeplan.planning.figure import by_updates_s, lengths_of_updates
 from pipeplan.planning.virtual_stages.virtual_cuts import Places, VirtualShape, cuts_to_try, quick_estimate_s
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import scenario_of_plan
-from pipeplan.simulation.simulate import UPDATES, simulated_update_s
+from pipeplan.simulation.simulate import UPDATES
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 MOST_CHUNKS = 6
@@ -137,14 +138,15 @@ def _neighbours(plan: Plan, problem: Problem) -> Iterator[Plan]:
 def with_simulation(found: VirtualPlan, problem: Problem, deadline: Deadline) -> VirtualPlan:
     """A plan with its simulated pace: the time from the end of its first update to that of its second.
 
-    Without one where the deadline comes first.
+    Without one where the deadline comes first, or where the plan is too large to simulate.
     """
-    group = found.plan.accumulate or 1
+    scenario = scenario_of_plan(found.plan, problem, found.score)
+    lengths = lengths_of_updates(scenario, found.plan)
     try:
-        update_s = simulated_update_s(scenario_of_plan(found.plan, problem, found.score), deadline)
+        simulated_s = by_updates_s(scenario, lengths, deadline) if lengths else None
     except OutOfTime:
         return found
-    return replace(found, simulated_s=update_s / group, minibatches=UPDATES * group)
+    return replace(found, simulated_s=simulated_s, minibatches=UPDATES * sum(lengths))
 
 
 def virtual_shapes(problem: Problem) -> Iterator[VirtualShape]:

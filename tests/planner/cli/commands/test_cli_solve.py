@@ -147,7 +147,7 @@ def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run: Run, argument
 
 
 def test_nothing_fits_names_the_layer_and_what_is_missing(run: Run) -> None:
-    said = "layer 'c' alone needs 64 GiB, 48 GiB more than the 16 GiB of one V100 16 GB"
+    said = "layer 'c' alone needs 64 GiB, 48.8 GiB more than the 15.2 GiB of one V100 16 GB"
     # Without a size the smallest one is named, a quarter of the profile's.
     for gibibytes, asked in ((64, ["--microbatch", "4"]), (256, [])):
         _save(saved=gibibytes << 30)

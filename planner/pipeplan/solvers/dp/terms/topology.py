@@ -54,7 +54,7 @@ class PlacementTable:
         rings = cluster.exchange_rings
         rows = np.arange(len(first))
         speed = least(np.array([device.speed for device in cluster.devices]), first, end)
-        room = [cluster.executor.room_in(device.memory_bytes) for device in cluster.devices]
+        room = [cluster.executor.room_in(device.usable_bytes) for device in cluster.devices]
         memory = least(np.array(room), first, end)
         table = first, end, replicas, span, speed, memory, bandwidth[span, rows], latency[span, rows] * rings, begins
         message = _among(np.array([level.sendrecv for level in ways]), first, end)

@@ -20,7 +20,7 @@ from pipeplan.solvers.ilp.milp.linear_program import NEGLIGIBLE, THOUSANDTHS, Te
 
 def memory_unit(problem: Problem) -> float:
     """The unit of sizes, in bytes."""
-    return max(device.memory_bytes for device in problem.cluster.devices) / THOUSANDTHS
+    return max(device.usable_bytes for device in problem.cluster.devices) / THOUSANDTHS
 
 
 def limit_memory_at_depth_one(model: PlacementModel) -> None:
